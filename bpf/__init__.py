@@ -1,0 +1,1 @@
+"""Everything BPF: programs, probes, ring buffers and the perf side-band."""

@@ -1,0 +1,1 @@
+"""The `iaprof` command: one file per verb."""

@@ -1,0 +1,1 @@
+"""What files look like, in and out; pure: no device, no process."""

@@ -1,0 +1,1 @@
+"""What runs on the profiled machine: sources, the loop that pumps them, the spool."""

@@ -1,0 +1,1 @@
+"""What runs anywhere: symbols, the decoder, attribution, the profile and its views."""
