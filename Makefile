@@ -1,0 +1,41 @@
+# Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench soak clean distclean
+
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+IN := .venv/bin
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 18
+
+setup: ## install what is missing: Debian packages, .venv, Intel's decoder
+	@scripts/setup
+
+demo: setup ## record a real process for a few seconds and leave capture and reports in demo/
+	@scripts/demo
+
+test: lint ## lint, then every test, those that need root and BPF included
+	@scripts/test
+
+lint: setup ## ruff, mypy --strict, import rules
+	$(IN)/ruff check
+	$(IN)/ruff format --check
+	$(IN)/mypy
+	$(IN)/lint-imports
+
+format: setup ## let ruff put the sources into shape
+	$(IN)/ruff check --fix
+	$(IN)/ruff format
+
+bench: setup ## measure: every tests/bench/bench_*.py
+	@for file in tests/bench/bench_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
+
+soak: setup ## what takes too long for CI: every tests/bench/soak_*.py
+	@for file in tests/bench/soak_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
+
+clean: ## remove what was built or recorded here
+	rm -rf demo build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name .venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv too
+	rm -rf .venv

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Launches and compiled modules, as the runtime's two USDT probes tell them.
+ *
+ * One program serves every library: where a probe's arguments live is read from the `probes` map, at the slot that
+ * the attachment's cookie names. What leaves for user space leaves in records of one size per ring buffer, so that
+ * the reader takes thousands of them at once as an array (formats/launches.py has the same layouts).
+ *
+ * A user stack travels once. Its id is a hash of the process and the addresses; `stacks_sent` remembers which ids
+ * have travelled and a second hash to tell two stacks of one id apart. Nothing depends on that memory being large:
+ * an id that was forgotten makes its stack travel again, and a stack whose id is taken by another travels under an
+ * id of its own.
+ *
+ * Set by the loader: STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, *_PAGES, *_WAKE_EVERY.
+ */
+#include <uapi/linux/ptrace.h>
+
+#define MAX_PROBES 256
+#define MAX_ARGS 4
+#define NAME_BYTES 64
+#define PATH_BYTES 4096
+
+/* bcc 0.26 does not know this helper's name in every build; its number is the kernel's ABI (Linux 5.15). */
+static u64 (*attach_cookie)(void *ctx) = (void *)174;
+
+enum arg_kind { ARG_NONE, ARG_CONSTANT, ARG_REGISTER, ARG_MEMORY };
+
+struct arg {
+    s64 value;   /* the constant, or the displacement */
+    u8 kind;
+    u8 base;     /* index into the register array of read_registers(); NO_REGISTER is always 0 */
+    u8 index;
+    u8 scale;    /* as a shift */
+    u8 bits;     /* 8, 16, 32 or 64 */
+    u8 is_signed;
+    u8 shift;    /* 8 for %ah, %bh, %ch and %dh */
+    u8 pad;
+};
+
+struct probe {
+    struct arg args[MAX_ARGS];
+};
+
+struct launch {
+    u64 time;
+    u32 pid;
+    u32 tid;
+    u32 cpu;
+    u32 flags;
+    u64 iba;
+    u64 address;
+    u64 size;
+    u64 stack;
+    char comm[16];
+    char name[NAME_BYTES];
+};
+
+enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4 };
+
+struct stack {
+    u64 id;
+    u64 time;
+    u32 pid;
+    u32 depth;
+    u64 ips[STACK_DEPTH];
+};
+
+struct compiled {
+    u64 time;
+    u32 pid;
+    u32 tid;
+    u32 uid;
+    u32 gid;
+    char path[PATH_BYTES];
+};
+
+enum counter {
+    LAUNCHES,        /* the probe fired */
+    LAUNCHES_LOST,   /* no room in the ring buffer */
+    BAD_ARGS,        /* launches whose arguments could not be read */
+    STACKS,          /* travelled */
+    STACKS_LOST,     /* no room in the ring buffer: tried again at the next launch with that stack */
+    STACKS_FAILED,   /* the kernel could not walk the stack */
+    STACKS_COLLIDED, /* travelled under an id of their own */
+    COMPILED,
+    COMPILED_LOST,   /* no room, or the path could not be read */
+    PROBE_NS,        /* time spent in these programs */
+    COUNTERS,
+};
+
+BPF_ARRAY(probes, struct probe, MAX_PROBES);
+BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
+BPF_RINGBUF_OUTPUT(launches, LAUNCH_PAGES);
+BPF_RINGBUF_OUTPUT(stacks, STACK_PAGES);
+BPF_RINGBUF_OUTPUT(compilations, COMPILED_PAGES);
+BPF_TABLE("lru_hash", u64, u64, stacks_sent, STACKS_REMEMBERED);
+
+/* A program on a uprobe can be preempted, and another thread's run on the same CPU then uses the same scratch.
+ * `owner` tells: who finds another owner after its work starts again. */
+struct scratch {
+    u64 owner;
+    u64 ips[STACK_DEPTH];
+};
+BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+
+static __always_inline u64 count(u32 what, u64 n) {
+    u64 *value = counters.lookup(&what);
+    if (!value)
+        return 0;
+    __sync_fetch_and_add(value, n); /* atomic: a preempted program may be about to add to it, too */
+    return *value;
+}
+
+#define NO_REGISTER 17
+
+static __always_inline void read_registers(struct pt_regs *ctx, u64 *regs) {
+    regs[0] = ctx->ax;
+    regs[1] = ctx->dx;
+    regs[2] = ctx->cx;
+    regs[3] = ctx->bx;
+    regs[4] = ctx->si;
+    regs[5] = ctx->di;
+    regs[6] = ctx->bp;
+    regs[7] = ctx->sp;
+    regs[8] = ctx->r8;
+    regs[9] = ctx->r9;
+    regs[10] = ctx->r10;
+    regs[11] = ctx->r11;
+    regs[12] = ctx->r12;
+    regs[13] = ctx->r13;
+    regs[14] = ctx->r14;
+    regs[15] = ctx->r15;
+    regs[16] = ctx->ip;
+    regs[NO_REGISTER] = 0;
+}
+
+static __always_inline int read_arg(const u64 *regs, const struct arg *arg, u64 *out) {
+    u32 unused = (64 - arg->bits) & 63;
+    u64 value = arg->value;
+    if (arg->kind == ARG_NONE)
+        return -1;
+    if (arg->kind == ARG_REGISTER)
+        value = regs[arg->base & 31] >> (arg->shift & 63);
+    if (arg->kind == ARG_MEMORY) {
+        u64 where = value + regs[arg->base & 31] + (regs[arg->index & 31] << (arg->scale & 3));
+        value = 0;
+        /* 8 bytes may cross into an unmapped page where fewer would not */
+        int failed = arg->bits == 64   ? bpf_probe_read_user(&value, 8, (void *)where)
+                     : arg->bits == 32 ? bpf_probe_read_user(&value, 4, (void *)where)
+                     : arg->bits == 16 ? bpf_probe_read_user(&value, 2, (void *)where)
+                                       : bpf_probe_read_user(&value, 1, (void *)where);
+        if (failed)
+            return -1;
+    }
+    if (arg->is_signed)
+        *out = (u64)((s64)(value << unused) >> unused);
+    else
+        *out = value << unused >> unused;
+    return 0;
+}
+
+/* The reader looks every so often anyway, and waking it costs the application: so only once in `every` of this CPU's
+ * records, which the loader chooses as a fraction of what the buffer holds. */
+static __always_inline u64 wakeup(u64 nth, u64 every) {
+    return nth % every == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
+static __always_inline u64 send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch, u64 owner) {
+    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack));
+    if (!record) {
+        count(STACKS_LOST, 1);
+        return 0;
+    }
+    record->id = id;
+    record->time = time;
+    record->pid = pid;
+    record->depth = depth;
+    bpf_probe_read_kernel(record->ips, sizeof(record->ips), scratch->ips);
+    if (*(volatile u64 *)&scratch->owner != owner) {
+        stacks.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
+        return 0;
+    }
+    stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
+    return id;
+}
+
+/* Returns the stack's id, 0 where there is none. */
+static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid) {
+    u32 zero = 0;
+    struct scratch *scratch = scratches.lookup(&zero);
+    if (!scratch)
+        return 0;
+    u64 owner = time ^ ((u64)tid << 32);
+    for (int attempt = 0; attempt < 3; attempt++) {
+        *(volatile u64 *)&scratch->owner = owner;
+        long bytes = bpf_get_stack(ctx, scratch->ips, sizeof(scratch->ips), BPF_F_USER_STACK);
+        if (bytes <= 0) {
+            count(STACKS_FAILED, 1);
+            return 0;
+        }
+        u32 depth = (u64)bytes / 8;
+        u64 id = pid * 0x9e3779b97f4a7c15ULL, check = pid;
+        for (u32 i = 0; i < STACK_DEPTH; i++) {
+            if (i >= depth)
+                break;
+            id = (id ^ scratch->ips[i]) * 0xff51afd7ed558ccdULL;
+            id ^= id >> 32;
+            check = (check + scratch->ips[i]) * 0xc4ceb9fe1a85ec53ULL;
+            check ^= check >> 29;
+        }
+        if (*(volatile u64 *)&scratch->owner != owner)
+            continue;
+        id = (id & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
+        u64 *known = stacks_sent.lookup(&id);
+        if (known && *known == check)
+            return id;
+        if (known) {
+            count(STACKS_COLLIDED, 1);
+            id = 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
+        }
+        u64 sent = send_stack(id, time, pid, depth, scratch, owner);
+        if (!sent && *(volatile u64 *)&scratch->owner != owner)
+            continue;
+        if (sent && !known)
+            stacks_sent.update(&id, &check);
+        return sent;
+    }
+    count(STACKS_FAILED, 1);
+    return 0;
+}
+
+int on_launch(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    u64 who = bpf_get_current_pid_tgid();
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    if (!probe)
+        return 0;
+    u64 fired = count(LAUNCHES, 1);
+
+    u64 regs[32] = {};
+    u64 iba = 0, address = 0, size = 0, name = 0;
+    u32 flags = 0;
+    read_registers(ctx, regs);
+    if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
+        read_arg(regs, &probe->args[2], &size)) {
+        flags |= LAUNCH_BAD_ARGS;
+        count(BAD_ARGS, 1);
+    }
+    u64 stack = user_stack(ctx, time, who >> 32, who);
+    if (!stack)
+        flags |= LAUNCH_NO_STACK;
+
+    struct launch *record = launches.ringbuf_reserve(sizeof(struct launch));
+    if (!record) {
+        count(LAUNCHES_LOST, 1);
+        return 0;
+    }
+    record->time = time;
+    record->pid = who >> 32;
+    record->tid = who;
+    record->cpu = bpf_get_smp_processor_id();
+    record->iba = iba;
+    record->address = address;
+    record->size = size;
+    record->stack = stack;
+    bpf_get_current_comm(record->comm, sizeof(record->comm));
+    __builtin_memset(record->name, 0, sizeof(record->name));
+    /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
+    if (read_arg(regs, &probe->args[3], &name) ||
+        bpf_probe_read_user_str(record->name, sizeof(record->name), (void *)name) <= 1)
+        flags |= LAUNCH_NO_NAME;
+    record->flags = flags;
+    launches.ringbuf_submit(record, wakeup(fired, LAUNCH_WAKE_EVERY));
+    count(PROBE_NS, bpf_ktime_get_ns() - time);
+    return 0;
+}
+
+int on_compile(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    if (!probe)
+        return 0;
+    count(COMPILED, 1);
+    u64 regs[32] = {};
+    u64 path = 0;
+    read_registers(ctx, regs);
+    int failed = read_arg(regs, &probe->args[0], &path);
+    struct compiled *record = compilations.ringbuf_reserve(sizeof(struct compiled));
+    if (!record) {
+        count(COMPILED_LOST, 1);
+        return 0;
+    }
+    u64 who = bpf_get_current_pid_tgid(), user = bpf_get_current_uid_gid();
+    record->time = time;
+    record->pid = who >> 32;
+    record->tid = who;
+    record->uid = user;
+    record->gid = user >> 32;
+    if (failed || bpf_probe_read_user_str(record->path, sizeof(record->path), (void *)path) <= 1) {
+        count(COMPILED_LOST, 1);
+        compilations.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
+        return 0;
+    }
+    /* The file may be gone soon: the reader is woken at once. */
+    compilations.ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
+    count(PROBE_NS, bpf_ktime_get_ns() - time);
+    return 0;
+}

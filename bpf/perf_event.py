@@ -1,0 +1,115 @@
+"""perf_event_open(2), as far as a profiler of launches needs it: the attribute structure and the call.
+
+Source of layout and numbers: include/uapi/linux/perf_event.h, Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import IntFlag
+from pathlib import Path
+
+_SYS_PERF_EVENT_OPEN = 298  # x86-64
+_FLAG_FD_CLOEXEC = 8
+TYPE_SOFTWARE = 1
+COUNT_SW_DUMMY = 9
+CLOCK_MONOTONIC = 1
+
+IOC_ENABLE = 0x2400
+IOC_DISABLE = 0x2401
+
+
+class Sample(IntFlag):
+    """`sample_type` bits."""
+
+    TID = 1 << 1
+    TIME = 1 << 2
+    CPU = 1 << 7
+
+
+class Flag(IntFlag):
+    """The attribute's bit field."""
+
+    DISABLED = 1 << 0
+    MMAP = 1 << 8
+    COMM = 1 << 9
+    TASK = 1 << 13
+    WATERMARK = 1 << 14
+    SAMPLE_ID_ALL = 1 << 18
+    MMAP2 = 1 << 23
+    COMM_EXEC = 1 << 24
+    USE_CLOCKID = 1 << 25
+    KSYMBOL = 1 << 29
+    BUILD_ID = 1 << 34
+
+
+class Attr(ctypes.Structure):
+    """`struct perf_event_attr`, PERF_ATTR_SIZE_VER7 (128 bytes)."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("config", ctypes.c_uint64),
+        ("sample_period", ctypes.c_uint64),
+        ("sample_type", ctypes.c_uint64),
+        ("read_format", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+        ("wakeup_watermark", ctypes.c_uint32),
+        ("bp_type", ctypes.c_uint32),
+        ("config1", ctypes.c_uint64),
+        ("config2", ctypes.c_uint64),
+        ("branch_sample_type", ctypes.c_uint64),
+        ("sample_regs_user", ctypes.c_uint64),
+        ("sample_stack_user", ctypes.c_uint32),
+        ("clockid", ctypes.c_int32),
+        ("sample_regs_intr", ctypes.c_uint64),
+        ("aux_watermark", ctypes.c_uint32),
+        ("sample_max_stack", ctypes.c_uint16),
+        ("reserved_2", ctypes.c_uint16),
+        ("aux_sample_size", ctypes.c_uint32),
+        ("reserved_3", ctypes.c_uint32),
+        ("sig_data", ctypes.c_uint64),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def syscall(number: int, *args: object) -> int:
+    """A raw system call's result.
+
+    Raises:
+        OSError: it failed.
+    """
+    result: int = _libc.syscall(ctypes.c_long(number), *args)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def open_event(attr: Attr, pid: int, cpu: int) -> int:
+    """A descriptor for the event, close-on-exec.
+
+    Raises:
+        OSError: as perf_event_open(2) says.
+    """
+    attr.size = ctypes.sizeof(Attr)
+    return syscall(
+        _SYS_PERF_EVENT_OPEN,
+        ctypes.byref(attr),
+        ctypes.c_int(pid),
+        ctypes.c_int(cpu),
+        ctypes.c_int(-1),
+        ctypes.c_ulong(_FLAG_FD_CLOEXEC),
+    )
+
+
+def online_cpus() -> list[int]:
+    """The CPUs that are online, from sysfs's list such as `0-3,6`."""
+    cpus: list[int] = []
+    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+        first, _, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus

@@ -1,0 +1,86 @@
+"""What already runs when a recording starts, told in side-band records.
+
+Executable mappings come from PROCMAP_QUERY (Linux 6.11; every kernel that can sample EU stalls has it): the kernel
+gives each one's build-id itself, so that no file of anybody's is opened for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from iaprof.formats.sideband import comm_record, mapping_record, running_record
+
+_PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, 104 bytes)
+_EXECUTABLE = 0x04
+_COVERING_OR_NEXT = 0x10
+_NAME_BYTES = 4096
+
+
+class _Query(ctypes.Structure):
+    """`struct procmap_query`, include/uapi/linux/fs.h."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint64),
+        ("query_flags", ctypes.c_uint64),
+        ("query_addr", ctypes.c_uint64),
+        ("vma_start", ctypes.c_uint64),
+        ("vma_end", ctypes.c_uint64),
+        ("vma_flags", ctypes.c_uint64),
+        ("vma_page_size", ctypes.c_uint64),
+        ("vma_offset", ctypes.c_uint64),
+        ("inode", ctypes.c_uint64),
+        ("dev_major", ctypes.c_uint32),
+        ("dev_minor", ctypes.c_uint32),
+        ("vma_name_size", ctypes.c_uint32),
+        ("build_id_size", ctypes.c_uint32),
+        ("vma_name_addr", ctypes.c_uint64),
+        ("build_id_addr", ctypes.c_uint64),
+    )
+
+
+def running_pids() -> list[int]:
+    """Every process that /proc shows."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def snapshot() -> bytes:
+    """Side-band records of all running processes: that they run, their names, their executable mappings."""
+    return b"".join(part for pid in running_pids() for part in _describe(pid))
+
+
+def _describe(pid: int) -> Iterator[bytes]:
+    now = time.monotonic_ns()
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        comm = stat[stat.index(b"(") + 1 : stat.rindex(b")")]
+        ppid = int(stat[stat.rindex(b")") + 1 :].split()[1])
+        yield running_record(now, pid, ppid)
+        yield comm_record(now, pid, comm[:15])
+        with open(f"/proc/{pid}/maps", "rb", buffering=0) as maps:
+            yield from _mappings(maps.fileno(), pid, now)
+    except (OSError, ValueError):
+        return  # it ended meanwhile: the side-band says so
+
+
+def _mappings(fd: int, pid: int, now: int) -> Iterator[bytes]:
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    build_id = ctypes.create_string_buffer(20)
+    query = _Query(size=ctypes.sizeof(_Query), query_flags=_EXECUTABLE | _COVERING_OR_NEXT)
+    while True:
+        query.vma_name_addr, query.vma_name_size = ctypes.addressof(name), _NAME_BYTES
+        query.build_id_addr, query.build_id_size = ctypes.addressof(build_id), 20
+        try:
+            fcntl.ioctl(fd, _PROCMAP_QUERY, query)
+        except OSError:
+            return  # ENOENT: there is no further one
+        path = name.raw[: max(query.vma_name_size, 1) - 1] if query.vma_name_size else b"//anon"
+        inode = (query.dev_major, query.dev_minor, query.inode)
+        length = query.vma_end - query.vma_start
+        found = build_id.raw[: query.build_id_size]
+        yield mapping_record(now, pid, query.vma_start, length, query.vma_offset, path, found, inode)
+        query.query_addr = query.vma_end

@@ -1,0 +1,116 @@
+"""perf's side-band: mappings, names, forks and exits of the whole machine, from a ring buffer per CPU.
+
+The events count nothing (a `dummy` per CPU) and cost nothing but when a process maps, forks or ends. The bytes are
+handed on as the kernel wrote them; formats/sideband.py reads them when the recording is over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+
+from iaprof.bpf.perf_event import (
+    CLOCK_MONOTONIC,
+    COUNT_SW_DUMMY,
+    IOC_DISABLE,
+    TYPE_SOFTWARE,
+    Attr,
+    Flag,
+    Sample,
+    online_cpus,
+    open_event,
+)
+
+BUFFER_PAGES = 128
+_HEAD, _TAIL = 1024, 1032  # bytes into `struct perf_event_mmap_page`
+_FLAGS = (
+    Flag.MMAP
+    | Flag.MMAP2
+    | Flag.BUILD_ID
+    | Flag.COMM
+    | Flag.COMM_EXEC
+    | Flag.TASK
+    | Flag.SAMPLE_ID_ALL
+    | Flag.USE_CLOCKID
+    | Flag.WATERMARK
+)
+
+
+class CpuSideBand:
+    """One CPU's buffer."""
+
+    def __init__(self, cpu: int, pages: int = BUFFER_PAGES) -> None:
+        """Opens the event and its buffer.
+
+        Args:
+            cpu: which.
+            pages: of data, a power of two.
+
+        Raises:
+            OSError: no permission, or no memory to lock.
+        """
+        self.cpu = cpu
+        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_DUMMY, sample_period=1)
+        attr.sample_type = Sample.TID | Sample.TIME | Sample.CPU
+        attr.flags = _FLAGS
+        attr.clockid = CLOCK_MONOTONIC
+        # Woken at the first record: a library that was just mapped wants its probes at once. The session keeps a
+        # busy machine from waking it for every one.
+        attr.wakeup_watermark = 1
+        self._fd = open_event(attr, -1, cpu)
+        self._size = pages * mmap.PAGESIZE
+        try:
+            self._map = mmap.mmap(self._fd, self._size + mmap.PAGESIZE)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._head = np.frombuffer(self._map, np.uint64, 1, offset=_HEAD)
+        self._tail = np.frombuffer(self._map, np.uint64, 1, offset=_TAIL)
+
+    def fileno(self) -> int:
+        """Readable when there are records."""
+        return self._fd
+
+    def read(self) -> bytes:
+        """All whole records that are there, in order; the room they took is given back."""
+        head, tail = int(self._head[0]), int(self._tail[0])
+        if head == tail:
+            return b""
+        start, stop = tail % self._size, head % self._size
+        base = mmap.PAGESIZE
+        if start < stop:
+            data = self._map[base + start : base + stop]
+        else:
+            data = self._map[base + start : base + self._size] + self._map[base : base + stop]
+        self._tail[0] = head
+        return data
+
+    def stop(self) -> None:
+        """No more records come; those in the buffer can still be read."""
+        fcntl.ioctl(self._fd, IOC_DISABLE, 0)
+
+    def close(self) -> None:
+        """Gives the event and its buffer back."""
+        del self._head, self._tail
+        self._map.close()
+        os.close(self._fd)
+
+
+def open_all() -> list[CpuSideBand]:
+    """A buffer for every CPU that is online.
+
+    Raises:
+        OSError: no permission (CAP_PERFMON or root), or no memory to lock.
+    """
+    buffers: list[CpuSideBand] = []
+    try:
+        for cpu in online_cpus():
+            buffers.append(CpuSideBand(cpu))
+    except OSError:
+        for buffer in buffers:
+            buffer.close()
+        raise
+    return buffers

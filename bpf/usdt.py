@@ -1,0 +1,258 @@
+"""USDT probes of a library: where they are, and where their arguments live.
+
+Reads `.note.stapsdt` (written by <sys/sdt.h>) with pyelftools. The library may belong to anyone and we are root:
+a location is accepted only inside an executable PT_LOAD, a semaphore only inside a writable one, and argument
+specifications become integers here, so that none of the library's text goes anywhere near a compiler.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, BinaryIO
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection, SymbolTableSection
+
+from iaprof.formats.errors import IaprofError
+
+MAX_ARGS = 4  # MAX_ARGS of launches.c
+MAX_NOTE_BYTES = 1 << 20
+NO_REGISTER = 17
+EM_X86_64 = "EM_X86_64"
+
+# Index into the register array of launches.c, by the name of the 64-bit register.
+_WIDE = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip")
+
+
+class ProbeError(IaprofError):
+    """A library's probes cannot be used; the text says why."""
+
+
+class ArgKind(IntEnum):
+    """How an argument is found; `enum arg_kind` of launches.c."""
+
+    NONE = 0
+    CONSTANT = 1
+    REGISTER = 2
+    MEMORY = 3
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a probe, in the numbers that `struct arg` of launches.c takes."""
+
+    kind: ArgKind
+    bits: int = 64
+    signed: bool = False
+    value: int = 0
+    base: int = NO_REGISTER
+    index: int = NO_REGISTER
+    scale: int = 0
+    shift: int = 0
+
+    def pack(self) -> bytes:
+        """The 16 bytes of `struct arg`."""
+        return struct.pack(
+            "<qBBBBBBBx", self.value, self.kind, self.base, self.index, self.scale, self.bits, self.signed, self.shift
+        )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One location of one probe. Offsets are bytes from the start of the file."""
+
+    provider: str
+    name: str
+    offset: int
+    semaphore_offset: int
+    args: tuple[Arg, ...]
+
+    def pack(self) -> bytes:
+        """The bytes of `struct probe`."""
+        args = [*self.args[:MAX_ARGS], *[Arg(ArgKind.NONE)] * (MAX_ARGS - len(self.args))]
+        return b"".join(arg.pack() for arg in args)
+
+
+def _registers() -> dict[str, tuple[int, int, int]]:
+    """Every name of every integer register: its index, bits and shift."""
+    names: dict[str, tuple[int, int, int]] = {}
+    for index, wide in enumerate(_WIDE):
+        names[wide] = (index, 64, 0)
+        if wide[1:].isdigit():
+            names |= {wide + "d": (index, 32, 0), wide + "w": (index, 16, 0), wide + "b": (index, 8, 0)}
+            names[wide + "l"] = (index, 8, 0)
+        elif wide != "rip":
+            names |= {"e" + wide[1:]: (index, 32, 0), wide[1:]: (index, 16, 0)}
+            letter = wide[1]
+            if wide.endswith("x"):
+                names |= {letter + "l": (index, 8, 0), letter + "h": (index, 8, 8)}
+            else:
+                names[wide[1:] + "l"] = (index, 8, 0)
+    return names
+
+
+_REGISTERS = _registers()
+_SPEC = re.compile(r"^(?:(?P<size>-?[1248])@)?(?P<operand>\S+)$")
+_NUMBER = r"-?(?:0[xX][0-9a-fA-F]+|[0-9]+)"
+_CONSTANT = re.compile(rf"^\$(?P<number>{_NUMBER})$")
+_MEMORY = re.compile(
+    r"^(?P<displacement>[^()%$]*)\((?P<base>%\w+)?(?:,(?P<index>%\w+)?(?:,(?P<scale>[1248])?)?)?\)$"
+)
+_TERM = re.compile(rf"(?P<sign>[+-]?)(?:(?P<number>0[xX][0-9a-fA-F]+|[0-9]+)|(?P<symbol>[A-Za-z_.$][\w.$@]*))")
+
+
+def parse_arg(spec: str, location: int = 0, symbol: Callable[[str], int | None] = lambda _: None) -> Arg:
+    """One argument specification, such as `8@%rdi`, `-4@$5`, `4@-20(%rbp)` or `8@table+8(,%rcx,8)`.
+
+    Args:
+        spec: text between spaces of the note's third string.
+        location: the probe's virtual address in the file; what `%rip` stands for.
+        symbol: gives a symbol's virtual address in the file, for operands that name one.
+
+    Raises:
+        ProbeError: it is no integer argument of any x86-64 form.
+    """
+    match = _SPEC.match(spec)
+    if match is None:
+        raise ProbeError(f"argument {spec!r} is of no known form")
+    size = int(match["size"] or 8)
+    bits, signed = abs(size) * 8, size < 0
+    operand = match["operand"]
+    if constant := _CONSTANT.match(operand):
+        value = int(constant["number"], 0)
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ProbeError(f"argument {spec!r} does not fit 64 bits")
+        return Arg(ArgKind.CONSTANT, bits, signed, _to_signed(value))
+    if operand.startswith("%"):
+        index, width, shift = _register(operand, spec)
+        return Arg(ArgKind.REGISTER, min(bits, width), signed, base=index, shift=shift)
+    memory = _MEMORY.match(operand)
+    if memory is None:
+        raise ProbeError(f"argument {spec!r} is of no known form")
+    base = _register(memory["base"], spec, wide=True)[0] if memory["base"] else NO_REGISTER
+    index = _register(memory["index"], spec, wide=True)[0] if memory["index"] else NO_REGISTER
+    displacement, symbolic = _displacement(memory["displacement"], spec, symbol)
+    if symbolic or base == _REGISTERS["rip"][0]:
+        # The assembler means a symbol's address. At run time the probe itself is at %rip, so the distance from it
+        # gives that address wherever the library is loaded. (A number before %rip is such a distance already.)
+        if base not in (NO_REGISTER, _REGISTERS["rip"][0]) or (index != NO_REGISTER and base == NO_REGISTER):
+            raise ProbeError(f"argument {spec!r} adds a register to a symbol, which has no fixed place")
+        if symbolic:
+            base, displacement = _REGISTERS["rip"][0], displacement - location
+    scale = int(memory["scale"] or 1).bit_length() - 1
+    return Arg(ArgKind.MEMORY, bits, signed, _to_signed(displacement), base, index, scale)
+
+
+def _register(name: str, spec: str, wide: bool = False) -> tuple[int, int, int]:
+    found = _REGISTERS.get(name.removeprefix("%"))
+    if found is None or (wide and found[1] != 64):
+        raise ProbeError(f"argument {spec!r} names a register that holds no integer")
+    return found
+
+
+def _displacement(text: str, spec: str, symbol: Callable[[str], int | None]) -> tuple[int, bool]:
+    """The sum that stands before the parenthesis, and whether a symbol is part of it."""
+    total, symbolic, end = 0, False, 0
+    while end < len(text):
+        term = _TERM.match(text, end)
+        if term is None or (end > 0 and not term["sign"]):
+            raise ProbeError(f"argument {spec!r} has a displacement of no known form")
+        if term["symbol"]:
+            value = symbol(term["symbol"])
+            if value is None:
+                raise ProbeError(f"argument {spec!r} names a symbol that the library does not have")
+            symbolic = True
+        else:
+            value = int(term["number"], 0)
+        total += -value if term["sign"] == "-" else value
+        end = term.end()
+    if not -(1 << 63) <= total < 1 << 63:
+        raise ProbeError(f"argument {spec!r} has a displacement over 64 bits")
+    return total, symbolic
+
+
+def _to_signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Probe]:
+    """The probes of `provider` called one of `names` in an open library; a probe may have several locations.
+
+    Raises:
+        ProbeError: not an x86-64 ELF file, or a probe that is not what it should be.
+    """
+    wanted = frozenset(names)
+    try:
+        elf = ELFFile(file)
+        if elf["e_machine"] != EM_X86_64 or elf.elfclass != 64:
+            raise ProbeError("it is not an x86-64 library")
+        section = elf.get_section_by_name(".note.stapsdt")
+        if not isinstance(section, NoteSection):
+            return []
+        if section["sh_size"] > MAX_NOTE_BYTES:
+            raise ProbeError("its .note.stapsdt section is larger than any compiler writes")
+        base = elf.get_section_by_name(".stapsdt.base")
+        probes = []
+        for note in section.iter_notes():
+            if note["n_name"] != "stapsdt":
+                continue
+            probe = _read_note(elf, _note_bytes(note["n_desc"]), base["sh_addr"] if base else None, provider, wanted)
+            if probe:
+                probes.append(probe)
+        return probes
+    except ProbeError:
+        raise
+    except (ELFError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError,
+            RecursionError, struct.error, UnicodeDecodeError) as error:  # fmt: skip
+        raise ProbeError(f"it is a broken ELF file ({type(error).__name__}: {error})") from error
+
+
+def _note_bytes(description: str | bytes) -> bytes:
+    return description.encode("latin-1") if isinstance(description, str) else description
+
+
+def _read_note(elf: Any, note: bytes, base: int | None, provider: str, names: frozenset[str]) -> Probe | None:  # noqa: ANN401
+    location, linked_base, semaphore = struct.unpack_from("<QQQ", note)
+    strings = note[24:].split(b"\0")
+    if strings[0] != provider.encode() or strings[1].decode("latin-1") not in names:
+        return None
+    # prelink may have moved the file after the note was written; the base section moved with it
+    moved = base - linked_base if base is not None else 0
+    location += moved
+    offset = _file_offset(elf, location, executable=True)
+    semaphore_offset = _file_offset(elf, semaphore + moved, executable=False) if semaphore else 0
+    if semaphore_offset >= 1 << 32:
+        raise ProbeError("its semaphore lies beyond 4 GiB of the file")
+    specs = strings[2].decode("latin-1").split()
+
+    def symbol(name: str) -> int | None:
+        return _symbol_address(elf, name)
+
+    args = tuple(parse_arg(spec, location, symbol) for spec in specs[:MAX_ARGS])
+    return Probe(provider, strings[1].decode("latin-1"), offset, semaphore_offset, args)
+
+
+def _file_offset(elf: Any, address: int, executable: bool) -> int:  # noqa: ANN401
+    for segment in elf.iter_segments("PT_LOAD"):
+        start = segment["p_vaddr"]
+        flags = segment["p_flags"]
+        right = flags & 1 and not flags & 2 if executable else flags & 2 and not flags & 1
+        if right and start <= address and address + (1 if executable else 2) <= start + segment["p_filesz"]:
+            return int(address - start + segment["p_offset"])
+    where = "executable" if executable else "writable"
+    raise ProbeError(f"a probe of it points outside its {where} segments")
+
+
+def _symbol_address(elf: Any, name: str) -> int | None:  # noqa: ANN401
+    for table in (".symtab", ".dynsym"):
+        section = elf.get_section_by_name(table)
+        if isinstance(section, SymbolTableSection):
+            for found in section.get_symbol_by_name(name) or ():
+                if found["st_shndx"] != "SHN_UNDEF":
+                    return int(found["st_value"])
+    return None

@@ -1,0 +1,55 @@
+"""Folded stacks (stackcollapse): `frame;frame;...;frame COUNT`, a line per distinct stack, sorted.
+
+From the root: process name and id, user frames, kernel frames `_[k]`, a `-`, then the GPU's part: source file and
+functions `_[G]`, mnemonic, reason and offset `_[g]`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import lru_cache
+from typing import IO
+
+from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Instruction, Kernel, Launch, Profile, Shape, clean
+from iaprof.formats.stalls import REASONS
+
+
+class Folded:
+    """The format of flamegraph.pl, speedscope and many others."""
+
+    name = "folded"
+    extensions = (".folded", ".collapsed")
+    description = "one line per stack and a count, for flamegraph.pl, speedscope and others"
+    per_interval = False
+
+    def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
+        """Writes every stack with its count, sorted by the stack's text."""
+        lines: dict[str, int] = defaultdict(int)
+        launched = lru_cache(maxsize=4096)(_launch_frames)
+        for row in profile.rows:
+            head = launched(row.launch) + ";-;" + _gpu_frames(row.kernel, row.instruction, shape)
+            tail = f"0x{row.instruction.offset:x}_[g]"
+            for reason, count in zip(REASONS, row.counts, strict=True):
+                if count:
+                    lines[f"{head};{reason}_[g];{tail}"] += count
+        for line in sorted(lines):
+            out.write(f"{line} {lines[line]}\n")
+
+
+def _launch_frames(launch: Launch | None) -> str:
+    if launch is None:
+        return UNKNOWN_PROCESS
+    frames = [launch.comm or UNKNOWN_PROCESS, str(launch.pid), *launch.stack]
+    frames += [f"{frame}_[k]" for frame in launch.kernel_stack]
+    return ";".join(clean(frame, ";") for frame in frames)
+
+
+def _gpu_frames(kernel: Kernel | None, instruction: Instruction, shape: Shape) -> str:
+    frames = [f"{kernel.file}_[G]"] if kernel and kernel.file else []
+    functions = instruction.functions if kernel else (UNKNOWN_KERNEL,)
+    for index, function in enumerate(functions):
+        line = instruction.lines[index] if kernel and index < len(instruction.lines) else 0
+        frames.append(f"{function} line {line}_[G]" if shape.gpu_lines and line else f"{function}_[G]")
+    if kernel:
+        frames.append(f"{instruction.mnemonic}_[g]")
+    return ";".join(clean(frame, ";") for frame in frames)

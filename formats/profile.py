@@ -1,0 +1,94 @@
+"""What writers get: rows that are joined and named, ready to be printed, and nothing of how they came to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+Counts = tuple[int, ...]
+"""Ten counts in samples, in the order of formats.stalls.REASONS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel as it was placed in one process."""
+
+    address: int  # canonical, 48 bits
+    symbol: str
+    file: str  # "" when unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Where kernels were launched from."""
+
+    comm: str
+    pid: int
+    stack: tuple[str, ...]  # user frames, outermost first
+    kernel_stack: tuple[str, ...] = ()  # of the operating system's kernel, outermost first
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction of a kernel."""
+
+    offset: int  # bytes from the kernel's first instruction; the address itself in an unknown kernel
+    mnemonic: str
+    functions: tuple[str, ...]  # the kernel first, inlined functions inside
+    lines: tuple[int, ...]  # of each function; 0 when unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Stalls of one instruction of one kernel, launched from one place, in one interval."""
+
+    interval: int
+    launch: Launch | None  # None where no launch could be found
+    kernel: Kernel | None  # None where the address is in no known kernel
+    instruction: Instruction
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All rows, sorted by interval, and when each interval starts."""
+
+    rows: Iterator[Row] | list[Row]
+    intervals: list[float]  # seconds, CLOCK_MONOTONIC
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the user wants frames to look."""
+
+    gpu_lines: bool = False
+
+
+class Writer(Protocol):
+    """One output format."""
+
+    name: str
+    extensions: tuple[str, ...]
+    description: str
+    per_interval: bool  # whether rows are wanted by interval, or all together
+
+    def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
+        """Writes the whole profile as text."""
+
+
+UNKNOWN_PROCESS = "[unknown process]"
+UNKNOWN_KERNEL = "[unknown kernel]"
+
+
+def clean(frame: str, separators: str = "") -> str:
+    """A frame that keeps to its place: no control or invisible characters, and none of `separators`.
+
+    Names come from binaries, processes and captures of anybody: they must not break a line, a terminal or a format.
+    """
+    if frame.isascii() and frame.isprintable() and not any(mark in frame for mark in separators):
+        return frame
+    return "".join(
+        ":" if character in separators else character if character.isprintable() else f"\\x{ord(character):02x}"
+        for character in frame
+    )

@@ -1,0 +1,156 @@
+"""perf's side-band records: what was mapped, forked, renamed and ended, as the kernel writes it.
+
+The recorder keeps these bytes as they are and they are read when a recording is finished. What already ran at the
+start is described in the same records, made here, so that there is one reader for both.
+Source of the layouts: include/uapi/linux/perf_event.h, Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_HEADER = struct.Struct("<IHH")  # type, misc, size
+_TRAILER = struct.Struct("<IIQII")  # pid, tid, time, cpu, reserved: sample_id_all with TID | TIME | CPU
+_MMAP2 = struct.Struct("<IIQQQ24sII")  # pid, tid, address, length, page offset, file or build-id, prot, flags
+_TASK = struct.Struct("<IIIIQ")  # pid, ppid, tid, ptid, time
+_LOST = struct.Struct("<QQ")  # id, how many
+_FILE = struct.Struct("<IIQQ")  # major, minor, inode, generation
+
+LOST, COMM, EXIT, FORK, MMAP2, LOST_SAMPLES = 2, 3, 4, 7, 10, 13
+MISC_EXEC = 1 << 13
+MISC_BUILD_ID = 1 << 14
+
+
+@dataclass
+class Mappings:
+    """Columns of mapped executable memory, one row each time some was mapped."""
+
+    time: list[int] = field(default_factory=list)  # CLOCK_MONOTONIC, ns
+    pid: list[int] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    offset: list[int] = field(default_factory=list)  # of the first byte in the file
+    path: list[str] = field(default_factory=list)
+    build_id: list[bytes | None] = field(default_factory=list)
+
+
+@dataclass
+class Processes:
+    """Columns of what processes and threads did."""
+
+    time: list[int] = field(default_factory=list)  # CLOCK_MONOTONIC, ns
+    pid: list[int] = field(default_factory=list)
+    tid: list[int] = field(default_factory=list)
+    ppid: list[int | None] = field(default_factory=list)
+    event: list[str] = field(default_factory=list)  # running, fork, comm, exec or exit
+    comm: list[str | None] = field(default_factory=list)
+
+
+@dataclass
+class SideBand:
+    """What a run of side-band bytes said."""
+
+    mappings: Mappings = field(default_factory=Mappings)
+    processes: Processes = field(default_factory=Processes)
+    lost: int = 0  # records that the kernel had no room for
+
+
+def text(name: bytes) -> str:
+    """A name from the kernel up to its first NUL, as text that any encoder takes."""
+    return name.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+
+
+def _records(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Each record's type, misc, start and end; stops at what is no record."""
+    position = 0
+    while position + _HEADER.size <= len(data):
+        kind, misc, size = _HEADER.unpack_from(data, position)
+        if size < _HEADER.size or position + size > len(data):
+            return
+        yield kind, misc, position + _HEADER.size, position + size
+        position += size
+
+
+def decode(data: bytes, into: SideBand) -> None:
+    """Adds the records of `data`, whole records in the order of one CPU's buffer, to `into`."""
+    mappings, processes = into.mappings, into.processes
+    for kind, misc, start, end in _records(data):
+        body_end = end - _TRAILER.size
+        if kind == MMAP2 and body_end >= start + _MMAP2.size:
+            pid, _, address, length, offset, file, _, _ = _MMAP2.unpack_from(data, start)
+            mappings.time.append(_TRAILER.unpack_from(data, body_end)[2])
+            mappings.pid.append(pid)
+            mappings.start.append(address)
+            mappings.length.append(length)
+            mappings.offset.append(offset)
+            mappings.path.append(text(data[start + _MMAP2.size : body_end]))
+            mappings.build_id.append(file[4 : 4 + min(file[0], 20)] if misc & MISC_BUILD_ID and file[0] else None)
+        elif kind == COMM and body_end >= start + 8:
+            pid, tid = struct.unpack_from("<II", data, start)
+            event = "exec" if misc & MISC_EXEC else "comm"
+            time = _TRAILER.unpack_from(data, body_end)[2]
+            _add_process(processes, time, pid, tid, None, event, text(data[start + 8 : body_end]))
+        elif kind in (FORK, EXIT) and body_end >= start + _TASK.size:
+            pid, ppid, tid, ptid, time = _TASK.unpack_from(data, start)
+            running = kind == FORK and ptid == tid  # made by `running_record`: no task is its own parent
+            event = "running" if running else "fork" if kind == FORK else "exit"
+            _add_process(processes, time, pid, tid, ppid, event, None)
+        elif kind in (LOST, LOST_SAMPLES) and end >= start + 8:
+            into.lost += _LOST.unpack_from(data, start)[1] if kind == LOST else struct.unpack_from("<Q", data, start)[0]
+
+
+def _add_process(
+    rows: Processes, time: int, pid: int, tid: int, ppid: int | None, event: str, comm: str | None
+) -> None:
+    rows.time.append(time)
+    rows.pid.append(pid)
+    rows.tid.append(tid)
+    rows.ppid.append(ppid)
+    rows.event.append(event)
+    rows.comm.append(comm)
+
+
+def mapped_paths(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Process and path of each mapping in `data`."""
+    for kind, _, start, end in _records(data):
+        if kind == MMAP2 and end - _TRAILER.size >= start + _MMAP2.size:
+            pid = struct.unpack_from("<I", data, start)[0]
+            yield pid, data[start + _MMAP2.size : end - _TRAILER.size].split(b"\0", 1)[0]
+
+
+def mapping_record(
+    time: int, pid: int, start: int, length: int, offset: int, path: bytes, build_id: bytes, inode: tuple[int, int, int]
+) -> bytes:
+    """An MMAP2 record for memory that was mapped before the recording started.
+
+    Args:
+        time: CLOCK_MONOTONIC, ns.
+        pid: whose it is.
+        start: its first address.
+        length: bytes.
+        offset: of its first byte in the file.
+        path: the file's, cut at 4,096 bytes.
+        build_id: empty when unknown; the record then holds `inode`.
+        inode: device major, minor and inode.
+    """
+    file = struct.pack("<B3x20s", len(build_id), build_id) if build_id else _FILE.pack(*inode, 0)
+    name = path[:4096] + b"\0" * (8 - len(path[:4096]) % 8)
+    body = _MMAP2.pack(pid, pid, start, length, offset, file, 5, 2) + name
+    return _record(MMAP2, MISC_BUILD_ID if build_id else 0, body, pid, time)
+
+
+def running_record(time: int, pid: int, ppid: int) -> bytes:
+    """A record that says that a process was running when the recording started (a FORK whose task is its parent)."""
+    return _record(FORK, 0, _TASK.pack(pid, ppid, pid, pid, time), pid, time)
+
+
+def comm_record(time: int, pid: int, comm: bytes) -> bytes:
+    """A COMM record: the name that a running process has."""
+    return _record(COMM, 0, struct.pack("<II16s", pid, pid, comm), pid, time)
+
+
+def _record(kind: int, misc: int, body: bytes, pid: int, time: int) -> bytes:
+    size = _HEADER.size + len(body) + _TRAILER.size
+    return _HEADER.pack(kind, misc, size) + body + _TRAILER.pack(pid, pid, time, 0, 0)

@@ -1,0 +1,194 @@
+"""Zebins: the ELF files that hold an Intel GPU module's kernels, as the compiler writes them and as the driver places them.
+
+This names kernels and hands out their code. Lines and inlined functions (DWARF) are report.gpu_frames' work, instructions
+report.decoder's. The file may come from anyone: all that it declares is checked before use, and the work and memory that
+reading takes are bounded by its length.
+Sources: the ELF-64 layouts are the System V gABI's; what is Intel's own is in compute-runtime's
+shared/source/device_binary_format/zebin and shared/source/debugger (the debug form).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from iaprof.formats.errors import IaprofError
+
+EM_INTELGT = 205  # e_machine of Intel Graphics Technology
+ADDRESS_MASK = 0xFFFF_FFFF_FFFF  # GPU addresses have 48 bits
+TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
+
+_IDENT_CLASS_64, _IDENT_LITTLE_ENDIAN = 2, 1
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_PROGBITS, _SYMTAB, _NOBITS = 1, 2, 8
+_STT_FUNC = 2
+_SHN_XINDEX = 0xFFFF
+
+
+class ZebinError(IaprofError):
+    """These bytes are no zebin that can be used; the text says why, in one sentence without a subject's name."""
+
+
+def canonical(address: int) -> int:
+    """The 48 bits that a GPU address has: drivers sign-extend them on some devices and not on others."""
+    return address & ADDRESS_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class ZebinFunction:
+    """A function inside a kernel's section that is not the kernel itself."""
+
+    name: str  # as the symbol table has it, so perhaps mangled
+    offset: int  # bytes from the kernel's address
+    size: int  # bytes, 0 where the symbol table does not say
+
+
+@dataclass(frozen=True, slots=True)
+class ZebinKernel:
+    """One `.text.<kernel>` section."""
+
+    name: str  # as the section's name has it, so perhaps mangled
+    address: int  # canonical: 48 bits, not sign-extended; 0 in a zebin that was not placed
+    size: int  # bytes: the size of the FUNC symbol of that name, else the section's
+    code: bytes  # the whole section, padding behind the kernel included
+    functions: tuple[ZebinFunction, ...]  # sorted by offset
+
+
+@dataclass(frozen=True, slots=True)
+class Zebin:
+    """What a zebin says about its kernels, in the order of its sections."""
+
+    kernels: tuple[ZebinKernel, ...]
+    has_debug: bool  # there is DWARF
+    placed: bool  # kernels have GPU addresses: this is the driver's debug form
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: str
+    type: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    entry_size: int
+
+
+def read_zebin(data: bytes) -> Zebin:
+    """Read a zebin in either form; ZebinError where it is none, or is damaged where it matters."""
+    sections = _sections(data)
+    texts = {
+        index: section
+        for index, section in enumerate(sections)
+        if section.type == _PROGBITS and section.name.startswith(TEXT_PREFIX) and len(section.name) > len(TEXT_PREFIX)
+    }
+    if sum(section.size for section in texts.values()) > len(data):
+        raise ZebinError("its sections overlap: they hold more code than the file has bytes")
+    functions = _functions(data, sections, texts)
+    kernels = []
+    for index, section in texts.items():
+        name = section.name.removeprefix(TEXT_PREFIX)
+        own = functions.get(index, [])
+        at_start = [function.size for function in own if function.name == name and function.offset == 0]
+        kernels.append(
+            ZebinKernel(
+                name=name,
+                address=canonical(section.address),
+                size=next((size for size in at_start if size), section.size),
+                code=data[section.offset : section.offset + section.size],
+                functions=tuple(sorted((f for f in own if f.name != name), key=lambda f: (f.offset, f.name))),
+            )
+        )
+    return Zebin(
+        kernels=tuple(kernels),
+        has_debug=any(section.name in (".debug_info", ".debug_line") and section.size for section in sections),
+        placed=any(kernel.address for kernel in kernels),
+    )
+
+
+def _sections(data: bytes) -> list[_Section]:
+    """The checked section table: every section that has bytes has them inside the file."""
+    if data[:4] != b"\x7fELF":
+        raise ZebinError("it is not an ELF file")
+    if len(data) < _HEADER.size:
+        raise ZebinError(f"it is cut short: {len(data)} bytes are less than an ELF header")
+    ident, _, machine, _, _, _, table, _, _, _, _, entry_size, count, names = _HEADER.unpack_from(data)
+    if ident[4] != _IDENT_CLASS_64 or ident[5] != _IDENT_LITTLE_ENDIAN:
+        raise ZebinError("it is not a 64-bit little-endian ELF file")
+    if machine != EM_INTELGT:
+        raise ZebinError(f"it is an ELF file for machine {machine}, not for an Intel GPU ({EM_INTELGT})")
+    if table == 0:
+        raise ZebinError("it has no section table, so nothing in it has a name")
+    if entry_size != _SECTION.size:
+        raise ZebinError(f"its section table has entries of {entry_size} bytes instead of {_SECTION.size}")
+    if table + _SECTION.size > len(data):
+        raise ZebinError(f"it is cut short: its section table starts at byte {table} of {len(data)}")
+    # More than 65279 sections are counted in the first section's size, and a names' index as large in its link.
+    first = _SECTION.unpack_from(data, table)
+    count = count or first[5]
+    names = first[6] if names == _SHN_XINDEX else names
+    if table + count * _SECTION.size > len(data):
+        raise ZebinError(f"it is cut short: its section table of {count} entries ends outside of its {len(data)} bytes")
+    raw = [_SECTION.unpack_from(data, table + index * _SECTION.size) for index in range(count)]
+    if not 0 < names < count:
+        raise ZebinError("its section names are missing")
+    for _, kind, _, _, offset, size, *_ in raw:
+        if kind not in (0, _NOBITS) and offset + size > len(data):
+            raise ZebinError(f"it is cut short: a section ends at byte {offset + size} of {len(data)}")
+    strings = _Names(data[raw[names][4] : raw[names][4] + raw[names][5]])
+    return [
+        _Section(
+            name=strings.at(name),
+            type=kind,
+            address=address,
+            offset=offset,
+            size=size,
+            link=link,
+            entry_size=entry_size,
+        )
+        for name, kind, _, address, offset, size, link, _, _, entry_size in raw
+    ]
+
+
+def _functions(data: bytes, sections: list[_Section], texts: dict[int, _Section]) -> dict[int, list[ZebinFunction]]:
+    """The FUNC symbols of each text section, by that section's index."""
+    found: dict[int, list[ZebinFunction]] = {}
+    table = next((section for section in sections if section.type == _SYMTAB), None)
+    if table is None:
+        return found
+    if table.entry_size != _SYMBOL.size or not 0 < table.link < len(sections):
+        raise ZebinError("its symbol table is damaged")
+    names = sections[table.link]
+    if names.type in (0, _NOBITS):
+        raise ZebinError("its symbols' names are missing")
+    strings = _Names(data[names.offset : names.offset + names.size])
+    symbols = memoryview(data)[table.offset : table.offset + table.size // _SYMBOL.size * _SYMBOL.size]
+    for name, info, _, index, value, size in _SYMBOL.iter_unpack(symbols):
+        if info & 0xF != _STT_FUNC or index not in texts:
+            continue
+        section = texts[index]
+        # Where the driver placed a section, it added the section's address to the symbols in it.
+        offset = canonical(value - section.address)
+        if offset < max(section.size, 1):
+            size = min(size, section.size - offset)
+            found.setdefault(index, []).append(ZebinFunction(strings.at(name), offset, size))
+    return found
+
+
+class _Names:
+    """A string table. Many entries may name one long string: what is read in all is bounded by the table's length."""
+
+    def __init__(self, strings: bytes) -> None:
+        self._strings = strings
+        self._left = 16 * len(strings) + 4096
+
+    def at(self, offset: int) -> str:
+        """The name that starts at `offset`, empty outside the table."""
+        end = self._strings.find(b"\0", offset)
+        name = self._strings[offset : end if end >= 0 else len(self._strings)]
+        self._left -= len(name)
+        if self._left < 0:
+            raise ZebinError("its names overlap: they are many times as long as their table")
+        return name.decode("utf-8", "backslashreplace")

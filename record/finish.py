@@ -1,0 +1,307 @@
+"""From spool to capture: the frames become columns, streamed, so that memory does not grow with the recording.
+
+The same code ends a recording and recovers one whose recorder died.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture import KINDS, CaptureWriter
+from iaprof.formats.files import replacing
+from iaprof.formats.launches import LAUNCH, stack_dtype
+from iaprof.formats.sideband import SideBand, decode
+from iaprof.record.spool import Frame, FrameKind, SpoolReader
+
+RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
+ROWS_PER_GROUP = 1 << 18
+KERNEL_BYTES_PER_GROUP = 64 << 20
+MAX_DEPTH = 1024
+MAX_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A capture that was written."""
+
+    header: dict[str, Any]
+    size: int
+
+
+def finish(spool: SpoolReader, output: Path) -> Finished:
+    """Writes the capture of a spool.
+
+    Args:
+        spool: whole, or cut off by the recorder's death.
+        output: an existing file of that name is replaced.
+
+    Raises:
+        IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
+    """
+    with replacing(output) as file:
+        writer = CaptureWriter(file)
+        work = _Finishing(writer)
+        for frame in spool.frames():
+            work.add(frame)
+        header = work.end(spool.cut)
+        writer.close(header)
+        return Finished(header, file.tell())
+
+
+class _Finishing:
+    """What is gathered until it fills a row group."""
+
+    def __init__(self, writer: CaptureWriter) -> None:
+        self._writer = writer
+        self._header: dict[str, Any] = {}
+        self._footer: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+        self._losses: dict[tuple[str, str], dict[str, Any]] = {}
+        self._stalls: list[Frame] = []
+        self._stall_records = 0
+        self._launches: list[NDArray[np.void]] = []
+        self._launch_rows = 0
+        self._stack_ids: set[int] = set()
+        self._sideband = SideBand()
+        self._kernels: list[tuple[Frame, dict[str, Any], bytes | None]] = []
+        self._kernel_bytes = 0
+        self._loss_rows: list[dict[str, Any]] = []
+        self._last_ns = 0
+
+    def add(self, frame: Frame) -> None:
+        """Takes one frame; what does not have the form of its kind is counted as damaged."""
+        self._last_ns = max(self._last_ns, frame.time)
+        try:
+            _READERS[frame.kind](self, frame)
+        except (ValueError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
+            self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
+
+    def end(self, cut: int) -> dict[str, Any]:
+        """Writes what is left, and gives the header."""
+        if cut:
+            self._lost(self._last_ns, self._last_ns, "spool", "cut short", cut, "bytes of a last, unfinished write")
+        if not self._footer:
+            detail = "the recorder died: at most what it had not yet read is missing"
+            self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
+        self._flush_stalls()
+        self._flush_launches()
+        self._flush_sideband()
+        self._flush_kernels()
+        self._write("loss", self._loss_rows)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cost = self._footer.get("cost") or {}
+        cost["total_cpu_s"] = round(usage.ru_utime + usage.ru_stime, 3)
+        return {
+            **self._header,
+            **self._footer,
+            "recovered": not self._footer,
+            "end_ns": self._footer.get("end_ns", self._last_ns),
+            "cost": cost,
+            "totals": dict(self._counts),
+            "losses": list(self._losses.values()),
+        }
+
+    # Frames
+
+    def _add_header(self, frame: Frame) -> None:
+        self._header = _object(frame.payload)
+
+    def _add_end(self, frame: Frame) -> None:
+        self._footer = _object(frame.payload)
+
+    def _add_stalls(self, frame: Frame) -> None:
+        if not 2 <= frame.part <= MAX_WORDS or len(frame.payload) % (8 * frame.part):
+            raise ValueError("its length is not that of records")
+        self._stalls.append(frame)
+        self._stall_records += len(frame.payload) // (8 * frame.part)
+        if self._stall_records >= RECORDS_PER_GROUP:
+            self._flush_stalls()
+
+    def _add_launches(self, frame: Frame) -> None:
+        self._launches.append(np.frombuffer(frame.payload, LAUNCH))
+        self._launch_rows += len(self._launches[-1])
+        if self._launch_rows >= ROWS_PER_GROUP:
+            self._flush_launches()
+
+    def _add_stacks(self, frame: Frame) -> None:
+        if not 1 <= frame.part <= MAX_DEPTH:
+            raise ValueError("its stacks have an absurd depth")
+        records = np.frombuffer(frame.payload, stack_dtype(frame.part))
+        # A stack whose id the BPF program forgot comes again: it is kept once.
+        records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
+        new = np.fromiter((int(i) not in self._stack_ids for i in records["id"]), bool, len(records))
+        records = records[new]
+        self._stack_ids.update(records["id"].tolist())
+        depths = np.minimum(records["depth"], frame.part).astype(np.int64)
+        inside = np.arange(frame.part) < depths[:, None]
+        rows = pa.StructArray.from_arrays(
+            [
+                pa.array(records["id"]),
+                pa.array(records["time"]),
+                pa.array(records["pid"]),
+                pa.array(depths == frame.part),
+                _lists(depths, records["ips"][inside]),
+            ],
+            fields=list(KINDS["stack"]),
+        )
+        self._write_rows("stack", rows)
+
+    def _add_kernel(self, frame: Frame) -> None:
+        about = _object(frame.payload[: frame.part])
+        content = frame.payload[frame.part :] if about["content"] else None
+        self._kernels.append((frame, about, content))
+        self._kernel_bytes += len(content or b"")
+        if self._kernel_bytes >= KERNEL_BYTES_PER_GROUP:
+            self._flush_kernels()
+
+    def _add_sideband(self, frame: Frame) -> None:
+        decode(frame.payload, self._sideband)
+        if self._sideband.lost:
+            detail = "mappings, forks or exits that the kernel had no room for"
+            self._lost(frame.time, frame.time, "side-band", "lost", self._sideband.lost, detail)
+            self._sideband.lost = 0
+        if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
+            self._flush_sideband()
+
+    def _add_loss(self, frame: Frame) -> None:
+        row = _object(frame.payload)
+        self._lost(frame.begin, frame.time, row["source"], row["what"], row["count"], row["detail"])
+
+    def _lost(self, begin: int, time: int, source: str, what: str, count: int | None, detail: str) -> None:
+        row = {"begin_ns": begin, "time_ns": time, "source": source, "what": what, "count": count, "detail": detail}
+        self._loss_rows.append(row)
+        total = self._losses.setdefault((source, what), {"source": source, "what": what, "count": None, "events": 0})
+        total["events"] += 1
+        if count is not None:
+            total["count"] = (total["count"] or 0) + count
+
+    # Row groups
+
+    def _flush_stalls(self) -> None:
+        frames, self._stalls, self._stall_records = self._stalls, [], 0
+        if not frames:
+            return
+        columns: list[list[NDArray[np.uint64]]] = []
+        for frame in frames:
+            columns.append(list(np.frombuffer(frame.payload, np.uint64).reshape(frame.part, -1)))
+        lengths = np.array([len(words[0]) for words in columns], np.int64)
+        self._counts["stalls"] += int(lengths.sum())
+        self._counts["stall_reads"] += len(frames)
+        lists = []
+        for word in range(MAX_WORDS):
+            has = np.array([len(words) > word for words in columns])
+            parts = [words[word] for words in columns if len(words) > word]
+            values = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+            lists.append(_lists(np.where(has, lengths, 0), values, ~has))
+        rows = pa.StructArray.from_arrays(
+            [
+                pa.array(np.array([frame.time for frame in frames], np.uint64)),
+                pa.array(np.array([frame.begin for frame in frames], np.uint64)),
+                pa.array(np.array([frame.source for frame in frames], np.uint16)),
+                *lists,
+            ],
+            fields=list(KINDS["stall"]),
+        )
+        self._writer.write("stall", rows)
+
+    def _flush_launches(self) -> None:
+        if not self._launches:
+            return
+        launches = np.concatenate(self._launches)
+        self._launches, self._launch_rows = [], 0
+        columns = [
+            pa.array(launches["time"]),
+            pa.array(launches["pid"]),
+            pa.array(launches["tid"]),
+            pa.array(launches["cpu"]),
+            _texts(launches["comm"]),
+            pa.array(launches["iba"]),
+            pa.array(launches["address"]),
+            pa.array(launches["size"]),
+            pa.array(launches["stack"]),
+            _texts(launches["name"]),
+            pa.array(launches["flags"]),
+        ]
+        self._write_rows("launch", pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"])))
+
+    def _flush_sideband(self) -> None:
+        for kind, rows in (("mapping", self._sideband.mappings), ("process", self._sideband.processes)):
+            columns = vars(rows)
+            arrays = [pa.array(column, KINDS[kind].field(i).type) for i, column in enumerate(columns.values())]
+            self._write_rows(kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind])))
+        self._sideband = SideBand()
+
+    def _flush_kernels(self) -> None:
+        rows = [
+            {
+                "time_ns": frame.time,
+                "pid": about["pid"],
+                "path": about["path"],
+                "digest": bytes.fromhex(about["digest"]),
+                "size": about["size"],
+                "elf": content,
+            }
+            for frame, about, content in self._kernels
+        ]
+        self._kernels, self._kernel_bytes = [], 0
+        self._write("kernel", rows)
+
+    def _write(self, kind: str, rows: list[dict[str, Any]]) -> None:
+        self._write_rows(kind, pa.array(rows, KINDS[kind]))
+
+    def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
+        self._counts[_PLURALS[kind]] += len(rows)
+        self._writer.write(kind, rows)
+
+
+_PLURALS = {
+    "launch": "launches",
+    "stack": "stacks",
+    "mapping": "mappings",
+    "process": "process_events",
+    "kernel": "modules",
+    "loss": "losses",
+}
+
+_READERS = {
+    FrameKind.HEADER: _Finishing._add_header,
+    FrameKind.STALLS: _Finishing._add_stalls,
+    FrameKind.LAUNCHES: _Finishing._add_launches,
+    FrameKind.STACKS: _Finishing._add_stacks,
+    FrameKind.KERNEL: _Finishing._add_kernel,
+    FrameKind.SIDEBAND: _Finishing._add_sideband,
+    FrameKind.LOSS: _Finishing._add_loss,
+    FrameKind.END: _Finishing._add_end,
+}
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray[np.bool_] | None = None) -> pa.Array:
+    """A list array of `lengths[i]` values in row i, null where `null` says so."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    mask = None if null is None else pa.array(null)
+    type_ = KINDS["stall"].field("w0").type
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=type_, mask=mask)
+
+
+def _texts(names: NDArray[np.bytes_]) -> pa.Array:
+    """Fixed-size names as strings; each distinct one is decoded once."""
+    encoded = pa.array(names, pa.binary()).dictionary_encode()
+    decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]
+    return pa.array(decoded, pa.string()).take(encoded.indices)

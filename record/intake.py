@@ -1,0 +1,196 @@
+"""The intake of debug ELFs: what `compile_kernel` names goes into the capture, once per content.
+
+Opening is done by a child process (intake_child.py); this side hands it one path at a time, never waits for it, and
+replaces it when it takes too long. Everything that is not taken is told, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TIMEOUT_NS = 2_000_000_000
+MAX_WAITING = 4096
+_CHILD = Path(__file__).with_name("intake_child.py")
+MAX_TOTAL_BYTES = 4 << 30  # of different contents in one recording
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A module that a process compiled."""
+
+    time_ns: int
+    pid: int
+    uid: int
+    gid: int
+    path: bytes
+
+
+@dataclass(frozen=True)
+class TakenElf:
+    """A debug ELF. `content` is None when the same one came before."""
+
+    compiled: Compiled
+    digest: str
+    size: int
+    content: bytes | None
+
+
+@dataclass(frozen=True)
+class RefusedElf:
+    """A debug ELF that was not taken, and why."""
+
+    compiled: Compiled
+    reason: str
+
+
+class Intake:
+    """The child, and what waits for it."""
+
+    def __init__(self) -> None:
+        """Starts the child."""
+        self.cpu_seconds = 0.0  # of children that ended
+        self._waiting: deque[Compiled] = deque()
+        self._current: Compiled | None = None
+        self._since_ns = 0
+        self._seen: set[str] = set()
+        self._taken_bytes = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # An interpreter of its own, not a fork: it stays small, and has none of our descriptors.
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_CHILD), str(theirs.fileno())],  # -S: keeps the start short
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={},
+            )
+
+    def fileno(self) -> int:
+        """Readable when an answer is there. Changes when the child is replaced."""
+        return self._channel.fileno()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything asked for was answered."""
+        return self._current is None and not self._waiting
+
+    def ask(self, records: NDArray[np.void]) -> list[RefusedElf]:
+        """Queues modules.
+
+        Args:
+            records: COMPILED[n].
+
+        Returns:
+            Those for which there is no room.
+        """
+        refused = []
+        for record in records:  # compilations, not launches: a process has few
+            compiled = Compiled(
+                int(record["time"]), int(record["pid"]), int(record["uid"]), int(record["gid"]), bytes(record["path"])
+            )
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(compiled)
+            else:
+                refused.append(RefusedElf(compiled, "too many at once"))
+        self._next()
+        return refused
+
+    def _next(self) -> None:
+        if self._current is not None or not self._waiting:
+            return
+        self._current = self._waiting.popleft()
+        self._since_ns = time.monotonic_ns()
+        request = {
+            "pid": self._current.pid,
+            "uid": self._current.uid,
+            "gid": self._current.gid,
+            "path": self._current.path.hex(),
+        }
+        with contextlib.suppress(OSError):  # a dead child is noticed by `read`
+            self._channel.send(json.dumps(request).encode())
+
+    def read(self) -> TakenElf | RefusedElf | None:
+        """The answer to one module, if it is there; to be called until it gives None."""
+        if self._current is None:
+            return None
+        try:
+            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if time.monotonic_ns() - self._since_ns < TIMEOUT_NS:
+                return None
+            return self._replace("reading it took too long")
+        except OSError:
+            return self._replace("the process that reads it died")
+        if not data:
+            return self._replace("the process that reads it died")
+        compiled, self._current = self._current, None
+        try:
+            return self._answer(compiled, json.loads(data), fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+            self._next()
+
+    def _answer(self, compiled: Compiled, answer: dict[str, Any], fds: list[int]) -> TakenElf | RefusedElf:
+        if "refused" in answer or not fds:
+            return RefusedElf(compiled, str(answer.get("refused", "it could not be read")))
+        digest, size = str(answer["digest"]), int(answer["size"])
+        if digest in self._seen:
+            return TakenElf(compiled, digest, size, None)
+        if self._taken_bytes + size > MAX_TOTAL_BYTES:
+            return RefusedElf(compiled, f"{MAX_TOTAL_BYTES >> 30} GiB of debug ELFs were taken already")
+        content = bytearray()
+        while chunk := os.pread(fds[0], 1 << 24, len(content)):
+            content += chunk
+        self._seen.add(digest)
+        self._taken_bytes += size
+        return TakenElf(compiled, digest, size, bytes(content))
+
+    def _replace(self, reason: str) -> RefusedElf:
+        assert self._current is not None
+        compiled, self._current = self._current, None
+        self._end_child()
+        self._start()
+        self._next()
+        return RefusedElf(compiled, reason)
+
+    def _end_child(self) -> None:
+        self._channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            _, status, usage = os.wait4(self._child.pid, 0)
+            self._child.returncode = os.waitstatus_to_exitcode(status)
+            self.cpu_seconds += usage.ru_utime + usage.ru_stime
+
+    def close(self) -> list[RefusedElf]:
+        """Ends the child.
+
+        Returns:
+            What was still unanswered.
+        """
+        left = [self._current] if self._current else []
+        left += self._waiting
+        self._current = None
+        self._waiting.clear()
+        self._end_child()
+        return [RefusedElf(compiled, "the recording ended first") for compiled in left]

@@ -1,0 +1,134 @@
+"""The process that opens what profiled processes name: run as `python intake_child.py FD`.
+
+The recorder is root and the path comes from anyone, so the file is opened as its process would open it: below that
+process's root, with the user and group that the kernel saw when the probe fired, and no capability to read more. A
+file system in user space can make any of these calls hang: that hangs this process, which the recorder replaces.
+
+It takes requests (JSON) from a SOCK_SEQPACKET socket and answers each with JSON and, when all is well, a memory file
+that holds what was read. It imports nothing heavy: it is started anew after each hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+from typing import Any
+
+MAX_ELF_BYTES = 256 << 20
+_EM_INTELGT = 205
+_SYS_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+_CHUNK = 1 << 20
+
+
+class Refused(Exception):
+    """The file is not taken; the text says why."""
+
+
+def _open_in_root(root: int, path: bytes) -> int:
+    """An O_PATH descriptor: nothing is opened yet that could block or have an effect, as a device or FIFO can."""
+    how = struct.pack("<QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.syscall(ctypes.c_long(_SYS_OPENAT2), root, ctypes.c_char_p(path), how, ctypes.c_size_t(len(how)))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
+
+
+def _take(path_fd: int) -> tuple[int, str, int]:
+    """Memory file, SHA-256 and size of the file behind an O_PATH descriptor."""
+    status = os.fstat(path_fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused("it is no regular file")
+    if status.st_size > MAX_ELF_BYTES:
+        raise Refused(f"it is larger than {MAX_ELF_BYTES >> 20} MiB")
+    source = os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    memory = os.memfd_create("elf", os.MFD_CLOEXEC)
+    try:
+        digest, size = hashlib.sha256(), 0
+        while chunk := os.read(source, _CHUNK):
+            if size == 0:
+                _check_start(chunk)
+            size += len(chunk)
+            if size > MAX_ELF_BYTES:  # it grew while it was read
+                raise Refused(f"it is larger than {MAX_ELF_BYTES >> 20} MiB")
+            digest.update(chunk)
+            left = memoryview(chunk)
+            while left:
+                left = left[os.write(memory, left) :]
+        if size == 0:
+            raise Refused("it is empty")
+        if size < status.st_size:
+            raise Refused("it became shorter while it was read")
+        return memory, digest.hexdigest(), size
+    except BaseException:
+        os.close(memory)
+        raise
+    finally:
+        os.close(source)
+
+
+def _check_start(chunk: bytes) -> None:
+    if chunk[:6] != b"\x7fELF\x02\x01" or len(chunk) < 20:
+        raise Refused("it is no 64-bit little-endian ELF file")
+    if struct.unpack_from("<H", chunk, 18)[0] != _EM_INTELGT:
+        raise Refused("it is an ELF file of another machine than Intel's GPUs")
+
+
+def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pid, uid, gid = int(request["pid"]), int(request["uid"]), int(request["gid"])
+    path = bytes.fromhex(request["path"])
+    opened: list[int] = []
+    try:
+        below = "root" if path.startswith(b"/") else "cwd"
+        root = os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC)
+        opened.append(root)
+        # setfsuid changes what may be opened and nothing else, and takes the file capabilities away with it; what
+        # is read afterwards goes into memory and needs no right.
+        if os.geteuid() == 0:
+            os.setgroups([])
+            libc.setfsgid(gid)
+            libc.setfsuid(uid)
+            if libc.setfsuid(-1) != uid:  # -1 changes nothing and tells what it is
+                raise Refused("its user's rights could not be taken on")
+        path_fd = _open_in_root(root, path)
+        opened.append(path_fd)
+        memory, digest, size = _take(path_fd)
+        return {"digest": digest, "size": size}, memory
+    except Refused as refusal:
+        return {"refused": str(refusal)}, None
+    except OSError as error:
+        reason = {errno.ELOOP: "it is a symbolic link", errno.ENOENT: "it is not there (any more)"}
+        return {"refused": reason.get(error.errno or 0, error.strerror or str(error))}, None
+    finally:
+        if os.geteuid() == 0:
+            libc.setfsuid(0)
+            libc.setfsgid(0)
+        for fd in opened:
+            os.close(fd)
+
+
+def main() -> None:
+    """Serves until the recorder goes."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    while data := channel.recv(1 << 16):
+        answer, memory = _serve(json.loads(data))
+        payload = json.dumps(answer).encode()
+        if memory is None:
+            channel.send(payload)
+        else:
+            socket.send_fds(channel, [payload], [memory])
+            os.close(memory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The spool: an append-only file that a recording goes to as it comes, and that survives the recorder's death.
+
+It starts with a magic number and a version; then come frames, each a header with its own checksum, and a payload. A
+frame reaches the kernel in one write, so that after `kill -9` everything is there but what was not yet read from its
+source; the last frame may be cut short. `iaprof recover` reads the same frames that an orderly end reads.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO
+
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import create
+
+MAGIC = b"IAPS"
+VERSION = 1
+_START = struct.Struct("<4sI")
+_FRAME = struct.Struct("<HHIQQQ")  # kind, source, part, payload bytes, time, begin
+_CHECK = struct.Struct("<I")
+MAX_PAYLOAD = 1 << 30
+
+
+class FrameKind(IntEnum):
+    """What a frame's payload is."""
+
+    HEADER = 1  # JSON, the capture's header as far as it is known at the start
+    STALLS = 2  # `part` columns of u64, one after the other; source is the stream
+    LAUNCHES = 3  # LAUNCH records
+    STACKS = 4  # stack records; `part` is the depth they have room for
+    KERNEL = 5  # `part` bytes of JSON, then the ELF file
+    SIDEBAND = 6  # perf records; source is the CPU
+    LOSS = 7  # JSON
+    END = 8  # JSON, what is known only at the end
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame; times are CLOCK_MONOTONIC in ns."""
+
+    kind: FrameKind
+    source: int
+    part: int
+    time: int
+    begin: int
+    payload: bytes
+
+
+class Spool:
+    """The open spool of a recording."""
+
+    def __init__(self, path: Path) -> None:
+        """Creates it, for its owner's eyes only.
+
+        Raises:
+            IaprofError: it exists (another recording writes there, or one died) or the folder refuses.
+        """
+        self.path = path
+        self.size = _START.size
+        try:
+            self._fd = create(path)
+        except FileExistsError:
+            raise IaprofError(
+                f"{path} exists: a recording to it is under way, or one did not finish; then save it with "
+                f"'iaprof recover {path}' or delete it"
+            ) from None
+        except OSError as error:
+            raise IaprofError(f"{path} cannot be written: {error.strerror}") from error
+        os.write(self._fd, _START.pack(MAGIC, VERSION))
+
+    def write(
+        self, kind: FrameKind, *payload: bytes | memoryview, time: int = 0, begin: int = 0, source: int = 0, part: int = 0
+    ) -> None:
+        """Appends a frame.
+
+        Args:
+            kind: of the frame.
+            payload: its parts; together they are the payload.
+            time: when it was read, CLOCK_MONOTONIC ns.
+            begin: when what it holds can have begun, CLOCK_MONOTONIC ns.
+            source: stream or CPU.
+            part: see FrameKind.
+
+        Raises:
+            IaprofError: the disk is full, or the like. The spool ends with the last whole frame.
+        """
+        parts = [memoryview(piece).cast("B") for piece in payload]
+        length = sum(len(piece) for piece in parts)
+        head = _FRAME.pack(kind, source, part, length, time, begin)
+        left = [memoryview(_CHECK.pack(zlib.crc32(head)) + head), *parts]
+        try:
+            while left:
+                written = os.writev(self._fd, left[:1000])
+                while left and written >= len(left[0]):
+                    written -= len(left.pop(0))
+                if written:
+                    left[0] = left[0][written:]
+        except OSError as error:
+            os.ftruncate(self._fd, self.size)
+            raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
+        self.size += _CHECK.size + _FRAME.size + length
+
+    def close(self) -> None:
+        """Closes the file, which stays."""
+        os.close(self._fd)
+
+    def remove(self) -> None:
+        """Deletes the file once the capture holds all that was in it."""
+        self.path.unlink(missing_ok=True)
+
+
+class SpoolError(IaprofError):
+    """A file is not a spool that this version reads."""
+
+
+class SpoolReader:
+    """Reads a spool, whole or cut off; it may come from anyone."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens it.
+
+        Raises:
+            SpoolError: it is no spool.
+        """
+        self.path = path
+        self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is through
+        try:
+            self._file: BinaryIO = path.open("rb")
+        except OSError as error:
+            raise SpoolError(f"{path} cannot be opened: {error.strerror}") from error
+        start = self._file.read(_START.size)
+        if len(start) < _START.size or start[:4] != MAGIC:
+            raise SpoolError(f"{path} is not the spool of a recording")
+        if _START.unpack(start)[1] > VERSION:
+            raise SpoolError(f"{path} was made by a newer iaprof: recover it with that one")
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def frames(self) -> Iterator[Frame]:
+        """Every whole frame from the start."""
+        position = _START.size
+        self._file.seek(position)
+        while True:
+            head = self._file.read(_CHECK.size + _FRAME.size)
+            if len(head) < _CHECK.size + _FRAME.size or zlib.crc32(head[4:]) != _CHECK.unpack_from(head)[0]:
+                break
+            kind, source, part, length, time, begin = _FRAME.unpack_from(head, _CHECK.size)
+            if position + len(head) + length > self._size or length > MAX_PAYLOAD:
+                break
+            payload = self._file.read(length)
+            if len(payload) < length:
+                break
+            position += len(head) + length
+            if kind in FrameKind.__members__.values():
+                yield Frame(FrameKind(kind), source, part, time, begin, payload)
+        self.cut = self._size - position
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,139 @@
+"""From a capture to the rows that writers print: read, joined, named.
+
+Also counts: what went in is what came out, and where it went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row
+from iaprof.report.address_space import AddressSpaces
+from iaprof.report.attribution import Joined, Stream, join, streams
+from iaprof.report.cpu_frames import CpuFrames
+from iaprof.report.gpu_module import GpuModule, GpuModules
+from iaprof.report.placements import Compilation, Placed, Placement, Site, place
+from iaprof.report.platforms import Platform
+
+
+@dataclass
+class Facts:
+    """What a report should say about itself."""
+
+    records: int = 0
+    stalls: int = 0  # samples: the sum of all counts
+    unknown_kernel: int = 0  # of those, in no known kernel
+    no_launch: int = 0  # in a known kernel of which no launch was recorded
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """A profile, and what is to be said about it."""
+
+    profile: Profile
+    facts: Facts
+
+
+def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) -> Report:
+    """Reads and joins a whole capture; naming happens while the rows are taken.
+
+    Args:
+        capture: the open capture.
+        modules: reads debug ELFs.
+        interval_s: length of an interval; 0 for everything in one.
+
+    Raises:
+        CaptureError: the capture is damaged.
+    """
+    facts = Facts()
+    known = streams(capture.header)
+    compilations = _compilations(capture, modules, known, facts)
+    launches = capture.table("launch", ("time_ns", "pid", "comm", "address", "size", "stack", "name"))
+    placed = place(launches, compilations)
+    start_ns = _start_ns(capture.header)
+    joined, facts.records = join(capture, placed, start_ns, int(interval_s * 1e9))
+    totals = joined.counts.sum(axis=1)
+    facts.stalls = int(totals.sum())
+    unknown = np.array([site.placement is None for site in placed.sites])
+    unlaunched = np.zeros(len(placed.sites), bool)
+    unlaunched[list(placed.unlaunched.values())] = True
+    facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
+    facts.no_launch = int(totals[unlaunched[joined.site]].sum())
+    spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
+    cpu = CpuFrames(capture.table("stack"), spaces)
+    last = int(joined.interval.max()) if len(joined.interval) else -1
+    intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
+    return Report(Profile(_rows(joined, placed, cpu, known), intervals), facts)
+
+
+def _start_ns(header: dict[str, Any]) -> int:
+    clock = header.get("clock")
+    start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
+    return start if isinstance(start, int) and start >= 0 else 0
+
+
+def _compilations(capture: CaptureReader, modules: GpuModules, known: list[Stream], facts: Facts) -> list[Compilation]:
+    """Every module of the capture, read once per content."""
+    platforms = {Platform.from_ip_version(*stream.ip_version) for stream in known}
+    platform = next(iter(platforms)) if len(platforms) == 1 else None
+    read: dict[bytes, GpuModule] = {}
+    found = []
+    for table in capture.tables("kernel"):
+        for row in table.to_pylist():  # modules, of which there are few
+            digest = row["digest"] or b""
+            if row["elf"] is not None and digest not in read:
+                read[digest] = modules.load(row["elf"], platform)
+                facts.problems += [f"{row['path']}: {problem}" for problem in read[digest].problems]
+            if digest in read:
+                found.append(Compilation(row["time_ns"], row["pid"], read[digest]))
+    return found
+
+
+def _rows(joined: Joined, placed: Placed, cpu: CpuFrames, known: list[Stream]) -> Iterator[Row]:
+    launches: dict[int, Launch | None] = {}
+    kernels: dict[int, Kernel | None] = {}
+    instructions: dict[tuple[int | None, int], Instruction] = {}
+    columns = (joined.interval.tolist(), joined.stream.tolist(), joined.site.tolist(), joined.ip.tolist())
+    for interval, stream, index, ip, counts in zip(*columns, joined.counts.tolist(), strict=True):
+        site = placed.sites[index]
+        if index not in launches:
+            launches[index] = _launch(site, cpu)
+        placement = None if site.placement is None else placed.placements[site.placement]
+        if index not in kernels:
+            kernels[index] = _kernel(placement)
+        mask = min((1 << (known[stream].layout.ip_bits + 3)) - 1, (1 << 48) - 1)
+        offset = ip if placement is None else (ip - placement.address) & mask
+        key = (site.placement, offset)
+        if key not in instructions:
+            instructions[key] = _instruction(placement, offset)
+        yield Row(interval, launches[index], kernels[index], instructions[key], tuple(counts))
+
+
+def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
+    if site.placement is None:
+        return None
+    frames = cpu.frames(site.stack) if site.stack else ()
+    return Launch(site.comm, site.pid, frames or (site.note or "[stack lost]",))
+
+
+def _kernel(placement: Placement | None) -> Kernel | None:
+    if placement is None:
+        return None
+    frames = placement.kernel.instructions[0].frames if placement.kernel and placement.kernel.instructions else ()
+    name = placement.kernel.demangled if placement.kernel else placement.name
+    return Kernel(placement.address, name or f"0x{placement.address:x}", frames[0].file if frames else "")
+
+
+def _instruction(placement: Placement | None, offset: int) -> Instruction:
+    if placement is None or placement.kernel is None:
+        name = (placement.name or f"0x{placement.address:x}") if placement else ""
+        return Instruction(offset, "[no binary]", (name,), (0,))
+    info = placement.kernel.at(offset)
+    functions = tuple(frame.function for frame in info.frames) or (placement.kernel.demangled,)
+    return Instruction(offset, info.mnemonic, functions, tuple(frame.line for frame in info.frames))

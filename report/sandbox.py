@@ -1,0 +1,200 @@
+"""The one place for work on hostile bytes: a child process without privileges and with limits, which may die.
+
+The parent's side: it starts the child when there is work, hands it a request, waits no longer than allowed, and starts
+another when one died. What a request may be, and how the child gives up its rights, is report.sandbox_child's part.
+The child may be in an attacker's hands: what it answers is JSON of bounded length, and callers check its shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from iaprof.formats.errors import IaprofError
+
+REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow
+ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
+LONGEST_DATA = 256 << 20  # bytes
+
+# -I keeps the user's environment and working directory out of the child's imports; it finds modules where this process does.
+_START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.report.sandbox_child import main; main(sys.argv[1])"
+_ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # what the child may know; the second may hold Python's own library
+
+
+class SandboxError(IaprofError):
+    """The work was not done; the text says why."""
+
+
+class SandboxDied(SandboxError):
+    """The child died on its work, took too long, or answered nonsense. Another one takes its place."""
+
+
+class SandboxRefused(SandboxError):
+    """The child looked at the request and refused it."""
+
+    def __init__(self, kind: str, message: str, details: object = None) -> None:
+        """`kind` is the name of the child's exception, `details` what came with it, unchecked."""
+        super().__init__(message)
+        self.kind = kind
+        self.details = details
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one child may use."""
+
+    memory_bytes: int = 1 << 30  # of address space, Python and libiga64 (about 150 MiB) included
+    seconds: float = 120.0  # for one request, by the clock and of CPU
+    stage_seconds: float = 40.0  # for one stage of a request, which then fails alone
+    answer_bytes: int = 64 << 20
+
+
+class Sandbox:
+    """A child process for work on hostile bytes; also a context manager. One thread at a time may use it."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        """Starts nothing yet."""
+        self.limits = limits or Limits()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None while there is none."""
+        return self._child.pid if self._child else None
+
+    def close(self) -> None:
+        """End the child, whatever it is doing. A later call starts another."""
+        if self._channel is not None:
+            self._channel.close()
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        self._child = self._channel = None
+
+    def call(self, operation: str, parameters: Mapping[str, object] | None = None, data: bytes = b"") -> Any:
+        """Have the child do one thing; returns its answer, whose shape the caller must check.
+
+        Raises SandboxRefused with the child's reason, SandboxDied where it did not survive or keep within its limits,
+        SandboxError where it could not be started.
+        """
+        if len(data) > LONGEST_DATA:
+            raise SandboxError(f"it has {len(data)} bytes; more than {LONGEST_DATA} are not read")
+        if self._child is not None and self._child.poll() is not None:
+            self.close()  # it ended between two requests: that is nobody's fault now
+        if self._child is None:
+            self._start()
+        header = json.dumps({"operation": operation, "parameters": parameters or {}}).encode()
+        try:
+            answer = self._exchange(REQUEST.pack(len(header), len(data)), header, data)
+        except BaseException:
+            self.close()  # what the child says next would answer this request, not the next one
+            raise
+        return self._result(answer)
+
+    def _result(self, answer: Any) -> Any:
+        """The answer's content, or the error that it tells of."""
+        match answer:
+            case {"ok": result}:
+                return result
+            case {"error": str(kind), "message": str(message), "details": details}:
+                raise SandboxRefused(kind, message, details)
+        self.close()
+        raise SandboxDied("the reader process answered nonsense")
+
+    def _start(self) -> None:
+        if not sys.executable:
+            raise SandboxError("the reader process cannot be started: this Python does not know its own path")
+        ours, its = socket.socketpair()
+        with its:
+            paths = [path for path in sys.path if os.path.isabs(path)]
+            options = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, *options, "-c", _START, json.dumps(asdict(self.limits)), *paths],
+                    stdin=its,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                    start_new_session=True,  # Ctrl-C is this process's to handle
+                )
+            except OSError as error:
+                ours.close()
+                raise SandboxError(f"the reader process cannot be started: {error}") from None
+        self._channel = ours
+        try:
+            self._result(self._exchange())  # it says when it is ready, or why it never will be
+        except SandboxDied as error:
+            raise SandboxError(f"the reader process could not start: {error}") from None
+        except SandboxRefused as error:
+            self.close()
+            raise SandboxError(f"the reader process could not start: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _exchange(self, *request: bytes) -> Any:
+        """Send the request's parts and take one answer, within the time allowed."""
+        channel = self._channel
+        if channel is None:
+            raise SandboxDied("the reader process is gone")
+        deadline = time.monotonic() + self.limits.seconds
+        try:
+            for part in request:
+                channel.settimeout(max(deadline - time.monotonic(), 0.001))
+                channel.sendall(part)
+            (length,) = ANSWER.unpack(self._receive(channel, ANSWER.size, deadline))
+            if length > self.limits.answer_bytes:
+                raise SandboxDied("the reader process answered too much")
+            return json.loads(self._receive(channel, length, deadline))
+        except TimeoutError:
+            self.close()
+            raise SandboxDied(f"the reader process took longer than {self.limits.seconds:g} s") from None
+        except OSError:
+            raise SandboxDied(f"the reader process {self._end()}") from None
+        except (ValueError, RecursionError):
+            raise SandboxDied("the reader process answered nonsense") from None
+
+    def _receive(self, channel: socket.socket, length: int, deadline: float) -> bytearray:
+        received = bytearray(length)
+        view = memoryview(received)
+        while view:
+            channel.settimeout(max(deadline - time.monotonic(), 0.001))
+            count = channel.recv_into(view)
+            if count == 0:
+                raise ConnectionResetError
+            view = view[count:]
+        return received
+
+    def _end(self) -> str:
+        """How the child ended, which it is doing or has done."""
+        child = self._child
+        if child is None:
+            return "is gone"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=5)
+        code = child.returncode
+        self.close()
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"died of {signal.Signals(-code).name}"
+        return "ended" if code is None else f"ended with status {code}"

@@ -1,0 +1,5 @@
+"""`python -m iaprof` is the `iaprof` command."""
+
+from iaprof.cli.main import main
+
+main()
