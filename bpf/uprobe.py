@@ -58,5 +58,3 @@ class Uprobe:
         """Detaches: the breakpoint goes away and the semaphore is lowered."""
         while self._fds:
             os.close(self._fds.pop())
-
-

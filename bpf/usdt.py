@@ -100,9 +100,7 @@ _REGISTERS = _registers()
 _SPEC = re.compile(r"^(?:(?P<size>-?[1248])@)?(?P<operand>\S+)$")
 _NUMBER = r"-?(?:0[xX][0-9a-fA-F]+|[0-9]+)"
 _CONSTANT = re.compile(rf"^\$(?P<number>{_NUMBER})$")
-_MEMORY = re.compile(
-    r"^(?P<displacement>[^()%$]*)\((?P<base>%\w+)?(?:,(?P<index>%\w+)?(?:,(?P<scale>[1248])?)?)?\)$"
-)
+_MEMORY = re.compile(r"^(?P<displacement>[^()%$]*)\((?P<base>%\w+)?(?:,(?P<index>%\w+)?(?:,(?P<scale>[1248])?)?)?\)$")
 _TERM = re.compile(rf"(?P<sign>[+-]?)(?:(?P<number>0[xX][0-9a-fA-F]+|[0-9]+)|(?P<symbol>[A-Za-z_.$][\w.$@]*))")
 
 

@@ -62,4 +62,3 @@ def record(
         print(end_line("record", output, finished.header, finished.size), file=sys.stderr)
     if status:
         raise typer.Exit(status)
-

@@ -23,8 +23,13 @@ def recover(
     spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="What the recording left: CAPTURE.spool.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The capture to write; SPOOL less .spool without.",
-                     show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The capture to write; SPOOL less .spool without.",
+            show_default=False,
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
 ) -> None:
@@ -44,4 +49,3 @@ def recover(
     finished = finish(reader, output)
     reader.close()
     print(end_line("recover", output, finished.header, finished.size), file=sys.stderr)
-

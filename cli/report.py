@@ -33,15 +33,19 @@ def report(
     ),
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help=f"{FORMATS}. By -o's extension, else folded.", show_default=False),
+        typer.Option(
+            "--format", metavar="FORMAT", help=f"{FORMATS}. By -o's extension, else folded.", show_default=False
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout without.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout without.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.001, help="Length of intervals, in formats with them.")
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=0.001, help="Length of intervals, in formats with them."),
     ] = 1.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:

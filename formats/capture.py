@@ -164,7 +164,9 @@ class CaptureReader:
             self._file = pq.ParquetFile(path, read_dictionary=[], pre_buffer=False)
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
-                raise CaptureError(f"{path} is damaged and cannot be read as a capture: {_first_line(error)}") from error
+                raise CaptureError(
+                    f"{path} is damaged and cannot be read as a capture: {_first_line(error)}"
+                ) from error
             raise CaptureError(f"{path} cannot be opened: {error.strerror}") from error
         except (pa.ArrowException, ValueError) as error:
             raise CaptureError(f"{path} is damaged and cannot be read as a capture: {_first_line(error)}") from error
@@ -266,7 +268,7 @@ class CaptureReader:
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_list(wanted):
-        return pa.types.is_list(found) and found.value_type == wanted.value_type
+        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
     return bool(found == wanted)
 
 

@@ -18,7 +18,7 @@ class Folded:
     """The format of flamegraph.pl, speedscope and many others."""
 
     name = "folded"
-    extensions = (".folded", ".collapsed")
+    extensions: tuple[str, ...] = (".folded", ".collapsed")
     description = "one line per stack and a count, for flamegraph.pl, speedscope and others"
     per_interval = False
 

@@ -13,7 +13,7 @@ class IaprofText:
     """Intel's own text format."""
 
     name = "iaprof"
-    extensions = (".iaprof.txt", ".iaprof")
+    extensions: tuple[str, ...] = (".iaprof.txt", ".iaprof")
     description = "Intel's iaprof text, with intervals, for tools that read it"
     per_interval = True
 

@@ -212,7 +212,7 @@ class Session:
             if got is None:
                 break
             if isinstance(got, StallRead):
-                columns = [memoryview(words) for words in got.words]
+                columns = [words.data for words in got.words]
                 self.spool.write(
                     FrameKind.STALLS, *columns, time=got.time_ns, begin=got.begin_ns, source=index, part=len(columns)
                 )
@@ -235,10 +235,10 @@ class Session:
         stacks = self._probes.stacks.read()
         now = time.monotonic_ns()
         if len(stacks):
-            payload = memoryview(stacks.view("u1"))
+            payload = stacks.view("u1").data
             self.spool.write(FrameKind.STACKS, payload, time=now, part=self._probes.depth)
         if len(launches):
-            self.spool.write(FrameKind.LAUNCHES, memoryview(launches.view("u1")), time=now)
+            self.spool.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
         compiled = self._probes.compiled.read()
         if len(compiled):
             for refused in self._intake.ask(compiled):
@@ -343,7 +343,12 @@ class Session:
         host = os.uname()
         return {
             "iaprof": iaprof.__version__,
-            "host": {"name": host.nodename, "kernel": host.release, "machine": host.machine, "cpus": len(online_cpus())},
+            "host": {
+                "name": host.nodename,
+                "kernel": host.release,
+                "machine": host.machine,
+                "cpus": len(online_cpus()),
+            },
             "python": platform.python_version(),
             "command": list(self._options.command),
             "arguments": sys.argv,

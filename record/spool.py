@@ -75,7 +75,13 @@ class Spool:
         os.write(self._fd, _START.pack(MAGIC, VERSION))
 
     def write(
-        self, kind: FrameKind, *payload: bytes | memoryview, time: int = 0, begin: int = 0, source: int = 0, part: int = 0
+        self,
+        kind: FrameKind,
+        *payload: bytes | memoryview,
+        time: int = 0,
+        begin: int = 0,
+        source: int = 0,
+        part: int = 0,
     ) -> None:
         """Appends a frame.
 

@@ -58,7 +58,7 @@ class StallStream:
         self.device, self.gt, self.rate, self.layout = device, gt, rate, layout
         self.records = 0
         self._buffer = np.empty((READ_BYTES // RECORD_BYTES, RECORD_BYTES // 8), np.uint64)
-        self._view = memoryview(self._buffer).cast("B")
+        self._view = self._buffer.data.cast("B")
         self._fd: int | None = xe.open_stream(device, gt, rate)
         self._last_ns = self._gap_from_ns = 0
 

@@ -81,7 +81,9 @@ def find_devices() -> list[Device]:
     except OSError:
         nodes = []
     if not nodes:
-        raise DeviceError("no GPU was found: /dev/dri has no render node. iaprof records Intel GPUs under the xe driver")
+        raise DeviceError(
+            "no GPU was found: /dev/dri has no render node. iaprof records Intel GPUs under the xe driver"
+        )
     devices, problems = [], []
     for name in nodes:
         try:
@@ -234,4 +236,3 @@ def _why_no_stream(device: Device, gt: Gt, error: OSError) -> str:
     if error.errno == errno.ENODEV:
         return f"{what} {NO_EU_STALLS}"
     return f"{what} refuses an EU-stall stream: {error.strerror}"
-

@@ -54,8 +54,7 @@ class AddressSpaces:
             rows.sort(key=lambda mapping: mapping.time_ns, reverse=True)
         self._execs: dict[int, list[int]] = defaultdict(list)
         self._forks: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        names = ("time_ns", "pid", "tid", "ppid", "event")
-        columns = [processes[name].to_pylist() for name in names]
+        columns = [processes[name].to_pylist() for name in ("time_ns", "pid", "tid", "ppid", "event")]
         for time, pid, tid, ppid, event in zip(*columns, strict=True):
             if event == "exec":
                 self._execs[pid].append(time)

@@ -55,7 +55,9 @@ def streams(header: dict[str, object]) -> list[Stream]:
             major, minor = (int(number) for number in entry["ip_version"][:2])
             result.append(Stream(index, Layout(entry["layout"]), (major, minor)))
     except (KeyError, TypeError, ValueError) as error:
-        raise CaptureError(f"the capture's header describes its streams in a way that makes no sense: {error}") from None
+        raise CaptureError(
+            f"the capture's header describes its streams in a way that makes no sense: {error}"
+        ) from None
     return result
 
 

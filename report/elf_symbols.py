@@ -75,7 +75,9 @@ class ElfSymbols:
 
     def name(self, offset: int) -> str | None:
         """The function that contains the byte at `offset` of the file; None where none is known to."""
-        address = next((offset - start + vaddr for start, size, vaddr in self._loads if 0 <= offset - start < size), None)
+        address = next(
+            (offset - start + vaddr for start, size, vaddr in self._loads if 0 <= offset - start < size), None
+        )
         if address is None:
             return None
         index = int(np.searchsorted(self._values, np.uint64(address), side="right")) - 1

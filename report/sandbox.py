@@ -29,7 +29,10 @@ LONGEST_DATA = 256 << 20  # bytes
 
 # -I keeps the user's environment and working directory out of the child's imports; it finds modules where this process does.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.report.sandbox_child import main; main(sys.argv[1])"
-_ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # what the child may know; the second may hold Python's own library
+_ENVIRONMENT = (
+    "IAPROF_IGA_LIBRARY",
+    "LD_LIBRARY_PATH",
+)  # what the child may know; the second may hold Python's own library
 
 
 class SandboxError(IaprofError):

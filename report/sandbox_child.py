@@ -11,15 +11,14 @@ import gc
 import json
 import os
 import resource
-import signal
-from collections.abc import Callable, Generator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import cffi
 
 from iaprof.report.gpu_reader import GpuReader, Refusal
 from iaprof.report.sandbox import ANSWER, LONGEST_DATA, REQUEST
+from iaprof.report.stage_limit import OutOfTime
 
 _CHANNEL = 0  # file descriptor: a socket to the parent
 _LONGEST_HEADER = 1 << 20
@@ -28,15 +27,11 @@ _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # linux/prctl.h
 _CAPABILITY_VERSION_3 = 0x2008_0522  # linux/capability.h
 
 
-class OutOfTime(BaseException):
-    """A stage took too long. No Exception, so that no library can take it for one of its own."""
-
-
 def main(limits: str) -> None:
     """Serve requests until the parent closes the channel."""
     allowed = json.loads(limits)
     try:
-        reader = GpuReader(_stage_limit(allowed["stage_seconds"]))
+        reader = GpuReader(allowed["stage_seconds"])
         _lower(allowed["memory_bytes"])
     except Exception as error:  # noqa: BLE001 (the parent reports it, whatever it is)
         _send({"error": type(error).__name__, "message": str(error), "details": None})
@@ -83,24 +78,6 @@ def _answer(
 
 def _error(kind: str, message: str, details: object = None) -> dict[str, object]:
     return {"error": kind, "message": message, "details": details}
-
-
-def _stage_limit(seconds: float) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Makes a limit of time for a stage: inside it, OutOfTime is raised after that many seconds, between bytecodes."""
-
-    def late(_number: int, _frame: FrameType | None) -> None:
-        raise OutOfTime
-
-    @contextlib.contextmanager
-    def limit() -> Generator[None]:
-        signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    return limit
 
 
 def _allow_cpu(seconds: float) -> None:

@@ -43,4 +43,82 @@ struct standin_sync {
     uint32_t type; /* STANDIN_MSG_SYNC */
 };
 
+/* ---- Between the driver (xe.c) and the GPU (gpu.c). Nothing below concerns the runtime. ----
+ *
+ * Question and answer, one connection each: so that a fork of the recorder cannot mix up answers. */
+enum { STANDIN_DRIVER_HELLO = 1, STANDIN_DRIVER_OPEN = 2, STANDIN_DRIVER_ENABLE = 3, STANDIN_DRIVER_DISABLE = 4 };
+
+struct standin_driver {
+    uint32_t type; /* STANDIN_MSG_DRIVER */
+    uint32_t op;   /* STANDIN_DRIVER_* */
+    uint32_t gt;   /* OPEN, ENABLE, DISABLE: which main GT, counted from 0 (not its GT_ID) */
+    uint32_t rate; /* OPEN: the sampling rate in GPU cycles */
+    uint64_t wait_reports; /* OPEN */
+    uint64_t stream;       /* ENABLE, DISABLE: the number that OPEN gave */
+};
+
+enum { STANDIN_MAX_GTS = 8, STANDIN_MAX_XECORES = 64 };
+enum { STANDIN_XECORE_BYTES = 512 * 1024, STANDIN_RECORD_BYTES = 64 };
+
+struct standin_gt {
+    uint16_t type, tile, id, major, minor, revision; /* type 0 main, 1 media */
+};
+
+/* What the driver tells of the device; the GPU process is the only place that knows. */
+struct standin_device {
+    char name[16];
+    uint16_t device_id, revision;
+    uint32_t va_bits, has_vram, reference_clock;
+    uint32_t mains; /* how many main GTs: each can have one stream */
+    uint32_t xecores; /* of each main GT */
+    uint32_t gts;
+    struct standin_gt gt[STANDIN_MAX_GTS];
+};
+
+/* HELLO's answer comes with the shared memory's descriptor, OPEN's with the stream's: the reading end of a pipe. A byte in it is
+ * POLLIN. A pipe and not an eventfd, because the GPU then sees when the last copy of the descriptor is gone, as the kernel does,
+ * however it went: closed, killed, inherited by a child that ended later. */
+struct standin_driver_reply {
+    uint32_t type;  /* STANDIN_MSG_DRIVER */
+    int32_t error;  /* 0 or an errno */
+    uint64_t stream;
+    struct standin_device device; /* HELLO */
+};
+
+/* Tests ask the GPU for things that hardware does by itself. The answer is the first two words with code set to 0 or an errno. */
+enum { STANDIN_FAULT_RESET = 1, STANDIN_FAULT_FLOOD = 2, STANDIN_FAULT_LEDGER = 3 };
+struct standin_fault {
+    uint32_t type; /* STANDIN_MSG_FAULT */
+    uint32_t code; /* RESET: every stream dies with ENODEV; FLOOD: make records as with --flood; LEDGER: write the ledger now */
+    uint64_t records, duration_ns; /* FLOOD */
+};
+
+#ifdef STANDIN_WITH_SHARED_MEMORY
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* One XeCore's buffer. Positions count records and never wrap; the slot is position % (buffer's records). */
+struct standin_xecore {
+    _Alignas(64) _Atomic uint64_t visible; /* written by the GPU at its poll: the reader may read up to here */
+    _Atomic uint32_t drop;    /* 0 nothing dropped, 1 the hardware dropped, 2 and the poll saw it. GPU: 0->1->2, reader: 2->0 */
+    char gap[52];
+    _Atomic uint64_t read; /* written by the reader, and by the GPU at enable */
+    char gap2[56];
+};
+
+struct standin_stream {
+    pthread_mutex_t lock; /* held by a reader that copies, and by the GPU to end what it copies from. Robust: readers get killed */
+    _Atomic uint64_t id;  /* of the open stream, 0: none */
+    _Atomic uint32_t enabled, reset;
+    uint32_t reported; /* EIO was returned and the read after it has not happened yet; under the lock */
+    struct standin_xecore xecores[STANDIN_MAX_XECORES];
+};
+
+/* The buffers follow at data_offset: main GT after main GT, XeCore after XeCore. */
+struct standin_shared {
+    uint64_t data_offset, size;
+    struct standin_stream streams[STANDIN_MAX_GTS];
+};
+#endif
+
 #endif

@@ -1,0 +1,71 @@
+"""What every test shares: the marks for root and BPF, and `--no-skips`, with which CI makes a skip a failure."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+INTEGRATION = Path(__file__).parent / "integration"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a skipped test is a failed test")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which selects by -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(INTEGRATION) or item.get_closest_marker("bpf"):
+            item.add_marker("root")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip("needs root: `make test` runs it through sudo")
+    if item.get_closest_marker("bpf") and (refusal := bpf_refusal()):
+        pytest.skip(f"this kernel refuses BPF: {refusal}")
+
+
+@functools.cache
+def bpf_refusal() -> str:
+    """Why bpf(2) will not make the simplest map (x86-64 numbers), or an empty string."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    attributes = (ctypes.c_uint32 * 18)(2, 4, 4, 1)  # BPF_MAP_TYPE_ARRAY, key and value of 4 bytes, 1 entry
+    fd = libc.syscall(321, 0, attributes, ctypes.sizeof(attributes))  # bpf, BPF_MAP_CREATE
+    if fd < 0:
+        return os.strerror(ctypes.get_errno())
+    os.close(fd)
+    return ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # An expected failure is reported as skipped too; it did run.
+    if report.skipped and not hasattr(report, "wasxfail"):
+        fail_if_skips_are_forbidden(item.config, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if report.skipped:  # a whole module, by importorskip and the like
+        fail_if_skips_are_forbidden(collector.config, report)
+    return report
+
+
+def fail_if_skips_are_forbidden(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    if config.getoption("--no-skips"):
+        where, line, reason = report.longrepr if isinstance(report.longrepr, tuple) else ("", 0, str(report.longrepr))
+        report.outcome = "failed"
+        report.longrepr = f"{where}:{line}: {reason} (skipped, which --no-skips forbids)"

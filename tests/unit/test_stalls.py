@@ -1,0 +1,52 @@
+"""The three record layouts, against the bit positions of the driver, written down here a second time."""
+
+import numpy as np
+import pytest
+from iaprof.formats.stalls import REASONS, Layout, significant_words
+
+# First and last bit of each field, from the driver's structures.
+PVC = {
+    "ip": (0, 28), "active": (29, 36), "other": (37, 44), "control": (45, 52), "pipestall": (53, 60),
+    "send": (61, 68), "dist_acc": (69, 76), "sbid": (77, 84), "sync": (85, 92), "inst_fetch": (93, 100),
+}  # fmt: skip
+XE2 = {
+    "ip": (0, 28), "tdr": (29, 36), "other": (37, 44), "control": (45, 52), "pipestall": (53, 60),
+    "send": (61, 68), "dist_acc": (69, 76), "sbid": (77, 84), "sync": (85, 92), "inst_fetch": (93, 100),
+    "active": (101, 108), "ex_id": (109, 111), "end_flag": (112, 112),
+}  # fmt: skip
+XE3P = {
+    "ip": (0, 60), "tdr": (61, 68), "other": (69, 76), "control": (77, 84), "pipestall": (85, 92),
+    "send": (93, 100), "dist_acc": (101, 108), "sbid": (109, 116), "sync": (117, 124), "inst_fetch": (125, 132),
+    "active": (133, 140), "ex_id": (141, 143), "end_flag": (144, 144),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "fields"), [(Layout.PVC, PVC), (Layout.XE2, XE2), (Layout.XE3P, XE3P)])
+def test_every_field_of_random_records(layout: Layout, fields: dict[str, tuple[int, int]]) -> None:
+    # given records whose every field is random, also those that are not kept
+    random = np.random.default_rng(7)
+    expected: dict[str, list[int]] = {name: [] for name in fields}
+    raw = b""
+    for _ in range(500):
+        record = 0
+        for name, (first, last) in fields.items():
+            value = int.from_bytes(random.bytes(8), "little") & ((1 << (last - first + 1)) - 1)
+            expected[name].append(value)
+            record |= value << first
+        raw += record.to_bytes(64, "little")
+    # when they are reduced to their significant words and decoded
+    words = significant_words(np.frombuffer(raw, np.uint64).reshape(-1, 8), layout)
+    # then all comes out
+    assert len(words) == layout.words
+    assert layout.ips(words).tolist() == [(ip << 3) & (1 << 64) - 1 for ip in expected["ip"]]
+    for reason in REASONS:
+        assert layout.counts(words, reason).tolist() == expected.get(reason, [0] * 500), reason
+
+
+@pytest.mark.parametrize(
+    ("version", "layout"),
+    [((12, 60), Layout.PVC), ((20, 1), Layout.XE2), ((20, 4), Layout.XE2), ((30, 0), Layout.XE2), ((35, 10), Layout.XE3P),
+     ((12, 55), None), ((12, 71), None)],
+)  # fmt: skip
+def test_layout_by_ip_version(version: tuple[int, int], layout: Layout | None) -> None:
+    assert Layout.from_ip_version(*version) is layout

@@ -1,0 +1,786 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in for the xe driver is as strict as the kernel, and its ledger is exact.
+
+Each test runs a small recorder (CLIENT and a few lines more) as a process of its own under the preload, because that is
+where the stand-in lives. What the recorder prints as JSON is what the test looks at.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standin.hardware import Hardware, Ledger, Programs, build
+
+TESTS = Path(__file__).resolve().parents[1]
+KERNEL = 0xFFFF8000FFBE0000  # as BMG reports addresses: sign-extended
+OFFSETS = [0, 16, 32, 40, 48, 64, 80, 96, 104, 112, 128, 144]
+REASONS = ("active", "control", "pipestall", "send", "dist_acc", "sbid", "sync", "inst_fetch", "other", "tdr")
+# spec/eu-stall.md, in the order of REASONS
+BITS = {
+    "pvc": (29, 45, 53, 61, 69, 77, 85, 93, 37, None),
+    "xe2": (101, 45, 53, 61, 69, 77, 85, 93, 37, 29),
+    "xe3p": (133, 77, 85, 93, 101, 109, 117, 125, 69, 61),
+}
+
+CLIENT = """
+import array, ctypes, errno, fcntl, json, os, select, stat, struct, subprocess, sys, time
+from pathlib import Path
+from standin.hardware import Runtime, FAULT_FLOOD, FAULT_RESET, MSG_FAULT
+
+VERSION, QUERY, OBSERVATION, ENABLE, DISABLE = 0xc0406400, 0xc0286440, 0x4020644b, 0x6900, 0x6901
+GT_ID, SAMPLE_RATE, WAIT_NUM_REPORTS = 1, 2, 3
+GPU = Runtime(Path(os.environ["STANDIN_DIR"]))
+KERNEL, OFFSETS = 0xFFFF8000FFBE0000, [0, 16, 32, 40, 48, 64, 80, 96, 104, 112, 128, 144]
+
+def address(buffer):
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+def query(fd, number, size=None, extensions=0, reserved=0):
+    head = bytearray(struct.pack("=QIIQQQ", extensions, number, 0, 0, reserved, 0))
+    fcntl.ioctl(fd, QUERY, head)
+    wanted = struct.unpack_from("=I", head, 12)[0]
+    if size is not None:
+        wanted = size
+    data = bytearray(max(wanted, 1))
+    head = bytearray(struct.pack("=QIIQQQ", 0, number, wanted, address(data), 0, 0))
+    fcntl.ioctl(fd, QUERY, head)
+    return bytes(data)
+
+def open_stream(fd, *properties, name=0, pad=0, pad2=0, extensions=0, kind=1, op=0):
+    chain, following = [], 0
+    for number, value in reversed(properties):
+        link = bytearray(struct.pack("=QIIIIQQQ", following, name, pad, number, pad2, value, 0, 0))
+        chain.append(link)
+        following = address(link)
+    return fcntl.ioctl(fd, OBSERVATION, bytearray(struct.pack("=QQQQ", extensions, kind, op, following)))
+
+def device(node="/dev/dri/renderD128"):
+    return os.open(node, os.O_RDWR | os.O_CLOEXEC)
+
+def started(wait=1, nonblocking=True, gt=0):
+    stream = open_stream(device(), (GT_ID, gt), (WAIT_NUM_REPORTS, wait))
+    if nonblocking:
+        os.set_blocking(stream, False)
+    fcntl.ioctl(stream, ENABLE)
+    return stream
+
+def refusal(function, *args, **keywords):
+    try:
+        function(*args, **keywords)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return ""
+
+def readable(stream, seconds=0.0):
+    return bool(select.select([stream], [], [], seconds)[0])
+
+def drain(stream, size=16 << 20):
+    "All that is visible now, and how often EIO came."
+    data, lost = [], 0
+    while True:
+        try:
+            data.append(os.read(stream, size))
+        except BlockingIOError:
+            return b"".join(data), lost
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            lost += 1
+
+def fault(code, records=0, ns=0):
+    GPU._gpu.send(struct.pack("=IIQQ", MSG_FAULT, code, records, ns))
+    GPU._gpu.recv(64)
+
+def say(**values):
+    print(json.dumps(values))
+"""
+
+C_READER = r"""
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+static uint64_t property[2][6];
+int main(int argc, char **argv) {
+    (void)argc;
+    uint64_t wanted = strtoull(argv[1], 0, 0), records = 0, eio = 0, reads = 0;
+    property[0][0] = (uint64_t)&property[1], property[0][2] = 1, property[0][3] = 0;
+    property[1][2] = 3, property[1][3] = 1000;
+    uint64_t observation[4] = {0, 1, 0, (uint64_t)&property[0]};
+    int card = open("/dev/dri/renderD128", O_RDWR), fd = ioctl(card, 0x4020644b, observation);
+    char *buffer = malloc(16 << 20);
+    if (fd < 0 || fcntl(fd, F_SETFL, O_NONBLOCK) || ioctl(fd, 0x6900, 0)) return perror("stream"), 1;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    while (records < wanted && poll(&p, 1, 2000) == 1)
+        for (;;) {
+            ssize_t size = read(fd, buffer, 16 << 20);
+            if (size < 0 && errno == EIO) { eio++; continue; }
+            if (size < 0) break;
+            records += size / 64, reads++;
+        }
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    printf("{\"records\": %llu, \"eio\": %llu, \"reads\": %llu, \"cpu\": %.3f}\n", (unsigned long long)records,
+           (unsigned long long)eio, (unsigned long long)reads, t.tv_sec + t.tv_nsec / 1e9);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return build(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture
+def hardware(tmp_path: Path, programs: Programs) -> Iterator[Hardware]:
+    with Hardware(tmp_path / "gpu", programs=programs) as made:
+        yield made
+
+
+def client(hardware: Hardware, body: str, **environment: str) -> dict[str, Any]:
+    """Run CLIENT and `body` under the preload; what it said."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENT + textwrap.dedent(body)],
+        env=os.environ | {"PYTHONPATH": str(TESTS)} | hardware.env() | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    said = json.loads(output)
+    assert isinstance(said, dict)
+    return said
+
+
+def samples(records: bytes, layout: str) -> Counter[tuple[int, str]]:
+    """The sum of the counters by (ip, reason)."""
+    sums: Counter[tuple[int, str]] = Counter()
+    ip_bits = 61 if layout == "xe3p" else 29
+    for at in range(0, len(records), 64):
+        value = int.from_bytes(records[at : at + 64], "little")
+        for reason, bit in zip(REASONS, BITS[layout], strict=True):
+            if bit is not None and (count := value >> bit & 0xFF):
+                sums[value & (1 << ip_bits) - 1, reason] += count
+    return sums
+
+
+def ledger_samples(ledger: Ledger, layout: str) -> Counter[tuple[int, str]]:
+    sums: Counter[tuple[int, str]] = Counter()
+    for row in ledger.rows:
+        if row.captured:
+            sums[row.address + row.offset >> 3 & (1 << (61 if layout == "xe3p" else 29)) - 1, row.reason] += (
+                row.captured
+            )
+    return sums
+
+
+# ---- what the machine looks like ----
+
+
+def test_the_tree_is_shown_at_its_real_places(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        import glob
+        nodes = [entry for entry in os.scandir("/dev/dri") if not entry.is_dir()]
+        kinds = {entry.name: stat.S_ISCHR(entry.stat().st_mode) and not entry.is_file() for entry in nodes}
+        numbers = os.stat("/dev/dri/renderD128").st_rdev, os.fstat(device()).st_rdev, os.stat("/dev/dri/card0").st_rdev
+        pmu = Path("/sys/bus/event_source/devices/xe_0000_03_00.0")
+        say(kinds=kinds, numbers=numbers, cards=sorted(glob.glob("/sys/class/drm/card?")),
+            device=os.path.realpath("/sys/class/drm/card0/device"), link=os.readlink("/sys/class/drm/card0"),
+            vendor=Path("/sys/class/drm/card0/device/vendor").read_text(), pmus=os.listdir(pmu.parent),
+            events=sorted(os.listdir(pmu / "events")), active=(pmu / "events/engine-active-ticks").read_text(),
+            software=Path("/sys/bus/event_source/devices/software/type").read_text(),
+            hwmon=glob.glob("/sys/class/drm/card0/device/hwmon/hwmon*/energy1_input"),
+            there=os.access("/dev/dri/renderD128", os.R_OK), by_path=os.path.realpath(
+                "/dev/dri/by-path/pci-0000:03:00.0-render"), other=os.path.exists("/dev/dri/card1"))
+        """,
+    )
+    assert said["kinds"] == {"card0": True, "renderD128": True}
+    assert said["numbers"] == [os.makedev(226, 128), os.makedev(226, 128), os.makedev(226, 0)]
+    assert said["cards"] == ["/sys/class/drm/card0"]
+    assert said["device"] == "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:03:00.0"
+    assert said["link"].startswith("../../devices/pci0000:00/")
+    assert said["vendor"] == "0x8086\n"
+    assert {"xe_0000_03_00.0", "software"} <= set(said["pmus"])
+    assert {"engine-active-ticks", "engine-total-ticks", "gt-actual-frequency", "gt-c6-residency"} <= set(
+        said["events"]
+    )
+    assert said["active"] == "event=0x02\n"
+    assert said["software"] == "1\n"
+    assert len(said["hwmon"]) == 1
+    assert said["there"]
+    assert said["by_path"] == "/dev/dri/renderD128"
+    assert not said["other"]
+
+
+def test_the_preload_does_not_reach_a_child(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        child = "import os, json; print(json.dumps([os.environ.get('LD_PRELOAD'), " \\
+                "'standin' in open('/proc/self/maps').read(), 'STANDIN_DIR' in os.environ]))"
+        say(mine="LD_PRELOAD" in os.environ, child=json.loads(subprocess.check_output([sys.executable, "-c", child])))
+        """,
+    )
+    assert said["mine"] is False
+    preload, mapped, directory = said["child"]
+    assert preload is None
+    assert not mapped
+    assert directory  # the runtime in the child finds the GPU by it
+
+
+def test_another_preload_stays(hardware: Hardware) -> None:
+    said = client(hardware, "say(preload=os.environ['LD_PRELOAD'])",
+                  LD_PRELOAD=f"libutil.so.1:{hardware.programs.driver}")  # fmt: skip
+    assert said["preload"] == "libutil.so.1"
+
+
+# ---- queries ----
+
+
+def test_the_version_is_given_in_two_calls(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        fd = device()
+        empty = bytearray(64)
+        fcntl.ioctl(fd, VERSION, empty)
+        name = bytearray(b"........")
+        full = bytearray(struct.pack("=iiiiQQQQQQ", 0, 0, 0, 0, 2, address(name), 0, 0, 0, 0))
+        fcntl.ioctl(fd, VERSION, full)
+        short = bytearray(b"........")
+        fcntl.ioctl(fd, VERSION, bytearray(struct.pack("=iiiiQQQQQQ", 0, 0, 0, 0, 1, address(short), 0, 0, 0, 0)))
+        say(size=struct.unpack_from("=Q", empty, 16)[0], name=name.decode(), short=short.decode(),
+            bad=refusal(fcntl.ioctl, fd, 0xc0406401, bytearray(64)), alien=refusal(fcntl.ioctl, fd, 0x6900))
+        """,
+    )
+    assert said == {"size": 2, "name": "xe......", "short": "x.......", "bad": "EINVAL", "alien": "ENOTTY"}
+
+
+def test_queries_tell_of_the_device(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        fd = device("/dev/dri/card0")
+        config, gts, stall = query(fd, 2), query(fd, 3), query(fd, 10)
+        cycles = bytearray(struct.pack("=HHHHiIQQQ", 4, 0, 0, 0, time.CLOCK_MONOTONIC, 0, 0, 0, 0))
+        before = time.monotonic_ns()
+        fcntl.ioctl(fd, QUERY, bytearray(struct.pack("=QIIQQQ", 0, 6, 40, address(cycles), 0, 0)))
+        width, ticks, cpu = struct.unpack_from("=IQQ", cycles, 12)
+        say(config=struct.unpack("=II5Q", config), count=struct.unpack_from("=I", gts)[0], size=len(gts),
+            gts=[struct.unpack_from("=HHH", gts, at) + struct.unpack_from("=HH", gts, at + 32) for at in (8, 8 + 96)],
+            stall=struct.unpack("=10Q7Q", stall), width=width, ticks=ticks,
+            on_time=before <= cpu <= time.monotonic_ns())
+        """,
+    )
+    assert said["config"][0] == 5
+    assert said["config"][2] & 0xFFFF == 0xE20B
+    assert said["config"][5] == 48
+    assert (said["count"], said["size"]) == (2, 8 + 2 * 96)
+    assert said["gts"] == [[0, 0, 0, 20, 1], [1, 0, 1, 13, 1]]
+    assert said["stall"][1:4] == [1, 64, 512 * 1024]
+    assert said["stall"][9:] == [7, *(251 * i for i in range(1, 8))]
+    assert said["width"] == 64
+    assert said["ticks"] > 0
+    assert said["on_time"]
+
+
+def test_queries_refuse_what_the_kernel_refuses(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        fd = device()
+        cycles = bytearray(struct.pack("=HHHHiIQQQ", 4, 0, 7, 0, time.CLOCK_MONOTONIC, 0, 0, 0, 0))
+        head = lambda data, size: bytearray(struct.pack("=QIIQQQ", 0, 6, size, data, 0, 0))
+        say(size=refusal(query, fd, 10, size=80), extension=refusal(query, fd, 3, extensions=1),
+            reserved=refusal(query, fd, 3, reserved=1), unknown=refusal(query, fd, 99),
+            gt=refusal(fcntl.ioctl, fd, QUERY, head(address(cycles), 40)),
+            address=refusal(fcntl.ioctl, fd, QUERY, head(8, 40)))
+        """,
+    )
+    assert said == {
+        "size": "EINVAL", "extension": "EINVAL", "reserved": "EINVAL", "unknown": "EINVAL", "gt": "EINVAL",
+        "address": "EFAULT",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "device_id", "version", "mains"),
+    [
+        ("lnl", 0x64A0, [20, 4], 1),
+        ("ptl", 0xB080, [30, 0], 1),
+        ("pvc", 0x0BD5, [12, 60], 2),
+        ("xe3p", 0xD750, [35, 10], 1),
+    ],
+)
+def test_every_device_says_what_it_is(
+    tmp_path: Path, programs: Programs, name: str, device_id: int, version: list[int], mains: int
+) -> None:
+    with Hardware(tmp_path / "gpu", name, programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            fd = device()
+            gts = query(fd, 3)
+            rows = [struct.unpack_from("=HHHHIIQQHH", gts, at) for at in range(8, len(gts), 96)]
+            mains = [row for row in rows if row[0] == 0]
+            streams = [open_stream(fd, (GT_ID, row[2])) for row in mains]
+            say(id=struct.unpack_from("=Q", query(fd, 2), 8)[0] & 0xffff, version=mains[0][8:10], mains=len(mains),
+                tiles=[row[1] for row in mains], streams=len(streams))
+            """,
+        )
+    assert said == {
+        "id": device_id, "version": version, "mains": mains, "tiles": list(range(mains)), "streams": mains,
+    }  # fmt: skip
+
+
+# ---- opening a stream ----
+
+
+def test_a_stream_is_refused_as_the_kernel_refuses_it(hardware: Hardware) -> None:
+    # given a device, when a stream is asked for in each wrong way
+    said = client(
+        hardware,
+        """
+        fd = device()
+        most = 20 * 512 * 1024 // 64
+        gt = (GT_ID, 0)
+        say(no_gt=refusal(open_stream, fd, (SAMPLE_RATE, 251)), no_properties=refusal(open_stream, fd),
+            pad=refusal(open_stream, fd, gt, pad=1), pad2=refusal(open_stream, fd, gt, pad2=1),
+            name=refusal(open_stream, fd, gt, name=1), unknown=refusal(open_stream, fd, gt, (4, 0)),
+            zero=refusal(open_stream, fd, gt, (0, 0)), rate=refusal(open_stream, fd, gt, (SAMPLE_RATE, 250)),
+            slow=refusal(open_stream, fd, gt, (SAMPLE_RATE, 251 * 8)), media=refusal(open_stream, fd, (GT_ID, 1)),
+            gt=refusal(open_stream, fd, (GT_ID, 9)), wait=refusal(open_stream, fd, gt, (WAIT_NUM_REPORTS, 0)),
+            many=refusal(open_stream, fd, gt, (WAIT_NUM_REPORTS, most + 1)), six=refusal(open_stream, fd, *[gt] * 6),
+            extension=refusal(open_stream, fd, gt, extensions=1), kind=refusal(open_stream, fd, gt, kind=2),
+            op=refusal(open_stream, fd, gt, op=1),
+            none=[refusal(lambda *p: os.close(open_stream(fd, *p)), *p) for p in (
+                [gt], [gt, (SAMPLE_RATE, 251 * 7)], [(WAIT_NUM_REPORTS, most), gt], [gt] * 5)])
+        """,
+    )
+    # then each has its errno, and the right ways have none
+    assert said.pop("none") == ["", "", "", ""]
+    assert said.pop("six") == "E2BIG"
+    assert said.pop("no_properties") == "EFAULT"
+    assert set(said.values()) == {"EINVAL"}
+
+
+def test_the_stream_is_an_ordinary_descriptor(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        stream = open_stream(device(), (GT_ID, 0))
+        before = fcntl.fcntl(stream, fcntl.F_GETFD), fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_NONBLOCK
+        os.set_inheritable(stream, False), os.set_blocking(stream, False)
+        after = fcntl.fcntl(stream, fcntl.F_GETFD), fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_NONBLOCK
+        copy = os.dup(stream)
+        fcntl.ioctl(copy, ENABLE)
+        say(before=before, after=after, copy=refusal(os.read, copy, 64), unknown=refusal(fcntl.ioctl, stream, 0x6902))
+        """,
+    )
+    assert said == {"before": [0, 0], "after": [1, os.O_NONBLOCK], "copy": "EAGAIN", "unknown": "EINVAL"}
+
+
+def test_one_stream_per_gt_across_processes_until_the_last_copy_is_gone(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        fd = device()
+        stream = open_stream(fd, (GT_ID, 0))
+        mine = refusal(open_stream, fd, (GT_ID, 0))
+        again = []
+        pid = os.fork()
+        if pid == 0:
+            code = refusal(open_stream, device(), (GT_ID, 0)) == "EBUSY"
+            time.sleep(0.2)
+            os._exit(code)
+        os.close(stream)  # the child has a copy
+        again.append(refusal(open_stream, fd, (GT_ID, 0)))
+        theirs = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        stream = open_stream(fd, (GT_ID, 0))
+        os.close(stream)
+        again.append(refusal(open_stream, fd, (GT_ID, 0)))
+        say(mine=mine, theirs=theirs, again=again)
+        """,
+    )
+    assert said == {"mine": "EBUSY", "theirs": 1, "again": ["EBUSY", ""]}
+
+
+@pytest.mark.parametrize(("fault", "error"), [("busy", "EBUSY"), ("eacces", "EACCES"), ("no-eu-stall", "ENODEV")])
+def test_faults_on_demand(hardware: Hardware, fault: str, error: str) -> None:
+    hardware.set_faults(fault)
+    said = client(hardware, "say(open=refusal(open_stream, device(), (GT_ID, 0)), query=refusal(query, device(), 10))")
+    assert said == {"open": error, "query": "ENODEV" if fault == "no-eu-stall" else ""}
+
+
+def test_no_device_and_another_driver(hardware: Hardware) -> None:
+    body = """
+        name = bytearray(8)
+        version = bytearray(struct.pack("=iiiiQQQQQQ", 0, 0, 0, 0, 8, 0, 0, 0, 0, 0))
+        struct.pack_into("=Q", version, 24, address(name))
+        there = os.path.exists("/dev/dri"), os.path.exists("/sys/class/drm")
+        if there[0]:
+            fcntl.ioctl(device(), VERSION, version)
+        say(there=there, node=refusal(device), name=name.decode().rstrip("\\0"))
+        """
+    gone = client(hardware, body, STANDIN_FAULTS="no-device")
+    other = client(hardware, body, STANDIN_FAULTS="slow-reader,not-xe")
+    assert gone == {"there": [False, False], "node": "ENOENT", "name": ""}
+    assert other == {"there": [True, True], "node": "", "name": "i915"}
+
+
+# ---- reading ----
+
+
+def test_reads_are_refused_until_enabled_and_after_disabling(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        stream = open_stream(device(), (GT_ID, 0))
+        os.set_blocking(stream, False)
+        answers = [refusal(os.read, stream, 4096)]
+        fcntl.ioctl(stream, ENABLE)
+        answers += [refusal(os.read, stream, 63), refusal(os.read, stream, 4096)]
+        fcntl.ioctl(stream, DISABLE)
+        answers += [refusal(os.read, stream, 4096)]
+        fcntl.ioctl(stream, ENABLE), fcntl.ioctl(stream, ENABLE)
+        answers += [refusal(os.read, stream, 64), refusal(os.readv, stream, [bytearray(64)])]
+        say(answers=answers)
+        """,
+    )
+    assert said["answers"] == ["EINVAL", "EINVAL", "EAGAIN", "EINVAL", "EAGAIN", "EAGAIN"]
+
+
+def test_a_blocking_read_waits(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        stream = started(nonblocking=False)
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.01, delay=0.2)
+        start = time.monotonic()
+        size = len(os.read(stream, 1 << 20))
+        say(size=size, waited=time.monotonic() - start)
+        """,
+    )
+    assert said["size"] > 0
+    assert said["size"] % 64 == 0
+    assert 0.19 < said["waited"] < 2
+
+
+def test_a_read_rounds_down_and_clears_pollin_even_if_data_remains(hardware: Hardware) -> None:
+    # given records in the buffers
+    said = client(
+        hardware,
+        """
+        stream = started()
+        idle = readable(stream)
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.02)
+        GPU.sync()
+        # when a little is read with a crooked size, by select and by epoll
+        poller = select.epoll()
+        poller.register(stream, select.EPOLLIN)
+        before = readable(stream), len(poller.poll(0))
+        deadline = time.monotonic() + 5
+        size, after = 0, True
+        while after and time.monotonic() < deadline:  # the driver may look in between, so more than once
+            size = len(os.read(stream, 130))
+            after = readable(stream)
+        later = readable(stream, 0.1)
+        rest, _ = drain(stream)
+        say(idle=idle, before=before, size=size, after=after, later=later, rest=len(rest), end=readable(stream, 0.05))
+        """,
+    )
+    # then POLLIN is gone although data remains, and back at the driver's next look
+    assert said["idle"] is False
+    assert said["before"] == [True, 1]
+    assert said["size"] == 128
+    assert said["after"] is False
+    assert said["later"] is True
+    assert said["rest"] > 0
+    assert said["end"] is False
+
+
+def test_pollin_waits_for_the_wanted_number_of_reports(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        stream = started(wait=3000)
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.05)  # 2000 records
+        GPU.sync()
+        few = readable(stream, 0.05)
+        GPU.launch(KERNEL, 0.05)
+        GPU.sync()
+        say(few=few, many=readable(stream, 1), size=len(drain(stream)[0]) // 64)
+        """,
+    )
+    assert said["few"] is False
+    assert said["many"] is True
+    assert 3500 < said["size"] <= 4000
+
+
+def test_eio_comes_once_and_then_the_data(hardware: Hardware) -> None:
+    # given more records than the buffers hold, when they are read
+    said = client(
+        hardware,
+        """
+        stream = started()
+        GPU.kernel("k", KERNEL, OFFSETS)
+        fault(FAULT_FLOOD, 400_000, 200_000_000)
+        with Runtime(Path(os.environ["STANDIN_DIR"])) as other:
+            other.sync()
+        first = refusal(os.read, stream, 1 << 30)
+        data, more = drain(stream)
+        say(first=first, more=more, records=len(data) // 64)
+        """,
+    )
+    hardware.stop()
+    ledger = hardware.ledger()
+    # then one EIO says so, and all that fitted is there
+    assert said == {"first": "EIO", "more": 0, "records": 20 * 8192}
+    assert ledger.records_produced == 400_000
+    assert ledger.records_dropped == 400_000 - 20 * 8192
+    assert ledger.records_unread == 0
+    assert sum(overflow.records for overflow in ledger.overflows) == ledger.records_dropped
+    assert {overflow.xecore for overflow in ledger.overflows} == set(range(20))
+    assert all(overflow.first_ns < overflow.last_ns for overflow in ledger.overflows)
+
+
+@pytest.mark.parametrize("how", ["fault(FAULT_RESET)", "os.kill(gpu, signal.SIGUSR1), time.sleep(0.1)"])
+def test_a_reset_kills_the_stream_until_a_new_one_is_opened(hardware: Hardware, how: str) -> None:
+    said = client(
+        hardware,
+        """
+        import signal
+        stream = started()
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.02)
+        GPU.sync()
+        HOW
+        dead = [readable(stream), refusal(os.read, stream, 4096), readable(stream), refusal(os.read, stream, 4096)]
+        busy = refusal(open_stream, device(), (GT_ID, 0))
+        os.close(stream)
+        stream = started()
+        GPU.launch(KERNEL, 0.02)
+        GPU.sync()
+        say(dead=dead, busy=busy, records=len(drain(stream)[0]) // 64)
+        """.replace("HOW", how.replace("gpu", str(hardware.process.pid))),
+    )
+    ledger = hardware.ledger()
+    assert said["dead"] == [True, "ENODEV", True, "ENODEV"]
+    assert said["busy"] == "EBUSY"
+    assert said["records"] == ledger.records_captured > 0
+    assert ledger.records_unread > 0
+
+
+def test_a_blocked_read_ends_when_the_gpu_is_reset_or_gone(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        import threading
+        stream = started(nonblocking=False)
+        threading.Timer(0.1, fault, [FAULT_RESET]).start()
+        reset = refusal(os.read, stream, 4096)
+        os.close(stream)
+        stream = started(nonblocking=False)
+        threading.Timer(0.1, os.kill, [gpu, 9]).start()
+        gone = refusal(os.read, stream, 4096)
+        os.set_blocking(stream, False)
+        still, node = refusal(os.read, stream, 4096), refusal(open_stream, device(), (GT_ID, 0))
+        say(reset=reset, gone=gone, still=still, node=node)
+        """.replace("gpu", str(hardware.process.pid)),
+    )
+    hardware.kill()  # it is dead already; this says that it is meant to be
+    assert said == {"reset": "ENODEV", "gone": "ENODEV", "still": "ENODEV", "node": "ENODEV"}
+
+
+# ---- the ledger ----
+
+
+@pytest.mark.parametrize(("device", "layout"), [("bmg", "xe2"), ("pvc", "pvc"), ("xe3p", "xe3p")])
+def test_what_is_drained_equals_the_ledger(tmp_path: Path, programs: Programs, device: str, layout: str) -> None:
+    # given launches of two kernels from several stacks, at the same time and one after the other
+    with Hardware(tmp_path / "gpu", device, programs=programs, gts=1) as hardware:
+        said = client(
+            hardware,
+            """
+            stream = started()
+            GPU.kernel("first", KERNEL, OFFSETS)
+            GPU.kernel("second", KERNEL + 0x10000, OFFSETS)
+            for turn in range(20):
+                GPU.launch(KERNEL, 0.02, "main;a")
+                GPU.launch(KERNEL, 0.005, "main;b", delay=0.01)
+                GPU.launch(KERNEL + 0x10000, 0.01, "main;a")
+            GPU.sync()
+            # when all of it is drained
+            data, lost = drain(stream, 100_000)
+            fcntl.ioctl(stream, DISABLE)
+            Path(os.environ["STANDIN_DIR"], "records").write_bytes(data)
+            say(lost=lost)
+            """,
+        )
+    ledger = hardware.ledger()
+    got = samples((tmp_path / "gpu" / "records").read_bytes(), layout)
+    # then every sample is in the ledger, and no other
+    assert said == {"lost": 0}
+    assert ledger.records_captured == ledger.records_produced > 10_000
+    assert got == ledger_samples(ledger, layout)
+    assert {(row.stack, row.kernel) for row in ledger.rows} == {
+        ("main;a", "first"), ("main;b", "first"), ("main;a", "second"),
+    }  # fmt: skip
+    assert sorted(launch.count for launch in ledger.launches) == [20, 20, 20]
+    assert ("tdr" in {row.reason for row in ledger.rows}) == (layout != "pvc")
+    by_offset = Counter[int]()
+    for row in ledger.rows:
+        by_offset[row.offset] += row.produced
+    assert max(by_offset.values()) > 3 * sum(by_offset.values()) / len(OFFSETS)  # a few instructions are hot
+
+
+def test_two_gts_have_a_stream_each(tmp_path: Path, programs: Programs) -> None:
+    # given a device of two tiles, both sampled
+    with Hardware(tmp_path / "gpu", "pvc", programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            streams = [started(gt=gt) for gt in (0, 1)]
+            GPU.kernel("k", KERNEL, OFFSETS)
+            for turn in range(10):
+                GPU.launch(KERNEL, 0.01)
+            GPU.sync()
+            # when each is read with readv into two buffers
+            data = []
+            for stream in streams:
+                parts = bytearray(64 * 100), bytearray(64 * 8192 * 20)
+                size = os.readv(stream, parts)
+                data.append((parts[0] + parts[1])[:size])
+            Path(os.environ["STANDIN_DIR"], "records").write_bytes(b"".join(data))
+            say(sizes=[len(part) // 64 for part in data])
+            """,
+        )
+    ledger = hardware.ledger()
+    # then both had work, and together they are the ledger
+    assert min(said["sizes"]) > 500
+    assert sum(said["sizes"]) == ledger.records_produced
+    assert samples((tmp_path / "gpu" / "records").read_bytes(), "pvc") == ledger_samples(ledger, "pvc")
+
+
+def test_unread_records_are_counted_apart_and_nothing_is_made_unwatched(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.05, "nobody looks")
+        GPU.sync()
+        stream = started()
+        GPU.launch(KERNEL, 0.05, "half is read")
+        GPU.sync()
+        data = os.read(stream, 64 * 500)
+        fcntl.ioctl(stream, DISABLE)
+        GPU.launch(KERNEL, 0.05, "disabled")
+        GPU.sync()
+        fcntl.ioctl(stream, ENABLE)
+        empty = refusal(os.read, stream, 64)
+        GPU.launch(KERNEL, 0.05, "closed")
+        GPU.sync()
+        os.close(stream)
+        Path(os.environ["STANDIN_DIR"], "records").write_bytes(data)
+        say(empty=empty)
+        """,
+    )
+    hardware.stop()
+    ledger = hardware.ledger()
+    assert said == {"empty": "EAGAIN"}
+    assert {row.stack for row in ledger.rows} == {"half is read", "closed"}
+    assert {launch.stack for launch in ledger.launches} == {"nobody looks", "half is read", "disabled", "closed"}
+    assert ledger.records_captured == 500
+    assert ledger.records_unread == ledger.records_produced - 500 > 2000
+    got = samples((hardware.folder / "records").read_bytes(), "xe2")
+    assert got == ledger_samples(ledger, "xe2")
+
+
+def test_a_slow_reader_loses_and_the_ledger_says_so(tmp_path: Path, programs: Programs) -> None:
+    # given a flood, and a reader whose every read takes 300 ms
+    with Hardware(tmp_path / "gpu", programs=programs, faults=["slow-reader"], flood=(1_000_000, 1.0)) as hardware:
+        said = client(
+            hardware,
+            """
+            stream = started()
+            GPU.kernel("k", KERNEL, OFFSETS)
+            records = lost = 0
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                if readable(stream, 0.05):
+                    try:
+                        records += len(os.read(stream, 16 << 20)) // 64
+                    except OSError as error:
+                        lost += error.errno == errno.EIO
+            fcntl.ioctl(stream, DISABLE)
+            say(records=records, lost=lost)
+            """,
+            STANDIN_SLOW_MS="300",
+        )
+    ledger = hardware.ledger()
+    # then it saw EIO, and the ledger holds exactly what it missed
+    assert said["lost"] >= 1
+    assert ledger.records_produced == 1_000_000
+    assert ledger.records_dropped > 100_000
+    assert said["records"] == ledger.records_captured
+
+
+def test_a_killed_reader_frees_the_gt(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        GPU.kernel("k", KERNEL, OFFSETS)
+        pid = os.fork()
+        if pid == 0:
+            stream = started(nonblocking=False)
+            while True:
+                os.read(stream, 64 * 100)
+        GPU.launch(KERNEL, 1.0)
+        time.sleep(0.2)
+        busy = refusal(open_stream, device(), (GT_ID, 0))
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        stream = started()
+        GPU.launch(KERNEL, 0.05)
+        say(busy=busy, readable=readable(stream, 1))
+        """,
+    )
+    assert said == {"busy": "EBUSY", "readable": True}
+
+
+@pytest.mark.slow
+def test_two_million_records_in_a_second_are_drained_without_loss(tmp_path: Path, programs: Programs) -> None:
+    # given a reader in C
+    source, reader = tmp_path / "reader.c", tmp_path / "reader"
+    source.write_text(C_READER)
+    subprocess.run(["cc", "-O2", "-Wall", "-o", str(reader), str(source)], check=True)
+    with Hardware(tmp_path / "gpu", programs=programs, flood=(2_000_000, 1.0)) as hardware, hardware.runtime() as gpu:
+        gpu.kernel("k", KERNEL, OFFSETS)
+        # when the GPU makes two million records in a second
+        output = subprocess.run(
+            [str(reader), "2000000"], env=os.environ | hardware.env(), stdout=subprocess.PIPE, check=True, timeout=60
+        ).stdout
+    said, ledger = json.loads(output), hardware.ledger()
+    # then none is lost
+    assert said["eio"] == 0
+    assert ledger.records_dropped == 0
+    assert said["records"] == ledger.records_captured == ledger.records_produced == 2_000_000
