@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from iaprof.formats.errors import IaprofError
@@ -97,7 +98,7 @@ _DICTIONARY = [
 ]
 
 # What a capture may declare. Ours have row groups far below; a stranger's must not make us allocate at will.
-MAX_VALUES = 1 << 26
+MAX_ROWS = 1 << 26
 MAX_ROW_GROUP_BYTES = 1 << 31
 MAX_HEADER_BYTES = 1 << 26
 
@@ -117,7 +118,7 @@ class CaptureWriter:
             compression="zstd",
             use_dictionary=_DICTIONARY,
             use_byte_stream_split=_SPLIT,
-            write_statistics=["kind"],
+            write_statistics=False,
         )
 
     def write(self, kind: str, rows: pa.StructArray) -> None:
@@ -223,19 +224,25 @@ class CaptureReader:
                     raise CaptureError(f"{self.path} is damaged: column '{field.name}.{name}' is of {members[name]}")
 
     def _row_groups(self) -> dict[str, list[int]]:
+        # Kinds are read as data, not from the footer's statistics: pyarrow's accessors for those end the process
+        # when a damaged footer makes them throw.
         groups: dict[str, list[int]] = {kind: [] for kind in KINDS}
-        metadata = self._file.metadata
-        for index in range(metadata.num_row_groups):
-            group = metadata.row_group(index)
-            chunks = [group.column(column) for column in range(group.num_columns)]
-            if any(chunk.num_values > MAX_VALUES for chunk in chunks) or group.total_byte_size > MAX_ROW_GROUP_BYTES:
+        for index in range(self._file.metadata.num_row_groups):
+            group = self._file.metadata.row_group(index)
+            if not 0 < group.num_rows <= MAX_ROWS or not 0 <= group.total_byte_size <= MAX_ROW_GROUP_BYTES:
                 raise CaptureError(f"{self.path} is damaged: a row group of it declares an absurd size")
-            statistics = next(chunk.statistics for chunk in chunks if chunk.path_in_schema == "kind")
-            if statistics is None or statistics.min != statistics.max:
+            kinds = pc.unique(self._read(index, ["kind"], "kind").column(0)).to_pylist()
+            if len(kinds) != 1:
                 raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
-            if statistics.min in groups:  # a kind of a later version of this format is not ours to read
-                groups[statistics.min].append(index)
+            if kinds[0] in groups:  # a kind of a later version of this format is not ours to read
+                groups[kinds[0]].append(index)
         return groups
+
+    def _read(self, index: int, columns: list[str], what: str) -> pa.Table:
+        try:
+            return self._file.read_row_group(index, columns=columns)
+        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+            raise CaptureError(f"{self.path} is damaged in its {what} rows: {_first_line(error)}") from error
 
     def tables(self, kind: str, columns: tuple[str, ...] = ()) -> Iterator[pa.Table]:
         """The rows of a kind, a table per row group, with the struct's members as columns.
@@ -249,8 +256,8 @@ class CaptureReader:
         """
         wanted = columns or tuple(field.name for field in KINDS[kind])
         for index in self._kinds[kind]:
+            table = self._read(index, [f"{kind}.{name}" for name in wanted], kind)
             try:
-                table = self._file.read_row_group(index, columns=[f"{kind}.{name}" for name in wanted])
                 rows = table.column(0).combine_chunks()
                 rows = rows.chunk(0) if isinstance(rows, pa.ChunkedArray) else rows
                 arrays = [rows.field(name) for name in wanted]

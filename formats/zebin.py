@@ -1,8 +1,8 @@
-"""Zebins: the ELF files that hold an Intel GPU module's kernels, as the compiler writes them and as the driver places them.
+"""Zebins: the ELF files that hold a GPU module's kernels, as the compiler writes them and as the driver places them.
 
-This names kernels and hands out their code. Lines and inlined functions (DWARF) are report.gpu_frames' work, instructions
-report.decoder's. The file may come from anyone: all that it declares is checked before use, and the work and memory that
-reading takes are bounded by its length.
+This names kernels and hands out their code. Lines and inlined functions (DWARF) are report.gpu_frames' work,
+instructions report.decoder's. The file may come from anyone: all that it declares is checked before use, and the work
+and memory that reading takes are bounded by its length.
 Sources: the ELF-64 layouts are the System V gABI's; what is Intel's own is in compute-runtime's
 shared/source/device_binary_format/zebin and shared/source/debugger (the debug form).
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import multi_demangle
+import multi_demangle  # type: ignore[import-untyped]
 
 LONGEST_SYMBOL = 1 << 14  # bytes; a longer name is left as it is: demangled names can be far longer than mangled ones
 
@@ -18,9 +18,10 @@ def demangled(symbol: str) -> str:
     """The readable name of an Itanium C++ or Rust symbol; any other name as it is."""
     if not symbol.startswith(("_Z", "_R")) or len(symbol) > LONGEST_SYMBOL:
         return symbol
-    name = multi_demangle.demangle_symbol(symbol)
+    name = str(multi_demangle.demangle_symbol(symbol))
     if name == symbol:
-        name = multi_demangle.demangle_symbol(plain := _without_qualified_this(symbol))
+        plain = _without_qualified_this(symbol)
+        name = str(multi_demangle.demangle_symbol(plain))
         if name == plain:
             return symbol
     return name.removeprefix(_KERNEL_TYPE)

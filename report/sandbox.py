@@ -27,12 +27,9 @@ REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow
 ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
 LONGEST_DATA = 256 << 20  # bytes
 
-# -I keeps the user's environment and working directory out of the child's imports; it finds modules where this process does.
+# -I keeps environment and working directory out of the child's imports; it finds modules where this process does.
 _START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.report.sandbox_child import main; main(sys.argv[1])"
-_ENVIRONMENT = (
-    "IAPROF_IGA_LIBRARY",
-    "LD_LIBRARY_PATH",
-)  # what the child may know; the second may hold Python's own library
+_ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python's own library may be found by the second
 
 
 class SandboxError(IaprofError):
@@ -134,7 +131,7 @@ class Sandbox:
             try:
                 self._child = subprocess.Popen(
                     [sys.executable, *options, "-c", _START, json.dumps(asdict(self.limits)), *paths],
-                    stdin=its,
+                    stdin=its.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},

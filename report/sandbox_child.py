@@ -105,7 +105,7 @@ def _lower(memory_bytes: int) -> None:
         int capset(uint32_t header[2], uint32_t sets[6]);
         """
     )
-    libc = ffi.dlopen(None)
+    libc: Any = ffi.dlopen(None)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError("the kernel refuses PR_SET_NO_NEW_PRIVS")
     if libc.capset([_CAPABILITY_VERSION_3, 0], [0] * 6) != 0:

@@ -1,7 +1,7 @@
 /* What the parts of the stand-in say to each other.
  *
  *   ze.c (libze_intel_gpu.so.1, in the profiled process)  --launches, kernels-->  gpu.c (the GPU, a process of its own)
- *   gpu.c  --records in shared memory, eventfd when data becomes visible-->        xe.c (the xe driver, preloaded into the recorder)
+ *   gpu.c  --records in shared memory, a byte in a pipe when data is visible-->       xe.c (the xe driver, preloaded into the recorder)
  *
  * All files of one stand-in live in one folder, named by the environment variable STANDIN_DIR:
  *   gpu.sock     SOCK_SEQPACKET, the runtimes and the driver connect to it

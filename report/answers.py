@@ -1,0 +1,88 @@
+"""Checks of what report.sandbox's child answers: it chews hostile bytes, so it may be in an attacker's hands.
+
+What passes has the types and bounds that the rest of report relies on. The layout is report.gpu_reader's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from iaprof.formats.errors import IaprofError
+
+LARGEST = 1 << 48  # addresses, offsets and lines
+MOST_TARGETS = 3
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Instructions: TypeAlias = list[tuple[int, int, str, str, tuple[int, ...]]]  # offset, size, mnemonic, text, targets
+
+
+class AnswerError(IaprofError):
+    """The child answered what it never would in good health."""
+
+    def __init__(self) -> None:
+        super().__init__("the reader process answered nonsense")
+
+
+def integers(value: Any, limit: int = LARGEST, lowest: int = 0) -> list[int]:
+    """A list of integers from `lowest` up to, not including, `limit`."""
+    if not isinstance(value, list) or not all(type(each) is int and lowest <= each < limit for each in value):
+        raise AnswerError
+    return value
+
+
+def integer(value: Any, limit: int = LARGEST) -> int:
+    """An integer from 0 up to, not including, `limit`."""
+    return integers([value], limit)[0]
+
+
+def strings_of(value: Any) -> list[str]:
+    """A list of strings that any encoder takes: JSON can smuggle in lone surrogates."""
+    if not isinstance(value, list):
+        raise AnswerError
+    for each in value:
+        if not isinstance(each, str) or not (each.isascii() or _SURROGATE.search(each) is None):
+            raise AnswerError
+    return value
+
+
+def string(value: Any) -> str:
+    """A string."""
+    return strings_of([value])[0]
+
+
+def list_of(value: Any) -> list[Any]:
+    """A list of anything."""
+    if not isinstance(value, list):
+        raise AnswerError
+    return value
+
+
+def ascending(offsets: Sequence[int]) -> None:
+    """Each offset is larger than the one before."""
+    if any(later <= earlier for earlier, later in pairwise(offsets)):
+        raise AnswerError
+
+
+def read_instructions(columns: Any, strings: list[str], length: int) -> Instructions:
+    """The instructions of `length` bytes of code, sorted and not overlapping; strings are given by number."""
+    match columns:
+        case {"offset": offset, "size": size, "mnemonic": mnemonic, "text": text, "targets": list(targets)}:
+            offsets, sizes = integers(offset, length), integers(size, 17, 1)
+            mnemonics, texts = integers(mnemonic, len(strings)), integers(text, len(strings))
+        case _:
+            raise AnswerError
+    if len({len(offsets), len(sizes), len(mnemonics), len(texts), len(targets)}) != 1:
+        raise AnswerError
+    ascending(offsets)
+    found: Instructions = []
+    end = 0
+    for index, start in enumerate(offsets):
+        goals = integers(targets[index], LARGEST, -LARGEST)
+        if start < end or start + sizes[index] > length or len(goals) > MOST_TARGETS:
+            raise AnswerError
+        end = start + sizes[index]
+        found.append((start, sizes[index], strings[mnemonics[index]], strings[texts[index]], tuple(goals)))
+    return found

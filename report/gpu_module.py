@@ -1,0 +1,267 @@
+"""A GPU module, offline: its kernels, their instructions, and the source that each instruction comes from.
+
+All reading happens in report.sandbox's child; this holds what came of it. Whatever a file is, something is answered: a
+stage that fails leaves a placeholder where its result would be, and a sentence in `problems`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self
+
+from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, canonical, read_zebin
+from iaprof.report.answers import (
+    AnswerError,
+    Instructions,
+    ascending,
+    integer,
+    integers,
+    list_of,
+    read_instructions,
+    string,
+    strings_of,
+)
+from iaprof.report.platforms import Platform
+from iaprof.report.sandbox import Sandbox, SandboxDied, SandboxError, SandboxRefused
+
+NO_DECODER = "[no decoder]"
+UNDECODABLE = "[undecodable]"
+NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction, or outside of the code
+
+_DEEPEST_STACK = 256  # frames; report.gpu_functions makes fewer
+_MOST_DEATHS = 8  # of the decoder in one module; then what is left is not tried
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFrame:
+    """One function of the inlined calls that an instruction belongs to."""
+
+    function: str  # readable: demangled, qualified, with parameters
+    file: str  # as DWARF has it, its directories joined; empty where unknown
+    line: int  # in `file`: of the next frame's call, or of the instruction; 0 for none
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionInfo:
+    """What is at an offset of a kernel."""
+
+    offset: int  # bytes from the kernel's address
+    size: int  # bytes; 0 where no instruction is known to start
+    mnemonic: str  # of the opcode alone (`send` for send.ugm), or one of the placeholders in brackets
+    text: str  # in IGA's syntax; empty without an instruction
+    targets: tuple[int, ...]  # offsets that it may jump to
+    frames: tuple[SourceFrame, ...]  # outermost first; the first is the kernel; never empty
+
+
+@dataclass(frozen=True, eq=False)
+class GpuKernel:
+    """One kernel of a module."""
+
+    name: str  # as the zebin has it
+    demangled: str
+    address: int  # canonical: 48 bits, not sign-extended; 0 where the module was not placed
+    size: int  # bytes, without the padding behind it
+    code_size: int  # bytes, with it
+    decoded: Instructions | None = field(repr=False, default=None)  # None without a decoder
+    segment_offsets: tuple[int, ...] = field(repr=False, default=())
+    segment_frames: tuple[tuple[SourceFrame, ...], ...] = field(repr=False, default=())
+
+    @cached_property
+    def instructions(self) -> tuple[InstructionInfo, ...]:
+        """All instructions, sorted by offset; empty where none could be decoded."""
+        return tuple(
+            InstructionInfo(offset, size, mnemonic, text, targets, self.frames_at(offset))
+            for offset, size, mnemonic, text, targets in self.decoded or ()
+        )
+
+    @cached_property
+    def _by_offset(self) -> dict[int, InstructionInfo]:
+        return {instruction.offset: instruction for instruction in self.instructions}
+
+    @cached_property
+    def file(self) -> str:
+        """The source file that the kernel's own code starts in; empty where unknown."""
+        return self.frames_at(0)[0].file
+
+    def frames_at(self, offset: int) -> tuple[SourceFrame, ...]:
+        """The frames of the code at an offset, whether or not it was decoded; at least the kernel."""
+        index = bisect_right(self.segment_offsets, offset) - 1
+        if index >= 0 and offset < max(self.code_size, self.size):
+            return self.segment_frames[index]
+        return (SourceFrame(self.demangled, "", 0),)
+
+    def at(self, offset: int) -> InstructionInfo:
+        """What is at an offset; where no instruction starts there, the mnemonic says so or why that is not known."""
+        found = self._by_offset.get(offset)
+        if found is not None:
+            return found
+        last = self.instructions[-1] if self.instructions else None
+        if self.decoded is None and 0 <= offset < self.code_size:
+            mnemonic = NO_DECODER
+        elif 0 <= offset < self.code_size and (last is None or offset >= last.offset + last.size):
+            mnemonic = UNDECODABLE
+        else:
+            mnemonic = NO_INSTRUCTION
+        return InstructionInfo(offset, 0, mnemonic, "", (), self.frames_at(offset))
+
+
+@dataclass(frozen=True, eq=False)
+class GpuModule:
+    """What could be read of a module."""
+
+    kernels: tuple[GpuKernel, ...]
+    problems: tuple[str, ...]  # what could not, a sentence each
+
+
+class GpuModules:
+    """Reads modules, in one child process; also a context manager."""
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
+        self._own = Sandbox() if sandbox is None else None
+        self._sandbox = sandbox or self._own or Sandbox()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process, unless it is shared."""
+        if self._own is not None:
+            self._own.close()
+
+    def load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None) -> GpuModule:
+        """Read a debug zebin; never raises for what is in it.
+
+        `platform` is None where the GPU's generation is not known: then nothing is decoded. `only` restricts
+        instructions and frames, which take most of the time, to the kernels at these addresses; the others have none.
+        """
+        addresses = None if only is None else sorted({canonical(address) for address in only})
+        try:
+            return _module(self._module(elf, platform, addresses, decode=True))
+        except SandboxRefused as refusal:
+            if refusal.kind == "ZebinError":
+                return GpuModule((), (str(refusal),))
+            first = str(refusal)
+        except (SandboxDied, AnswerError) as error:
+            first = str(error)
+        except SandboxError as error:
+            return self._names_only(elf, str(error))
+        return self._in_parts(elf, platform, addresses, first)
+
+    def _module(self, elf: bytes, platform: Platform | None, only: list[int] | None, decode: bool) -> Any:
+        number = None if platform is None else int(platform)
+        return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode}, elf)
+
+    def _in_parts(self, elf: bytes, platform: Platform | None, only: list[int] | None, first: str) -> GpuModule:
+        """What can be had of a module that the child did not survive as a whole: lines first, then kernel by kernel."""
+        try:
+            module = _module(self._module(elf, platform, only, decode=False))
+        except (SandboxError, AnswerError) as error:
+            module = self._names_only(elf, f"its debug information cannot be read: {error}")
+        if platform is None:
+            return module
+        try:
+            codes = [kernel.code for kernel in read_zebin(elf).kernels]
+        except ZebinError as error:
+            return GpuModule((), (str(error),))
+        kernels = []
+        problems = [*module.problems]
+        deaths = 0
+        for kernel, code in zip(module.kernels, codes, strict=True):
+            decoded: Instructions | None = []
+            if (only is None or kernel.address in only) and code and deaths < _MOST_DEATHS:
+                try:
+                    answer = self._sandbox.call("disasm", {"platform": int(platform)}, code)
+                    decoded = read_instructions(answer["instructions"], strings_of(answer["strings"]), len(code))
+                except SandboxRefused as refusal:
+                    decoded = None if refusal.kind == "DecoderUnavailable" else []
+                    problems.append(f"kernel {kernel.name!r} was not decoded: {refusal}")
+                except (SandboxError, AnswerError, KeyError, TypeError) as error:
+                    deaths += 1
+                    problems.append(f"kernel {kernel.name!r} was not decoded: {error}")
+            kernels.append(
+                GpuKernel(
+                    name=kernel.name,
+                    demangled=kernel.demangled,
+                    address=kernel.address,
+                    size=kernel.size,
+                    code_size=kernel.code_size,
+                    decoded=decoded,
+                    segment_offsets=kernel.segment_offsets,
+                    segment_frames=kernel.segment_frames,
+                )
+            )
+        if len(problems) == len(module.problems):
+            problems.append(f"it could only be read in parts: {first}")
+        return GpuModule(tuple(kernels), tuple(dict.fromkeys(problems)))
+
+    def _names_only(self, elf: bytes, problem: str) -> GpuModule:
+        """The kernels alone, read here: formats.zebin is plain Python, bounded by the file's length."""
+        try:
+            zebin: Zebin = read_zebin(elf)
+        except ZebinError as error:
+            return GpuModule((), (str(error),))
+        return GpuModule(tuple(_bare(kernel) for kernel in zebin.kernels), (problem,))
+
+
+def _bare(kernel: ZebinKernel) -> GpuKernel:
+    return GpuKernel(kernel.name, kernel.name, kernel.address, kernel.size, len(kernel.code))
+
+
+def _module(answer: Any) -> GpuModule:
+    """The child's answer, checked."""
+    if not isinstance(answer, dict):
+        raise AnswerError
+    strings = strings_of(answer.get("strings"))
+    places = []
+    for place in list_of(answer.get("frames")):
+        function, file, line = integers(place, 1 << 31) if len(list_of(place)) == 3 else (len(strings), 0, 0)
+        if max(function, file) >= len(strings):
+            raise AnswerError
+        places.append(SourceFrame(strings[function], strings[file], line))
+    stacks = []
+    for stack in list_of(answer.get("stacks")):
+        numbers = integers(stack, len(places))
+        if not 0 < len(numbers) <= _DEEPEST_STACK:
+            raise AnswerError
+        stacks.append(tuple(places[number] for number in numbers))
+    kernels = tuple(_kernel(kernel, strings, stacks) for kernel in list_of(answer.get("kernels")))
+    return GpuModule(kernels, tuple(dict.fromkeys(strings_of(answer.get("problems")))))
+
+
+def _kernel(answer: Any, strings: list[str], stacks: list[tuple[SourceFrame, ...]]) -> GpuKernel:
+    match answer:
+        case {
+            "name": name,
+            "demangled": demangled,
+            "address": address,
+            "size": size,
+            "code_size": code_size,
+            "segments": {"offset": offset, "stack": stack},
+            "instructions": instructions,
+        }:
+            offsets, numbers = integers(offset), integers(stack, len(stacks))
+            ascending(offsets)
+            if len(offsets) != len(numbers):
+                raise AnswerError
+            length = integer(code_size)
+            return GpuKernel(
+                name=string(name),
+                demangled=string(demangled),
+                address=integer(address),
+                size=integer(size),
+                code_size=length,
+                decoded=None if instructions is None else read_instructions(instructions, strings, length),
+                segment_offsets=tuple(offsets),
+                segment_frames=tuple(stacks[number] for number in numbers),
+            )
+    raise AnswerError

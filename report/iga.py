@@ -1,0 +1,182 @@
+"""The binding to Intel's decoder IGA (libiga64), through cffi in ABI mode.
+
+IGA is C++ that gets bytes from anyone, so this runs only inside report.sandbox's child; report.decoder is for everybody
+else. The packages carry no header: the declarations are those of iga.h and kv.h in intel-graphics-compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import cffi
+
+from iaprof.report.platforms import Platform
+
+LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
+PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"
+SHORTEST_CODE = 8  # bytes: a compacted instruction; IGA crashes on less
+LONGEST_INSTRUCTION = 16  # bytes
+
+_DECLARATIONS = """
+const char *iga_version_string(void);
+const char *iga_status_to_string(int32_t status);
+int32_t iga_platforms_list(size_t bytes, uint32_t *platforms, size_t *bytes_needed);
+struct kv_t *kv_create(uint32_t platform, const void *bytes, size_t length, int32_t *status,
+                       char *errbuf, size_t errcap, uint32_t swsb_mode);
+void kv_delete(struct kv_t *);
+int32_t kv_get_inst_size(const struct kv_t *, int32_t pc);
+uint32_t kv_get_opcode(const struct kv_t *, int32_t pc);
+size_t kv_get_inst_syntax(const struct kv_t *, int32_t pc, char *buf, size_t cap, uint32_t fmt_opts,
+                          void *get_label, void *env);
+uint32_t kv_get_inst_targets(const struct kv_t *, int32_t pc, int32_t *pcs);
+int32_t iga_opspec_from_op(uint32_t platform, uint32_t op, void **opspec);
+int32_t iga_opspec_mnemonic(void *opspec, char *buf, size_t *length);
+"""
+
+_DECODE_ERROR = 4  # IGA_DECODE_ERROR: some instruction was not understood, all others are there
+_UNSUPPORTED_PLATFORM = 10  # IGA_UNSUPPORTED_PLATFORM
+_ILLEGAL = "illegal"  # what IGA makes of bytes that it does not understand, too
+_OPCODE_BITS = 0x7F  # of an instruction's first byte; 0 is the true `illegal`, on every platform
+_MESSAGE_BYTES = 4096
+_SYNTAX_BYTES = 4096
+_LONGEST_CODE = 0x7FFF_FFFF  # pcs are int32_t
+
+
+class IgaUnavailable(Exception):
+    """There is no library, or it does not know the platform."""
+
+
+class IgaError(Exception):
+    """IGA refused the code; the text is its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class IgaInstruction:
+    """One instruction; `pc` and `targets` are bytes from the code's start."""
+
+    pc: int
+    size: int
+    mnemonic: str  # the opcode's, without subfunction: `send` for send.ugm
+    text: str
+    targets: tuple[int, ...]
+    understood: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IgaDecoding:
+    """What IGA made of some code, and what it complained about (empty where it did not)."""
+
+    instructions: tuple[IgaInstruction, ...]
+    message: str
+
+
+class Iga:
+    """A loaded libiga64."""
+
+    def __init__(self) -> None:
+        """Load the first library found; IgaUnavailable where none is, with what the loader says."""
+        self._ffi = cffi.FFI()
+        self._ffi.cdef(_DECLARATIONS)
+        self.path, self._lib = self._load()
+        self.version = self._text(self._lib.iga_version_string())
+        self.platforms = self._platforms()
+        self._mnemonics: dict[tuple[int, int], str] = {}
+
+    def decode(self, platform: Platform, code: bytes) -> IgaDecoding:
+        """Decode code from its first byte to its last, or to where no instruction starts.
+
+        IgaUnavailable where the library is too old for the platform, IgaError for anything else but instructions that
+        it does not understand.
+        """
+        if not SHORTEST_CODE <= len(code) <= _LONGEST_CODE:
+            raise IgaError(f"{len(code)} bytes are no instruction: the shortest has {SHORTEST_CODE}")
+        if platform not in self.platforms:
+            raise IgaUnavailable(
+                f"{self.path} (version {self.version}) does not know {platform.name}: install a newer {PACKAGES}"
+            )
+        status = self._ffi.new("int32_t *")
+        message = self._ffi.new("char[]", _MESSAGE_BYTES)
+        # The view keeps a pointer to the bytes, not a copy: this buffer must live, and stay, until kv_delete.
+        buffer = self._ffi.new("uint8_t[]", code)
+        view = self._lib.kv_create(platform, buffer, len(code), status, message, _MESSAGE_BYTES, 0)
+        try:
+            if status[0] == _UNSUPPORTED_PLATFORM:
+                raise IgaUnavailable(f"{self.path} does not know {platform.name}: install a newer {PACKAGES}")
+            said = self._text(message).strip()
+            if view == self._ffi.NULL or status[0] not in (0, _DECODE_ERROR):
+                raise IgaError(said or self._text(self._lib.iga_status_to_string(status[0])))
+            instructions = tuple(self._instructions(view, platform, code))
+            return IgaDecoding(instructions, said)
+        finally:
+            if view != self._ffi.NULL:
+                self._lib.kv_delete(view)
+
+    def _instructions(self, view: object, platform: Platform, code: bytes) -> list[IgaInstruction]:
+        ffi, lib = self._ffi, self._lib
+        syntax = ffi.new("char[]", _SYNTAX_BYTES)
+        targets = ffi.new("int32_t[3]")
+        found = []
+        pc = 0
+        while pc < len(code):
+            size = lib.kv_get_inst_size(view, pc)
+            if size <= 0 or pc + size > len(code):
+                break
+            mnemonic = self._mnemonic(platform, lib.kv_get_opcode(view, pc))
+            lib.kv_get_inst_syntax(view, pc, syntax, _SYNTAX_BYTES, 0, ffi.NULL, ffi.NULL)
+            count = min(lib.kv_get_inst_targets(view, pc, targets), 3)
+            found.append(
+                IgaInstruction(
+                    pc=pc,
+                    size=size,
+                    mnemonic=mnemonic,
+                    text=self._text(syntax).rstrip(),
+                    targets=tuple(targets[index] for index in range(count)),
+                    understood=mnemonic != _ILLEGAL or code[pc] & _OPCODE_BITS == 0,
+                )
+            )
+            pc += size
+        return found
+
+    def _mnemonic(self, platform: Platform, opcode: int) -> str:
+        known = self._mnemonics.get((platform, opcode))
+        if known is None:
+            specification = self._ffi.new("void **")
+            name = self._ffi.new("char[64]")
+            length = self._ffi.new("size_t *", 64)
+            if self._lib.iga_opspec_from_op(platform, opcode, specification) == 0:
+                self._lib.iga_opspec_mnemonic(specification[0], name, length)
+            known = self._text(name) or _ILLEGAL
+            self._mnemonics[platform, opcode] = known
+        return known
+
+    def _platforms(self) -> frozenset[int]:
+        room = 64
+        ids = self._ffi.new("uint32_t[]", room)
+        needed = self._ffi.new("size_t *")
+        if self._lib.iga_platforms_list(4 * room, ids, needed) != 0:
+            return frozenset()
+        return frozenset(ids[index] for index in range(min(needed[0] // 4, room)))
+
+    def _load(self) -> tuple[str, Any]:
+        refusals = []
+        for path in candidates():
+            try:
+                return path, self._ffi.dlopen(path)
+            except OSError as error:
+                refusals.append(str(error))
+        raise IgaUnavailable(
+            f"libiga64 cannot be loaded ({refusals[0]}): install {PACKAGES}, or name the library in {LIBRARY_VARIABLE}"
+        )
+
+    def _text(self, string: Any) -> str:
+        return bytes(self._ffi.string(string)).decode("utf-8", "backslashreplace")  # type: ignore[arg-type]
+
+
+def candidates() -> list[str]:
+    """Where libiga64 may be, best first; names without a folder are the dynamic loader's to find."""
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        return [named]  # whoever names one wants no other
+    return [os.path.join(sys.prefix, "lib", "iaprof", "libiga64.so.2"), "libiga64.so.2", "libiga64.so.1"]

@@ -1,0 +1,104 @@
+"""Captures: what is written is read, and what is no capture is refused in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, SCHEMA, CaptureError, CaptureReader
+
+from unit.capturing import HEADER, capture, launch, record, stall
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    # given
+    stalls = [stall(5, record(64, sbid=3), record(72, send=1)), stall(9), stall(11, record(0, active=255))]
+    path = capture(tmp_path / "c", stall=stalls, launch=[launch(1, 2, 3)], loss=[])
+    # when
+    reader = CaptureReader(path)
+    # then
+    assert reader.header == {"format": FORMAT, **HEADER}
+    assert reader.table("stall").to_pylist() == stalls
+    assert reader.table("launch").to_pylist() == [launch(1, 2, 3)]
+    assert reader.table("launch", ("pid",)).to_pylist() == [{"pid": 2}]
+    for kind in KINDS:
+        assert reader.table(kind).schema.names == [field.name for field in KINDS[kind]]
+
+
+def test_any_parquet_reader_sees_the_rows_of_a_kind(tmp_path: Path) -> None:
+    # given
+    path = capture(tmp_path / "c", stall=[stall(5, record(64, sbid=3))], launch=[launch(1, 2, 3)])
+    # when
+    table = pq.read_table(path, filters=[("kind", "=", "launch")])
+    # then
+    assert table["launch"].to_pylist() == [launch(1, 2, 3)]
+    assert table["stall"].to_pylist() == [None]
+
+
+def written(tmp_path: Path, schema: pa.Schema = SCHEMA, metadata: dict[bytes, bytes] | None = None) -> Path:
+    metadata = {HEADER_KEY: json.dumps({"format": FORMAT, **HEADER}).encode()} if metadata is None else metadata
+    pq.write_table(schema.with_metadata(metadata).empty_table(), tmp_path / "p")
+    return tmp_path / "p"
+
+
+def header_of(value: Any) -> dict[bytes, bytes]:
+    return {HEADER_KEY: json.dumps(value).encode()}
+
+
+def test_refusals(tmp_path: Path) -> None:
+    whole = capture(tmp_path / "whole", stall=[stall(5, record(64, sbid=3))]).read_bytes()
+
+    def file(name: str, content: bytes) -> Path:
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    no_column = pa.schema([field for field in SCHEMA if field.name != "launch"])
+    no_member = SCHEMA.set(1, pa.field("stall", pa.struct([("time_ns", pa.uint64())])))
+    mistyped = SCHEMA.set(1, pa.field("stall", pa.struct([*list(KINDS["stall"])[:-1], ("w2", pa.string())])))
+    for make, message in [
+        (lambda: tmp_path / "absent", "cannot be opened: No such file"),
+        (lambda: tmp_path, "is not a file"),
+        (lambda: file("empty", b""), "is empty"),
+        (lambda: file("text", b"hello, world, this is text"), "not an iaprof capture"),
+        (lambda: file("short", b"PAR1"), "cut short"),
+        (lambda: file("cut", whole[: len(whole) // 2]), "cut short"),
+        (lambda: file("spool", b"IAPS\1\0\0\0"), "iaprof recover"),
+        (lambda: file("holes", whole[:4] + bytes(len(whole) - 8) + whole[-4:]), "damaged"),
+        (lambda: written(tmp_path, metadata={}), "some other Parquet file"),
+        (lambda: written(tmp_path, metadata={HEADER_KEY: b"{"}), "damaged header"),
+        (lambda: written(tmp_path, metadata=header_of([1])), "damaged header"),
+        (lambda: written(tmp_path, metadata=header_of({"format": FORMAT + 1})), "install a newer iaprof"),
+        (lambda: written(tmp_path, no_column), "no column 'launch'"),
+        (lambda: written(tmp_path, no_member), "no column 'stall.begin_ns'"),
+        (lambda: written(tmp_path, mistyped), "column 'stall.w2' is of string"),
+        (lambda: written(tmp_path, SCHEMA.set(2, pa.field("launch", pa.int8()))), "column 'launch' is of type int8"),
+    ]:
+        with pytest.raises(CaptureError, match=message):
+            CaptureReader(make())
+
+
+def test_a_row_group_of_two_kinds_is_damaged(tmp_path: Path) -> None:
+    rows = pa.Table.from_pylist([{"kind": "stall"}, {"kind": "launch"}], SCHEMA)
+    pq.write_table(rows.replace_schema_metadata(header_of({"format": FORMAT, **HEADER})), tmp_path / "p")
+    with pytest.raises(CaptureError, match="not of one kind"):
+        CaptureReader(tmp_path / "p")
+
+
+def test_flipped_bytes_never_give_another_error(tmp_path: Path) -> None:
+    # given a capture, one byte of which is wrong
+    rows = [stall(n, record(64 * n, sbid=3)) for n in range(300)]
+    data = capture(tmp_path / "c", stall=rows, launch=[launch(n, 2, 3) for n in range(300)]).read_bytes()
+    for position in range(4, len(data), 13):
+        changed = bytearray(data)
+        changed[position] ^= 0x55
+        (tmp_path / "d").write_bytes(changed)
+        # when, then it is read or refused
+        try:
+            reader = CaptureReader(tmp_path / "d")
+            for kind in KINDS:
+                for _ in reader.tables(kind):
+                    pass
+        except CaptureError:
+            pass

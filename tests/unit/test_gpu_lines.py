@@ -1,0 +1,242 @@
+"""Lines and inlined functions of GPU code: what readelf says of real kernels, and DWARF made by hand."""
+
+import time
+
+import pytest
+from iaprof.formats.zebin import read_zebin
+from iaprof.report.demangle import demangled
+from iaprof.report.gpu_frames import SourceFrame, read_gpu_frames
+from unit import elfwriter as elf
+from unit.elfwriter import Addr, Die
+from unit.zebins import KERNELS, MODULES, SOURCES, debug_elf, disassembly, line_rows
+
+START = 0xFFFF_8000_0000_1000
+
+
+def frames_by_offset(data: bytes, kernel: int = 0):
+    """A function that gives the frames at an offset of a kernel."""
+    read = read_gpu_frames(data)
+    segments = read.segments(read_zebin(data).kernels[kernel])
+    assert segments[0].offset == 0
+    assert [segment.offset for segment in segments] == sorted({segment.offset for segment in segments})
+    return lambda offset: [segment.frames for segment in segments if segment.offset <= offset][-1]
+
+
+def names(frames) -> list[str]:
+    return [frame.function for frame in frames]
+
+
+@pytest.mark.parametrize(("device", "module"), MODULES)
+def test_every_instruction_has_the_file_and_line_that_readelf_gives(device, module):
+    data = debug_elf(device, module)
+    rows = line_rows(device, module)
+    for number, kernel in enumerate(read_zebin(data).kernels):
+        frames = frames_by_offset(data, number)
+        checked = 0
+        for offset, _ in disassembly(device, module, kernel.name):
+            innermost = frames(offset)[-1]
+            assert (innermost.file, innermost.line) == rows.at(kernel.address + offset), hex(offset)
+            checked += innermost.line > 0
+        assert checked > 50
+
+
+@pytest.mark.parametrize("device", ["bmg", "lnl", "pvc", "ptl"])
+def test_inlined_functions_of_the_cpp_kernel(device):
+    data = debug_elf(device, "attention")
+    (kernel,) = read_zebin(data).kernels
+    frames = frames_by_offset(data)
+    stacks = {frames(offset) for offset, _ in disassembly(device, "attention", kernel.name)}
+    main, reduce = f"{SOURCES}/attention.clcpp", f"{SOURCES}/lib/reduce.h"
+    workgroup = "float reduce::workgroup<float, reduce::{}>(float, float AS3*)"
+    dot = "nn::Row<float, 64>::dot(float const AS1*) const"
+    assert (SourceFrame("attention_scores", main, 25), SourceFrame(dot, main, 12)) in stacks
+    assert (SourceFrame("attention_scores", main, 25), SourceFrame("float nn::scale<float>(float, float)", main, 5)) in stacks
+    for operation, call, line in (("Max", 29, 4), ("Sum", 36, 7)):
+        assert (
+            SourceFrame("attention_scores", main, call),
+            SourceFrame(workgroup.format(operation), reduce, 16),
+            SourceFrame(f"reduce::{operation}::apply(float, float)", reduce, line),
+        ) in stacks
+    # Whatever stands in reduce.h, or in a function above the kernel, is inside an inlined call.
+    for stack in stacks:
+        assert stack[0].function == "attention_scores"
+        if stack[-1].file == reduce or 0 < stack[-1].line < 18:
+            assert len(stack) > 1, stack
+
+
+@pytest.mark.parametrize("device", ["bmg", "lnl", "pvc", "ptl"])
+def test_inlined_functions_of_the_c_kernels(device):
+    data = debug_elf(device, "matmul")
+    seen = []
+    for number, name in enumerate(KERNELS["matmul"]):
+        frames = frames_by_offset(data, number)
+        stacks = {tuple(names(frames(offset))) for offset, _ in disassembly(device, "matmul", name)}
+        assert all(stack[0] == name for stack in stacks)
+        seen.append({stack[1:] for stack in stacks})
+    assert seen == [{()}, {(), ("dot_row",)}, {(), ("load_tile",), ("multiply_tile",)}]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_ZNU3AS4K2nn3RowIfLi64EE3dotEPU3AS1Kf", "nn::Row<float, 64>::dot(float const AS1*) const"),
+        ("_ZNU3AS46reduce3Max5applyEff", "reduce::Max::apply(float, float)"),
+        ("_ZN2nn5scaleIfEET_S1_S1_", "float nn::scale<float>(float, float)"),
+        ("_ZTSZ4mainEUlvE_", "main::{lambda()#1}"),
+        ("multiply_basic", "multiply_basic"),
+        ("_Znonsense", "_Znonsense"),
+        ("_ZNU3AS4", "_ZNU3AS4"),
+        ("_ZNU" + "9" * 6000, "_ZNU" + "9" * 6000),
+        ("_Z1f" + "i" * 20_000, "_Z1f" + "i" * 20_000),
+        ("", ""),
+    ],
+)
+def test_demangled(symbol, name):
+    assert demangled(symbol) == name
+
+
+def module(*children: Die, rows=None, files=None, symbols=None, ranges: bytes = b"") -> bytes:
+    """A kernel `k` of 128 bytes at START with one unit that has these children."""
+    unit = Die(
+        elf.COMPILE_UNIT,
+        {elf.NAME: "a.cl", elf.COMP_DIR: "/src", elf.STMT_LIST: 0, elf.LOW_PC: Addr(START), elf.HIGH_PC: 128},
+        list(children),
+    )
+    return elf.zebin([elf.kernel("k", bytes(128), START), *elf.dwarf(unit, rows, files, ranges)], symbols)
+
+
+def function(name: str, start: int | None = None, size: int = 0, *children: Die, **attributes) -> Die:
+    place = {} if start is None else {elf.LOW_PC: Addr(START + start), elf.HIGH_PC: size}
+    declared = {elf.DECL_FILE: 1, elf.DECL_LINE: attributes.get("line", 1)}
+    return Die(elf.SUBPROGRAM, {elf.NAME: name, **declared, **place}, list(children))
+
+
+def inlined(origin: Die, line: int, start: int | None = None, size: int = 0, *children: Die) -> Die:
+    place = {} if start is None else {elf.LOW_PC: Addr(START + start), elf.HIGH_PC: size}
+    return Die(elf.INLINED, {elf.ORIGIN: origin, elf.CALL_FILE: 1, elf.CALL_LINE: line, **place}, list(children))
+
+
+def test_rows_last_until_the_next_and_their_sequence_ends():
+    rows = [(START, 1, 3), (START + 16, 1, 4), (START + 16, 2, 5), (START + 32, 2, 0), (START + 48, 2, None)]
+    frames = frames_by_offset(module(function("k", 0, 64), rows=rows, files=["a.cl", "b.h"]))
+    assert frames(0) == frames(8) == (SourceFrame("k", "/src/a.cl", 3),)
+    assert frames(16) == (SourceFrame("k", "/src/b.h", 5),)
+    assert frames(32) == (SourceFrame("k", "/src/b.h", 0),)
+    assert frames(48) == frames(100) == (SourceFrame("k", "", 0),)
+
+
+def test_wrong_file_numbers_name_no_file():
+    frames = frames_by_offset(module(rows=[(START, 7, 3), (START + 16, 0, 4), (START + 32, 1, None)]))
+    assert (frames(0), frames(16)) == ((SourceFrame("k", "", 3),), (SourceFrame("k", "", 4),))
+
+
+def test_line_numbers_below_zero_are_none():
+    frames = frames_by_offset(module(rows=[(START, 1, -5), (START + 32, 1, None)]))
+    assert frames(0) == (SourceFrame("k", "/src/a.cl", 0),)
+
+
+def test_calls_inside_calls_are_outermost_first():
+    inner, outer = function("inner", line=50), function("outer", line=60)
+    call = inlined(outer, 7, 16, 64, Die(elf.BLOCK, {elf.LOW_PC: Addr(START + 16), elf.HIGH_PC: 64}, [inlined(inner, 61, 32, 16)]))
+    rows = [(START, 1, 70), (START + 16, 1, 60), (START + 32, 1, 51), (START + 48, 1, 62), (START + 128, 1, None)]
+    frames = frames_by_offset(module(inner, outer, function("k", 0, 128, call, line=69), rows=rows))
+    assert names(frames(0)) == ["k"]
+    assert names(frames(16)) == ["k", "outer"]
+    assert [(frame.function, frame.line) for frame in frames(32)] == [("k", 7), ("outer", 61), ("inner", 51)]
+    assert names(frames(48)) == ["k", "outer"]
+    assert names(frames(80)) == ["k"]
+
+
+def test_a_call_without_addresses_is_found_by_its_lines():
+    """Of two calls of one function the nearer one; and never one whose lines these are not."""
+    helper = function("helper", line=3)
+    near = Die(elf.BLOCK, {elf.LOW_PC: Addr(START + 64), elf.HIGH_PC: 32}, [inlined(helper, 22)])
+    far = Die(elf.BLOCK, {elf.LOW_PC: Addr(START), elf.HIGH_PC: 16}, [inlined(helper, 21)])
+    rows = [(START, 1, 21), (START + 64, 1, 4), (START + 80, 1, 22), (START + 128, 1, None)]
+    frames = frames_by_offset(module(helper, function("k", 0, 128, far, near, line=20), rows=rows))
+    assert [(frame.function, frame.line) for frame in frames(64)] == [("k", 22), ("helper", 4)]
+    assert names(frames(0)) == names(frames(80)) == ["k"]
+
+
+def test_lines_behind_a_lambda_are_not_the_lambdas():
+    """A lambda is declared inside the function around it: the lines that follow may be either's."""
+    closure = function("operator()", line=21)
+    outer = function("k", 0, 128, Die(elf.CLASS, {}, [closure]), inlined(closure, 25), line=20)
+    frames = frames_by_offset(module(outer, rows=[(START, 1, 30), (START + 128, 1, None)]))
+    assert names(frames(0)) == ["k"]
+
+
+def test_names_come_through_origins_and_specifications():
+    declared = Die(elf.SUBPROGRAM, {elf.NAME: "f", elf.LINKAGE: "_ZN1n1C1fEv"})
+    defined = Die(elf.SUBPROGRAM, {elf.SPECIFICATION: declared})
+    plain = Die(elf.SUBPROGRAM, {elf.NAME: "g"})
+    space = Die(elf.NAMESPACE, {elf.NAME: "n"}, [Die(elf.CLASS, {elf.NAME: "C"}, [declared, plain])])
+    kernel = function("k", 0, 128, inlined(defined, 1, 0, 16), inlined(plain, 2, 16, 16), inlined(space, 3, 32, 16))
+    frames = frames_by_offset(module(space, defined, kernel))
+    assert names(frames(0)) == ["k", "n::C::f()"]
+    assert names(frames(16)) == ["k", "n::C::g"]
+    assert names(frames(32)) == ["k", "[unnamed function]"]
+
+
+def test_a_subroutine_stands_under_its_kernel():
+    data = module(function("k", 0, 64), function("sub", 64, 32), rows=[(START, 1, 9), (START + 128, 1, None)])
+    assert names(frames_by_offset(data)(64)) == ["k", "sub"]
+    data = module(symbols=[elf.Symbol("k", 0, START, 64), elf.Symbol("_Z3subv", 0, START + 64, 32)])
+    frames = frames_by_offset(data)
+    assert [names(frames(offset)) for offset in (0, 64, 96)] == [["k"], ["k", "sub()"], ["k"]]
+
+
+def test_references_that_loop():
+    one, two = Die(elf.SUBPROGRAM), Die(elf.SUBPROGRAM)
+    one.attributes, two.attributes = {elf.ORIGIN: two}, {elf.SPECIFICATION: one}
+    itself = Die(elf.SUBPROGRAM)
+    itself.attributes = {elf.ORIGIN: itself, elf.SIBLING: itself}
+    kernel = function("k", 0, 128, inlined(one, 1, 0, 16), inlined(itself, 2, 16, 16))
+    frames = frames_by_offset(module(one, two, itself, kernel, rows=[(START, 1, 3), (START + 128, 1, None)]))
+    assert names(frames(0)) == names(frames(16)) == ["k", "[unnamed function]"]
+
+
+def test_calls_nested_without_end_are_cut():
+    helper = function("h")
+    deep = inlined(helper, 0, 0, 128)
+    for line in range(300):
+        deep = inlined(helper, line, 0, 128, deep)
+    frames = frames_by_offset(module(helper, function("k", 0, 128, deep)))
+    assert 50 < len(frames(0)) < 200
+
+
+def test_siblings_that_point_back_are_not_followed():
+    kernel = function("k", 0, 128)
+    child = Die(elf.BLOCK, {elf.SIBLING: kernel}, [Die(elf.BLOCK)])
+    kernel.children = [child, inlined(function("other"), 1, 0, 16)]
+    start = time.monotonic()
+    assert names(frames_by_offset(module(kernel))(0)) == ["k", "[unnamed function]"]
+    assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        (".debug_abbrev", b"\x01\x11\x01\x03"),  # ends in the middle
+        (".debug_abbrev", b"\x01\x11\x01" + b"\x03\x08" * 5000),  # without an end
+        (".debug_abbrev", b"\x01\x11\x01\x03\x16\x00\x00\x00"),  # a form that is in the entry (DW_FORM_indirect) ...
+        (".debug_info", b"\xff" * 200),
+        (".debug_info", b"\x14\x00\x00\x00\x04\x00\x00\x00\x00\x00\x08" + b"\x01" + b"\x16" * 200),  # ... again and again
+        (".debug_info", b"\x07\x00\x00\x00\x04\x00\x00\x00\x00\x00\x08" * 50),  # units without entries
+        (".debug_line", b"\xff" * 20),
+        (".debug_line", b"\x10\x00\x00\x00\x04\x00\xff\xff\xff\x00" + b"\x01" * 10),
+    ],
+)
+def test_damaged_parts_cost_their_frames_and_are_told(damage):
+    unit = Die(elf.COMPILE_UNIT, {elf.NAME: "a.cl", elf.STMT_LIST: 0}, [function("k", 0, 128)])
+    sections = elf.dwarf(unit, [(START, 1, 3), (START + 128, 1, None)])
+    for section in sections:
+        if section.name == damage[0]:
+            section.data = damage[1]
+    data = elf.zebin([elf.kernel("k", bytes(128), START), *sections])
+    start = time.monotonic()
+    read = read_gpu_frames(data)
+    (segment, *_) = read.segments(read_zebin(data).kernels[0])
+    assert segment.frames[0].function == "k"
+    assert read.problems
+    assert time.monotonic() - start < 5

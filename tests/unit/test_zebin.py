@@ -1,0 +1,134 @@
+"""Zebins, real ones of four devices and made-up ones that lie."""
+
+import random
+import time
+
+import pytest
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.zebin import ZebinError, ZebinFunction, canonical, read_zebin
+from unit import elfwriter as elf
+from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin
+
+
+@pytest.mark.parametrize(("device", "module"), MODULES)
+def test_real_debug_zebin(device, module):
+    zebin = read_zebin(debug_elf(device, module))
+    assert [kernel.name for kernel in zebin.kernels] == KERNELS[module]
+    assert zebin.has_debug
+    assert zebin.placed
+    for kernel in zebin.kernels:
+        assert kernel.address >> 40 == 0x80, "canonical, whether or not the driver sign-extended it"
+        assert len(kernel.code) % 64 == 0
+        assert 0 < kernel.size < len(kernel.code), "the symbol's size, without padding"
+        assert kernel.functions == ()
+
+
+@pytest.mark.parametrize(("device", "module"), MODULES)
+def test_the_plain_zebin_has_the_same_kernels_without_addresses(device, module):
+    plain, debug = read_zebin(plain_zebin(device, module)), read_zebin(debug_elf(device, module))
+    assert not plain.placed
+    assert [(each.name, each.size, each.address) for each in plain.kernels] == [
+        (each.name, each.size, 0) for each in debug.kernels
+    ]
+
+
+def test_canonical():
+    assert canonical(0xFFFF_8000_FFBE_0000) == canonical(0x8000_FFBE_0000) == 0x8000_FFBE_0000
+
+
+def test_without_symbols_sections_name_the_kernels():
+    zebin = read_zebin(elf.zebin([elf.kernel("one", bytes(128), 0x1000), elf.kernel("two.x", bytes(64), 0x2000)]))
+    assert [(kernel.name, kernel.address, kernel.size) for kernel in zebin.kernels] == [
+        ("one", 0x1000, 128),
+        ("two.x", 0x2000, 64),
+    ]
+    assert not zebin.has_debug
+
+
+@pytest.mark.parametrize("address", [0, 0x1000, 0xFFFF_8000_0000_1000])
+def test_functions_beside_the_kernel(address):
+    symbols = [
+        elf.Symbol("k", 0, address, 96),
+        elf.Symbol("_entry", 0, address + 16, type=elf.NOTYPE),
+        elf.Symbol("late", 0, address + 112, 500),
+        elf.Symbol("helper", 0, address + 96, 16),
+        elf.Symbol("elsewhere", 0, address + 4096, 16),
+        elf.Symbol("in no section", 7, address, 16),
+    ]
+    (kernel,) = read_zebin(elf.zebin([elf.kernel("k", bytes(128), address)], symbols)).kernels
+    assert kernel.size == 96
+    assert kernel.functions == (ZebinFunction("helper", 96, 16), ZebinFunction("late", 112, 16))
+
+
+def test_odd_but_usable():
+    assert read_zebin(elf.zebin([])).kernels == ()
+    assert read_zebin(elf.zebin([elf.Section(".text."), elf.Section(".text", bytes(64))])).kernels == ()
+    (kernel,) = read_zebin(elf.zebin([elf.kernel("empty", b"")])).kernels
+    assert (kernel.size, kernel.code) == (0, b"")
+    assert read_zebin(elf.zebin([elf.Section(".bss", type=elf.NOBITS, claimed_size=1 << 60)])).kernels == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "not an ELF file"),
+        (b"PAR1" * 50, "not an ELF file"),
+        (b"\x7fELF", "cut short"),
+        (elf.zebin([], machine=elf.X86_64), "machine 62"),
+        (elf.zebin([], bits=1), "not a 64-bit little-endian"),
+        (elf.zebin([], order=2), "not a 64-bit little-endian"),
+        (elf.zebin([], table=0), "no section table"),
+        (elf.zebin([], table=1 << 63), "section table starts at"),
+        (elf.zebin([], count=65000), "table of 65000 entries"),
+        (elf.zebin([], count=0), "section names are missing"),
+        (elf.zebin([], entry_size=40), "entries of 40 bytes"),
+        (elf.zebin([elf.Section(".text.k", b"", claimed_size=1 << 62)]), "cut short: a section ends"),
+        (elf.zebin([elf.Section(".text.k", b"", claimed_offset=1 << 62)]), "cut short: a section ends"),
+        (elf.zebin([elf.Section(".symtab", bytes(24), type=elf.SYMTAB, link=900, entry_size=24)]), "symbol table"),
+        (elf.zebin([elf.Section(".symtab", bytes(24), type=elf.SYMTAB, link=1, entry_size=3)]), "symbol table"),
+    ],
+)
+def test_what_is_no_zebin_is_refused_in_one_sentence(data, why):
+    with pytest.raises(ZebinError, match=why) as caught:
+        read_zebin(data)
+    assert isinstance(caught.value, IaprofError)
+    assert "\n" not in str(caught.value)
+
+
+def test_bombs():
+    """Sections that share their bytes, and names that share theirs, would be copied thousands of times."""
+    code = elf.zebin([elf.Section(f".text.{number}", claimed_offset=0, claimed_size=60_000) for number in range(2000)])
+    with pytest.raises(ZebinError, match="overlap"):
+        read_zebin(code)
+    many = [elf.Symbol("", 0, 0) for _ in range(20_000)]
+    data = bytearray(elf.zebin([elf.kernel("k"), elf.Section("x" * 10)], [elf.Symbol("a" * 50_000, 0, 0), *many]))
+    names = data.index(b"\0" + b"a" * 50_000)
+    table = names - 24 * (len(many) + 2)
+    for index in range(2, len(many) + 2):
+        data[table + 24 * index : table + 24 * index + 4] = (1).to_bytes(4, "little")
+    start = time.monotonic()
+    with pytest.raises(ZebinError, match="names overlap"):
+        read_zebin(bytes(data))
+    assert time.monotonic() - start < 2
+
+
+def test_cut_short_anywhere():
+    whole = debug_elf("bmg", "attention")
+    for length in [*range(0, 1400, 7), *range(1400, len(whole), 97)]:
+        with pytest.raises(ZebinError):
+            read_zebin(whole[:length])
+
+
+def test_flipped_bytes_never_raise_anything_else():
+    whole = debug_elf("ptl", "matmul")
+    generator = random.Random(4)
+    for _ in range(2000):
+        data = bytearray(whole)
+        for _ in range(generator.randint(1, 8)):
+            # The tables are at the start and the end; what is between is code and text.
+            position = generator.choice([generator.randrange(1700), generator.randrange(len(data))])
+            data[position] = generator.randrange(256)
+        try:
+            read_zebin(bytes(data))
+        except ZebinError as error:
+            assert str(error)
