@@ -1,7 +1,7 @@
 """A recording: one loop over the sources, no threads, nothing decoded, everything to the spool.
 
 The loop wakes when a stream has stalls, when a module was compiled or a library mapped, and otherwise once in
-TICK_S to empty the ring buffers.
+TICK_NS to empty the ring buffers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from iaprof.record.intake import Intake, RefusedElf, TakenElf
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.stalls import StallLoss, StallRead, StallStream
 
-TICK_S = 0.1
+TICK_NS = 100_000_000
 COUNTERS_EVERY_NS = 1_000_000_000
-SIDEBAND_PAUSE_NS = 10_000_000
+SIDEBAND_REST_NS = 10_000_000
 READS_IN_A_ROW = 64  # of one stream before the others get their turn
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
 INTAKE_WAIT_S = 3.0
@@ -76,9 +76,10 @@ class Session:
         self._command: subprocess.Popen[bytes] | None = None
         self._signals = 0
         self._notes: list[str] = []
+        self._libraries: list[dict[str, Any]] = []
         self._last_counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
         self._counters_ns = self._tick_ns = time.monotonic_ns()
-        self._sideband_from_ns = 0
+        self._sideband_due_ns = 1  # when to wait for it again; 0 while we do
         self._opened = contextlib.ExitStack()
         try:
             self._open()
@@ -133,8 +134,8 @@ class Session:
             started = time.monotonic_ns()
             self._write_json(FrameKind.HEADER, self._header(started))
             self.spool.write(FrameKind.SIDEBAND, snapshot(), time=time.monotonic_ns())
-            self._take_note(self._probes.libraries.installed(self._library_folders()))
-            self._take_note(self._probes.libraries.running())
+            self._took(self._probes.libraries.installed(self._library_folders()))
+            self._took(self._probes.libraries.running())
             for note in self._notes:
                 self._loss("devices", "not recorded", None, note, started, started)
             for stream in self._streams:
@@ -155,33 +156,41 @@ class Session:
             for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled):
                 selector.register(ring, selectors.EVENT_READ, self._read_rings)
             self._register_intake(selector)
-            watched = False
             while self._signals == 0 and not (end_ns and time.monotonic_ns() >= end_ns):
                 now = time.monotonic_ns()
-                if not watched and now >= self._sideband_from_ns:
-                    for buffer in self._sideband:
-                        selector.register(buffer, selectors.EVENT_READ, self._read_sideband)
-                    watched = True
-                due = [self._tick_ns + int(TICK_S * 1e9), *([end_ns] if end_ns else [])]
-                due += [] if watched else [self._sideband_from_ns]
-                events = selector.select(max(0.0, (min(due) - now) / 1e9))
-                for reader in {id(key.data): key.data for key, _ in events}.values():
+                self._watch_sideband(selector, now)
+                due = min(self._tick_ns + TICK_NS, end_ns or now + TICK_NS, self._sideband_due_ns or now + TICK_NS)
+                events = selector.select(max(0.0, (due - now) / 1e9))
+                for reader in dict.fromkeys(key.data for key, _ in events):
                     if isinstance(reader, StallStream):
                         self._read_stalls(reader, selector)
+                    elif reader == self._rest_sideband:
+                        self._rest_sideband(selector)
                     elif reader == self._read_wakeups:
                         self._read_wakeups(wakeups)
                     else:
                         reader()
-                        if reader == self._read_sideband and watched:
-                            # A busy machine maps and forks without end: it may wake us a hundred times a second.
-                            for buffer in self._sideband:
-                                selector.unregister(buffer)
-                            watched = False
-                            self._sideband_from_ns = time.monotonic_ns() + SIDEBAND_PAUSE_NS
-                if time.monotonic_ns() - self._tick_ns >= TICK_S * 1e9:
+                if time.monotonic_ns() - self._tick_ns >= TICK_NS:
                     self._tick(selector)
                 if self._command is not None and self._command.poll() is not None:
                     break
+
+    def _watch_sideband(self, selector: selectors.BaseSelector, now: int) -> None:
+        """Waits for the side-band again after its rest."""
+        if not 0 < self._sideband_due_ns <= now:
+            return
+        self._sideband_due_ns = 0
+        for buffer in self._sideband:
+            selector.register(buffer, selectors.EVENT_READ, self._rest_sideband)
+        # perf's poll tells of records once, and registering has asked: what came during the rest is read now.
+        self._read_sideband()
+
+    def _rest_sideband(self, selector: selectors.BaseSelector) -> None:
+        """Reads, and looks away for a moment: a busy machine maps and forks without end, and each one wakes us."""
+        self._read_sideband()
+        for buffer in self._sideband:
+            selector.unregister(buffer)
+        self._sideband_due_ns = time.monotonic_ns() + SIDEBAND_REST_NS
 
     def _tick(self, selector: selectors.BaseSelector) -> None:
         for stream in self._streams:
@@ -268,7 +277,7 @@ class Session:
             self.spool.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=buffer.cpu)
             if _LIBRARY in data:
                 for pid in {pid for pid, path in mapped_paths(data) if _LIBRARY in path}:
-                    self._take_note(self._probes.libraries.mapped(pid))
+                    self._took(self._probes.libraries.mapped(pid))
 
     def _read_counters(self) -> None:
         """Writes down what the BPF programs could not send since the last look."""
@@ -279,10 +288,11 @@ class Session:
                 self._loss(source, what, lost, detail, self._counters_ns, now)
         self._last_counters, self._counters_ns = counters, now
 
-    def _take_note(self, outcomes: Iterator[Outcome]) -> None:
+    def _took(self, outcomes: Iterator[Outcome]) -> None:
         for outcome in outcomes:
+            now = time.monotonic_ns()
+            self._libraries.append({"path": outcome.path, "probes": outcome.probes, "since_ns": now})
             if outcome.problem:
-                now = time.monotonic_ns()
                 self._loss("launches", "library", None, f"{outcome.path} is not probed: {outcome.problem}", now, now)
 
     def _loss(self, source: str, what: str, count: int | None, detail: str, begin: int, now: int) -> None:
@@ -376,6 +386,7 @@ class Session:
         counters = self._probes.counters()
         return {
             "end_ns": stopped,
+            "libraries": self._libraries,
             "probes": {counter.name.lower(): value for counter, value in counters.items()},
             "cost": {
                 "cpu_s": round(usage.ru_utime + usage.ru_stime + self._intake.cpu_seconds, 3),

@@ -1,0 +1,97 @@
+"""Recording and reporting as a user does, by the installed command, and comparing with what the stand-in produced."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from standin.hardware import Hardware, Ledger
+
+IAPROF = [sys.executable, "-m", "iaprof"]
+LAUNCH_FUNCTION = "zeCommandListAppendLaunchKernel"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def iaprof(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Finished:
+    """Runs the command."""
+    command = [*IAPROF, *(str(word) for word in words)]
+    done = subprocess.run(command, env=os.environ | (env or {}), cwd=cwd, capture_output=True, text=True, timeout=120)
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
+    """Records on the stand-in's hardware; it has to work."""
+    done = iaprof("record", "-o", capture, *words, env=hardware.env())
+    assert done.code == 0, done.err
+    return done
+
+
+def folded(capture: Path) -> str:
+    """The capture's folded stacks."""
+    done = iaprof("report", capture)
+    assert done.code == 0, done.err
+    return done.out
+
+
+Samples = Counter[tuple[str, int, str]]
+"""Samples by kernel, offset and reason."""
+
+
+def by_instruction(text: str, ledger: Ledger) -> Samples:
+    """Samples of folded stacks by kernel, offset and reason."""
+    kernels = {row.kernel for row in ledger.rows}
+    samples: Samples = Counter()
+    for line in text.splitlines():
+        stack, count = line.rsplit(" ", 1)
+        gpu = stack.split(";-;")[1].split(";")
+        functions = [frame.removesuffix("_[G]") for frame in gpu if frame.endswith("_[G]")]
+        kernel = next((function for function in functions if function in kernels), functions[-1])
+        samples[kernel, int(gpu[-1].removesuffix("_[g]"), 16), gpu[-2].removesuffix("_[g]")] += int(count)
+    return samples
+
+
+def by_stack(text: str, ledger: Ledger) -> Counter[tuple[int, str, str]]:
+    """Samples of folded stacks by process, launching stack as the ledger has it, and kernel."""
+    stacks = sorted({row.stack for row in ledger.rows}, key=len, reverse=True)
+    kernels = {row.kernel for row in ledger.rows}
+    samples: Counter[tuple[int, str, str]] = Counter()
+    for line in text.splitlines():
+        stack, count = line.rsplit(" ", 1)
+        cpu, gpu = stack.split(";-;")
+        _, pid, *frames = cpu.split(";")
+        assert frames[-1] == LAUNCH_FUNCTION, line
+        user = ";".join(frames[:-1])
+        label = next((label for label in stacks if user == label or user.endswith(";" + label)), user)
+        functions = [frame.removesuffix("_[G]") for frame in gpu.split(";") if frame.endswith("_[G]")]
+        samples[int(pid), label, next(f for f in functions if f in kernels)] += int(count)
+    return samples
+
+
+def ledger_by_instruction(ledger: Ledger) -> Samples:
+    """What the stand-in says was there to be read."""
+    samples: Samples = Counter()
+    for row in ledger.rows:
+        if row.captured:
+            samples[row.kernel, row.offset, row.reason] += row.captured
+    return samples
+
+
+def ledger_by_stack(ledger: Ledger) -> Counter[tuple[int, str, str]]:
+    """The same by process, launching stack and kernel."""
+    samples: Counter[tuple[int, str, str]] = Counter()
+    for row in ledger.rows:
+        if row.captured:
+            samples[row.pid, row.stack, row.kernel] += row.captured
+    return samples

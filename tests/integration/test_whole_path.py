@@ -1,0 +1,153 @@
+"""The whole path, and that nothing is lost on it: what the stand-in produced is what the report prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from iaprof.formats.capture import CaptureReader
+from standin import runtime
+from standin.hardware import Hardware
+
+from integration.recording import (
+    by_instruction,
+    by_stack,
+    folded,
+    iaprof,
+    ledger_by_instruction,
+    ledger_by_stack,
+    record,
+)
+
+pytestmark = pytest.mark.bpf
+FLAMEGRAPH = Path(sys.prefix) / "bin" / "flamegraph.pl"
+
+
+def both_modules(device: str) -> list[Path]:
+    return [runtime.debug_elf(device, "matmul"), runtime.debug_elf(device, "attention")]
+
+
+@pytest.mark.parametrize("device", ["bmg", "lnl", "pvc", "ptl"])
+def test_every_sample_is_at_its_instruction_and_its_stack(tmp_path: Path, device: str) -> None:
+    # given a program that launches each kernel from one place
+    command = runtime.command(both_modules(device), "--seconds", 1, "--one-place")
+    with Hardware(tmp_path / "gpu", device) as hardware:
+        # when
+        record(hardware, tmp_path / "cap.parquet", "--", *command)
+    # then
+    ledger = hardware.ledger()
+    text = folded(tmp_path / "cap.parquet")
+    assert ledger.records_captured > 1000
+    assert by_instruction(text, ledger) == ledger_by_instruction(ledger)
+    assert by_stack(text, ledger) == ledger_by_stack(ledger)
+    assert "[no decoder]" not in text
+    assert "[unknown" not in text
+
+
+def test_two_processes_four_threads_and_kernels_compiled_while_recording(tmp_path: Path) -> None:
+    # given two processes of different kernels, each with four threads, one of which compiles again and again
+    gpu = tmp_path / "gpu"
+    one = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 2, "--threads", 4, "--recompile-ms", 300)
+    other = runtime.command(
+        [runtime.debug_elf("bmg", "attention")], "--seconds", 2, "--threads", 4, "--recompile-ms", 400
+    )
+    script = f"{' '.join(one)} & {' '.join(other)} & wait"
+    with Hardware(gpu) as hardware:
+        # when
+        record(hardware, tmp_path / "cap.parquet", "--", "sh", "-c", script)
+    # then
+    ledger = hardware.ledger()
+    text = folded(tmp_path / "cap.parquet")
+    assert by_instruction(text, ledger) == ledger_by_instruction(ledger)
+    reader = CaptureReader(tmp_path / "cap.parquet")
+    assert reader.header["totals"]["launches"] == sum(launch.count for launch in ledger.launches)
+    assert reader.header["totals"]["modules"] >= 8
+    assert reader.header["losses"] == []
+    # and a module that was compiled again is in the capture once
+    assert sum(elf is not None for elf in reader.table("kernel")["elf"].to_pylist()) == 2
+
+
+def test_processes_that_started_before_and_after_the_recorder(tmp_path: Path) -> None:
+    # given a process that has mapped the library when the recorder starts (its zeInit is over)
+    with Hardware(tmp_path / "gpu") as hardware:
+        env = {"STANDIN_DIR": str(hardware.folder)}
+        matmul = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 6, "--one-place", "--recompile-ms", 200)
+        early = subprocess.Popen(matmul, env=env)
+        recorder = subprocess.Popen(
+            [sys.executable, "-m", "iaprof", "record", "-o", str(tmp_path / "cap.parquet"), "-d", "7"],
+            env=hardware.env(),
+            stderr=subprocess.PIPE,
+        )
+        while not (tmp_path / "cap.parquet.spool").exists():
+            assert recorder.poll() is None
+        # when another starts on its own
+        attention = runtime.command([runtime.debug_elf("bmg", "attention")], "--seconds", 1, "--one-place")
+        late = subprocess.Popen(attention, env=env)
+        assert late.wait() == early.wait() == 0
+        assert recorder.wait() == 0
+    # then the late one is complete, and of the early one everything but what was launched before the first look
+    ledger = hardware.ledger()
+    text = folded(tmp_path / "cap.parquet")
+    found, expected = by_instruction(text, ledger), ledger_by_instruction(ledger)
+    assert {key: n for key, n in found.items() if key[0] == "attention_scores"} == {
+        key: n for key, n in expected.items() if key[0] == "attention_scores"
+    }
+    assert sum(found.values()) == sum(expected.values())
+    matmul_samples = sum(n for (kernel, _, _), n in expected.items() if kernel != "attention_scores")
+    named = sum(n for (kernel, _, _), n in found.items() if kernel.startswith("multiply"))
+    assert named > 0.9 * matmul_samples
+
+
+def test_flamegraph_accepts_the_folded_text(tmp_path: Path) -> None:
+    # given
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "--", *runtime.command(both_modules("bmg"), "--seconds", 0.5))
+    total = hardware.ledger().samples_captured
+    # when
+    text = folded(tmp_path / "c")
+    done = subprocess.run(["perl", str(FLAMEGRAPH), "--hash"], input=text, capture_output=True, text=True, check=True)
+    # then
+    assert done.stderr == ""
+    assert f"<title>all ({total:,} samples, 100%)</title>" in done.stdout
+
+
+def test_iaprof_text_has_the_same_sums(tmp_path: Path) -> None:
+    # given
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "--", *runtime.command(both_modules("bmg"), "--seconds", 2.5))
+    # when
+    done = iaprof("report", tmp_path / "c", "-o", tmp_path / "c.iaprof.txt", "--interval", 0.5)
+    assert done.code == 0, done.err
+    # then every id was defined before, every line has its fields, and the sums are the ledger's
+    strings: dict[str, str] = {}
+    total, intervals, kernel = 0, [], None
+    for line in (tmp_path / "c.iaprof.txt").read_text().splitlines():
+        match line.split("\t"):
+            case ["string", id_, text]:
+                assert id_ not in strings
+                assert int(id_) > 0
+                strings[id_] = text
+            case ["interval", number, seconds]:
+                assert int(number) == len(intervals)
+                intervals.append(float(seconds))
+            case ["kernel", address, comm, pid, stack, file, symbol]:
+                kernel = int(address, 16)
+                assert {strings[comm], strings[symbol]} <= {"workload", *(row.kernel for row in hardware.ledger().rows)}
+                assert strings[stack].endswith(";zeCommandListAppendLaunchKernel")
+                assert strings[file]
+                assert int(pid)
+            case ["eustall", offset, instruction, *counts]:
+                assert kernel is not None
+                assert int(offset, 16) >= 0
+                assert strings[instruction]
+                assert len(counts) == 10
+                total += sum(map(int, counts))
+            case ["metric", "frequency-MHz" | "busy-percent", _]:
+                pass
+            case _:
+                raise AssertionError(line)
+    assert total == hardware.ledger().samples_captured
+    assert len(intervals) >= 5
+    assert intervals[1] - intervals[0] == pytest.approx(0.5)
