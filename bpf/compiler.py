@@ -129,7 +129,7 @@ def compile_program(source: str, defines: dict[str, int], functions: tuple[str, 
         BpfUnavailable: no bcc, no headers, no permission, or the kernel or compiler refused it.
     """
     bcc = import_bcc()
-    text = (Path(__file__).parent / source).read_text()
+    text = (Path(__file__).parent / source).read_bytes()
     flags = [f"-D{name}={value}" for name, value in defines.items()]
     with kernel_headers(), _captured_stderr() as messages:
         try:
@@ -148,7 +148,8 @@ def _why(error: str, output: str) -> str:
         return "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
     if "chdir" in output or "Unable to find kernel headers" in output:
         return f"kernel headers were not found: {HEADERS_ADVICE}"
-    detail = next((line for line in output.splitlines() if "error:" in line), output.strip().splitlines()[-1:] or [""])
+    lines = output.strip().splitlines()
+    detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "no more was said")
     return f"the BPF programs did not compile or load ({error}: {detail})"
 
 

@@ -81,11 +81,12 @@ class Libraries:
             fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             return  # the process ended, or unmapped it
+        status = os.fstat(fd)
+        key = (status.st_dev, status.st_ino)
+        if not stat.S_ISREG(status.st_mode) or key in self._seen:
+            os.close(fd)
+            return
         with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            key = (status.st_dev, status.st_ino)
-            if not stat.S_ISREG(status.st_mode) or key in self._seen:
-                return
             if len(self._seen) >= MAX_LIBRARIES:
                 if not self._full:
                     self._full = True

@@ -72,6 +72,7 @@ class Intake:
 
     def _start(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)  # recv_fds does not pass MSG_DONTWAIT on
         with theirs:
             # An interpreter of its own, not a fork: it stays small, and has none of our descriptors.
             self._child = subprocess.Popen(
@@ -133,7 +134,7 @@ class Intake:
         if self._current is None:
             return None
         try:
-            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1, socket.MSG_DONTWAIT)
+            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
         except BlockingIOError:
             if time.monotonic_ns() - self._since_ns < TIMEOUT_NS:
                 return None

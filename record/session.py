@@ -39,7 +39,7 @@ from iaprof.record.stalls import StallLoss, StallRead, StallStream
 TICK_NS = 100_000_000
 COUNTERS_EVERY_NS = 1_000_000_000
 SIDEBAND_REST_NS = 10_000_000
-READS_IN_A_ROW = 64  # of one stream before the others get their turn
+TURN_NS = 10_000_000  # of one stream's reads, before the others get theirs
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
 INTAKE_WAIT_S = 3.0
 _LIBRARY = b"libze_intel_gpu.so"
@@ -75,6 +75,7 @@ class Session:
         self._options = options
         self._command: subprocess.Popen[bytes] | None = None
         self._signals = 0
+        self._unread: set[StallStream] = set()
         self._notes: list[str] = []
         self._libraries: list[dict[str, Any]] = []
         self._last_counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
@@ -160,7 +161,9 @@ class Session:
                 now = time.monotonic_ns()
                 self._watch_sideband(selector, now)
                 due = min(self._tick_ns + TICK_NS, end_ns or now + TICK_NS, self._sideband_due_ns or now + TICK_NS)
-                events = selector.select(max(0.0, (due - now) / 1e9))
+                events = selector.select(0 if self._unread else max(0.0, (due - now) / 1e9))
+                for stream in list(self._unread):
+                    self._read_stalls(stream, selector)
                 for reader in dict.fromkeys(key.data for key, _ in events):
                     if isinstance(reader, StallStream):
                         self._read_stalls(reader, selector)
@@ -214,11 +217,18 @@ class Session:
     # The sources
 
     def _read_stalls(self, stream: StallStream, selector: selectors.BaseSelector | None = None) -> None:
+        """Reads until there is nothing more, or until the turn is over: then the stream is in `_unread`.
+
+        It has to be remembered, as every read makes the driver forget that the stream was readable.
+        """
         index = self._streams.index(stream)
         before = stream.fileno()
-        for _ in range(READS_IN_A_ROW):
+        turn_ends = time.monotonic_ns() + TURN_NS
+        self._unread.add(stream)
+        while time.monotonic_ns() < turn_ends:
             got = stream.read()
             if got is None:
+                self._unread.discard(stream)
                 break
             if isinstance(got, StallRead):
                 columns = [words.data for words in got.words]
@@ -332,6 +342,8 @@ class Session:
         time.sleep(DRAIN_S)
         for stream in self._streams:
             self._read_stalls(stream)
+            while stream in self._unread:
+                self._read_stalls(stream)
             if gap := stream.unfinished_gap():
                 self._stall_loss(stream, gap)
             stream.close()

@@ -14,6 +14,7 @@ from iaprof.formats.errors import IaprofError
 
 LARGEST = 1 << 48  # addresses, offsets and lines
 MOST_TARGETS = 3
+_LONGEST_SENTENCE = 600
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Instructions: TypeAlias = list[tuple[int, int, str, str, tuple[int, ...]]]  # offset, size, mnemonic, text, targets
@@ -51,6 +52,12 @@ def strings_of(value: Any) -> list[str]:
 def string(value: Any) -> str:
     """A string."""
     return strings_of([value])[0]
+
+
+def sentence(text: str) -> str:
+    """The child's words for a person to read: on one line, not endless, and without anything a terminal acts upon."""
+    text = text if len(text) <= _LONGEST_SENTENCE else text[:_LONGEST_SENTENCE] + "..."
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def list_of(value: Any) -> list[Any]:

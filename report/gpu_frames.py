@@ -6,8 +6,10 @@ in report.sandbox's child, under its limits.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from bisect import bisect_left
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from elftools.elf.elffile import ELFFile
@@ -18,6 +20,7 @@ from iaprof.report.gpu_functions import FunctionTree, Scope, TooMuchDebugInfo
 from iaprof.report.gpu_lines import FileTable, LineRange, LineTable, line_ranges, text
 
 MOST_SEGMENTS = 2_000_000  # in all of a module's kernels
+_MOST_PROBLEMS = 100  # damaged parts; then the rest is not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,9 @@ class GpuFrames:
         scopes = list(self._functions.scopes(start, end))
         edges = {start, *self._lines.boundaries(start, end)}
         edges.update(edge for scope in scopes for pair in scope.ranges for edge in pair if start < edge < end)
-        edges.update(start + function.offset for function in kernel.functions)
-        cuts = sorted(edges)
+        for symbol in kernel.functions:
+            edges.update((start + symbol.offset, start + symbol.offset + symbol.size))
+        cuts = sorted(edge for edge in edges if edge < end)
         self._segments_left -= len(cuts)
         if self._segments_left < 0:
             raise TooMuchDebugInfo
@@ -111,6 +115,17 @@ def no_frames() -> GpuFrames:
     return GpuFrames(LineTable([]), functions, ())
 
 
+@contextlib.contextmanager
+def _noting(problems: list[str]) -> Generator[None]:
+    """What goes wrong in here costs what is in here, and becomes a problem."""
+    try:
+        yield
+    except (TooMuchDebugInfo, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 (pyelftools on damaged input raises nearly anything)
+        problems.append(f"a part of the debug information is damaged ({type(error).__name__}: {error})"[:300])
+
+
 def read_gpu_frames(elf: bytes) -> GpuFrames:
     """Read the DWARF of a debug zebin that formats.zebin.read_zebin accepted.
 
@@ -124,26 +139,22 @@ def read_gpu_frames(elf: bytes) -> GpuFrames:
     programs: set[int] = set()
     problems: list[str] = []
     units = dwarf.iter_CUs() if dwarf.debug_info_sec is not None else iter(())
-    while True:
-        try:
+    while len(problems) < _MOST_PROBLEMS:
+        unit = files = None
+        with _noting(problems):
             unit = next(units, None)
             if unit is None:
                 break
-            top = unit.get_top_DIE()
-            directory = top.attributes.get("DW_AT_comp_dir")
-            files = None
+            directory = unit.get_top_DIE().attributes.get("DW_AT_comp_dir")
             program = dwarf.line_program_for_CU(unit)
             if program is not None:
                 files = FileTable(program.header, text(directory.value) if directory else "")
+                if program.program_start_offset not in programs:
+                    programs.add(program.program_start_offset)
+                    ranges.extend(line_ranges(program, files))
+        if unit is None:
+            break  # without its header nobody knows where the next one starts
+        with _noting(problems):
             functions.read(unit, files)
-            if program is not None and files is not None and program.program_start_offset not in programs:
-                programs.add(program.program_start_offset)
-                ranges.extend(line_ranges(program, files))
-        except TooMuchDebugInfo:
-            raise
-        except Exception as error:  # noqa: BLE001 (pyelftools on damaged input raises nearly anything)
-            problems.append(f"a part of the debug information is damaged ({type(error).__name__}: {error})"[:300])
-            if len(problems) > 100:
-                break
     functions.finish()
     return GpuFrames(LineTable(ranges), functions, tuple(dict.fromkeys(problems)))

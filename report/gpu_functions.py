@@ -96,10 +96,13 @@ class FunctionTree:
         self._ranges_left = MOST_RANGES
 
     def read(self, unit: Any, files: FileTable | None) -> None:
-        """Take in one compile unit (pyelftools' CompileUnit)."""
-        roots = _UnitReader(self, unit, files).read()
-        for scopes in roots:
-            self._roots.extend((start, end, scopes) for start, end in scopes[0].ranges)
+        """Take in one compile unit (pyelftools' CompileUnit); raises where it is damaged, with what came before in."""
+        reader = _UnitReader(self, unit, files)
+        try:
+            reader.read()
+        finally:
+            for scopes in reader.roots:
+                self._roots.extend((start, end, scopes) for start, end in scopes[0].ranges)
 
     def finish(self) -> None:
         """Call this once, after the last unit."""
@@ -201,10 +204,10 @@ class _UnitReader:
         self._unit = unit
         self._files = files
         self._base = 0
-        self._roots: list[list[Scope]] = []
+        self.roots: list[list[Scope]] = []  # each function that has code: its scopes, itself first, in preorder
 
-    def read(self) -> list[list[Scope]]:
-        """The unit's functions that have code: each one's scopes, the function itself first, in preorder."""
+    def read(self) -> None:
+        """Take in the unit's entries."""
         unit = self._unit
         top = unit.get_top_DIE()
         self._base = self._address(top, "DW_AT_low_pc") or 0
@@ -226,7 +229,6 @@ class _UnitReader:
                 open_entries.append(inside)
             elif not open_entries:
                 break
-        return self._roots
 
     def _take(self, entry: Any, around: _Open) -> _Open:
         """Note what matters of an entry; returns what its children lie in."""
@@ -240,7 +242,7 @@ class _UnitReader:
             if not ranges:
                 return _Open(around.qualifier, local=True)
             scopes = [Scope(None, entry.offset, ranges)]
-            self._roots.append(scopes)
+            self.roots.append(scopes)
             return _Open(around.qualifier, scopes[0], scopes, local=True)
         if tag in ("DW_TAG_inlined_subroutine", "DW_TAG_lexical_block") and around.scope is not None:
             inner = self._inner_scope(entry, around.scope, around.scopes)

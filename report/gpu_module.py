@@ -22,6 +22,7 @@ from iaprof.report.answers import (
     integers,
     list_of,
     read_instructions,
+    sentence,
     string,
     strings_of,
 )
@@ -33,6 +34,7 @@ UNDECODABLE = "[undecodable]"
 NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction, or outside of the code
 
 _DEEPEST_STACK = 256  # frames; report.gpu_functions makes fewer
+_MOST_PROBLEMS = 20
 _MOST_DEATHS = 8  # of the decoder in one module; then what is left is not tried
 
 
@@ -149,7 +151,7 @@ class GpuModules:
             return _module(self._module(elf, platform, addresses, decode=True))
         except SandboxRefused as refusal:
             if refusal.kind == "ZebinError":
-                return GpuModule((), (str(refusal),))
+                return GpuModule((), _told([str(refusal)]))
             first = str(refusal)
         except (SandboxDied, AnswerError) as error:
             first = str(error)
@@ -202,7 +204,7 @@ class GpuModules:
             )
         if len(problems) == len(module.problems):
             problems.append(f"it could only be read in parts: {first}")
-        return GpuModule(tuple(kernels), tuple(dict.fromkeys(problems)))
+        return GpuModule(tuple(kernels), _told(problems))
 
     def _names_only(self, elf: bytes, problem: str) -> GpuModule:
         """The kernels alone, read here: formats.zebin is plain Python, bounded by the file's length."""
@@ -235,7 +237,15 @@ def _module(answer: Any) -> GpuModule:
             raise AnswerError
         stacks.append(tuple(places[number] for number in numbers))
     kernels = tuple(_kernel(kernel, strings, stacks) for kernel in list_of(answer.get("kernels")))
-    return GpuModule(kernels, tuple(dict.fromkeys(strings_of(answer.get("problems")))))
+    return GpuModule(kernels, _told(strings_of(answer.get("problems"))))
+
+
+def _told(problems: list[str]) -> tuple[str, ...]:
+    """The problems as they are shown: each once, and not more than a person reads."""
+    different = [sentence(problem) for problem in dict.fromkeys(problems)]
+    if len(different) <= _MOST_PROBLEMS:
+        return tuple(different)
+    return (*different[:_MOST_PROBLEMS], f"and {len(different) - _MOST_PROBLEMS} more problems")
 
 
 def _kernel(answer: Any, strings: list[str], stacks: list[tuple[SourceFrame, ...]]) -> GpuKernel:

@@ -7,6 +7,7 @@ else. The packages carry no header: the declarations are those of iga.h and kv.h
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ uint32_t kv_get_inst_targets(const struct kv_t *, int32_t pc, int32_t *pcs);
 int32_t iga_opspec_from_op(uint32_t platform, uint32_t op, void **opspec);
 int32_t iga_opspec_mnemonic(void *opspec, char *buf, size_t *length);
 """
+_FUNCTIONS = re.findall(r"(\w+)\(", _DECLARATIONS)
 
 _DECODE_ERROR = 4  # IGA_DECODE_ERROR: some instruction was not understood, all others are there
 _UNSUPPORTED_PLATFORM = 10  # IGA_UNSUPPORTED_PLATFORM
@@ -164,9 +166,13 @@ class Iga:
         refusals = []
         for path in candidates():
             try:
-                return path, self._ffi.dlopen(path)
-            except OSError as error:
+                library: Any = self._ffi.dlopen(path)
+                for name in _FUNCTIONS:
+                    getattr(library, name)
+            except (OSError, AttributeError) as error:
                 refusals.append(str(error))
+            else:
+                return path, library
         raise IgaUnavailable(
             f"libiga64 cannot be loaded ({refusals[0]}): install {PACKAGES}, or name the library in {LIBRARY_VARIABLE}"
         )

@@ -161,7 +161,7 @@ class Sandbox:
         try:
             for part in request:
                 channel.settimeout(max(deadline - time.monotonic(), 0.001))
-                channel.sendall(part)
+                channel.sendall(part, socket.MSG_NOSIGNAL)  # whatever the process does about SIGPIPE
             (length,) = ANSWER.unpack(self._receive(channel, ANSWER.size, deadline))
             if length > self.limits.answer_bytes:
                 raise SandboxDied("the reader process answered too much")

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from iaprof.formats.capture import CaptureReader
 from standin.hardware import Hardware, Ledger
 
 IAPROF = [sys.executable, "-m", "iaprof"]
@@ -95,3 +96,9 @@ def ledger_by_stack(ledger: Ledger) -> Counter[tuple[int, str, str]]:
         if row.captured:
             samples[row.pid, row.stack, row.kernel] += row.captured
     return samples
+
+
+def recorded_launches(capture: Path, ledger: Ledger) -> int:
+    """Launches in the capture by the processes of this stand-in; others may run on the machine at the same time."""
+    ours = {launch.pid for launch in ledger.launches}
+    return sum(pid in ours for pid in CaptureReader(capture).table("launch", ("pid",))["pid"].to_pylist())

@@ -1,6 +1,6 @@
 """ELF files and DWARF made by hand: a few lines that say what is in them, and what is wrong with them.
 
-    zebin([kernel("k", code, 0x1000), *dwarf(Die(COMPILE_UNIT, children=[...]), rows=[(0x1000, 1, 7)])])
+zebin([kernel("k", code, 0x1000), *dwarf(Die(COMPILE_UNIT, children=[...]), rows=[(0x1000, 1, 7)])])
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def zebin(
         body += section.data
         name += len(section.name.encode()) + 1
     header = struct.pack(
-        "<16sHHIQQQIHHHHHH", b"\x7fELF" + bytes([bits, order, 1]), type, machine, 1, 0, 0, 64 if table is None else table,
-        0, 64, 0, 0, entry_size, len(every) if count is None else count, len(every) - 1,
+        "<16sHHIQQQIHHHHHH", b"\x7fELF" + bytes([bits, order, 1]), type, machine, 1, 0, 0,
+        64 if table is None else table, 0, 64, 0, 0, entry_size, len(every) if count is None else count, len(every) - 1,
     )  # fmt: skip
     return header + headers + body
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from iaprof.formats.zebin import read_zebin
 from iaprof.report.demangle import demangled
 from iaprof.report.gpu_frames import SourceFrame, read_gpu_frames
@@ -50,7 +51,10 @@ def test_inlined_functions_of_the_cpp_kernel(device):
     workgroup = "float reduce::workgroup<float, reduce::{}>(float, float AS3*)"
     dot = "nn::Row<float, 64>::dot(float const AS1*) const"
     assert (SourceFrame("attention_scores", main, 25), SourceFrame(dot, main, 12)) in stacks
-    assert (SourceFrame("attention_scores", main, 25), SourceFrame("float nn::scale<float>(float, float)", main, 5)) in stacks
+    assert (
+        SourceFrame("attention_scores", main, 25),
+        SourceFrame("float nn::scale<float>(float, float)", main, 5),
+    ) in stacks
     for operation, call, line in (("Max", 29, 4), ("Sum", 36, 7)):
         assert (
             SourceFrame("attention_scores", main, call),
@@ -137,9 +141,10 @@ def test_line_numbers_below_zero_are_none():
 
 def test_calls_inside_calls_are_outermost_first():
     inner, outer = function("inner", line=50), function("outer", line=60)
-    call = inlined(outer, 7, 16, 64, Die(elf.BLOCK, {elf.LOW_PC: Addr(START + 16), elf.HIGH_PC: 64}, [inlined(inner, 61, 32, 16)]))
-    rows = [(START, 1, 70), (START + 16, 1, 60), (START + 32, 1, 51), (START + 48, 1, 62), (START + 128, 1, None)]
-    frames = frames_by_offset(module(inner, outer, function("k", 0, 128, call, line=69), rows=rows))
+    block = Die(elf.BLOCK, {elf.LOW_PC: Addr(START + 16), elf.HIGH_PC: 64}, [inlined(inner, 61, 32, 16)])
+    kernel = function("k", 0, 128, inlined(outer, 7, 16, 64, block), line=69)
+    lines = [(0, 70), (16, 60), (32, 51), (48, 62), (80, 71), (128, None)]
+    frames = frames_by_offset(module(inner, outer, kernel, rows=[(START + offset, 1, line) for offset, line in lines]))
     assert names(frames(0)) == ["k"]
     assert names(frames(16)) == ["k", "outer"]
     assert [(frame.function, frame.line) for frame in frames(32)] == [("k", 7), ("outer", 61), ("inner", 51)]
@@ -221,7 +226,10 @@ def test_siblings_that_point_back_are_not_followed():
         (".debug_abbrev", b"\x01\x11\x01" + b"\x03\x08" * 5000),  # without an end
         (".debug_abbrev", b"\x01\x11\x01\x03\x16\x00\x00\x00"),  # a form that is in the entry (DW_FORM_indirect) ...
         (".debug_info", b"\xff" * 200),
-        (".debug_info", b"\x14\x00\x00\x00\x04\x00\x00\x00\x00\x00\x08" + b"\x01" + b"\x16" * 200),  # ... again and again
+        (
+            ".debug_info",
+            b"\x14\x00\x00\x00\x04\x00\x00\x00\x00\x00\x08" + b"\x01" + b"\x16" * 200,
+        ),  # ... again and again
         (".debug_info", b"\x07\x00\x00\x00\x04\x00\x00\x00\x00\x00\x08" * 50),  # units without entries
         (".debug_line", b"\xff" * 20),
         (".debug_line", b"\x10\x00\x00\x00\x04\x00\xff\xff\xff\x00" + b"\x01" * 10),

@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.zebin import ZebinError, ZebinFunction, canonical, read_zebin
 from unit import elfwriter as elf

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from iaprof.formats.zebin import read_zebin
 from iaprof.report.platforms import Platform
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "zebin"
@@ -26,6 +27,11 @@ def debug_elf(device: str, module: str) -> bytes:
 def plain_zebin(device: str, module: str) -> bytes:
     """As the compiler wrote it."""
     return (FOLDER / device / f"{module}.zebin").read_bytes()
+
+
+def read_zebin_code(device: str, module: str) -> bytes:
+    """The code of a module's first kernel."""
+    return read_zebin(debug_elf(device, module)).kernels[0].code
 
 
 def disassembly(device: str, module: str, kernel: str) -> list[tuple[int, str]]:

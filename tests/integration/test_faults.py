@@ -1,0 +1,257 @@
+"""What goes wrong while recording: lost data is counted, a killed recorder leaves all it had read, errors are one sentence."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.stalls import REASONS, Layout
+from standin import runtime
+from standin.hardware import Hardware
+
+from integration.recording import IAPROF, by_instruction, folded, iaprof, ledger_by_instruction, record, recorded_launches
+
+pytestmark = pytest.mark.bpf
+
+
+def matmul(*options: str | int | float) -> list[str]:
+    return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
+
+
+def start(hardware: Hardware, capture: Path, *words: str) -> subprocess.Popen[str]:
+    """A recorder that is recording."""
+    command = [*IAPROF, "record", "-o", str(capture), *words]
+    process = subprocess.Popen(command, env=os.environ | hardware.env(), stderr=subprocess.PIPE, text=True)
+    spool = capture.with_name(capture.name + ".spool")
+    while not spool.exists() or spool.stat().st_size < 1000:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.005)
+    return process
+
+
+def samples(capture: Path) -> Counter[str]:
+    """Sums of the counters in a capture's stalls."""
+    reader = CaptureReader(capture)
+    layout = Layout(reader.header["streams"][0]["layout"])
+    total: Counter[str] = Counter()
+    for table in reader.tables("stall"):
+        words = [table[f"w{word}"].combine_chunks().flatten().to_numpy() for word in range(layout.words)]
+        for reason in REASONS:
+            total[reason] += int(layout.counts(words, reason).sum(dtype="u8"))
+    return total
+
+
+def test_a_slow_reader_loses_and_says_so(tmp_path: Path) -> None:
+    # given a driver whose reads take so long that the hardware's buffers fill
+    with Hardware(tmp_path / "gpu", xecores=2, rate=200_000, faults=["slow-reader"]) as hardware:
+        # when
+        done = record(hardware, tmp_path / "c", "--", *matmul("--seconds", 1, "--duration-us", 5000))
+    # then what was not dropped is there, exactly
+    ledger = hardware.ledger()
+    assert ledger.records_dropped > 0
+    text = folded(tmp_path / "c")
+    assert by_instruction(text, ledger) == ledger_by_instruction(ledger)
+    # and the loss is told: at the end, in the header, and with its time, within which every drop lies
+    assert "overflow" in done.err
+    reader = CaptureReader(tmp_path / "c")
+    assert [loss["what"] for loss in reader.header["losses"]] == ["overflow"]
+    spans = [(row["begin_ns"], row["time_ns"]) for row in reader.table("loss").to_pylist()]
+    for overflow in ledger.overflows:
+        covered = [(b, e) for b, e in spans if b <= overflow.last_ns and e >= overflow.first_ns]
+        assert min(b for b, _ in covered) <= overflow.first_ns
+        assert max(e for _, e in covered) >= overflow.last_ns
+
+
+def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        recorder = start(hardware, tmp_path / "c", "--", *matmul("--seconds", 2))
+        time.sleep(1)
+        hardware.reset()
+        _, errors = recorder.communicate()
+        assert recorder.returncode == 0, errors
+    ledger = hardware.ledger()
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+    what = {loss["what"] for loss in CaptureReader(tmp_path / "c").header["losses"]}
+    assert what == {"reset", "gap"}
+    rows = CaptureReader(tmp_path / "c").table("stall")
+    gap = next(row for row in CaptureReader(tmp_path / "c").table("loss").to_pylist() if row["what"] == "gap")
+    assert max(rows["time_ns"].to_pylist()) > gap["time_ns"]  # stalls came after it
+
+
+def test_two_million_records_in_a_second_while_ten_thousand_launches_come(tmp_path: Path) -> None:
+    # given
+    with Hardware(tmp_path / "gpu") as hardware:
+        launching = matmul("--seconds", 2.5, "--rate", 10_000, "--duration-us", 1, "--one-place")
+        recorder = start(hardware, tmp_path / "c", "--", *launching)
+        time.sleep(0.7)
+        # when
+        hardware.flood(2_000_000, 1.0)
+        _, errors = recorder.communicate()
+        assert recorder.returncode == 0, errors
+    # then
+    ledger = hardware.ledger()
+    header = CaptureReader(tmp_path / "c").header
+    assert ledger.records_produced >= 2_000_000
+    assert ledger.records_dropped == ledger.records_unread == 0
+    assert header["totals"]["stalls"] == ledger.records_produced
+    assert recorded_launches(tmp_path / "c", ledger) == sum(launch.count for launch in ledger.launches) > 20_000
+    assert header["losses"] == []
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+
+
+def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    """What was produced more than two seconds before the kill is in what `recover` makes of the spool."""
+    moments = random.Random(5)
+    with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
+        env = {key: value for key, value in os.environ.items()} | {"STANDIN_DIR": str(hardware.folder)}
+        program = subprocess.Popen(matmul("--seconds", 600, "--rate", 200), env=env, stdout=subprocess.DEVNULL)
+        try:
+            for attempt in range(20):
+                capture = tmp_path / f"c{attempt}"
+                recorder = start(hardware, capture)
+                began = sum(row.captured for row in hardware.ledger().rows)
+                time.sleep(moments.uniform(0.05, 2.6 if attempt < 3 else 0.4))
+                early = None
+                if attempt < 3:  # long enough that something is more than two seconds old
+                    early = sum(row.captured for row in hardware.ledger().rows)
+                    time.sleep(2.0)
+                recorder.send_signal(signal.SIGKILL)
+                recorder.communicate()
+                # when
+                done = iaprof("recover", f"{capture}.spool")
+                # then
+                assert done.code == 0, done.err
+                assert "recorder died" in done.err
+                assert CaptureReader(capture).header["recovered"] is True
+                if early is not None:
+                    assert sum(samples(capture).values()) >= early - began > 0
+                    assert iaprof("report", capture).code == 0
+        finally:
+            program.kill()
+            program.wait()
+
+
+def test_signals(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        for number, signals in enumerate(([signal.SIGINT], [signal.SIGTERM])):
+            # given
+            recorder = start(hardware, tmp_path / f"c{number}")
+            # when
+            for one in signals:
+                recorder.send_signal(one)
+            _, errors = recorder.communicate(timeout=20)
+            # then the capture is whole and the spool is gone
+            assert recorder.returncode == 0, errors
+            assert "[ iaprof record: wrote" in errors
+            assert CaptureReader(tmp_path / f"c{number}").header["recovered"] is False
+            assert not (tmp_path / f"c{number}.spool").exists()
+        # given a recorder that is kept from finishing by a command that does not end
+        stubborn = "trap '' TERM INT; while :; do sleep 0.1; done"
+        recorder = start(hardware, tmp_path / "c9", "--", "sh", "-c", stubborn)
+        time.sleep(0.3)
+        recorder.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        # when a second signal comes
+        recorder.send_signal(signal.SIGINT)
+        assert recorder.wait(timeout=5) == 130
+        # then it has quit at once, and the spool can be recovered
+        subprocess.run(["pkill", "-9", "-f", "trap '' TERM INT"], check=False)
+        _, errors = recorder.communicate()
+        assert "iaprof recover" in errors
+        assert not (tmp_path / "c9").exists()
+        assert iaprof("recover", tmp_path / "c9.spool").code == 0
+
+
+def test_the_command_decides_the_exit_code_and_never_sees_the_preload(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        script = 'test -z "$LD_PRELOAD" && exit 7'
+        done = iaprof("record", "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
+        assert done.code == 7
+        assert CaptureReader(tmp_path / "c").header["command"] == ["sh", "-c", script]
+        done = iaprof("record", "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
+        assert done.code == 137
+
+
+def one_sentence(text: str) -> bool:
+    return text.startswith("iaprof: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no-device", "no GPU was found"),
+        ("not-xe", "is driven by i915"),
+        ("no-eu-stall", "has no EU stall sampling"),
+        ("busy", "held by another profiler"),
+        ("eacces", "may not be sampled: run iaprof with sudo"),
+    ],
+)
+def test_devices_that_cannot_be_recorded(tmp_path: Path, fault: str, message: str) -> None:
+    with Hardware(tmp_path / "gpu", faults=[fault]) as hardware:
+        done = iaprof("record", "-o", tmp_path / "c", "-d", "1", env=hardware.env())
+    assert done.code == 1
+    assert one_sentence(done.err), done.err
+    assert message in done.err
+    assert list(tmp_path.glob("c*")) == []
+
+
+def test_wrong_usage_and_outputs_that_exist(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("precious")
+    with Hardware(tmp_path / "gpu") as hardware:
+        for words, code, message in [
+            (("record", "-o", tmp_path / "c", "-d", "1"), 1, "exists: name another file with -o"),
+            (("record", "-o", tmp_path, "-d", "1"), 1, "is a folder"),
+            (("record", "-o", tmp_path / "no" / "c", "-d", "1"), 1, "does not exist"),
+            (("record", "-o", tmp_path / "d", "-d", "0"), 2, "must be more than 0"),
+            (("record", "-o", tmp_path / "d", "--", "/no/such/program"), 1, "cannot be started"),
+        ]:
+            done = iaprof(*words, env=hardware.env())
+            assert (done.code, one_sentence(done.err)) == (code, True), done.err
+            assert message in done.err
+        assert (tmp_path / "c").read_text() == "precious"
+        assert not (tmp_path / "d").exists()
+        assert not (tmp_path / "d.spool").exists()
+        assert iaprof("record", "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
+        assert CaptureReader(tmp_path / "c").header["totals"]["process_events"] > 0
+    assert iaprof("record", "--no-such-option").code == 2
+
+
+def test_without_bpf_or_headers(tmp_path: Path) -> None:
+    """What is missing is named. The machine's own parts are hidden in a mount namespace of this test's."""
+    hide = {
+        "/usr/lib/python3/dist-packages/bcc": "bcc is not installed",
+        "/usr/src": "no kernel headers were found",
+    }
+    for path, message in hide.items():
+        if path == "/usr/src" and Path(f"/lib/modules/{os.uname().release}/build").exists():
+            continue  # a kernel with headers of its own has nothing to hide here
+        with Hardware(tmp_path / "gpu") as hardware:
+            words = f"{sys.executable} -m iaprof record -o {tmp_path}/c -d 1"
+            script = f"mount -t tmpfs none {path} && exec env LD_PRELOAD={hardware.env()['LD_PRELOAD']} {words}"
+            done = subprocess.run(
+                ["unshare", "-m", "sh", "-c", script],
+                env=os.environ | {"STANDIN_DIR": str(hardware.folder)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == 1, done.stderr
+        assert one_sentence(done.stderr), done.stderr
+        assert message in done.stderr
+
+
+def test_not_root() -> None:
+    # given a user namespace, in which nobody is root and this checkout can still be read
+    command = ["unshare", "--user", *IAPROF, "record"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert one_sentence(done.stderr), done.stderr
+    assert "needs root" in done.stderr

@@ -1,0 +1,209 @@
+"""The intake of debug ELFs, asked by a process of another user: it reads what that user may read, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from iaprof.formats.launches import COMPILED
+from iaprof.record import intake as intake_module
+from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from standin import runtime
+
+NOBODY = 65534
+ELF = runtime.debug_elf("bmg", "matmul").read_bytes()
+
+
+@pytest.fixture
+def intake() -> Iterator[Intake]:
+    opened = Intake()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that belongs to the other user, below one that everyone may pass."""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.owner() == "root" and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    path = tmp_path / "other"
+    path.mkdir()
+    os.chown(path, NOBODY, NOBODY)
+    return path
+
+
+def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 5.0) -> TakenElf | RefusedElf:
+    """What comes of one path."""
+    record = np.zeros(1, COMPILED)
+    record["pid"], record["uid"], record["gid"] = pid or os.getpid(), uid, uid
+    record["path"] = os.fsencode(path)
+    assert intake.ask(record) == []
+    end = time.monotonic() + wait
+    while time.monotonic() < end:
+        if (answer := intake.read()) is not None:
+            return answer
+        time.sleep(0.002)
+    raise AssertionError("no answer")
+
+
+def refusal(intake: Intake, path: str | Path, **how: int) -> str:
+    answer = ask(intake, path, **how)
+    assert isinstance(answer, RefusedElf), answer
+    return answer.reason
+
+
+def write(path: Path, content: bytes = ELF, owner: int = NOBODY, mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    os.chown(path, owner, owner)
+    return path
+
+
+def test_one_content_is_taken_once(intake: Intake, folder: Path) -> None:
+    first = ask(intake, write(folder / "a"))
+    second = ask(intake, write(folder / "b"))
+    assert isinstance(first, TakenElf)
+    assert isinstance(second, TakenElf)
+    assert (first.content, first.size) == (ELF, len(ELF))
+    assert (second.content, second.digest) == (None, first.digest)
+
+
+def test_secrets_stay_secret(intake: Intake, folder: Path) -> None:
+    # given a file that would be taken, but for its owner
+    secret = write(folder / "secret", owner=0)
+    # when it is named itself, or by a link
+    (folder / "link").symlink_to(secret)
+    os.link(secret, folder / "hard")
+    # then
+    assert "Permission denied" in refusal(intake, secret)
+    assert "Permission denied" in refusal(intake, folder / "hard")
+    assert "no regular file" in refusal(intake, folder / "link")
+    assert refusal(intake, "/etc/shadow")
+    # though root itself would get it
+    assert isinstance(ask(intake, secret, uid=0), TakenElf)
+
+
+def test_groups_of_root_give_nothing(intake: Intake, folder: Path) -> None:
+    secret = write(folder / "secret", owner=0, mode=0o040)
+    assert "Permission denied" in refusal(intake, secret)
+
+
+def test_what_is_no_regular_file(intake: Intake, folder: Path) -> None:
+    os.mkfifo(folder / "fifo", 0o666)
+    os.mknod(folder / "device", 0o666 | 0o020000, os.makedev(1, 5))  # /dev/zero
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "socket"))
+        for path in (folder / "fifo", folder / "device", folder, folder / "socket", Path("/dev/zero")):
+            assert "no regular file" in refusal(intake, path)
+    assert refusal(intake, "/proc/self/mem")
+    assert refusal(intake, f"/proc/{os.getpid()}/root/etc/passwd")  # a magic link on the way
+    assert "not there" in refusal(intake, folder / "absent")
+
+
+def test_what_is_no_elf_of_a_gpu(intake: Intake, folder: Path) -> None:
+    assert "no 64-bit little-endian ELF" in refusal(intake, write(folder / "text", b"root:*:19000:0:99999:7:::\n"))
+    assert "empty" in refusal(intake, write(folder / "empty", b""))
+    assert "ELF" in refusal(intake, write(folder / "short", ELF[:18]))
+    assert "another machine" in refusal(intake, write(folder / "x86", Path("/bin/true").read_bytes()))
+    assert "no 64-bit" in refusal(intake, write(folder / "big", b"\x7fELF\x02\x02" + ELF[6:]))
+
+
+def test_a_huge_file_is_not_read(intake: Intake, folder: Path) -> None:
+    path = write(folder / "huge")
+    os.truncate(path, 100 << 30)
+    begun = time.monotonic()
+    assert "larger than" in refusal(intake, path)
+    assert time.monotonic() - begun < 1
+
+
+def test_a_relative_path_and_a_chroot_mean_what_they_mean_to_the_process(intake: Intake, folder: Path) -> None:
+    # given a process whose root is a folder, and a secret outside of it
+    write(folder / "inside")
+    process = subprocess.Popen(
+        ["unshare", "-R", str(folder), "--", "/sleep", "30"] if (folder / "sleep").exists() else
+        ["python3", "-c", f"import os,time; os.chroot({str(folder)!r}); os.chdir('/'); print('x', flush=True); time.sleep(30)"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        assert isinstance(ask(intake, "/inside", pid=process.pid), TakenElf)
+        assert isinstance(ask(intake, "inside", pid=process.pid), TakenElf)
+        assert isinstance(ask(intake, "/../../inside", pid=process.pid), TakenElf)
+        assert "not there" in refusal(intake, "/etc/passwd", pid=process.pid)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_process_that_is_gone(intake: Intake) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert "not there" in refusal(intake, "/tmp/x", pid=process.pid)
+
+
+def test_a_child_that_hangs_or_dies_is_replaced(
+    intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a child that does not answer
+    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 300_000_000)
+    os.kill(intake._child.pid, 19)
+    # when
+    assert "too long" in refusal(intake, write(folder / "a"))
+    # then the next one is served again
+    assert isinstance(ask(intake, folder / "a"), TakenElf)
+    # and the same when it dies
+    os.kill(intake._child.pid, 9)
+    intake._child.wait()
+    assert "died" in refusal(intake, folder / "a")
+    assert isinstance(ask(intake, folder / "a"), TakenElf)
+
+
+def test_thousands_at_once(intake: Intake, folder: Path) -> None:
+    # given more than may wait
+    path = write(folder / "a")
+    records = np.zeros(intake_module.MAX_WAITING + 500, COMPILED)
+    records["pid"], records["uid"], records["gid"], records["path"] = os.getpid(), NOBODY, NOBODY, os.fsencode(path)
+    # when
+    begun = time.monotonic()
+    refused = intake.ask(records)
+    assert time.monotonic() - begun < 1
+    answers = []
+    while not intake.idle and time.monotonic() - begun < 20:
+        if (answer := intake.read()) is not None:
+            answers.append(answer)
+    # then all are answered or refused
+    assert len(refused) + len(answers) == len(records)
+    assert 0 < len(refused) <= 500
+    assert sum(isinstance(answer, TakenElf) for answer in answers) == len(answers)
+
+
+def test_a_file_that_grows_or_shrinks_meanwhile(intake: Intake, folder: Path) -> None:
+    # given a file that another process changes all the time
+    path = write(folder / "a", ELF + bytes(8 << 20))
+    script = (
+        f"import os\nfd = os.open({str(path)!r}, os.O_RDWR)\n"
+        "while True: os.ftruncate(fd, 50000); os.ftruncate(fd, 8 << 20)"
+    )
+    process = subprocess.Popen(["python3", "-c", script])
+    try:
+        # when, then every answer is a whole file of some size or a refusal, and none takes long
+        for _ in range(30):
+            answer = ask(intake, path)
+            if isinstance(answer, RefusedElf):
+                assert "shorter" in answer.reason
+            elif answer.content is not None:
+                assert len(answer.content) == answer.size
+                assert struct.unpack_from("<H", answer.content, 18) == (205,)
+    finally:
+        process.kill()
+        process.wait()

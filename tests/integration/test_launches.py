@@ -1,0 +1,190 @@
+"""The launch probes by themselves: what arrives, and what happens when there is no room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
+from iaprof.formats.launches import Counter, LaunchFlags
+from standin import runtime
+
+pytestmark = pytest.mark.bpf
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A build of its own: nobody else's probes are in these files."""
+    return tmp_path / "build"
+
+
+def probes_on(folder: Path, sizes: Sizes = Sizes()) -> LaunchProbes:
+    runtime.build(folder)
+    probes = LaunchProbes(sizes)
+    outcomes = list(probes.libraries.installed((str(folder),)))
+    assert [outcome.problem for outcome in outcomes] == [""]
+    assert outcomes[0].probes >= 2
+    return probes
+
+
+def run(folder: Path, *options: str | int | float, env: dict[str, str] | None = None) -> int:
+    """Runs the workload without a GPU; gives its process id."""
+    programs = runtime.build(folder)
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], *options, programs=programs)
+    environment = {key: value for key, value in os.environ.items() if key != "STANDIN_DIR"} | (env or {})
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    assert process.wait() == 0
+    return process.pid
+
+
+@pytest.fixture
+def closing() -> Iterator[list[LaunchProbes]]:
+    opened: list[LaunchProbes] = []
+    yield opened
+    for probes in opened:
+        probes.close()
+
+
+def test_every_launch_arrives_whole(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given
+    probes = probes_on(folder)
+    closing.append(probes)
+    begin = time.monotonic_ns()
+    # when
+    pid = run(folder, "--launches", 3000, "--rate", 0)
+    # then
+    launches = probes.launches.read()
+    assert len(launches) == 3000
+    assert set(launches["pid"].tolist()) == {pid}
+    assert set(launches["comm"].tolist()) == {b"workload"}
+    assert set(launches["name"].tolist()) == {
+        b"multiply_basic",
+        b"multiply_local_access",
+        b"multiply_local_access_and_tiling",
+    }
+    assert set(launches["flags"].tolist()) == {0}
+    assert set(launches["iba"].tolist()) == {0x800000000000}
+    assert (np.diff(launches["time"].astype(np.int64)) > 0).all()
+    assert begin < launches["time"][0] < time.monotonic_ns()
+    assert (launches["address"] >> np.uint64(32) == 0xFFFF8000).all()
+    # and every stack that they name has come before them, once
+    stacks = probes.stacks.read()
+    assert set(launches["stack"].tolist()) == set(stacks["id"].tolist())
+    assert len(set(stacks["id"].tolist())) == len(stacks)
+    assert (stacks["depth"] > 5).all()
+    # and the module's path came
+    compiled = probes.compiled.read()
+    assert len(compiled) == 1
+    assert b"dumped_zebin_module" in compiled["path"][0]
+    assert (compiled["uid"][0], compiled["gid"][0]) == (os.getuid(), os.getgid())
+    assert probes.counters()[Counter.LAUNCHES] == 3000
+    # and without the probes nothing is sent
+    probes.detach()
+    run(folder, "--launches", 100, "--rate", 0)
+    assert len(probes.launches.read()) == 0
+
+
+def test_a_full_ring_buffer_is_counted(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given room for 28 launches, and nobody who reads
+    probes = probes_on(folder, Sizes(launch_pages=1))
+    closing.append(probes)
+    # when
+    run(folder, "--launches", 1000, "--rate", 0)
+    # then
+    kept = len(probes.launches.read())
+    counters = probes.counters()
+    assert 0 < kept < 40
+    assert kept + counters[Counter.LAUNCHES_LOST] == counters[Counter.LAUNCHES] == 1000
+
+
+def test_stacks_whose_ids_collide_all_arrive(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given ids of one bit, so that any two stacks have one id
+    probes = probes_on(folder, Sizes(stack_id_bits=1))
+    closing.append(probes)
+    # when
+    run(folder, "--launches", 300, "--rate", 0)
+    # then every launch has a stack, and all different stacks are there
+    launches, stacks = probes.launches.read(), probes.stacks.read()
+    assert not (launches["flags"] & LaunchFlags.NO_STACK).any()
+    assert set(launches["stack"].tolist()) <= set(stacks["id"].tolist())
+    assert probes.counters()[Counter.STACKS_COLLIDED] > 0
+    distinct = {bytes(stack["ips"].tobytes()) for stack in stacks}
+    collided = probes_on_without_collisions(folder, closing)
+    assert len(distinct) == collided
+
+
+def probes_on_without_collisions(folder: Path, closing: list[LaunchProbes]) -> int:
+    """How many different stacks the same run has."""
+    probes = LaunchProbes()
+    closing.append(probes)
+    list(probes.libraries.installed((str(folder),)))
+    run(folder, "--launches", 300, "--rate", 0)
+    return len(probes.stacks.read())
+
+
+def test_a_stack_that_was_forgotten_travels_again(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given a memory for few stacks, and threads that have many
+    probes = probes_on(folder, Sizes(stacks_remembered=1))
+    closing.append(probes)
+    # when
+    run(folder, "--launches", 500, "--rate", 0, "--threads", 4)
+    # then
+    launches, stacks = probes.launches.read(), probes.stacks.read()
+    assert len(launches) == 2000
+    assert not (launches["flags"] & LaunchFlags.NO_STACK).any()
+    assert set(launches["stack"].tolist()) <= set(stacks["id"].tolist())
+    assert len(stacks) > len(set(stacks["id"].tolist()))
+
+
+def test_no_room_for_stacks_is_counted_and_marked(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given room for three stacks, ids that always collide, and nobody who reads
+    probes = probes_on(folder, Sizes(stack_pages=1, stack_id_bits=1))
+    closing.append(probes)
+    # when
+    run(folder, "--launches", 400, "--rate", 0)
+    # then launches without a stack say so, and are as many as were counted
+    launches = probes.launches.read()
+    without = int(((launches["flags"] & LaunchFlags.NO_STACK) != 0).sum())
+    assert len(launches) == 400
+    assert without == int((launches["stack"] == 0).sum())
+    assert without == probes.counters()[Counter.STACKS_LOST] > 0
+
+
+def test_a_stack_deeper_than_the_limit_is_as_deep_as_the_limit(folder: Path, closing: list[LaunchProbes]) -> None:
+    probes = probes_on(folder)
+    closing.append(probes)
+    run(folder, "--launches", 30, "--rate", 0, "--depth", stack_depth() + 10)
+    assert probes.stacks.read()["depth"].max() == stack_depth()
+
+
+def test_one_library_under_two_names_is_probed_once(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given
+    programs = runtime.build(folder)
+    (folder / "libze_intel_gpu.so").symlink_to(programs.library.name)
+    os.link(programs.library, folder / "libze_intel_gpu.so.1.99")
+    # when
+    probes = LaunchProbes()
+    closing.append(probes)
+    outcomes = list(probes.libraries.installed((str(folder),)))
+    # then
+    assert len(outcomes) == 1
+    run(folder, "--launches", 10, "--rate", 0)
+    assert len(probes.launches.read()) == 10
+
+
+def test_a_library_without_probes_is_told(tmp_path: Path, closing: list[LaunchProbes]) -> None:
+    (tmp_path / "libze_intel_gpu.so.1").write_bytes(Path("/lib/x86_64-linux-gnu/libm.so.6").read_bytes())
+    (tmp_path / "libze_intel_gpu.so.2").write_bytes(b"no library at all")
+    (tmp_path / "libze_intel_gpu.so.3").mkdir()
+    os.mkfifo(tmp_path / "libze_intel_gpu.so.4")
+    probes = LaunchProbes()
+    closing.append(probes)
+    outcomes = list(probes.libraries.installed((str(tmp_path),)))
+    assert [outcome.probes for outcome in outcomes] == [0, 0]
+    assert "no launch_kernel and compile_kernel probes" in outcomes[0].problem
+    assert "broken ELF file" in outcomes[1].problem

@@ -1,0 +1,269 @@
+"""Whole modules as the report sees them: real ones, damaged ones, and readers that fail or lie."""
+
+import copy
+import random
+import time
+
+import pytest
+
+from iaprof.formats.zebin import read_zebin
+from iaprof.report.gpu_module import GpuModules, InstructionInfo, SourceFrame
+from iaprof.report.platforms import Platform
+from iaprof.report.sandbox import Limits, Sandbox, SandboxDied
+from unit import elfwriter as elf, fakeiga
+from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, line_rows, plain_zebin
+
+
+@pytest.fixture(scope="module")
+def modules():
+    with GpuModules() as made:
+        yield made
+
+
+@pytest.mark.parametrize(("device", "module"), MODULES)
+def test_every_instruction_of_real_modules(modules, device, module):
+    loaded = modules.load(debug_elf(device, module), PLATFORMS[device])
+    assert loaded.problems == ()
+    assert [kernel.name for kernel in loaded.kernels] == KERNELS[module]
+    rows = line_rows(device, module)
+    for kernel in loaded.kernels:
+        expected = disassembly(device, module, kernel.name)
+        assert [(each.offset, each.text) for each in kernel.instructions] == expected
+        assert kernel.demangled == kernel.name
+        assert kernel.file.endswith({"attention": "/attention.clcpp", "matmul": "/matmul.cl"}[module])
+        for each in kernel.instructions:
+            assert kernel.at(each.offset) is each
+            assert each.frames[0].function == kernel.name
+            assert (each.frames[-1].file, each.frames[-1].line) == rows.at(kernel.address + each.offset)
+
+
+def test_inlined_functions_are_frames(modules):
+    (kernel,) = modules.load(debug_elf("ptl", "attention"), Platform.XE3).kernels
+    seen = " ".join(frame.function for each in kernel.instructions for frame in each.frames)
+    for name in (
+        "workgroup<float, reduce::Max>",
+        "workgroup<float, reduce::Sum>",
+        "Max::apply",
+        "Sum::apply",
+        "dot",
+        "scale",
+    ):
+        assert name in seen
+
+
+def test_offsets_at_which_nothing_starts(modules):
+    kernel = modules.load(debug_elf("bmg", "matmul"), Platform.XE2).kernels[0]
+    assert kernel.instructions[0].size == 16
+    inside = kernel.at(8)
+    assert (inside.offset, inside.size, inside.mnemonic, inside.text) == (8, 0, "[not an instruction]", "")
+    assert inside.frames == kernel.instructions[0].frames
+    for offset in (-1, -1 << 60, kernel.code_size, 1 << 60):
+        assert kernel.at(offset) == InstructionInfo(
+            offset, 0, "[not an instruction]", "", (), (SourceFrame("multiply_basic", "", 0),)
+        )
+
+
+def test_only_some_kernels(modules):
+    whole = modules.load(debug_elf("bmg", "matmul"), Platform.XE2)
+    address = whole.kernels[1].address
+    part = modules.load(debug_elf("bmg", "matmul"), Platform.XE2, only=[address | 0xFFFF << 48])
+    assert [kernel.name for kernel in part.kernels] == KERNELS["matmul"]
+    assert [bool(kernel.instructions) for kernel in part.kernels] == [False, True, False]
+    assert part.kernels[1].instructions == whole.kernels[1].instructions
+    assert part.kernels[0].at(0).frames == (SourceFrame("multiply_basic", "", 0),)
+
+
+def test_an_unknown_generation(modules):
+    loaded = modules.load(debug_elf("bmg", "matmul"), None)
+    assert any("generation is not known" in problem for problem in loaded.problems)
+    info = loaded.kernels[1].at(0)
+    assert (info.mnemonic, info.frames[0].line) == ("[no decoder]", 13)
+
+
+def test_without_a_library(monkeypatch, tmp_path):
+    monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(tmp_path / "none.so"))
+    with GpuModules() as modules:
+        loaded = modules.load(debug_elf("bmg", "matmul"), Platform.XE2)
+    assert [problem for problem in loaded.problems if "install libigc2" in problem]
+    assert loaded.kernels[0].instructions == ()
+    info = loaded.kernels[0].at(0x180)
+    assert (info.mnemonic, info.size, info.frames[-1].line > 0) == ("[no decoder]", 0, True)
+
+
+def test_without_debug_information(modules):
+    code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
+    loaded = modules.load(elf.zebin([elf.kernel("_ZTSZ4mainEUlvE_", code, 0x1000)]), Platform.XE2)
+    (kernel,) = loaded.kernels
+    assert loaded.problems == ()
+    assert kernel.demangled == "main::{lambda()#1}"
+    assert kernel.file == ""
+    assert {each.frames for each in kernel.instructions} == {(SourceFrame("main::{lambda()#1}", "", 0),)}
+
+
+def test_a_plain_zebin_has_instructions_but_no_lines(modules):
+    loaded = modules.load(plain_zebin("bmg", "matmul"), Platform.XE2)
+    assert any("no GPU addresses" in problem for problem in loaded.problems)
+    assert loaded.kernels[0].instructions
+    assert loaded.kernels[0].instructions[5].frames == (SourceFrame("multiply_basic", "", 0),)
+
+
+def test_code_that_is_none(modules):
+    code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
+    sections = [
+        elf.kernel("empty", b"", 0x1000),
+        elf.kernel("short", b"1234", 0x2000),
+        elf.kernel("good", code, 0x3000),
+    ]
+    damaged = elf.kernel("damaged", code[:64] + b"\xff" * 16 + code[80:], 0x4000)
+    loaded = modules.load(elf.zebin([*sections, damaged]), Platform.XE2)
+    empty, short, good, bad = loaded.kernels
+    assert empty.at(0).mnemonic == "[not an instruction]"
+    assert short.at(0).mnemonic == "[undecodable]"
+    assert good.at(0).mnemonic == "mov"
+    assert bad.at(64).mnemonic == "[undecodable]"
+    assert bad.at(0).mnemonic == "mov"
+    assert loaded.problems == ("kernel 'short' was not decoded: 4 bytes are no instruction: the shortest has 8",)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "not an ELF file"),
+        (b"\x7fELF" + bytes(100), "64-bit little-endian"),
+        (elf.zebin([], machine=elf.X86_64), "machine 62"),
+        (debug_elf("bmg", "matmul")[:20_000], "cut short"),
+    ],
+)
+def test_what_is_no_zebin_is_a_problem(modules, data, why):
+    loaded = modules.load(data, Platform.XE2)
+    assert loaded.kernels == ()
+    (problem,) = loaded.problems
+    assert why in problem
+
+
+def test_a_decoder_that_dies_on_one_kernel(monkeypatch, tmp_path):
+    """Everything else is there all the same: lines, names, and the other kernels' instructions."""
+    monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
+    data = bytearray(debug_elf("bmg", "matmul"))
+    code = read_zebin(bytes(data)).kernels[1].code
+    data[data.index(code) + 1024 if code == read_zebin(bytes(data)).kernels[0].code else data.index(code)] = ord("E")
+    with GpuModules() as modules:
+        loaded = modules.load(bytes(data), Platform.XE2)
+        assert modules.load(debug_elf("bmg", "matmul"), Platform.XE2).problems == ()
+    assert [kernel.at(0x180).mnemonic for kernel in loaded.kernels] == ["nop", "[undecodable]", "nop"]
+    assert all(kernel.at(0x180).frames[-1].line for kernel in loaded.kernels)
+    (problem,) = loaded.problems
+    assert "'multiply_local_access' was not decoded: the reader process died of SIGABRT" in problem
+
+
+def test_a_decoder_that_dies_on_everything(monkeypatch, tmp_path):
+    monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
+    with GpuModules() as modules:
+        start = time.monotonic()
+        data = elf.zebin([elf.kernel(f"k{number}", b"E" * 64, number << 12) for number in range(1, 100)])
+        loaded = modules.load(data, Platform.XE2)
+        assert time.monotonic() - start < 10, "it stops trying"
+    assert {kernel.at(0).mnemonic for kernel in loaded.kernels} == {"[undecodable]"}
+
+
+def test_lines_that_take_too_long_cost_only_lines():
+    with Sandbox(Limits(stage_seconds=0.0005)) as sandbox:
+        loaded = GpuModules(sandbox).load(debug_elf("bmg", "attention"), None)
+    assert any("debug information takes too long to read" in problem for problem in loaded.problems)
+    assert loaded.kernels[0].at(0).frames == (SourceFrame("attention_scores", "", 0),)
+
+
+def test_no_child_at_all(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with GpuModules() as modules:
+        loaded = modules.load(debug_elf("bmg", "attention"), Platform.XE2)
+    assert [kernel.name for kernel in loaded.kernels] == ["attention_scores"]
+    assert "cannot be started" in loaded.problems[0]
+
+
+def test_cut_short_anywhere(modules):
+    whole = debug_elf("lnl", "attention")
+    for length in range(0, len(whole), 211):
+        loaded = modules.load(whole[:length], Platform.XE2)
+        assert loaded.kernels == ()
+        assert len(loaded.problems) == 1
+
+
+@pytest.mark.parametrize(("device", "module"), [("bmg", "attention"), ("pvc", "matmul"), ("ptl", "attention")])
+def test_flipped_bytes(modules, device, module):
+    """A hundred damaged copies each, most of them where code and DWARF are: never an exception, and quick."""
+    whole = debug_elf(device, module)
+    generator = random.Random(f"{device} {module}")
+    names = [b".debug_info", b".debug_abbrev", b".debug_line", b".debug_ranges"]
+    assert all(name in whole for name in names)
+    first = whole.index(b"clang version") - 40 if b"clang version" in whole else 0x5000
+    start = time.monotonic()
+    for _ in range(100):
+        data = bytearray(whole)
+        low, high = generator.choice([(0, len(data)), (0x500, 0x1500), (first, first + 0x1800), (64, 0x600)])
+        for _ in range(generator.choice([1, 3, 30])):
+            data[generator.randrange(low, min(high, len(data)))] = generator.randrange(256)
+        loaded = modules.load(bytes(data), PLATFORMS[device])
+        for kernel in loaded.kernels:
+            for offset in range(-8, kernel.code_size + 8, 8):
+                assert kernel.at(offset).frames
+        assert all(isinstance(problem, str) and problem for problem in loaded.problems)
+    assert time.monotonic() - start < 30
+
+
+class Liar:
+    """Stands in for a sandbox whose child is in an attacker's hands."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def call(self, operation, parameters, data):
+        if operation == "module":
+            return self.answer
+        raise SandboxDied("it died")
+
+
+def damaged(value, generator, depth=0):
+    """A copy of the answer in which one thing, somewhere, is something else."""
+    rubbish = [None, -1, 1 << 70, 3.5, "\ud800", "x", [], {}, True, [[]], [1, 2, 3], {"offset": [0]}]
+    if depth > 1 and generator.random() < 0.3:
+        return copy.deepcopy(generator.choice(rubbish))
+    if isinstance(value, dict) and value:
+        key = generator.choice(list(value))
+        if generator.random() < 0.1:
+            return {name: each for name, each in value.items() if name != key}
+        return {**value, key: damaged(value[key], generator, depth + 1)}
+    if isinstance(value, list) and value:
+        index = generator.randrange(len(value))
+        if generator.random() < 0.1:
+            return value[:index] + value[index + 1 :]
+        return [*value[:index], damaged(value[index], generator, depth + 1), *value[index + 1 :]]
+    return copy.deepcopy(generator.choice(rubbish))
+
+
+def test_problems_are_for_people(modules):
+    names = [f"\x1b[31m{number}\n" for number in range(100)]
+    loaded = modules.load(elf.zebin([elf.kernel(name, b"123") for name in names]), Platform.XE2)
+    assert len(loaded.problems) == 21
+    assert loaded.problems[-1] == "and 80 more problems"
+    assert all(problem.isprintable() for problem in loaded.problems)
+    assert [kernel.name for kernel in loaded.kernels] == names
+
+
+def test_answers_of_a_child_in_an_attackers_hands():
+    data = debug_elf("bmg", "matmul")
+    with Sandbox() as sandbox:
+        honest = sandbox.call("module", {"platform": int(Platform.XE2), "only": None, "decode": True}, data)
+    assert len(GpuModules(Liar(honest)).load(data, Platform.XE2).kernels) == 3
+    generator = random.Random(6)
+    refused = 0
+    for _ in range(1500):
+        loaded = GpuModules(Liar(damaged(honest, generator))).load(data, Platform.XE2)
+        refused += any("nonsense" in problem for problem in loaded.problems)
+        for kernel in loaded.kernels:
+            kernel.name.encode()
+            for offset in (0, 8, 64, kernel.code_size - 16, kernel.code_size):
+                info = kernel.at(offset)
+                "".join([info.mnemonic, info.text, *(frame.function + frame.file for frame in info.frames)]).encode()
+                assert all(type(frame.line) is int for frame in info.frames)
+    assert refused > 700
