@@ -12,7 +12,7 @@ setup: ## install what is missing: Debian packages, .venv, Intel's decoder
 	@scripts/setup
 
 demo: setup ## record a real process for a few seconds and leave capture and reports in demo/
-	@scripts/demo
+	@$(IN)/python scripts/demo.py
 
 test: lint ## lint, then every test, those that need root and BPF included
 	@scripts/test

@@ -117,7 +117,7 @@ def kernel_headers() -> Iterator[None]:
             del os.environ["BCC_KERNEL_SOURCE"]
 
 
-def compile_program(source: str, defines: dict[str, int], functions: tuple[str, ...]) -> Any:  # noqa: ANN401
+def compile_program(source: str, defines: dict[str, int], functions: tuple[str, ...]) -> Any:
     """A `bcc.BPF` of the C file `source` in this folder, with its uprobe programs loaded as `.funcs[name]`.
 
     Args:

@@ -101,7 +101,7 @@ _SPEC = re.compile(r"^(?:(?P<size>-?[1248])@)?(?P<operand>\S+)$")
 _NUMBER = r"-?(?:0[xX][0-9a-fA-F]+|[0-9]+)"
 _CONSTANT = re.compile(rf"^\$(?P<number>{_NUMBER})$")
 _MEMORY = re.compile(r"^(?P<displacement>[^()%$]*)\((?P<base>%\w+)?(?:,(?P<index>%\w+)?(?:,(?P<scale>[1248])?)?)?\)$")
-_TERM = re.compile(rf"(?P<sign>[+-]?)(?:(?P<number>0[xX][0-9a-fA-F]+|[0-9]+)|(?P<symbol>[A-Za-z_.$][\w.$@]*))")
+_TERM = re.compile(r"(?P<sign>[+-]?)(?:(?P<number>0[xX][0-9a-fA-F]+|[0-9]+)|(?P<symbol>[A-Za-z_.$][\w.$@]*))")
 
 
 def parse_arg(spec: str, location: int = 0, symbol: Callable[[str], int | None] = lambda _: None) -> Arg:
@@ -214,7 +214,7 @@ def _note_bytes(description: str | bytes) -> bytes:
     return description.encode("latin-1") if isinstance(description, str) else description
 
 
-def _read_note(elf: Any, note: bytes, base: int | None, provider: str, names: frozenset[str]) -> Probe | None:  # noqa: ANN401
+def _read_note(elf: Any, note: bytes, base: int | None, provider: str, names: frozenset[str]) -> Probe | None:
     location, linked_base, semaphore = struct.unpack_from("<QQQ", note)
     strings = note[24:].split(b"\0")
     if strings[0] != provider.encode() or strings[1].decode("latin-1") not in names:
@@ -235,7 +235,7 @@ def _read_note(elf: Any, note: bytes, base: int | None, provider: str, names: fr
     return Probe(provider, strings[1].decode("latin-1"), offset, semaphore_offset, args)
 
 
-def _file_offset(elf: Any, address: int, executable: bool) -> int:  # noqa: ANN401
+def _file_offset(elf: Any, address: int, executable: bool) -> int:
     for segment in elf.iter_segments("PT_LOAD"):
         start = segment["p_vaddr"]
         flags = segment["p_flags"]
@@ -246,7 +246,7 @@ def _file_offset(elf: Any, address: int, executable: bool) -> int:  # noqa: ANN4
     raise ProbeError(f"a probe of it points outside its {where} segments")
 
 
-def _symbol_address(elf: Any, name: str) -> int | None:  # noqa: ANN401
+def _symbol_address(elf: Any, name: str) -> int | None:
     for table in (".symtab", ".dynsym"):
         section = elf.get_section_by_name(table)
         if isinstance(section, SymbolTableSection):

@@ -51,7 +51,8 @@ def report(
 ) -> None:
     """Print where the GPU stalled.
 
-    Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it needs neither a GPU nor root.
+    Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
+    needs neither a GPU nor root.
     """
     writer = _writer(format_, output)
     if output is not None:
@@ -71,8 +72,9 @@ def report(
         matched = facts.stalls - facts.unknown_kernel
         share = 100 * matched / facts.stalls if facts.stalls else 100.0
         print(
-            f"[ iaprof report: {facts.records:,} stall records, {facts.stalls:,} samples; {share:.1f} % in known kernels, "
-            f"{facts.no_launch:,} without a launch; lost while recording: {clean(losses(reader.header))} ]",
+            f"[ iaprof report: {facts.records:,} stall records, {facts.stalls:,} samples; "
+            f"{share:.1f} % in known kernels, {facts.no_launch:,} without a launch; "
+            f"lost while recording: {clean(losses(reader.header))} ]",
             file=sys.stderr,
         )
 

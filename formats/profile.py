@@ -89,6 +89,10 @@ def clean(frame: str, separators: str = "") -> str:
     if frame.isascii() and frame.isprintable() and not any(mark in frame for mark in separators):
         return frame
     return "".join(
-        ":" if character in separators else character if character.isprintable() else f"\\x{ord(character):02x}"
+        ":" if character in separators else character if character.isprintable() else _escaped(ord(character))
         for character in frame
     )
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

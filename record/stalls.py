@@ -136,7 +136,9 @@ class StallStream:
         except xe.DeviceError:
             self.close()
             return None
-        return StallLoss("gap", "nothing was sampled until the stream was open again", self._gap_from_ns, self._start_ns)
+        return StallLoss(
+            "gap", "nothing was sampled until the stream was open again", self._gap_from_ns, self._start_ns
+        )
 
     def unfinished_gap(self) -> StallLoss | None:
         """The gap that is still open when the recording ends."""

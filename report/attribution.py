@@ -217,7 +217,7 @@ class _Segments:
         return np.where((piece >= 0) & covered[piece], piece, -1).astype(np.int64)
 
     def launches(self, piece: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
-        """Times and sites of all launches of the kernels that cover a piece, by time, and the site if none came before."""
+        """Times and sites of all launches of the kernels that cover a piece, and the site when none came before."""
         if piece not in self._launches:
             known = [self._placed.by_placement[i] for i in self._covering[piece] if i in self._placed.by_placement]
             times = np.concatenate([np.empty(0, np.uint64), *(launches.time for launches in known)])

@@ -97,7 +97,7 @@ class ElfSymbols:
         return index + 1 == len(self._values) or address < int(self._values[index + 1])
 
 
-def _table(elf: Any, file: BinaryIO, name: str) -> tuple[NDArray[np.void], bytes]:  # noqa: ANN401
+def _table(elf: Any, file: BinaryIO, name: str) -> tuple[NDArray[np.void], bytes]:
     section = elf.get_section_by_name(name)
     if section is None or section["sh_type"] == "SHT_NOBITS":
         return np.empty(0, _SYMBOL), b""
@@ -108,12 +108,12 @@ def _table(elf: Any, file: BinaryIO, name: str) -> tuple[NDArray[np.void], bytes
     return np.frombuffer(data[: len(data) // _SYMBOL.itemsize * _SYMBOL.itemsize], _SYMBOL), _bytes(file, strings)
 
 
-def _bytes(file: BinaryIO, section: Any) -> bytes:  # noqa: ANN401
+def _bytes(file: BinaryIO, section: Any) -> bytes:
     file.seek(section["sh_offset"])
     return file.read(section["sh_size"])
 
 
-def _build_id(elf: Any) -> bytes | None:  # noqa: ANN401
+def _build_id(elf: Any) -> bytes | None:
     section = elf.get_section_by_name(".note.gnu.build-id")
     if not isinstance(section, NoteSection):
         return None

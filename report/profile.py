@@ -125,9 +125,9 @@ def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
 def _kernel(placement: Placement | None) -> Kernel | None:
     if placement is None:
         return None
-    frames = placement.kernel.instructions[0].frames if placement.kernel and placement.kernel.instructions else ()
     name = placement.kernel.demangled if placement.kernel else placement.name
-    return Kernel(placement.address, name or f"0x{placement.address:x}", frames[0].file if frames else "")
+    file = placement.kernel.file if placement.kernel else ""
+    return Kernel(placement.address, name or f"0x{placement.address:x}", file)
 
 
 def _instruction(placement: Placement | None, offset: int) -> Instruction:

@@ -1,4 +1,4 @@
-"""What goes wrong while recording: lost data is counted, a killed recorder leaves all it had read, errors are one sentence."""
+"""What goes wrong while recording: losses are counted, a killed recorder leaves what it read, errors are a sentence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.stalls import REASONS, Layout
+from integration.recording import (
+    IAPROF,
+    by_instruction,
+    folded,
+    iaprof,
+    ledger_by_instruction,
+    record,
+    recorded_launches,
+)
 from standin import runtime
 from standin.hardware import Hardware
-
-from integration.recording import IAPROF, by_instruction, folded, iaprof, ledger_by_instruction, record, recorded_launches
 
 pytestmark = pytest.mark.bpf
 
@@ -111,7 +119,7 @@ def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     """What was produced more than two seconds before the kill is in what `recover` makes of the spool."""
     moments = random.Random(5)
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
-        env = {key: value for key, value in os.environ.items()} | {"STANDIN_DIR": str(hardware.folder)}
+        env = dict(os.environ.items()) | {"STANDIN_DIR": str(hardware.folder)}
         program = subprocess.Popen(matmul("--seconds", 600, "--rate", 200), env=env, stdout=subprocess.DEVNULL)
         try:
             for attempt in range(20):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
 from iaprof.formats.launches import Counter, LaunchFlags
 from standin import runtime
@@ -23,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "build"
 
 
-def probes_on(folder: Path, sizes: Sizes = Sizes()) -> LaunchProbes:
+def probes_on(folder: Path, sizes: Sizes | None = None) -> LaunchProbes:
     runtime.build(folder)
-    probes = LaunchProbes(sizes)
+    probes = LaunchProbes(sizes or Sizes())
     outcomes = list(probes.libraries.installed((str(folder),)))
     assert [outcome.problem for outcome in outcomes] == [""]
     assert outcomes[0].probes >= 2

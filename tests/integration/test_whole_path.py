@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from iaprof.formats.capture import CaptureReader
-from standin import runtime
-from standin.hardware import Hardware
 
+from iaprof.formats.capture import CaptureReader
 from integration.recording import (
     by_instruction,
     by_stack,
@@ -21,6 +19,8 @@ from integration.recording import (
     record,
     recorded_launches,
 )
+from standin import runtime
+from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
 FLAMEGRAPH = Path(sys.prefix) / "bin" / "flamegraph.pl"
@@ -74,7 +74,9 @@ def test_processes_that_started_before_and_after_the_recorder(tmp_path: Path) ->
     # given a process that has mapped the library when the recorder starts (its zeInit is over)
     with Hardware(tmp_path / "gpu") as hardware:
         env = {"STANDIN_DIR": str(hardware.folder)}
-        matmul = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 6, "--one-place", "--recompile-ms", 200)
+        matmul = runtime.command(
+            [runtime.debug_elf("bmg", "matmul")], "--seconds", 6, "--one-place", "--recompile-ms", 200
+        )
         early = subprocess.Popen(matmul, env=env)
         recorder = subprocess.Popen(
             [sys.executable, "-m", "iaprof", "record", "-o", str(tmp_path / "cap.parquet"), "-d", "7"],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
 from iaprof.formats.capture import KINDS, CaptureWriter
 
 HEADER: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, SCHEMA, CaptureError, CaptureReader
 
+from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, SCHEMA, CaptureError, CaptureReader
 from unit.capturing import HEADER, capture, launch, record, stall
 
 

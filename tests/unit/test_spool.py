@@ -3,13 +3,19 @@
 from pathlib import Path
 
 import pytest
+
 from iaprof.formats.errors import IaprofError
 from iaprof.record.spool import FrameKind, Spool, SpoolError, SpoolReader
 
 
 def write(path: Path) -> list[tuple[FrameKind, bytes]]:
     spool = Spool(path)
-    frames = [(FrameKind.HEADER, b"{}"), (FrameKind.STALLS, bytes(range(64))), (FrameKind.LOSS, b""), (FrameKind.END, b"{}")]
+    frames = [
+        (FrameKind.HEADER, b"{}"),
+        (FrameKind.STALLS, bytes(range(64))),
+        (FrameKind.LOSS, b""),
+        (FrameKind.END, b"{}"),
+    ]
     for kind, payload in frames:
         spool.write(kind, payload[:3], payload[3:], time=5, begin=4, source=1, part=2)
     spool.close()

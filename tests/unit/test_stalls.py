@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from iaprof.formats.stalls import REASONS, Layout, significant_words
 
 # First and last bit of each field, from the driver's structures.
@@ -45,8 +46,15 @@ def test_every_field_of_random_records(layout: Layout, fields: dict[str, tuple[i
 
 @pytest.mark.parametrize(
     ("version", "layout"),
-    [((12, 60), Layout.PVC), ((20, 1), Layout.XE2), ((20, 4), Layout.XE2), ((30, 0), Layout.XE2), ((35, 10), Layout.XE3P),
-     ((12, 55), None), ((12, 71), None)],
-)  # fmt: skip
+    [
+        ((12, 60), Layout.PVC),
+        ((20, 1), Layout.XE2),
+        ((20, 4), Layout.XE2),
+        ((30, 0), Layout.XE2),
+        ((35, 10), Layout.XE3P),
+        ((12, 55), None),
+        ((12, 71), None),
+    ],
+)
 def test_layout_by_ip_version(version: tuple[int, int], layout: Layout | None) -> None:
     assert Layout.from_ip_version(*version) is layout

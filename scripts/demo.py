@@ -1,0 +1,80 @@
+"""`make demo`: the whole path once, on the stand-in for the hardware, and what a user sees of it.
+
+Records a real process that launches real kernels from several threads, with the recorder that ships; only the GPU and
+Intel's runtime are stood in for (tests/standin). Leaves the capture and its two reports in demo/.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from standin import runtime  # noqa: E402 - found by the line before
+from standin.hardware import Hardware  # noqa: E402
+
+DEMO = ROOT / "demo"
+IAPROF = str(Path(sys.prefix) / "bin" / "iaprof")
+SECONDS = 4
+HOTTEST = 10
+
+
+def main() -> None:
+    """Records, reports, and prints the hottest stacks."""
+    DEMO.mkdir(exist_ok=True)
+    capture = DEMO / "cap.parquet"
+    elfs = [runtime.debug_elf("bmg", "matmul"), runtime.debug_elf("bmg", "attention")]
+    command = runtime.command(elfs, "--seconds", SECONDS, "--threads", 2, "--rate", 2000)
+    with tempfile.TemporaryDirectory(prefix="iaprof-demo-") as folder, Hardware(Path(folder)) as hardware:
+        record(hardware, capture, command)
+        samples = hardware.ledger().samples_captured
+    for name in ("cap.folded", "cap.iaprof.txt"):
+        subprocess.run([IAPROF, "report", "--quiet", "--force", str(capture), "-o", str(DEMO / name)], check=True)
+    folded = (DEMO / "cap.folded").read_text().splitlines()
+    total = print_hottest(folded)
+    print(f"\nThe stand-in's GPU produced {samples:,} samples, the report has {total:,}.")
+    for name in ("cap.parquet", "cap.folded", "cap.iaprof.txt"):
+        print(f"  {(DEMO / name).relative_to(ROOT)!s:22} {(DEMO / name).stat().st_size:>10,} bytes")
+    if total != samples:
+        sys.exit("demo: these must be equal; please report this")
+
+
+def record(hardware: Hardware, capture: Path, command: list[str]) -> None:
+    """Runs `iaprof record`, through sudo where that is needed; its last line goes to the terminal."""
+    sudo = [] if os.geteuid() == 0 else ["sudo"]
+    # The command's output has no place between ours.
+    quiet = ["sh", "-c", '"$@" >/dev/null', "sh"]
+    preload = [f"{name}={value}" for name, value in hardware.env().items()]
+    words = [*sudo, "env", *preload, IAPROF, "record", "--force", "-o", str(capture), "--", *quiet, *command]
+    print(f"iaprof record -o demo/cap.parquet -- workload   ({SECONDS} seconds)", flush=True)
+    subprocess.run(words, check=True)
+
+
+def print_hottest(folded: list[str]) -> int:
+    """Prints the stacks with most samples, shortened to the terminal's width, and gives the sum of all."""
+    stacks = [(int(count), stack) for stack, _, count in (line.rpartition(" ") for line in folded)]
+    total = sum(count for count, _ in stacks)
+    width = shutil.get_terminal_size().columns - 18
+    print(
+        f"\nThe {HOTTEST} hottest stacks: kernel, instruction, reason and offset; and who launched it, innermost first\n"
+    )
+    for count, stack in sorted(stacks, reverse=True)[:HOTTEST]:
+        cpu, _, gpu = stack.partition(";-;")
+        file, *rest = (frame.removesuffix("_[G]").removesuffix("_[g]") for frame in gpu.split(";"))
+        print(f"{count:>8,} {100 * count / total:>5.1f} %  {_fit(' > '.join(rest) + f'  ({Path(file).name})', width)}")
+        print(f"{'':17} {_fit('< ' + ' < '.join(reversed(cpu.split(';'))), width)}")
+    return total
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+if __name__ == "__main__":
+    main()

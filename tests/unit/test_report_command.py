@@ -1,0 +1,102 @@
+"""`iaprof report` and `recover` on what is no good: one sentence, the right exit code, and nothing left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unit.capturing import capture, launch, record, stall
+
+ADDRESS = 0x8000_0001_0000
+
+
+def iaprof(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "iaprof", *(str(word) for word in words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    kernel = {"time_ns": 1, "pid": 7, "path": "/tmp/x.elf", "digest": b"1", "size": 9, "elf": b"\x7fELFbroken"}
+    stalls = [stall(9, record(ADDRESS, sbid=3), record(0x40, send=2))]
+    return capture(
+        tmp_path / "c", stall=stalls, launch=[launch(2, 7, ADDRESS, 11, name="evil;name\x1b[2J")], kernel=[kernel]
+    )
+
+
+def test_a_broken_debug_elf_costs_a_name_and_is_told(good: Path) -> None:
+    done = iaprof("report", good)
+    assert done.returncode == 0
+    assert done.stdout == (
+        "[unknown process];-;[unknown kernel]_[G];send_[g];0x40_[g] 2\n"
+        "app;7;[stack lost];-;evil:name\\x1b[2J_[G];[no binary]_[g];sbid_[g];0x0_[g] 3\n"
+    )
+    assert "iaprof: warning: /tmp/x.elf: it is" in done.stderr
+    assert "60.0 % in known kernels" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_outputs(good: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.folded"
+    assert iaprof("report", good, "-o", target, "-q").returncode == 0
+    content = target.read_text()
+    assert content == iaprof("report", good, "-q").stdout
+    again = iaprof("report", good, "-o", target)
+    assert (again.returncode, "exists" in again.stderr) == (1, True)
+    assert iaprof("report", good, "-o", target, "--force", "--format", "iaprof").returncode == 0
+    assert target.read_text().startswith("interval\t")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("report", "{folder}/absent"), 1, "cannot be opened"),
+        (("report", "{folder}/empty"), 1, "is empty"),
+        (("report", "{folder}/text"), 1, "not an iaprof capture"),
+        (("report", "{folder}/c", "--format", "xml"), 2, "choose one of folded, iaprof"),
+        (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "--format"),
+        (("report", "{folder}/c", "-o", "{folder}/no/x.folded"), 1, "does not exist"),
+        (("report", "{folder}/empty", "-o", "{folder}/x.folded"), 1, "is empty"),
+        (("recover", "{folder}/text"), 2, "does not end in .spool"),
+        (("recover", "{folder}/text.spool"), 1, "is not the spool"),
+        (("recover", "{folder}/absent.spool"), 1, "cannot be opened"),
+    ],
+)
+def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
+    (tmp_path / "empty").write_text("")
+    for name in ("text", "text.spool"):
+        (tmp_path / name).write_text("this is no capture and no spool\x1b[31m")
+    before = sorted(tmp_path.iterdir())
+    done = iaprof(*(word.format(folder=tmp_path) for word in words))
+    assert done.returncode == code
+    assert message in done.stderr
+    assert done.stderr.startswith("iaprof: ")
+    assert done.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_capture_that_breaks_half_way_leaves_no_output(tmp_path: Path) -> None:
+    # given a capture whose second row group of stalls is of a stream that nobody named
+    path = capture(tmp_path / "c", stall=[stall(9, record(64, sbid=3), stream=4)])
+    done = iaprof("report", path, "-o", tmp_path / "x.folded")
+    assert done.returncode == 1
+    assert "its header does not name" in done.stderr
+    assert not (tmp_path / "x.folded").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+def test_a_reader_that_goes_away_is_no_error(good: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m iaprof report {good} | head -c 1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["", "record", "report", "recover"])
+def test_help_fits_a_terminal_and_has_examples(verb: str) -> None:
+    done = iaprof(*[verb][: bool(verb)], "--help")
+    assert done.returncode == 0
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    assert "Examples:" in done.stdout or not verb
+    assert iaprof("--version").stdout.startswith("iaprof ")

@@ -1,0 +1,101 @@
+"""Every output format, whole, from rows made by hand."""
+
+import io
+
+from iaprof.formats.folded import Folded
+from iaprof.formats.iaprof_text import IaprofText
+from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row, Shape, clean
+from iaprof.formats.writers import WRITERS, for_file
+
+LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))
+KERNEL = Kernel(0x8000FFBE0000, "matmul", "src/matmul.cl")
+ROWS = [
+    Row(0, LAUNCH, KERNEL, Instruction(0x10, "send", ("matmul", "dot(float)"), (4, 9)), (1, 0, 0, 0, 0, 7, 0, 0, 0, 0)),
+    Row(0, LAUNCH, KERNEL, Instruction(0x20, "mov", ("matmul",), (0,)), (0, 0, 0, 0, 0, 0, 0, 0, 0, 2)),
+    Row(2, None, None, Instruction(0xABC0, "[no binary]", (), ()), (0, 3, 0, 0, 0, 0, 0, 0, 0, 0)),
+]
+
+
+def written(writer: Folded | IaprofText, rows: list[Row], shape: Shape | None = None) -> str:
+    out = io.StringIO()
+    writer.write(Profile(rows, [10.0, 11.0, 12.0]), shape or Shape(), out)
+    return out.getvalue()
+
+
+def test_folded() -> None:
+    head = "app;42;main;run(int);do_syscall_64_[k];-;src/matmul.cl_[G];matmul_[G]"
+    assert written(Folded(), [*ROWS, ROWS[0]]) == (
+        "[unknown process];-;[unknown kernel]_[G];control_[g];0xabc0_[g] 3\n"
+        f"{head};dot(float)_[G];send_[g];active_[g];0x10_[g] 2\n"
+        f"{head};dot(float)_[G];send_[g];sbid_[g];0x10_[g] 14\n"
+        f"{head};mov_[g];tdr_[g];0x20_[g] 2\n"
+    )
+
+
+def test_folded_with_lines() -> None:
+    text = written(Folded(), ROWS[:1], Shape(gpu_lines=True))
+    assert "src/matmul.cl_[G];matmul line 4_[G];dot(float) line 9_[G];send_[g]" in text
+
+
+def test_iaprof_text() -> None:
+    assert written(IaprofText(), ROWS) == (
+        "interval\t0\t10.000000\n"
+        "string\t1\tapp\n"
+        "string\t2\tmain;run(int);do_syscall_64_[k]\n"
+        "string\t3\tsrc/matmul.cl\n"
+        "string\t4\tmatmul\n"
+        "kernel\t0x8000ffbe0000\t1\t42\t2\t3\t4\n"
+        "string\t5\tsend\n"
+        "eustall\t0x10\t5\t1\t0\t0\t0\t0\t7\t0\t0\t0\t0\n"
+        "string\t6\tmov\n"
+        "eustall\t0x20\t6\t0\t0\t0\t0\t0\t0\t0\t0\t0\t2\n"
+        "metric\tfrequency-MHz\t0\n"
+        "metric\tbusy-percent\t0\n"
+        "interval\t1\t11.000000\n"
+        "metric\tfrequency-MHz\t0\n"
+        "metric\tbusy-percent\t0\n"
+        "interval\t2\t12.000000\n"
+        "string\t7\t[unknown process]\n"
+        "string\t8\t[unknown file]\n"
+        "string\t9\t[unknown kernel]\n"
+        "kernel\t0x0\t7\t0\t7\t8\t9\n"
+        "string\t10\t[no binary]\n"
+        "eustall\t0xabc0\t10\t0\t3\t0\t0\t0\t0\t0\t0\t0\t0\n"
+        "metric\tfrequency-MHz\t0\n"
+        "metric\tbusy-percent\t0\n"
+    )
+
+
+def test_nothing_recorded_is_nothing_written() -> None:
+    assert written(Folded(), []) == ""
+    assert written(IaprofText(), []) == ""
+
+
+HOSTILE = "a;b\nc\td\x1b[31m\u202e\0\x7f"
+
+
+def test_names_of_strangers_stay_in_their_place() -> None:
+    launch = Launch(HOSTILE, 1, (HOSTILE,), (HOSTILE,))
+    kernel = Kernel(0, HOSTILE, HOSTILE)
+    row = Row(0, launch, kernel, Instruction(0, HOSTILE, (HOSTILE,), (1,)), (1,) * 10)
+    for line in written(Folded(), [row]).splitlines():
+        assert line.isprintable()
+        assert line.count(";") == 9
+    for line in written(IaprofText(), [row]).splitlines():
+        assert line.replace("\t", "").isprintable()
+        assert line.split("\t")[0] in ("interval", "string", "kernel", "eustall", "metric")
+
+
+def test_clean() -> None:
+    assert clean("std::vector<int>") == "std::vector<int>"
+    assert clean("größe") == "größe"
+    assert clean("a;b", ";") == "a:b"
+    assert clean("a\nb\x1b") == "a\\x0ab\\x1b"
+
+
+def test_formats_by_extension() -> None:
+    from pathlib import Path
+
+    assert for_file(Path("x.folded")) is WRITERS["folded"]
+    assert for_file(Path("x.iaprof.txt")) is WRITERS["iaprof"]
+    assert for_file(Path("x.txt")) is None
