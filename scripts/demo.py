@@ -23,6 +23,7 @@ DEMO = ROOT / "demo"
 IAPROF = str(Path(sys.prefix) / "bin" / "iaprof")
 SECONDS = 4
 HOTTEST = 10
+LAUNCH = "zeCommandListAppendLaunchKernel"
 
 
 def main() -> None:
@@ -61,14 +62,15 @@ def print_hottest(folded: list[str]) -> int:
     stacks = [(int(count), stack) for stack, _, count in (line.rpartition(" ") for line in folded)]
     total = sum(count for count, _ in stacks)
     width = shutil.get_terminal_size().columns - 18
-    print(
-        f"\nThe {HOTTEST} hottest stacks: kernel, instruction, reason and offset; and who launched it, innermost first\n"
-    )
+    print(f"\nThe {HOTTEST} hottest stacks: kernel > instruction > reason > offset; below, who launched it\n")
     for count, stack in sorted(stacks, reverse=True)[:HOTTEST]:
         cpu, _, gpu = stack.partition(";-;")
         file, *rest = (frame.removesuffix("_[G]").removesuffix("_[g]") for frame in gpu.split(";"))
         print(f"{count:>8,} {100 * count / total:>5.1f} %  {_fit(' > '.join(rest) + f'  ({Path(file).name})', width)}")
-        print(f"{'':17} {_fit('< ' + ' < '.join(reversed(cpu.split(';'))), width)}")
+        # What is before main or a thread's first function is the C library's, what is behind the launch the runtime's.
+        program = [frame for frame in cpu.split(";")[2:] if not frame.startswith("[")]
+        program = program[: program.index(LAUNCH)] if LAUNCH in program else program
+        print(f"{'':17} {_fit(' > '.join(program), width)}")
     return total
 
 
