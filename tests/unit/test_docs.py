@@ -1,0 +1,71 @@
+"""The documentation names what exists, and captures of every format version stay readable."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import FORMAT, KINDS, CaptureReader
+from iaprof.formats.stalls import Layout
+from iaprof.formats.writers import WRITERS
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURES = ROOT / "tests" / "data" / "captures"
+FORMAT_PAGE = (ROOT / "docs" / "capture-format.md").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_column_of_a_kind_is_described_with_its_type(kind: str) -> None:
+    section = re.split(r"^## ", FORMAT_PAGE, flags=re.MULTILINE)
+    text = next(part for part in section if part.startswith(f"`{kind}`"))
+    described = {
+        name: row.split("|")[2].strip()
+        for row in text.splitlines()
+        if row.startswith("| `")
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    assert set(described) == {field.name for field in KINDS[kind]}
+    for field in KINDS[kind]:
+        type_ = str(field.type).replace("double", "float64")
+        assert described[field.name] == ("list of uint64" if type_.startswith("list") else type_), field.name
+
+
+def test_every_format_stays_readable() -> None:
+    captures = sorted(CAPTURES.glob("format-*.parquet"))
+    assert [path.name for path in captures] == [f"format-{number}.parquet" for number in range(1, FORMAT + 1)]
+    for path in captures:
+        reader = CaptureReader(path)
+        layout = Layout(reader.header["streams"][0]["layout"])
+        assert reader.table("stall")["w0"].combine_chunks().flatten().to_numpy().size == 200
+        assert layout is Layout.XE2
+        assert len(reader.table("launch")) == reader.header["totals"]["launches"] == 40
+
+
+def test_the_header_of_a_real_capture_is_described() -> None:
+    header = CaptureReader(CAPTURES / "format-1.parquet").header
+    names = set(header) | {name for entry in header["streams"] for name in entry}
+    names |= set(header["totals"]) | set(header["cost"]) | set(header["host"]) | set(header["clock"])
+    missing = {name for name in names if f"`{name}`" not in FORMAT_PAGE}
+    assert not missing
+
+
+def test_tests_that_the_threat_model_names_exist() -> None:
+    security = (ROOT / "docs" / "security.md").read_text()
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    files = set(re.findall(r"`(test_\w+\.py)`", security))
+    assert files <= set(sources)
+    for name in re.findall(r"`(test_\w+)`", security):
+        assert any(f"def {name}(" in source for source in sources.values()), name
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text()):
+            assert (page.parent / target).is_file(), (page.name, target)
+
+
+def test_every_format_is_in_the_page_about_report() -> None:
+    page = (ROOT / "docs" / "report.md").read_text().lower()
+    for name, writer in WRITERS.items():
+        assert name in page
+        assert all(f"`{extension}`" in page for extension in writer.extensions)
