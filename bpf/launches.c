@@ -10,11 +10,10 @@
  * an id that was forgotten makes its stack travel again, and a stack whose id is taken by another travels under an
  * id of its own.
  *
- * Set by the loader: STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, *_PAGES, *_WAKE_EVERY.
+ * Set by the loader: MAX_PROBES, STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, *_PAGES, *_WAKE_EVERY.
  */
 #include <uapi/linux/ptrace.h>
 
-#define MAX_PROBES 256
 #define MAX_ARGS 4
 #define NAME_BYTES 64
 #define PATH_BYTES 4096
@@ -73,22 +72,27 @@ struct compiled {
     char path[PATH_BYTES];
 };
 
+/* Each thing is counted once: what a launch lacks is counted only if the launch itself arrives. */
 enum counter {
     LAUNCHES,        /* the probe fired */
     LAUNCHES_LOST,   /* no room in the ring buffer */
     BAD_ARGS,        /* launches whose arguments could not be read */
     STACKS,          /* travelled */
-    STACKS_LOST,     /* no room in the ring buffer: tried again at the next launch with that stack */
-    STACKS_FAILED,   /* the kernel could not walk the stack */
+    STACKS_LOST,     /* launches without one: no room in the ring buffer; tried again at the next with that stack */
+    STACKS_FAILED,   /* launches without one: the kernel could not walk it */
     STACKS_COLLIDED, /* travelled under an id of their own */
-    COMPILED,
+    COMPILED,        /* the probe fired */
     COMPILED_LOST,   /* no room, or the path could not be read */
     PROBE_NS,        /* time spent in these programs */
     COUNTERS,
 };
 
+struct counters {
+    u64 values[COUNTERS];
+};
+
 BPF_ARRAY(probes, struct probe, MAX_PROBES);
-BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
+BPF_PERCPU_ARRAY(counters, struct counters, 1);
 BPF_RINGBUF_OUTPUT(launches, LAUNCH_PAGES);
 BPF_RINGBUF_OUTPUT(stacks, STACK_PAGES);
 BPF_RINGBUF_OUTPUT(compilations, COMPILED_PAGES);
@@ -102,12 +106,14 @@ struct scratch {
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
-static __always_inline u64 count(u32 what, u64 n) {
-    u64 *value = counters.lookup(&what);
-    if (!value)
+/* Returns how many it makes on this CPU, which is only exact enough to wake the reader by. */
+static __always_inline u64 count(enum counter what, u64 n) {
+    u32 zero = 0;
+    struct counters *counted = counters.lookup(&zero);
+    if (!counted)
         return 0;
-    __sync_fetch_and_add(value, n); /* atomic: a preempted program may be about to add to it, too */
-    return *value;
+    __sync_fetch_and_add(&counted->values[what], n); /* atomic: a preempted program may be about to add, too */
+    return counted->values[what];
 }
 
 #define NO_REGISTER 17
@@ -164,12 +170,13 @@ static __always_inline u64 wakeup(u64 nth, u64 every) {
     return nth % every == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
-static __always_inline u64 send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch, u64 owner) {
+enum stack_result { STACK_SENT, STACK_NO_ROOM, STACK_OVERWRITTEN };
+
+static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch,
+                                                    u64 owner) {
     struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack));
-    if (!record) {
-        count(STACKS_LOST, 1);
-        return 0;
-    }
+    if (!record)
+        return STACK_NO_ROOM;
     record->id = id;
     record->time = time;
     record->pid = pid;
@@ -177,26 +184,25 @@ static __always_inline u64 send_stack(u64 id, u64 time, u32 pid, u32 depth, stru
     bpf_probe_read_kernel(record->ips, sizeof(record->ips), scratch->ips);
     if (*(volatile u64 *)&scratch->owner != owner) {
         stacks.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
-        return 0;
+        return STACK_OVERWRITTEN;
     }
     stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
-    return id;
+    return STACK_SENT;
 }
 
-/* Returns the stack's id, 0 where there is none. */
-static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid) {
+/* Returns the stack's id; 0 where there is none, and then the reason in `missing`. */
+static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, enum counter *missing) {
     u32 zero = 0;
     struct scratch *scratch = scratches.lookup(&zero);
+    *missing = STACKS_FAILED;
     if (!scratch)
         return 0;
     u64 owner = time ^ ((u64)tid << 32);
     for (int attempt = 0; attempt < 3; attempt++) {
         *(volatile u64 *)&scratch->owner = owner;
         long bytes = bpf_get_stack(ctx, scratch->ips, sizeof(scratch->ips), BPF_F_USER_STACK);
-        if (bytes <= 0) {
-            count(STACKS_FAILED, 1);
+        if (bytes <= 0)
             return 0;
-        }
         u32 depth = (u64)bytes / 8;
         u64 id = pid * 0x9e3779b97f4a7c15ULL, check = pid;
         for (u32 i = 0; i < STACK_DEPTH; i++) {
@@ -213,48 +219,49 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
         u64 *known = stacks_sent.lookup(&id);
         if (known && *known == check)
             return id;
-        if (known) {
-            count(STACKS_COLLIDED, 1);
-            id = 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
-        }
-        u64 sent = send_stack(id, time, pid, depth, scratch, owner);
-        if (!sent && *(volatile u64 *)&scratch->owner != owner)
+        u64 sent_as = known ? 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255) : id;
+        enum stack_result result = send_stack(sent_as, time, pid, depth, scratch, owner);
+        if (result == STACK_OVERWRITTEN)
             continue;
-        if (sent && !known)
+        if (result == STACK_NO_ROOM) {
+            *missing = STACKS_LOST;
+            return 0;
+        }
+        if (known)
+            count(STACKS_COLLIDED, 1);
+        else
             stacks_sent.update(&id, &check);
-        return sent;
+        return sent_as;
     }
-    count(STACKS_FAILED, 1);
     return 0;
 }
 
-int on_launch(struct pt_regs *ctx) {
-    u64 time = bpf_ktime_get_ns();
+static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct probe *probe) {
     u64 who = bpf_get_current_pid_tgid();
-    u32 slot = attach_cookie(ctx);
-    struct probe *probe = probes.lookup(&slot);
-    if (!probe)
-        return 0;
     u64 fired = count(LAUNCHES, 1);
-
     u64 regs[32] = {};
     u64 iba = 0, address = 0, size = 0, name = 0;
     u32 flags = 0;
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
-        read_arg(regs, &probe->args[2], &size)) {
+        read_arg(regs, &probe->args[2], &size))
         flags |= LAUNCH_BAD_ARGS;
-        count(BAD_ARGS, 1);
-    }
-    u64 stack = user_stack(ctx, time, who >> 32, who);
+    enum counter missing;
+    u64 stack = user_stack(ctx, time, who >> 32, who, &missing);
     if (!stack)
         flags |= LAUNCH_NO_STACK;
 
+    /* After the stack, which a launch is never ahead of, and late: a thread that is preempted while it holds a record
+     * holds up those behind it. */
     struct launch *record = launches.ringbuf_reserve(sizeof(struct launch));
     if (!record) {
         count(LAUNCHES_LOST, 1);
-        return 0;
+        return;
     }
+    if (flags & LAUNCH_BAD_ARGS)
+        count(BAD_ARGS, 1);
+    if (flags & LAUNCH_NO_STACK)
+        count(missing, 1);
     record->time = time;
     record->pid = who >> 32;
     record->tid = who;
@@ -271,16 +278,9 @@ int on_launch(struct pt_regs *ctx) {
         flags |= LAUNCH_NO_NAME;
     record->flags = flags;
     launches.ringbuf_submit(record, wakeup(fired, LAUNCH_WAKE_EVERY));
-    count(PROBE_NS, bpf_ktime_get_ns() - time);
-    return 0;
 }
 
-int on_compile(struct pt_regs *ctx) {
-    u64 time = bpf_ktime_get_ns();
-    u32 slot = attach_cookie(ctx);
-    struct probe *probe = probes.lookup(&slot);
-    if (!probe)
-        return 0;
+static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct probe *probe) {
     count(COMPILED, 1);
     u64 regs[32] = {};
     u64 path = 0;
@@ -289,7 +289,7 @@ int on_compile(struct pt_regs *ctx) {
     struct compiled *record = compilations.ringbuf_reserve(sizeof(struct compiled));
     if (!record) {
         count(COMPILED_LOST, 1);
-        return 0;
+        return;
     }
     u64 who = bpf_get_current_pid_tgid(), user = bpf_get_current_uid_gid();
     record->time = time;
@@ -300,10 +300,28 @@ int on_compile(struct pt_regs *ctx) {
     if (failed || bpf_probe_read_user_str(record->path, sizeof(record->path), (void *)path) <= 1) {
         count(COMPILED_LOST, 1);
         compilations.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
-        return 0;
+        return;
     }
     /* The file may be gone soon: the reader is woken at once. */
     compilations.ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
+}
+
+int on_launch(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    if (probe)
+        launched(ctx, time, probe);
+    count(PROBE_NS, bpf_ktime_get_ns() - time);
+    return 0;
+}
+
+int on_compile(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    if (probe)
+        compiled(ctx, time, probe);
     count(PROBE_NS, bpf_ktime_get_ns() - time);
     return 0;
 }

@@ -6,6 +6,7 @@ Reads come in bulk, as arrays; nothing here runs per launch.
 from __future__ import annotations
 
 import ctypes
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import numpy as np
 
 from iaprof.bpf.compiler import BpfUnavailable, compile_program
 from iaprof.bpf.libraries import LAUNCH, Libraries
-from iaprof.bpf.perf_event import online_cpus
+from iaprof.bpf.perf_event import online_cpus, possible_cpus
 from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.syscall import BPF_MAP_LOOKUP_ELEM, bpf
 from iaprof.bpf.uprobe import Uprobe
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, Counter, stack_dtype
 
-MAX_PROBES = 256  # of launches.c
+MAX_PROBES = 4096  # locations in all libraries together
 MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more than perf's own limit in practice
 _PAGE = 4096
 
@@ -54,6 +56,7 @@ class LaunchProbes:
         stack = stack_dtype(self.depth)
         cpus = len(online_cpus())
         defines = {
+            "MAX_PROBES": MAX_PROBES,
             "STACK_DEPTH": self.depth,
             "STACK_ID_BITS": sizes.stack_id_bits,
             "STACKS_REMEMBERED": sizes.stacks_remembered,
@@ -70,7 +73,7 @@ class LaunchProbes:
             self.compiled = self._ring(b"compilations", sizes.compiled_pages, COMPILED)
         except OSError as error:
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error
-        self._counters = self._bpf[b"counters"]
+        self._counters = _CounterMap(self._bpf[b"counters"].map_fd)
         self._probes = self._bpf[b"probes"]
         self._attached: list[Uprobe] = []
         self.libraries = Libraries(self._attach)
@@ -90,7 +93,7 @@ class LaunchProbes:
 
     def counters(self) -> dict[Counter, int]:
         """What the programs counted so far, all CPUs together."""
-        return {which: int(sum(self._counters[ctypes.c_int(which)])) for which in Counter}
+        return self._counters.read()
 
     def detach(self) -> None:
         """Takes the probes out; what is in the ring buffers can still be read."""
@@ -103,6 +106,21 @@ class LaunchProbes:
         for ring in (self.launches, self.stacks, self.compiled):
             ring.close()
         self._bpf.cleanup()
+
+
+class _CounterMap:
+    """The per-CPU counters, read with one system call; bcc's table opens files and makes a call for each."""
+
+    def __init__(self, fd: int) -> None:
+        self._key = ctypes.c_uint32(0)
+        self._values = np.zeros((len(possible_cpus()), len(Counter)), np.uint64)
+        # The part of union bpf_attr that BPF_MAP_LOOKUP_ELEM takes: map, key, value, flags.
+        self._request = struct.pack("<IxxxxQQQ", fd, ctypes.addressof(self._key), self._values.ctypes.data, 0)
+
+    def read(self) -> dict[Counter, int]:
+        bpf(BPF_MAP_LOOKUP_ELEM, self._request)
+        totals = self._values.sum(axis=0)
+        return {which: int(totals[which]) for which in Counter}
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

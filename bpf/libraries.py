@@ -10,14 +10,19 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from iaprof.bpf.processes import running_pids
 from iaprof.bpf.usdt import Probe, ProbeError, read_probes
 
-LIBRARY = re.compile(rb"libze_intel_gpu\.so(\.[0-9.]+)?( \(deleted\))?$")
+# A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
+MAPPING = re.compile(
+    rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \S+ +(.*libze_intel_gpu\.so(?:\.[0-9.]+)?(?: \(deleted\))?)$", re.MULTILINE
+)
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -27,8 +32,9 @@ SYSTEM_FOLDERS = (
 )
 PROVIDER = "level_zero"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
-MAX_LIBRARIES = 64
-MAX_LOCATIONS = 16  # of probes in one library; compilers inline a probe's function a few times at most
+# Anybody can map any number of files of that name. What one user's files take, others still have.
+MAX_LIBRARIES = 256
+MAX_OF_ONE_OWNER = 16
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class Outcome:
     """What became of one library."""
 
     path: str
-    probes: int
-    problem: str = ""
+    probes: int  # that are attached
+    problem: str = ""  # why not all are
 
 
 class Libraries:
@@ -50,10 +56,13 @@ class Libraries:
             attach: given the open library and a probe of it; raises OSError where the kernel refuses.
         """
         self._attach = attach
-        self._seen: set[tuple[int, int]] = set()
-        self._full = False
+        # A file with probes in it keeps its inode; that of another may become a new file's.
+        self._attached: set[tuple[int, ...]] = set()
+        self._refused: set[tuple[int, ...]] = set()
+        self._by_owner: Counter[int] = Counter()
+        self._full: set[int] = set()  # owners for whose files there was no room, as they were told
 
-    def installed(self, folders: Iterator[str] | tuple[str, ...] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
+    def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
         """Takes the libraries that lie in `folders`, before any process maps them."""
         for folder in folders:
             for path in sorted(Path(folder).glob("libze_intel_gpu.so*")):
@@ -67,14 +76,12 @@ class Libraries:
     def mapped(self, pid: int) -> Iterator[Outcome]:
         """Takes the libraries that one process has mapped."""
         try:
-            lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+            maps = Path(f"/proc/{pid}/maps").read_bytes()
         except OSError:
             return
-        for line in lines:
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6 and b"x" in fields[1] and LIBRARY.search(fields[5]):
-                path = fields[5].decode("utf-8", "backslashreplace")
-                yield from self._take(f"/proc/{pid}/map_files/{fields[0].decode()}", path)
+        for found in MAPPING.finditer(maps):
+            path = found[2].decode("utf-8", "backslashreplace")
+            yield from self._take(f"/proc/{pid}/map_files/{found[1].decode()}", path)
 
     def _take(self, location: str, path: str) -> Iterator[Outcome]:
         try:
@@ -82,22 +89,38 @@ class Libraries:
         except OSError:
             return  # the process ended, or unmapped it
         status = os.fstat(fd)
-        key = (status.st_dev, status.st_ino)
-        if not stat.S_ISREG(status.st_mode) or key in self._seen:
+        if not stat.S_ISREG(status.st_mode):
             os.close(fd)
             return
         with open(fd, "rb") as file:
-            if len(self._seen) >= MAX_LIBRARIES:
-                if not self._full:
-                    self._full = True
-                    yield Outcome(path, 0, f"more than {MAX_LIBRARIES} different libraries: the rest is not probed")
+            inode = (status.st_dev, status.st_ino)
+            # The overlays of two containers show one file of their image on two devices, all else alike. A probe is
+            # in the file below, so a second one would fire for both.
+            content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_uid)
+            if inode in self._attached or content in self._attached or content in self._refused:
                 return
-            self._seen.add(key)
-            try:
-                probes = read_probes(file, PROVIDER, (LAUNCH, COMPILE))[:MAX_LOCATIONS]
-                for probe in probes:
-                    self._attach(fd, probe)
-            except (ProbeError, OSError) as error:
-                yield Outcome(path, 0, str(error))
+            owner = status.st_uid
+            if self._by_owner[owner] >= MAX_OF_ONE_OWNER or self._by_owner.total() >= MAX_LIBRARIES:
+                if owner not in self._full:
+                    self._full.add(owner)
+                    yield Outcome(path, 0, f"user {owner} has too many different libraries: the rest is not probed")
                 return
-            yield Outcome(path, len(probes), "" if probes else "it has no launch_kernel and compile_kernel probes")
+            self._by_owner[owner] += 1
+            outcome = self._probe(file, path)
+            if outcome.probes:
+                self._attached |= {inode, content}
+            else:
+                self._refused.add(content)
+            yield outcome
+
+    def _probe(self, file: BinaryIO, path: str) -> Outcome:
+        attached, problem = 0, ""
+        try:
+            for probe in read_probes(file, PROVIDER, (LAUNCH, COMPILE)):
+                self._attach(file.fileno(), probe)
+                attached += 1
+        except (ProbeError, OSError) as error:
+            problem = str(error)
+        if not attached and not problem:
+            problem = "it has no launch_kernel and compile_kernel probes"
+        return Outcome(path, attached, problem)

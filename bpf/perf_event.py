@@ -6,9 +6,10 @@ Source of layout and numbers: include/uapi/linux/perf_event.h, Linux 6.18.
 from __future__ import annotations
 
 import ctypes
-import os
 from enum import IntFlag
 from pathlib import Path
+
+from iaprof.bpf.syscall import syscall
 
 _SYS_PERF_EVENT_OPEN = 298  # x86-64
 _FLAG_FD_CLOEXEC = 8
@@ -73,22 +74,6 @@ class Attr(ctypes.Structure):
     )
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def syscall(number: int, *args: object) -> int:
-    """A raw system call's result.
-
-    Raises:
-        OSError: it failed.
-    """
-    result: int = _libc.syscall(ctypes.c_long(number), *args)
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result
-
-
 def open_event(attr: Attr, pid: int, cpu: int) -> int:
     """A descriptor for the event, close-on-exec.
 
@@ -107,9 +92,19 @@ def open_event(attr: Attr, pid: int, cpu: int) -> int:
 
 
 def online_cpus() -> list[int]:
-    """The CPUs that are online, from sysfs's list such as `0-3,6`."""
+    """The CPUs that are online."""
+    return _cpus("online")
+
+
+def possible_cpus() -> list[int]:
+    """The CPUs that may ever be there: as many values a per-CPU map has."""
+    return _cpus("possible")
+
+
+def _cpus(which: str) -> list[int]:
+    """A list of sysfs, such as `0-3,6`."""
     cpus: list[int] = []
-    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+    for part in Path("/sys/devices/system/cpu", which).read_text().strip().split(","):
         first, _, last = part.partition("-")
         cpus.extend(range(int(first), int(last or first) + 1))
     return cpus

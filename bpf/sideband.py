@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import select
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -71,7 +73,7 @@ class CpuSideBand:
         self._tail = np.frombuffer(self._map, np.uint64, 1, offset=_TAIL)
 
     def fileno(self) -> int:
-        """Readable when there are records."""
+        """Readable when there are records; tells of each once."""
         return self._fd
 
     def read(self) -> bytes:
@@ -99,18 +101,42 @@ class CpuSideBand:
         os.close(self._fd)
 
 
-def open_all() -> list[CpuSideBand]:
-    """A buffer for every CPU that is online.
+class SideBandBuffers:
+    """The buffers of all CPUs, as one descriptor to wait on."""
 
-    Raises:
-        OSError: no permission (CAP_PERFMON or root), or no memory to lock.
-    """
-    buffers: list[CpuSideBand] = []
-    try:
-        for cpu in online_cpus():
-            buffers.append(CpuSideBand(cpu))
-    except OSError:
-        for buffer in buffers:
+    def __init__(self) -> None:
+        """Opens a buffer for every CPU that is online.
+
+        Raises:
+            OSError: no permission (CAP_PERFMON or root), or no memory to lock.
+        """
+        self._buffers: list[CpuSideBand] = []
+        self._epoll = select.epoll()
+        try:
+            for cpu in online_cpus():
+                self._buffers.append(CpuSideBand(cpu))
+                self._epoll.register(self._buffers[-1], select.EPOLLIN)
+        except OSError:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when a CPU has records. perf tells of records once: who asks again has to read first."""
+        return self._epoll.fileno()
+
+    def read(self) -> Iterator[tuple[int, bytes]]:
+        """The records of each CPU that has any."""
+        for buffer in self._buffers:
+            if data := buffer.read():
+                yield buffer.cpu, data
+
+    def stop(self) -> None:
+        """No more records come; those in the buffers can still be read."""
+        for buffer in self._buffers:
+            buffer.stop()
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._epoll.close()
+        for buffer in self._buffers:
             buffer.close()
-        raise
-    return buffers

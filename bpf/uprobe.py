@@ -13,10 +13,9 @@ import os
 import struct
 from pathlib import Path
 
-from iaprof.bpf.perf_event import IOC_ENABLE, Attr, open_event, syscall
+from iaprof.bpf.perf_event import IOC_ENABLE, Attr, open_event
+from iaprof.bpf.syscall import BPF_LINK_CREATE, bpf
 
-_SYS_BPF = 321  # x86-64
-_BPF_LINK_CREATE = 28
 _BPF_PERF_EVENT = 41  # enum bpf_attach_type, Linux 5.15
 _PMU = Path("/sys/bus/event_source/devices/uprobe")
 
@@ -47,8 +46,7 @@ class Uprobe:
         self._fds = [open_event(attr, -1, 0)]
         try:
             link = struct.pack("<IIIIQ", program_fd, self._fds[0], _BPF_PERF_EVENT, 0, cookie)
-            buffer = ctypes.create_string_buffer(link.ljust(64, b"\0"), 64)
-            self._fds.append(syscall(_SYS_BPF, ctypes.c_int(_BPF_LINK_CREATE), buffer, ctypes.c_uint(len(buffer))))
+            self._fds.append(bpf(BPF_LINK_CREATE, link))
             fcntl.ioctl(self._fds[0], IOC_ENABLE, 0)
         except OSError:
             self.close()

@@ -7,21 +7,23 @@ specifications become integers here, so that none of the library's text goes any
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, BinaryIO
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from iaprof.formats.errors import IaprofError
 
 MAX_ARGS = 4  # MAX_ARGS of launches.c
-MAX_NOTE_BYTES = 1 << 20
+MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
+# Compilers inline a probe's function a few times at most, and detaching takes tens of milliseconds for each.
+MAX_LOCATIONS = 8
 NO_REGISTER = 17
 EM_X86_64 = "EM_X86_64"
 
@@ -184,73 +186,94 @@ def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Pro
     Raises:
         ProbeError: not an x86-64 ELF file, or a probe that is not what it should be.
     """
-    wanted = frozenset(names)
     try:
-        elf = ELFFile(file)
-        if elf["e_machine"] != EM_X86_64 or elf.elfclass != 64:
-            raise ProbeError("it is not an x86-64 library")
-        section = elf.get_section_by_name(".note.stapsdt")
-        if not isinstance(section, NoteSection):
-            return []
-        if section["sh_size"] > MAX_NOTE_BYTES:
-            raise ProbeError("its .note.stapsdt section is larger than any compiler writes")
-        base = elf.get_section_by_name(".stapsdt.base")
-        probes = []
-        for note in section.iter_notes():
-            if note["n_name"] != "stapsdt":
-                continue
-            probe = _read_note(elf, _note_bytes(note["n_desc"]), base["sh_addr"] if base else None, provider, wanted)
-            if probe:
-                probes.append(probe)
-        return probes
+        return list(_Library(file).probes(provider.encode(), frozenset(name.encode() for name in names)))
     except ProbeError:
         raise
-    except (ELFError, ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, MemoryError,
-            RecursionError, struct.error, UnicodeDecodeError) as error:  # fmt: skip
+    except Exception as error:  # pyelftools raises what it likes, and the file is anybody's
         raise ProbeError(f"it is a broken ELF file ({type(error).__name__}: {error})") from error
+
+
+class _Bounded:
+    """As much of a file as pyelftools needs, which reads from it until that is too much."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = MAX_READ_BYTES
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        self._left -= max(size, 1)
+        if size < 0 or self._left < 0:
+            raise ProbeError("it has more headers, notes or symbols than any compiler and linker make")
+        return self._file.read(size)
+
+
+class _Library:
+    """An open library, as far as its probes need it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        stream: Any = _Bounded(file)
+        self._elf: Any = ELFFile(stream)
+        if self._elf["e_machine"] != EM_X86_64 or self._elf.elfclass != 64 or not self._elf.little_endian:
+            raise ProbeError("it is not an x86-64 library")
+        self._segments = list(self._elf.iter_segments("PT_LOAD"))
+
+    def probes(self, provider: bytes, names: frozenset[bytes]) -> Iterator[Probe]:
+        section = self._elf.get_section_by_name(".note.stapsdt")
+        if not isinstance(section, NoteSection):
+            return
+        base = self._elf.get_section_by_name(".stapsdt.base")
+        left = MAX_LOCATIONS
+        for note in section.iter_notes():
+            if note["n_name"] != "stapsdt" or not left:
+                continue
+            probe = self._probe(_note_bytes(note["n_desc"]), base["sh_addr"] if base else None, provider, names)
+            if probe:
+                left -= 1
+                yield probe
+
+    def _probe(self, note: bytes, base: int | None, provider: bytes, names: frozenset[bytes]) -> Probe | None:
+        location, linked_base, semaphore = struct.unpack_from("<QQQ", note)
+        strings = note[24:].split(b"\0")
+        if strings[0] != provider or strings[1] not in names:
+            return None
+        # prelink may have moved the file after the note was written; the base section moved with it
+        moved = base - linked_base if base is not None else 0
+        location += moved
+        offset = self._file_offset(location, executable=True)
+        semaphore_offset = self._file_offset(semaphore + moved, executable=False) if semaphore else 0
+        if semaphore_offset >= 1 << 32:
+            raise ProbeError("its semaphore lies beyond 4 GiB of the file")
+        specs = strings[2].decode("latin-1").split()
+        args = tuple(parse_arg(spec, location, self._symbol) for spec in specs[:MAX_ARGS])
+        return Probe(provider.decode(), strings[1].decode(), offset, semaphore_offset, args)
+
+    def _file_offset(self, address: int, executable: bool) -> int:
+        for segment in self._segments:
+            start = segment["p_vaddr"]
+            flags = segment["p_flags"]
+            right = flags & 1 and not flags & 2 if executable else flags & 2 and not flags & 1
+            if right and start <= address and address + (1 if executable else 2) <= start + segment["p_filesz"]:
+                return int(address - start + segment["p_offset"])
+        where = "executable" if executable else "writable"
+        raise ProbeError(f"a probe of it points outside its {where} segments")
+
+    def _symbol(self, name: str) -> int | None:
+        return self._symbols.get(name)
+
+    @functools.cached_property
+    def _symbols(self) -> dict[str, int]:
+        """Addresses by name; few libraries have arguments that need them."""
+        symbols: dict[str, int] = {}
+        for name in (".dynsym", ".symtab"):
+            section = self._elf.get_section_by_name(name)
+            if not isinstance(section, SymbolTableSection):
+                continue
+            symbols |= {symbol.name: int(symbol["st_value"]) for symbol in section.iter_symbols()
+                        if symbol["st_shndx"] != "SHN_UNDEF"}  # fmt: skip
+        return symbols
 
 
 def _note_bytes(description: str | bytes) -> bytes:
     return description.encode("latin-1") if isinstance(description, str) else description
-
-
-def _read_note(elf: Any, note: bytes, base: int | None, provider: str, names: frozenset[str]) -> Probe | None:
-    location, linked_base, semaphore = struct.unpack_from("<QQQ", note)
-    strings = note[24:].split(b"\0")
-    if strings[0] != provider.encode() or strings[1].decode("latin-1") not in names:
-        return None
-    # prelink may have moved the file after the note was written; the base section moved with it
-    moved = base - linked_base if base is not None else 0
-    location += moved
-    offset = _file_offset(elf, location, executable=True)
-    semaphore_offset = _file_offset(elf, semaphore + moved, executable=False) if semaphore else 0
-    if semaphore_offset >= 1 << 32:
-        raise ProbeError("its semaphore lies beyond 4 GiB of the file")
-    specs = strings[2].decode("latin-1").split()
-
-    def symbol(name: str) -> int | None:
-        return _symbol_address(elf, name)
-
-    args = tuple(parse_arg(spec, location, symbol) for spec in specs[:MAX_ARGS])
-    return Probe(provider, strings[1].decode("latin-1"), offset, semaphore_offset, args)
-
-
-def _file_offset(elf: Any, address: int, executable: bool) -> int:
-    for segment in elf.iter_segments("PT_LOAD"):
-        start = segment["p_vaddr"]
-        flags = segment["p_flags"]
-        right = flags & 1 and not flags & 2 if executable else flags & 2 and not flags & 1
-        if right and start <= address and address + (1 if executable else 2) <= start + segment["p_filesz"]:
-            return int(address - start + segment["p_offset"])
-    where = "executable" if executable else "writable"
-    raise ProbeError(f"a probe of it points outside its {where} segments")
-
-
-def _symbol_address(elf: Any, name: str) -> int | None:
-    for table in (".symtab", ".dynsym"):
-        section = elf.get_section_by_name(table)
-        if isinstance(section, SymbolTableSection):
-            for found in section.get_symbol_by_name(name) or ():
-                if found["st_shndx"] != "SHN_UNDEF":
-                    return int(found["st_value"])
-    return None

@@ -1,5 +1,5 @@
 """`python -m iaprof.cli` is the `iaprof` command."""
 
-from iaprof.cli.main import main
+from iaprof.cli.start import main
 
 main()

@@ -43,12 +43,15 @@ def _options(
 
 
 def main() -> None:
-    """Runs the command line; every IaprofError is one sentence on stderr and an exit code."""
+    """Runs the command line; every error is one sentence on stderr and an exit code."""
     try:
         app()
     except IaprofError as error:
         print(f"iaprof: {clean(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MemoryError:
+        print("iaprof: this needs more memory than there is for it", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

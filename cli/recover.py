@@ -45,7 +45,7 @@ def recover(
             raise UsageError(f"{spool} does not end in .spool: name the capture to write with -o")
         output = spool.with_suffix("")
     reader = SpoolReader(spool)
-    check_output(output, force)
+    check_output(output, force, spool)
     finished = finish(reader, output)
     reader.close()
     print(end_line("recover", output, finished.header, finished.size), file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,13 @@ import typer
 
 from iaprof.cli.summary import losses
 from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import UsageError
+from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output, replacing
 from iaprof.formats.profile import Shape, Writer, clean
 from iaprof.formats.writers import WRITERS, for_file
 
 FORMATS = ", ".join(f"'{writer.name}': {writer.description}" for writer in WRITERS.values())
+MOST_PROBLEMS = 50  # that are printed
 EXAMPLES = """\b
 Examples:
   iaprof report cap.parquet                              folded stacks
@@ -45,7 +48,7 @@ def report(
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
     interval: Annotated[
         float,
-        typer.Option("--interval", metavar="SECONDS", min=0.001, help="Length of intervals, in formats with them."),
+        typer.Option("--interval", metavar="SECONDS", help="Length of intervals, in formats with them."),
     ] = 1.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -54,21 +57,26 @@ def report(
     Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
     needs neither a GPU nor root.
     """
+    if not 0.001 <= interval < 1e9:
+        raise UsageError("--interval must be a number of seconds, 0.001 or more")
     writer = _writer(format_, output)
     if output is not None:
-        check_output(output, force)
+        check_output(output, force, capture)
     from iaprof.report.gpu_module import GpuModules
     from iaprof.report.profile import build
 
+    _limit_memory(capture.stat().st_size if capture.is_file() else 0)
     reader = CaptureReader(capture)
     with GpuModules() as modules:
         built = build(reader, modules, interval if writer.per_interval else 0.0)
         with _destination(output) as out:
             writer.write(built.profile, Shape(gpu_lines=gpu_lines), out)
-    if not quiet:
+    if not quiet and sys.stderr is not None:  # else `print` would take stdout
         facts = built.facts
-        for problem in facts.problems:
+        for problem in facts.problems[:MOST_PROBLEMS]:
             print(clean(f"iaprof: warning: {problem}"), file=sys.stderr)
+        if len(facts.problems) > MOST_PROBLEMS:
+            print(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems", file=sys.stderr)
         matched = facts.stalls - facts.unknown_kernel
         share = 100 * matched / facts.stalls if facts.stalls else 100.0
         print(
@@ -92,12 +100,33 @@ def _writer(name: str | None, output: Path | None) -> Writer:
     return writer
 
 
+def _limit_memory(capture_bytes: int) -> None:
+    """Makes a capture that expands without bound an error here, before the whole machine has no memory left.
+
+    A report of a real capture takes far less: some hundred MB, and a multiple of the capture's size.
+    """
+    limit = (4 << 30) + 64 * capture_bytes
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
 @contextlib.contextmanager
 def _destination(output: Path | None) -> Iterator[IO[str]]:
-    """Stdout, or a file that gets its name when it is whole."""
-    if output is None:
+    """Stdout, or a file that gets its name when it is whole; UTF-8 either way."""
+    if output is not None:
+        with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+            yield text
+        return
+    if sys.stdout is None:
+        raise IaprofError("the report cannot be written: there is no stdout; name a file with -o")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    try:
         yield sys.stdout
         sys.stdout.flush()
-        return
-    with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
-        yield text
+    except BrokenPipeError:
+        raise  # `| head`: nobody is told
+    except OSError as error:
+        # What could not be written must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise IaprofError(f"the report cannot be written: {error.strerror}") from error

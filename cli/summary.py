@@ -7,6 +7,8 @@ from typing import Any
 
 from iaprof.formats.profile import clean
 
+MOST_LOSSES = 20  # that are listed
+
 
 def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
     """One line of text.
@@ -26,21 +28,27 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
         f"{_count(totals, 'modules', 'module')}",
         f"lost: {losses(header)}",
     ]
-    cost = header.get("cost", {})
-    if "peak_bytes" in cost:
-        parts.append(f"own cost: {cost['cpu_s']:.2f} s CPU recording, {in_bytes(cost['peak_bytes'])} peak memory")
+    match header.get("cost"):
+        case {"cpu_s": int() | float() as seconds, "peak_bytes": int() as peak}:
+            parts.append(f"own cost: {seconds:.2f} s CPU recording, {in_bytes(peak)} peak memory")
     return clean(f"[ iaprof {verb}: {'; '.join(parts)} ]")
 
 
 def losses(header: dict[str, Any]) -> str:
-    """What is missing and from where, or `nothing`."""
+    """What is missing and from where, or `nothing`; the header may be anyone's."""
     texts = []
-    for loss in header.get("losses", []):
-        what = f"{loss['source']} {loss['what']}"
-        if loss["count"] is not None:
-            texts.append(f"{loss['count']:,} {what}")
-        else:
-            texts.append(f"{what} ({loss['events']} time{'s' if loss['events'] != 1 else ''}, how much is unknown)")
+    found = header.get("losses")
+    for loss in found if isinstance(found, list) else []:
+        match loss:
+            case {"source": str(source), "what": str(what), "count": int(count)}:
+                texts.append(f"{count:,} {source} {what}")
+            case {"source": str(source), "what": str(what), "events": int(events)}:
+                times = f"{events:,} time{'s' if events != 1 else ''}"
+                texts.append(f"{source} {what} ({times}, how much is unknown)")
+            case _:
+                texts.append("something that the header does not describe")
+    if len(texts) > MOST_LOSSES:
+        texts[MOST_LOSSES:] = [f"and {len(texts) - MOST_LOSSES:,} more"]
     return ", ".join(texts) or "nothing"
 
 
@@ -53,6 +61,6 @@ def in_bytes(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-def _count(totals: dict[str, Any], key: str, one: str, many: str = "") -> str:
-    number = int(totals.get(key, 0))
+def _count(totals: dict[str, int], key: str, one: str, many: str = "") -> str:
+    number = totals.get(key, 0)
     return f"{number:,} {one if number == 1 else many or one + 's'}"

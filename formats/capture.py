@@ -6,6 +6,7 @@ kind. The header is JSON in the file's key-value metadata under `iaprof`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -85,6 +86,13 @@ KINDS: dict[str, pa.StructType] = {
 
 SCHEMA = pa.schema([pa.field("kind", _name, nullable=False), *(pa.field(name, kind) for name, kind in KINDS.items())])
 
+_TEXT_TYPES = (_name, pa.binary())
+_TEXTS = [
+    "kind",
+    *(f"{name}.{member.name}" for name, kind in KINDS.items() for member in kind if member.type in _TEXT_TYPES),
+]
+"""What is read as dictionaries: a text that comes a million times is one text."""
+
 _SPLIT = [f"stall.w{word}.list.element" for word in range(3)]
 _DICTIONARY = [
     "kind",
@@ -97,10 +105,16 @@ _DICTIONARY = [
     *(f"metric.{name}" for name in ("stream", "name")),
 ]
 
-# What a capture may declare. Ours have row groups far below; a stranger's must not make us allocate at will.
-MAX_ROWS = 1 << 26
-MAX_ROW_GROUP_BYTES = 1 << 31
+NULLABLE = {"stall.w2", "mapping.build_id", "process.ppid", "process.comm", "kernel.elf", "loss.count"}
+"""The members that may be null in a row of their kind."""
+
+# What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
+MAX_ROWS = 1 << 23  # in a row group
+MAX_GROUP_BYTES = 1 << 31
 MAX_HEADER_BYTES = 1 << 26
+MAX_TEXT_BYTES = 1 << 14  # a path of 4,096 bytes of which each had to be escaped
+MAX_VALUE_BYTES = 1 << 30  # of a kind's values in memory; those of a large capture may have more:
+MAX_EXPANSION = 1000  # times the file's size. Real stalls have 4 times the bytes that they have in the file.
 
 
 class CaptureError(IaprofError):
@@ -143,7 +157,7 @@ class CaptureWriter:
         Raises:
             OSError: the disk is full, or the like.
         """
-        self._writer.add_key_value_metadata({HEADER_KEY: json.dumps({"format": FORMAT, **header}).encode()})
+        self._writer.add_key_value_metadata({HEADER_KEY: json.dumps({**header, "format": FORMAT}).encode()})
         self._writer.close()
 
 
@@ -162,18 +176,24 @@ class CaptureReader:
             if not path.is_file():
                 raise CaptureError(f"{path} is not a file")
             self._check_ends(size)
-            self._file = pq.ParquetFile(path, read_dictionary=[], pre_buffer=False)
+            self._most_bytes = max(MAX_VALUE_BYTES, MAX_EXPANSION * size)
+            self._file = pq.ParquetFile(path, pre_buffer=False)
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
-                raise CaptureError(
-                    f"{path} is damaged and cannot be read as a capture: {_first_line(error)}"
-                ) from error
+                raise self._unreadable(error) from error
             raise CaptureError(f"{path} cannot be opened: {error.strerror}") from error
-        except (pa.ArrowException, ValueError) as error:
-            raise CaptureError(f"{path} is damaged and cannot be read as a capture: {_first_line(error)}") from error
+        except (pa.ArrowException, ValueError, MemoryError) as error:
+            raise self._unreadable(error) from error
         self.header = self._read_header()
         self._check_schema()
+        try:  # again, now that it is known to have the columns
+            self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=_TEXTS, pre_buffer=False)
+        except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
+            raise self._unreadable(error) from error
         self._kinds = self._row_groups()
+
+    def _unreadable(self, error: BaseException) -> CaptureError:
+        return CaptureError(f"{self.path} is damaged and cannot be read as a capture: {_first_line(error)}")
 
     def _check_ends(self, size: int) -> None:
         if size == 0:
@@ -197,7 +217,7 @@ class CaptureReader:
             header = json.loads(raw) if len(raw) <= MAX_HEADER_BYTES else None
         except (ValueError, RecursionError):
             header = None
-        if not isinstance(header, dict) or not isinstance(header.get("format"), int):
+        if not isinstance(header, dict) or type(header.get("format")) is not int or header["format"] < 1:
             raise CaptureError(f"{self.path} has a damaged header: copy it again from where it was recorded")
         if header["format"] > FORMAT:
             raise CaptureError(
@@ -214,7 +234,7 @@ class CaptureReader:
                 raise CaptureError(f"{self.path} is damaged: it has no column '{field.name}'")
             found = schema.field(index).type
             wanted = {f.name: f.type for f in field.type} if pa.types.is_struct(field.type) else {}
-            if pa.types.is_struct(found) != bool(wanted) or (not wanted and found != field.type):
+            if pa.types.is_struct(found) != bool(wanted) or (not wanted and not _alike(found, field.type)):
                 raise CaptureError(f"{self.path} is damaged: column '{field.name}' is of type {found}")
             members = {f.name: f.type for f in found} if wanted else {}
             for name, type_ in wanted.items():
@@ -224,28 +244,46 @@ class CaptureReader:
                     raise CaptureError(f"{self.path} is damaged: column '{field.name}.{name}' is of {members[name]}")
 
     def _row_groups(self) -> dict[str, list[int]]:
-        # Kinds are read as data, not from the footer's statistics: pyarrow's accessors for those end the process
-        # when a damaged footer makes them throw.
+        # Kinds are read as data, not from the footer's statistics, and values counted when they are read: pyarrow's
+        # accessors for what a footer says of columns end the process when a damaged one makes them throw.
         groups: dict[str, list[int]] = {kind: [] for kind in KINDS}
+        rows_left = self._most_bytes // 8
         for index in range(self._file.metadata.num_row_groups):
             group = self._file.metadata.row_group(index)
-            if not 0 < group.num_rows <= MAX_ROWS or not 0 <= group.total_byte_size <= MAX_ROW_GROUP_BYTES:
+            rows_left -= max(group.num_rows, 0)
+            if not 0 <= group.num_rows <= min(MAX_ROWS, rows_left) or not 0 <= group.total_byte_size <= MAX_GROUP_BYTES:
                 raise CaptureError(f"{self.path} is damaged: a row group of it declares an absurd size")
-            kinds = pc.unique(self._read(index, ["kind"], "kind").column(0)).to_pylist()
-            if len(kinds) != 1:
-                raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
-            if kinds[0] in groups:  # a kind of a later version of this format is not ours to read
-                groups[kinds[0]].append(index)
+            if not group.num_rows:
+                continue
+            kind = self._kind(index)
+            if kind in groups:  # a kind of a later version of this format is not ours to read
+                groups[kind].append(index)
         return groups
 
+    def _kind(self, index: int) -> str:
+        column = self._read(index, ["kind"], "kind").column(0)
+        with self._damaged("kind"):
+            column.validate(full=True)
+            kinds = pc.unique(column).to_pylist()
+        if len(kinds) != 1 or kinds[0] is None:
+            raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
+        return str(kinds[0])
+
     def _read(self, index: int, columns: list[str], what: str) -> pa.Table:
-        try:
+        with self._damaged(what):
             return self._file.read_row_group(index, columns=columns)
-        except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+
+    @contextlib.contextmanager
+    def _damaged(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, ValueError, IndexError, MemoryError) as error:
             raise CaptureError(f"{self.path} is damaged in its {what} rows: {_first_line(error)}") from error
 
     def tables(self, kind: str, columns: tuple[str, ...] = ()) -> Iterator[pa.Table]:
         """The rows of a kind, a table per row group, with the struct's members as columns.
+
+        What the format says is never null is not; texts are valid UTF-8, of bounded length, and come as dictionaries.
 
         Args:
             kind: a key of KINDS.
@@ -254,26 +292,55 @@ class CaptureReader:
         Raises:
             CaptureError: the file is damaged in that place.
         """
-        wanted = columns or tuple(field.name for field in KINDS[kind])
+        schema = _read_schema(kind, columns)
+        bytes_left = self._most_bytes
         for index in self._kinds[kind]:
-            table = self._read(index, [f"{kind}.{name}" for name in wanted], kind)
-            try:
-                rows = table.column(0).combine_chunks()
-                rows = rows.chunk(0) if isinstance(rows, pa.ChunkedArray) else rows
-                arrays = [rows.field(name) for name in wanted]
-                arrays = [a.cast(KINDS[kind].field(n).type) for a, n in zip(arrays, wanted, strict=True)]
-            except (OSError, pa.ArrowException, ValueError, MemoryError, IndexError) as error:
-                raise CaptureError(f"{self.path} is damaged in its {kind} rows: {_first_line(error)}") from error
-            yield pa.Table.from_arrays(arrays, names=list(wanted))
+            table = self._read(index, [f"{kind}.{name}" for name in schema.names], kind)
+            bytes_left -= table.nbytes
+            with self._damaged(kind):
+                if bytes_left < 0:
+                    raise ValueError("they are absurdly many for a file of its size")
+                rows = table.column(0)
+                rows.validate(full=True)
+                if rows.null_count:
+                    raise ValueError("a row of it is of no kind")
+                arrays = [
+                    pa.chunked_array([_checked(rows_.field(f.name), f, kind) for rows_ in rows.chunks], f.type)
+                    for f in schema
+                ]
+            yield pa.Table.from_arrays(arrays, schema=schema)
 
     def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:
         """All rows of a kind at once, for kinds that are few."""
-        wanted = columns or tuple(field.name for field in KINDS[kind])
-        empty = pa.schema([KINDS[kind].field(name) for name in wanted]).empty_table()
-        return pa.concat_tables([empty, *self.tables(kind, wanted)], promote_options="permissive")
+        schema = _read_schema(kind, columns)
+        with self._damaged(kind):
+            return pa.concat_tables([schema.empty_table(), *self.tables(kind, columns)]).unify_dictionaries()
+
+
+def _read_schema(kind: str, columns: tuple[str, ...]) -> pa.Schema:
+    fields = [KINDS[kind].field(name) for name in columns] if columns else list(KINDS[kind])
+    return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.type in _TEXT_TYPES else f for f in fields])
+
+
+def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
+    """The values of a member in the type that readers get; ValueError where they are not what the format says."""
+    is_list = pa.types.is_list(values.type)
+    nulls = values.null_count and f"{kind}.{field.name}" not in NULLABLE
+    if nulls or (is_list and values.flatten().null_count):
+        raise ValueError(f"column '{field.name}' has nulls")
+    if pa.types.is_dictionary(values.type):
+        texts = values.dictionary
+        if texts.null_count:  # another program's way to say that the value is null
+            return _checked(values.dictionary_decode().dictionary_encode(), field, kind)
+        longest = pc.max(pc.binary_length(texts)).as_py() or 0
+        if texts.type == _name and longest > MAX_TEXT_BYTES:
+            raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
+    return values.cast(field.type) if is_list else values
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_dictionary(found):
+        found = found.value_type
     if pa.types.is_list(wanted):
         return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
     return bool(found == wanted)

@@ -18,16 +18,25 @@ from iaprof.formats.errors import IaprofError
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def check_output(path: Path, force: bool) -> None:
+def check_output(path: Path, force: bool, source: Path | None = None) -> None:
     """Whether a file may be written at `path`.
+
+    Args:
+        path: of the output.
+        force: it may exist.
+        source: what is read to make it, which even then it must not replace.
 
     Raises:
         IaprofError: it exists and `force` is false, or its folder cannot be written to.
     """
     if path.is_dir():
         raise IaprofError(f"{path} is a folder: name a file with -o")
+    if path.exists() and not path.is_file():  # it would be replaced, not written to: think of /dev/null
+        raise IaprofError(f"{path} is not a file: name another one with -o")
     if not force and os.path.lexists(path):
         raise IaprofError(f"{path} exists: name another file with -o, or overwrite it with --force")
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise IaprofError(f"{path} is what is read: name another file with -o")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise IaprofError(f"the folder {folder} does not exist: make it first, or name another file with -o")

@@ -74,10 +74,15 @@ def _records(data: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def decode(data: bytes, into: SideBand) -> None:
-    """Adds the records of `data`, whole records in the order of one CPU's buffer, to `into`."""
+    """Adds the records of `data`, whole records in the order of one CPU's buffer, to `into`.
+
+    Raises:
+        ValueError: what follows those that were added is no record.
+    """
+    whole = 0
     mappings, processes = into.mappings, into.processes
     for kind, misc, start, end in _records(data):
-        body_end = end - _TRAILER.size
+        body_end, whole = end - _TRAILER.size, end
         if kind == MMAP2 and body_end >= start + _MMAP2.size:
             pid, _, address, length, offset, file, _, _ = _MMAP2.unpack_from(data, start)
             mappings.time.append(_TRAILER.unpack_from(data, body_end)[2])
@@ -97,8 +102,12 @@ def decode(data: bytes, into: SideBand) -> None:
             running = kind == FORK and ptid == tid  # made by `running_record`: no task is its own parent
             event = "running" if running else "fork" if kind == FORK else "exit"
             _add_process(processes, time, pid, tid, ppid, event, None)
-        elif kind in (LOST, LOST_SAMPLES) and end >= start + 8:
-            into.lost += _LOST.unpack_from(data, start)[1] if kind == LOST else struct.unpack_from("<Q", data, start)[0]
+        elif kind == LOST and end >= start + _LOST.size:
+            into.lost += _LOST.unpack_from(data, start)[1]
+        elif kind == LOST_SAMPLES and end >= start + 8:
+            into.lost += struct.unpack_from("<Q", data, start)[0]
+    if whole != len(data):
+        raise ValueError(f"{len(data) - whole} of its bytes are no records")
 
 
 def _add_process(

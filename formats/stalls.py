@@ -63,6 +63,11 @@ class Layout(Enum):
         """Width of `ip`: 29 is the low part of an address in a 4 GiB window, 61 a whole address (both / 8)."""
         return _BITS[self].ip
 
+    @property
+    def address_mask(self) -> int:
+        """The bits of a GPU address that a record's `ip` holds: 32, or all 48 that there are."""
+        return min((1 << (self.ip_bits + 3)) - 1, (1 << 48) - 1)
+
     def ips(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
         """Each record's instruction address in bytes, as far as the record holds it: uint64[n].
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, CaptureWriter
+from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import LAUNCH, stack_dtype
 from iaprof.formats.sideband import SideBand, decode
@@ -27,6 +27,7 @@ ROWS_PER_GROUP = 1 << 18
 KERNEL_BYTES_PER_GROUP = 64 << 20
 MAX_DEPTH = 1024
 MAX_WORDS = 3
+_MOST = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def finish(spool: SpoolReader, output: Path) -> Finished:
         work = _Finishing(writer)
         for frame in spool.frames():
             work.add(frame)
-        header = work.end(spool.cut)
+        header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
 
@@ -65,16 +66,16 @@ class _Finishing:
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
-        self._losses: dict[tuple[str, str], dict[str, Any]] = {}
+        self._losses: list[pa.StructArray] = []
+        self._totals: dict[tuple[str, str], dict[str, Any]] = {}
         self._stalls: list[Frame] = []
         self._stall_records = 0
         self._launches: list[NDArray[np.void]] = []
         self._launch_rows = 0
         self._stack_ids: set[int] = set()
         self._sideband = SideBand()
-        self._kernels: list[tuple[Frame, dict[str, Any], bytes | None]] = []
+        self._kernels: list[pa.StructArray] = []
         self._kernel_bytes = 0
-        self._loss_rows: list[dict[str, Any]] = []
         self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
@@ -82,13 +83,20 @@ class _Finishing:
         self._last_ns = max(self._last_ns, frame.time)
         try:
             _READERS[frame.kind](self, frame)
-        except (ValueError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
 
-    def end(self, cut: int) -> dict[str, Any]:
-        """Writes what is left, and gives the header."""
+    def end(self, cut: int, unknown: int) -> dict[str, Any]:
+        """Writes what is left, and gives the header.
+
+        Args:
+            cut: bytes at the spool's end that are no frame.
+            unknown: frames of unknown kinds.
+        """
         if cut:
             self._lost(self._last_ns, self._last_ns, "spool", "cut short", cut, "bytes of a last, unfinished write")
+        if unknown:
+            self._lost(self._last_ns, self._last_ns, "spool", "damaged", unknown, "frames of unknown kinds")
         if not self._footer:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
@@ -96,18 +104,18 @@ class _Finishing:
         self._flush_launches()
         self._flush_sideband()
         self._flush_kernels()
-        self._write("loss", self._loss_rows)
+        self._flush_losses()
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        cost = self._footer.get("cost") or {}
-        cost["total_cpu_s"] = round(usage.ru_utime + usage.ru_stime, 3)
+        cost = self._footer.get("cost")
+        total = {"total_cpu_s": round(usage.ru_utime + usage.ru_stime, 3)}
         return {
             **self._header,
             **self._footer,
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
-            "cost": cost,
+            "cost": {**(cost if isinstance(cost, dict) else {}), **total},
             "totals": dict(self._counts),
-            "losses": list(self._losses.values()),
+            "losses": list(self._totals.values()),
         }
 
     # Frames
@@ -123,7 +131,7 @@ class _Finishing:
             raise ValueError("its length is not that of records")
         self._stalls.append(frame)
         self._stall_records += len(frame.payload) // (8 * frame.part)
-        if self._stall_records >= RECORDS_PER_GROUP:
+        if self._stall_records >= RECORDS_PER_GROUP or len(self._stalls) >= ROWS_PER_GROUP:
             self._flush_stalls()
 
     def _add_launches(self, frame: Frame) -> None:
@@ -158,19 +166,30 @@ class _Finishing:
     def _add_kernel(self, frame: Frame) -> None:
         about = _object(frame.payload[: frame.part])
         content = frame.payload[frame.part :] if about["content"] else None
-        self._kernels.append((frame, about, content))
+        row = {
+            "time_ns": frame.time,
+            "pid": about["pid"],
+            "path": about["path"],
+            "digest": bytes.fromhex(about["digest"]),
+            "size": about["size"],
+            "elf": content,
+        }
+        self._kernels.append(_row("kernel", row))
         self._kernel_bytes += len(content or b"")
         if self._kernel_bytes >= KERNEL_BYTES_PER_GROUP:
             self._flush_kernels()
 
     def _add_sideband(self, frame: Frame) -> None:
-        decode(frame.payload, self._sideband)
-        if self._sideband.lost:
-            detail = "mappings, forks or exits that the kernel had no room for"
-            self._lost(frame.time, frame.time, "side-band", "lost", self._sideband.lost, detail)
-            self._sideband.lost = 0
-        if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
-            self._flush_sideband()
+        try:
+            decode(frame.payload, self._sideband)
+        finally:
+            if self._sideband.lost:
+                detail = "mappings, forks or exits that the kernel had no room for"
+                lost = min(self._sideband.lost, _MOST)
+                self._sideband.lost = 0
+                self._lost(frame.time, frame.time, "side-band", "lost", lost, detail)
+            if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
+                self._flush_sideband()
 
     def _add_loss(self, frame: Frame) -> None:
         row = _object(frame.payload)
@@ -178,11 +197,13 @@ class _Finishing:
 
     def _lost(self, begin: int, time: int, source: str, what: str, count: int | None, detail: str) -> None:
         row = {"begin_ns": begin, "time_ns": time, "source": source, "what": what, "count": count, "detail": detail}
-        self._loss_rows.append(row)
-        total = self._losses.setdefault((source, what), {"source": source, "what": what, "count": None, "events": 0})
+        self._losses.append(_row("loss", row))
+        total = self._totals.setdefault((source, what), {"source": source, "what": what, "count": None, "events": 0})
         total["events"] += 1
         if count is not None:
             total["count"] = (total["count"] or 0) + count
+        if len(self._losses) >= ROWS_PER_GROUP:
+            self._flush_losses()
 
     # Row groups
 
@@ -241,22 +262,14 @@ class _Finishing:
         self._sideband = SideBand()
 
     def _flush_kernels(self) -> None:
-        rows = [
-            {
-                "time_ns": frame.time,
-                "pid": about["pid"],
-                "path": about["path"],
-                "digest": bytes.fromhex(about["digest"]),
-                "size": about["size"],
-                "elf": content,
-            }
-            for frame, about, content in self._kernels
-        ]
-        self._kernels, self._kernel_bytes = [], 0
-        self._write("kernel", rows)
+        rows, self._kernels, self._kernel_bytes = self._kernels, [], 0
+        if rows:
+            self._write_rows("kernel", pa.concat_arrays(rows))
 
-    def _write(self, kind: str, rows: list[dict[str, Any]]) -> None:
-        self._write_rows(kind, pa.array(rows, KINDS[kind]))
+    def _flush_losses(self) -> None:
+        rows, self._losses = self._losses, []
+        if rows:
+            self._write_rows("loss", pa.concat_arrays(rows))
 
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
         self._counts[_PLURALS[kind]] += len(rows)
@@ -289,6 +302,14 @@ def _object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
     return value
+
+
+def _row(kind: str, row: dict[str, Any]) -> pa.StructArray:
+    """One row of a kind; ValueError, TypeError or OverflowError where a value is not of its member's type."""
+    missing = [name for name, value in row.items() if value is None and f"{kind}.{name}" not in NULLABLE]
+    if missing:
+        raise ValueError(f"it has no {missing[0]}")
+    return pa.array([row], KINDS[kind])
 
 
 def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray[np.bool_] | None = None) -> pa.Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import signal
 import socket
@@ -46,7 +47,7 @@ class TakenElf:
     compiled: Compiled
     digest: str
     size: int
-    content: bytes | None
+    content: memoryview | None
 
 
 @dataclass(frozen=True)
@@ -94,26 +95,28 @@ class Intake:
         """Whether everything asked for was answered."""
         return self._current is None and not self._waiting
 
-    def ask(self, records: NDArray[np.void]) -> list[RefusedElf]:
+    def ask(self, records: NDArray[np.void]) -> int:
         """Queues modules.
 
         Args:
             records: COMPILED[n].
 
         Returns:
-            Those for which there is no room.
+            For how many, the last of them, there is no room.
         """
-        refused = []
-        for record in records:  # compilations, not launches: a process has few
-            compiled = Compiled(
-                int(record["time"]), int(record["pid"]), int(record["uid"]), int(record["gid"]), bytes(record["path"])
+        room = MAX_WAITING - len(self._waiting)
+        for record in records[:room]:  # compilations, not launches: a process has few
+            self._waiting.append(
+                Compiled(
+                    int(record["time"]),
+                    int(record["pid"]),
+                    int(record["uid"]),
+                    int(record["gid"]),
+                    bytes(record["path"]),
+                )
             )
-            if len(self._waiting) < MAX_WAITING:
-                self._waiting.append(compiled)
-            else:
-                refused.append(RefusedElf(compiled, "too many at once"))
         self._next()
-        return refused
+        return max(0, len(records) - room)
 
     def _next(self) -> None:
         if self._current is not None or not self._waiting:
@@ -159,28 +162,27 @@ class Intake:
             return TakenElf(compiled, digest, size, None)
         if self._taken_bytes + size > MAX_TOTAL_BYTES:
             return RefusedElf(compiled, f"{MAX_TOTAL_BYTES >> 30} GiB of debug ELFs were taken already")
-        content = bytearray()
-        while chunk := os.pread(fds[0], 1 << 24, len(content)):
-            content += chunk
+        content = memoryview(mmap.mmap(fds[0], size, prot=mmap.PROT_READ))  # it goes to the spool without a copy
         self._seen.add(digest)
         self._taken_bytes += size
-        return TakenElf(compiled, digest, size, bytes(content))
+        return TakenElf(compiled, digest, size, content)
 
     def _replace(self, reason: str) -> RefusedElf:
         assert self._current is not None
         compiled, self._current = self._current, None
-        self._end_child()
-        self._start()
+        channel, child = self._channel, self._child
+        self._start()  # while the old channel is open, so that the new one's descriptor is another
+        self._end_child(channel, child)
         self._next()
         return RefusedElf(compiled, reason)
 
-    def _end_child(self) -> None:
-        self._channel.close()
+    def _end_child(self, channel: socket.socket, child: subprocess.Popen[bytes]) -> None:
+        channel.close()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._child.pid, signal.SIGKILL)
+            os.kill(child.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            _, status, usage = os.wait4(self._child.pid, 0)
-            self._child.returncode = os.waitstatus_to_exitcode(status)
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
             self.cpu_seconds += usage.ru_utime + usage.ru_stime
 
     def close(self) -> list[RefusedElf]:
@@ -193,5 +195,5 @@ class Intake:
         left += self._waiting
         self._current = None
         self._waiting.clear()
-        self._end_child()
+        self._end_child(self._channel, self._child)
         return [RefusedElf(compiled, "the recording ended first") for compiled in left]

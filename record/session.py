@@ -1,46 +1,49 @@
 """A recording: one loop over the sources, no threads, nothing decoded, everything to the spool.
 
-The loop wakes when a stream has stalls, when a module was compiled or a library mapped, and otherwise once in
-TICK_NS to empty the ring buffers.
+The loop wakes when a stream has stalls, when a module was compiled or a library mapped, when a ring buffer fills, and
+otherwise once in TICK_NS to empty them all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
 import resource
-import selectors
-import signal
-import socket
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import iaprof
-from iaprof.bpf import sideband
 from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, Outcome
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.bpf.processes import snapshot
+from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import Counter
 from iaprof.formats.sideband import mapped_paths
 from iaprof.record import xe
 from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from iaprof.record.signals import StopSignals
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.stalls import StallLoss, StallRead, StallStream
 
-TICK_NS = 100_000_000
+TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
+GONE_TICK_NS = 100_000_000  # while a stream waits to be opened again
 COUNTERS_EVERY_NS = 1_000_000_000
 SIDEBAND_REST_NS = 10_000_000
-TURN_NS = 10_000_000  # of one stream's reads, before the others get theirs
+TURN_NS = 10_000_000  # of one stream's reads, or of looking for libraries, before the others get theirs
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
+LAST_READS_S = 2.0  # a GPU that samples faster than we read would never let us end
+COMMAND_WAIT_S = 1.0
 INTAKE_WAIT_S = 3.0
 _LIBRARY = b"libze_intel_gpu.so"
 
@@ -66,21 +69,26 @@ class Options:
 class Session:
     """One recording, from the opened devices to the closed spool."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, signals: StopSignals) -> None:
         """Opens everything that can fail, before anything is started.
 
+        Args:
+            options: what to record.
+            signals: when to end.
+
         Raises:
+            Interrupted: a signal came meanwhile.
             IaprofError: no device, no permission, no BPF, no room: what to do stands in it.
         """
         self._options = options
+        self._signals = signals
         self._command: subprocess.Popen[bytes] | None = None
-        self._signals = 0
         self._unread: set[StallStream] = set()
-        self._notes: list[str] = []
+        self._mapping: dict[int, None] = {}  # processes that mapped a library, in order
         self._libraries: list[dict[str, Any]] = []
         self._last_counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
         self._counters_ns = self._tick_ns = time.monotonic_ns()
-        self._sideband_due_ns = 1  # when to wait for it again; 0 while we do
+        self._sideband_due_ns = 0  # when to wait for it again; 0 while we do
         self._opened = contextlib.ExitStack()
         try:
             self._open()
@@ -89,37 +97,38 @@ class Session:
             raise
 
     def _open(self) -> None:
-        self._streams = self._open_streams(xe.find_devices())
-        for stream in self._streams:
-            self._opened.callback(stream.close)
+        self._streams = self._open_streams()
+        self._signals.check()
         self._intake = Intake()  # before BPF's compiler makes this process large
         self._opened.callback(self._intake.close)
+        self._signals.check()
         self._probes = LaunchProbes(self._options.sizes)
         self._opened.callback(self._probes.close)
+        self._signals.check()
         try:
-            self._sideband = sideband.open_all()
+            self._sideband = SideBandBuffers()
         except OSError as error:
             raise IaprofError(
                 f"the machine's mappings and processes cannot be watched (perf_event_open: {error.strerror}): "
                 "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
             ) from error
-        for buffer in self._sideband:
-            self._opened.callback(buffer.close)
+        self._opened.callback(self._sideband.close)
         self.spool = Spool(spool_path(self._options.output))
-        self._opened.callback(self.spool.close)
 
-    def _open_streams(self, devices: list[xe.Device]) -> list[StallStream]:
+    def _open_streams(self) -> list[StallStream]:
+        devices, problems = xe.find_devices()
         streams: list[StallStream] = []
-        problems: list[str] = []
         for device in devices:
             for gt in device.gts:
                 try:
                     streams.append(StallStream(device, gt, device.rates[-1], device.layout(gt)))
                 except xe.DeviceError as error:
                     problems.append(str(error))
+                else:
+                    self._opened.callback(streams[-1].close)
         if not streams:
             raise IaprofError("; ".join(problems))
-        self._notes += problems
+        self._not_recorded = problems
         return streams
 
     def run(self) -> int:
@@ -129,94 +138,121 @@ class Session:
             The exit code of the command; 0 without one.
 
         Raises:
-            IaprofError: the disk is full, or the command cannot be started; the spool holds what came before.
+            Interrupted: a signal came before it began; there is no spool.
+            IaprofError: the command cannot be started, and there is no spool; or the disk is full or the like, and the
+                spool holds what came before.
         """
-        with self._opened, self._signal_wakeups() as wakeups:
+        with self._opened:
             started = time.monotonic_ns()
-            self._write_json(FrameKind.HEADER, self._header(started))
-            self.spool.write(FrameKind.SIDEBAND, snapshot(), time=time.monotonic_ns())
-            self._took(self._probes.libraries.installed(self._library_folders()))
-            self._took(self._probes.libraries.running())
-            for note in self._notes:
-                self._loss("devices", "not recorded", None, note, started, started)
-            for stream in self._streams:
-                stream.start()
-            self._start_command()
-            self._loop(wakeups, started)
+            try:
+                self._begin(started)
+            except BaseException:
+                self.spool.close()
+                self.spool.remove()
+                raise
+            self._signals.farewell = self._farewell
+            self._loop(started)
             self._end()
             return self._command_status()
 
+    def _begin(self, started: int) -> None:
+        self._write_json(FrameKind.HEADER, self._header(started))
+        self.spool.write(FrameKind.SIDEBAND, snapshot(), time=time.monotonic_ns())
+        self._took(self._probes.libraries.installed(self._library_folders()))
+        self._took(self._probes.libraries.running())
+        for problem in self._not_recorded:
+            self._loss("devices", "not recorded", None, problem, started, started)
+        for stream in self._streams:
+            stream.start()
+        if self._options.command:
+            self._signals.check()
+            self._start_command()
+
     # The loop
 
-    def _loop(self, wakeups: socket.socket, started: int) -> None:
+    def _loop(self, started: int) -> None:
         end_ns = started + int(self._options.duration_s * 1e9) if self._options.duration_s else None
-        with selectors.DefaultSelector() as selector:
-            selector.register(wakeups, selectors.EVENT_READ, self._read_wakeups)
+        readers: dict[int, Callable[[], None]] = {}
+        with select.epoll() as epoll:
+            self._epoll, self._readers = epoll, readers
+            self._wait_for(self._signals.fileno(), self._signals.clear)
             for stream in self._streams:
-                selector.register(stream.fileno() or -1, selectors.EVENT_READ, stream)
+                self._wait_for_stream(stream)
+            # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
+            # we read those before it.
             for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled):
-                selector.register(ring, selectors.EVENT_READ, self._read_rings)
-            self._register_intake(selector)
-            while self._signals == 0 and not (end_ns and time.monotonic_ns() >= end_ns):
+                self._wait_for(ring.fileno(), self._read_rings, select.EPOLLET)
+            self._wait_for(self._sideband.fileno(), self._rest_sideband, select.EPOLLONESHOT)
+            self._read_sideband()
+            self._wait_for_intake()
+            while not self._signals.count:
                 now = time.monotonic_ns()
-                self._watch_sideband(selector, now)
-                due = min(self._tick_ns + TICK_NS, end_ns or now + TICK_NS, self._sideband_due_ns or now + TICK_NS)
-                events = selector.select(0 if self._unread else max(0.0, (due - now) / 1e9))
-                for stream in list(self._unread):
-                    self._read_stalls(stream, selector)
-                for reader in dict.fromkeys(key.data for key, _ in events):
-                    if isinstance(reader, StallStream):
-                        self._read_stalls(reader, selector)
-                    elif reader == self._rest_sideband:
-                        self._rest_sideband(selector)
-                    elif reader == self._read_wakeups:
-                        self._read_wakeups(wakeups)
-                    else:
+                if end_ns and now >= end_ns:
+                    break
+                if 0 < self._sideband_due_ns <= now:
+                    self._watch_sideband()
+                for fd, _ in epoll.poll(self._seconds_to_wait(now, end_ns)):
+                    if reader := readers.get(fd):  # one of the others may have taken it away
                         reader()
-                if time.monotonic_ns() - self._tick_ns >= TICK_NS:
-                    self._tick(selector)
+                for stream in list(self._unread):
+                    self._read_stalls(stream)
+                self._attach_libraries()
+                if time.monotonic_ns() - self._tick_ns >= self._tick_length():
+                    self._tick()
                 if self._command is not None and self._command.poll() is not None:
                     break
 
-    def _watch_sideband(self, selector: selectors.BaseSelector, now: int) -> None:
-        """Waits for the side-band again after its rest."""
-        if not 0 < self._sideband_due_ns <= now:
-            return
-        self._sideband_due_ns = 0
-        for buffer in self._sideband:
-            selector.register(buffer, selectors.EVENT_READ, self._rest_sideband)
-        # perf's poll tells of records once, and registering has asked: what came during the rest is read now.
-        self._read_sideband()
+    def _wait_for(self, fd: int, reader: Callable[[], None], how: int = 0) -> None:
+        self._epoll.register(fd, select.EPOLLIN | how)
+        self._readers[fd] = reader
 
-    def _rest_sideband(self, selector: selectors.BaseSelector) -> None:
+    def _wait_for_stream(self, stream: StallStream) -> None:
+        fd = stream.fileno()
+        if fd is not None:
+            self._wait_for(fd, functools.partial(self._read_stalls, stream))
+
+    def _tick_length(self) -> int:
+        return GONE_TICK_NS if any(stream.fileno() is None for stream in self._streams) else TICK_NS
+
+    def _seconds_to_wait(self, now: int, end_ns: int | None) -> float:
+        if self._unread or self._mapping:
+            return 0
+        due = self._tick_ns + self._tick_length()
+        if end_ns:
+            due = min(due, end_ns)
+        if self._sideband_due_ns:
+            due = min(due, self._sideband_due_ns)
+        return max(0, due - now) / 1e9
+
+    def _rest_sideband(self) -> None:
         """Reads, and looks away for a moment: a busy machine maps and forks without end, and each one wakes us."""
         self._read_sideband()
-        for buffer in self._sideband:
-            selector.unregister(buffer)
         self._sideband_due_ns = time.monotonic_ns() + SIDEBAND_REST_NS
 
-    def _tick(self, selector: selectors.BaseSelector) -> None:
+    def _watch_sideband(self) -> None:
+        """Waits for the side-band again after its rest."""
+        self._sideband_due_ns = 0
+        self._epoll.modify(self._sideband.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+        # perf tells of records once, and this has asked: what came during the rest is read now.
+        self._read_sideband()
+
+    def _tick(self) -> None:
         for stream in self._streams:
-            self._read_stalls(stream, selector)
+            self._read_stalls(stream)
         self._read_rings()
         self._read_sideband()
         self._read_intake()
-        self._register_intake(selector)
         now = self._tick_ns = time.monotonic_ns()
         if now - self._counters_ns >= COUNTERS_EVERY_NS:
             self._read_counters()
 
-    def _register_intake(self, selector: selectors.BaseSelector) -> None:
-        """The intake's descriptor changes when its child is replaced."""
-        registered = {key.fd for key in selector.get_map().values()}
-        if self._intake.fileno() not in registered:
-            for key in [key for key in selector.get_map().values() if key.data == self._read_intake]:
-                selector.unregister(key.fileobj)
-            selector.register(self._intake.fileno(), selectors.EVENT_READ, self._read_intake)
+    def _wait_for_intake(self) -> None:
+        self._intake_fd = self._intake.fileno()
+        self._wait_for(self._intake_fd, self._read_intake)
 
     # The sources
 
-    def _read_stalls(self, stream: StallStream, selector: selectors.BaseSelector | None = None) -> None:
+    def _read_stalls(self, stream: StallStream) -> None:
         """Reads until there is nothing more, or until the turn is over: then the stream is in `_unread`.
 
         It has to be remembered, as every read makes the driver forget that the stream was readable.
@@ -235,14 +271,13 @@ class Session:
                 self.spool.write(
                     FrameKind.STALLS, *columns, time=got.time_ns, begin=got.begin_ns, source=index, part=len(columns)
                 )
-            else:
-                self._stall_loss(stream, got)
-        after = stream.fileno()
-        if selector is not None and after != before:
-            if before is not None:
-                selector.unregister(before)
-            if after is not None:
-                selector.register(after, selectors.EVENT_READ, stream)
+                continue
+            self._stall_loss(stream, got)
+            if stream.fileno() != before and not self._epoll.closed:
+                if before is not None:  # its descriptor is closed, and so no longer waited for
+                    self._readers.pop(before, None)
+                self._wait_for_stream(stream)
+                before = stream.fileno()
 
     def _stall_loss(self, stream: StallStream, loss: StallLoss) -> None:
         source = f"stalls of {stream.device.path} GT {stream.gt.id}"
@@ -260,12 +295,16 @@ class Session:
             self.spool.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
         compiled = self._probes.compiled.read()
         if len(compiled):
-            for refused in self._intake.ask(compiled):
-                self._keep_elf(refused)
+            refused = self._intake.ask(compiled)
+            if refused:
+                self._loss("kernels", "refused", refused, "too many were compiled at once", now, now)
 
     def _read_intake(self) -> None:
         while (answer := self._intake.read()) is not None:
             self._keep_elf(answer)
+        if self._intake.fileno() != self._intake_fd and not self._epoll.closed:  # its child was replaced
+            del self._readers[self._intake_fd]
+            self._wait_for_intake()
 
     def _keep_elf(self, answer: TakenElf | RefusedElf) -> None:
         compiled = answer.compiled
@@ -280,14 +319,18 @@ class Session:
         self.spool.write(FrameKind.KERNEL, meta, answer.content or b"", time=compiled.time_ns, part=len(meta))
 
     def _read_sideband(self) -> None:
-        for buffer in self._sideband:
-            data = buffer.read()
-            if not data:
-                continue
-            self.spool.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=buffer.cpu)
+        for cpu, data in self._sideband.read():
+            self.spool.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=cpu)
             if _LIBRARY in data:
-                for pid in {pid for pid, path in mapped_paths(data) if _LIBRARY in path}:
-                    self._took(self._probes.libraries.mapped(pid))
+                self._mapping |= {pid: None for pid, path in mapped_paths(data) if _LIBRARY in path}
+
+    def _attach_libraries(self) -> None:
+        """Looks into the processes that mapped a library. Their maps may be long, and they may be many: one turn."""
+        turn_ends = time.monotonic_ns() + TURN_NS
+        while self._mapping and time.monotonic_ns() < turn_ends:
+            pid = next(iter(self._mapping))
+            del self._mapping[pid]
+            self._took(self._probes.libraries.mapped(pid))
 
     def _read_counters(self) -> None:
         """Writes down what the BPF programs could not send since the last look."""
@@ -319,12 +362,9 @@ class Session:
         return (*SYSTEM_FOLDERS, *(folder for folder in folders if folder))
 
     def _start_command(self) -> None:
-        if not self._options.command:
-            return
         try:
             self._command = subprocess.Popen(self._options.command)
         except OSError as error:
-            self.spool.remove()
             raise IaprofError(f"{self._options.command[0]} cannot be started: {error.strerror}") from error
 
     def _command_status(self) -> int:
@@ -333,23 +373,32 @@ class Session:
         status = self._command.returncode
         return 128 - status if status is not None and status < 0 else status or 0
 
+    def _farewell(self) -> str:
+        return f"iaprof: stopped at once; 'iaprof recover {self.spool.path}' saves what was recorded\n"
+
+    @property
+    def command_runs(self) -> bool:
+        """Whether there is a command that did not end yet."""
+        return self._command is not None and self._command.poll() is None
+
+    def wait_for_command(self) -> None:
+        """Lets a command go on to its end whose recording could not; until a signal comes."""
+        while self.command_runs and not self._signals.count:
+            select.select([self._signals], [], [], 1.0)
+            self._signals.clear()
+
     def _end(self) -> None:
         stopped = time.monotonic_ns()
-        if self._command is not None and self._command.poll() is None:
+        if self._command is not None and self.command_runs:
             self._command.terminate()  # as perf does when it is interrupted
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._command.wait(1.0)
+                self._command.wait(COMMAND_WAIT_S)
         time.sleep(DRAIN_S)
         for stream in self._streams:
-            self._read_stalls(stream)
-            while stream in self._unread:
-                self._read_stalls(stream)
-            if gap := stream.unfinished_gap():
-                self._stall_loss(stream, gap)
+            self._read_last_stalls(stream)
             stream.close()
         self._probes.detach()
-        for buffer in self._sideband:
-            buffer.stop()
+        self._sideband.stop()
         self._read_rings()
         deadline = time.monotonic() + INTAKE_WAIT_S
         while not self._intake.idle and time.monotonic() < deadline:
@@ -360,6 +409,18 @@ class Session:
         self._read_sideband()
         self._read_counters()
         self._write_json(FrameKind.END, self._footer(stopped))
+
+    def _read_last_stalls(self, stream: StallStream) -> None:
+        deadline = time.monotonic() + LAST_READS_S
+        self._read_stalls(stream)
+        while stream in self._unread and time.monotonic() < deadline:
+            self._read_stalls(stream)
+        if stream in self._unread:
+            now = time.monotonic_ns()
+            detail = "more came than could be read when the recording ended"
+            self._stall_loss(stream, StallLoss("unread", detail, now, now))
+        if gap := stream.unfinished_gap():
+            self._stall_loss(stream, gap)
 
     def _header(self, started: int) -> dict[str, Any]:
         host = os.uname()
@@ -407,39 +468,6 @@ class Session:
                 "probe_ns": counters[Counter.PROBE_NS],
             },
         }
-
-    # Signals
-
-    @contextlib.contextmanager
-    def _signal_wakeups(self) -> Iterator[socket.socket]:
-        """SIGINT and SIGTERM end the recording; a second one ends the process, and the spool stays."""
-        ours, pythons = socket.socketpair()
-        ours.setblocking(False)
-        pythons.setblocking(False)
-        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-        wakeup = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-        try:
-            yield ours
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in previous.items():
-                if number == signal.SIGCHLD:
-                    signal.signal(number, handler)
-            ours.close()
-            pythons.close()
-
-    def _on_signal(self, *_: object) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            message = f"iaprof: stopped at once; 'iaprof recover {self.spool.path}' saves what was recorded\n"
-            os.write(2, message.encode())
-            os._exit(130)
-
-    def _read_wakeups(self, wakeups: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while wakeups.recv(4096):
-                pass
 
 
 def spool_path(output: Path) -> Path:

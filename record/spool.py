@@ -7,6 +7,7 @@ source; the last frame may be cut short. `iaprof recover` reads the same frames 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -65,6 +66,7 @@ class Spool:
         self.size = _START.size
         try:
             self._fd = create(path)
+            os.write(self._fd, _START.pack(MAGIC, VERSION))
         except FileExistsError:
             raise IaprofError(
                 f"{path} exists: a recording to it is under way, or one did not finish; then save it with "
@@ -72,7 +74,6 @@ class Spool:
             ) from None
         except OSError as error:
             raise IaprofError(f"{path} cannot be written: {error.strerror}") from error
-        os.write(self._fd, _START.pack(MAGIC, VERSION))
 
     def write(
         self,
@@ -108,9 +109,14 @@ class Spool:
                 if written:
                     left[0] = left[0][written:]
         except OSError as error:
-            os.ftruncate(self._fd, self.size)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)
             raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
         self.size += _CHECK.size + _FRAME.size + length
+
+    def reader(self) -> SpoolReader:
+        """Reads the file that was written, whoever has put another one at its path."""
+        return SpoolReader(Path(f"/proc/self/fd/{self._fd}"))
 
     def close(self) -> None:
         """Closes the file, which stays."""
@@ -136,7 +142,10 @@ class SpoolReader:
         """
         self.path = path
         self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is through
+        self.unknown = 0  # frames of a kind that this version does not know; likewise
         try:
+            if path.exists() and not path.is_file():
+                raise SpoolError(f"{path} is not a file")
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
             raise SpoolError(f"{path} cannot be opened: {error.strerror}") from error
@@ -164,6 +173,8 @@ class SpoolReader:
             position += len(head) + length
             if kind in FrameKind.__members__.values():
                 yield Frame(FrameKind(kind), source, part, time, begin, payload)
+            else:
+                self.unknown += 1
         self.cut = self._size - position
 
     def close(self) -> None:

@@ -35,6 +35,10 @@ class DeviceError(IaprofError):
     """A GPU, or its stream, cannot be used; the text says why and what to do."""
 
 
+class OtherDriver(DeviceError):
+    """A GPU is not driven by xe."""
+
+
 @dataclass(frozen=True)
 class Gt:
     """One GT that runs kernels."""
@@ -69,8 +73,8 @@ class Device:
         return layout
 
 
-def find_devices() -> list[Device]:
-    """The GPUs that can sample EU stalls.
+def find_devices() -> tuple[list[Device], list[str]]:
+    """The GPUs that can sample EU stalls, and why others of the xe driver cannot.
 
     Raises:
         DeviceError: there is none, with the reason of each GPU that is there but cannot.
@@ -84,15 +88,16 @@ def find_devices() -> list[Device]:
         raise DeviceError(
             "no GPU was found: /dev/dri has no render node. iaprof records Intel GPUs under the xe driver"
         )
-    devices, problems = [], []
+    devices: list[Device] = []
+    problems: list[DeviceError] = []
     for name in nodes:
         try:
             devices.append(open_device(str(folder / name)))
         except DeviceError as error:
-            problems.append(str(error))
+            problems.append(error)
     if not devices:
-        raise DeviceError("; ".join(problems))
-    return devices
+        raise DeviceError("; ".join(map(str, problems)))
+    return devices, [str(problem) for problem in problems if not isinstance(problem, OtherDriver)]
 
 
 def open_device(path: str) -> Device:
@@ -105,7 +110,7 @@ def open_device(path: str) -> Device:
     try:
         driver = _driver_name(fd)
         if driver != "xe":
-            raise DeviceError(f"{path} is driven by {driver or 'an unknown driver'}; EU stalls need Intel's xe driver")
+            raise OtherDriver(f"{path} is driven by {driver or 'an unknown driver'}; EU stalls need Intel's xe driver")
         info = _query(fd, _QUERY_CONFIG, "configuration", path)
         device, _ = struct.unpack_from("<QQ", info, 8)
         stall = _query(fd, _QUERY_EU_STALL, "EU-stall sampling", path)

@@ -7,8 +7,8 @@ kernel contains, or no launch explains, is kept and labelled. docs/attribution.m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureError, CaptureReader
 from iaprof.formats.stalls import REASONS, Layout
-from iaprof.report.placements import Placed, Site
+from iaprof.report.layers import Layers
+from iaprof.report.placements import ADDRESS_MASK, Placed, Site
 
-_OWNERS_AT_ONCE = 1 << 22  # (reads x kernels) looked up in one go
+MAX_INTERVALS = 1 << 20
+_LAYOUTS = {layout.value: layout for layout in Layout}
 _COMPACT_ROWS = 1 << 21
 
 
@@ -50,14 +52,12 @@ def streams(header: dict[str, object]) -> list[Stream]:
     """
     found = header.get("streams")
     result = []
-    try:
-        for index, entry in enumerate(found if isinstance(found, list) else []):
-            major, minor = (int(number) for number in entry["ip_version"][:2])
-            result.append(Stream(index, Layout(entry["layout"]), (major, minor)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CaptureError(
-            f"the capture's header describes its streams in a way that makes no sense: {error}"
-        ) from None
+    for index, entry in enumerate(found if isinstance(found, list) else []):
+        match entry:
+            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in _LAYOUTS:
+                result.append(Stream(index, _LAYOUTS[name], (major, minor)))
+            case _:
+                raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
     return result
 
 
@@ -75,9 +75,10 @@ class Attribution:
         self._placed = placed
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0, ""))
-        self._segments: dict[int, _Segments] = {}
+        self._owners: dict[int, _Owners] = {}
         self._parts: list[Joined] = []
         self._rows = 0
+        self._compact_at = _COMPACT_ROWS
 
     def add(self, table: pa.Table, known: list[Stream]) -> int:
         """Joins one row group of `stall` rows (columns time_ns, stream, w0, w1, w2).
@@ -90,16 +91,17 @@ class Attribution:
         """
         records = 0
         stream_of = table["stream"].to_numpy()
-        for stream in np.unique(stream_of):
+        present = np.unique(stream_of)
+        for stream in present.tolist():
             if stream >= len(known):
                 raise CaptureError("the capture has stalls of a stream that its header does not name")
-            rows = table.filter(pa.array(stream_of == stream)) if len(np.unique(stream_of)) > 1 else table
-            times = rows["time_ns"].to_numpy()
+            rows = table.filter(pa.array(stream_of == stream)) if len(present) > 1 else table
             words, lengths = _flat(rows, known[stream].layout.words)
             records += int(lengths.sum())
-            self._join(known[stream], times, lengths, words)
-        if self._rows > _COMPACT_ROWS:
+            self._join(known[stream], rows["time_ns"].to_numpy(), lengths, words)
+        if self._rows > self._compact_at:
             self._compact()
+            self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
         return records
 
     def result(self) -> Joined:
@@ -112,45 +114,37 @@ class Attribution:
     ) -> None:
         if not len(words[0]):
             return
-        encoded = pa.array(stream.layout.ips(words)).dictionary_encode()
-        ips = encoded.dictionary.to_numpy()
-        ip_of = encoded.indices.to_numpy().astype(np.int64)
-        segments = self._segments_of(stream.layout.ip_bits)
-        found, segment_of_ip = np.unique(segments.find(ips), return_inverse=True)
+        ips, ip_of = _encoded(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
+        if stream.layout.ip_bits not in self._owners:
+            self._owners[stream.layout.ip_bits] = _Owners(self._placed, stream.layout.address_mask, self._unknown)
+        owners = self._owners[stream.layout.ip_bits]
+        pieces, piece_of_ip = np.unique(owners.layers.pieces(ips), return_inverse=True)
         read_of = np.repeat(np.arange(len(times)), lengths)
-        owner = np.empty(len(read_of), np.int64)
-        for reads in _blocks(len(times), len(found)):
-            owners = np.stack([self._owners(segments, int(segment), times[reads]) for segment in found], axis=1)
-            first, last = np.searchsorted(read_of, (reads.start, reads.stop))
-            inside = slice(first, last)
-            owner[inside] = owners[read_of[inside] - reads.start, segment_of_ip.reshape(-1)[ip_of[inside]]]
-        interval = np.zeros(len(times), np.int64)
-        if self._interval_ns:
-            interval = np.maximum(times.astype(np.int64) - self._start_ns, 0) // self._interval_ns
-        sites = len(self._placed.sites)
-        key = (interval[read_of] * sites + owner) * len(ips) + ip_of
-        distinct = pa.array(key).dictionary_encode()
-        keys, group = distinct.dictionary.to_numpy(), distinct.indices.to_numpy()
+        # Each read and piece that come together are looked up once.
+        pairs, pair_of = _encoded(read_of * len(pieces) + piece_of_ip.reshape(-1)[ip_of])
+        read, piece = np.divmod(pairs, len(pieces))
+        sites, site_of = np.unique(owners.at(pieces[piece], times[read]), return_inverse=True)
+        intervals, interval_of = np.unique(self._intervals(times), return_inverse=True)
+        groups, group_of = _encoded(interval_of.reshape(-1)[read] * len(sites) + site_of.reshape(-1))
+        keys, row_of = _encoded(group_of[pair_of] * len(ips) + ip_of)
         counts = np.stack(
-            [np.bincount(group, stream.layout.counts(words, reason), len(keys)) for reason in REASONS], axis=1
+            [np.bincount(row_of, stream.layout.counts(words, reason), len(keys)) for reason in REASONS], axis=1
         ).astype(np.uint64)
-        rest, ip = np.divmod(keys, len(ips))
-        when, site = np.divmod(rest, sites)
-        self._parts.append(Joined(when, np.full(len(keys), stream.index), site, ips[ip], counts))
+        group, ip = np.divmod(keys, len(ips))
+        interval, site = np.divmod(groups[group], len(sites))
+        self._parts.append(Joined(intervals[interval], np.full(len(keys), stream.index), sites[site], ips[ip], counts))
         self._rows += len(keys)
 
-    def _segments_of(self, ip_bits: int) -> _Segments:
-        if ip_bits not in self._segments:
-            self._segments[ip_bits] = _Segments(self._placed, min((1 << (ip_bits + 3)) - 1, (1 << 48) - 1))
-        return self._segments[ip_bits]
-
-    def _owners(self, segments: _Segments, segment: int, times: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The site to which stalls in `segment` belong, for reads that ended at `times`: int64[reads]."""
-        if segment < 0:
-            return np.full(len(times), self._unknown)
-        launched, sites, fallback = segments.launches(segment)
-        index = np.searchsorted(launched, times, side="right") - 1
-        return np.where(index >= 0, sites[index] if len(sites) else fallback, fallback)
+    def _intervals(self, times: NDArray[np.uint64]) -> NDArray[np.int64]:
+        if not self._interval_ns:
+            return np.zeros(len(times), np.int64)
+        start = np.uint64(self._start_ns)
+        intervals = np.where(times > start, times - start, np.uint64(0)) // np.uint64(self._interval_ns)
+        if len(intervals) and intervals.max() >= MAX_INTERVALS:
+            raise CaptureError(
+                f"the capture's stalls span {intervals.max():,} intervals: choose longer ones with --interval"
+            )
+        return intervals.astype(np.int64)
 
     def _compact(self) -> None:
         parts = self._parts
@@ -184,57 +178,53 @@ def _flat(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray
     return columns, lengths
 
 
-def _blocks(reads: int, segments: int) -> Iterator[slice]:
-    step = max(1, _OWNERS_AT_ONCE // max(1, segments))
-    for start in range(0, reads, step):
-        yield slice(start, min(start + step, reads))
+def _encoded(keys: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Distinct keys, and which of them each key is."""
+    encoded = pa.array(keys).dictionary_encode()
+    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
 
 
-class _Segments:
-    """The address space cut where any kernel begins or ends; each piece knows the kernels that cover it."""
+class _Owners:
+    """To which site stalls at an address belong."""
 
-    def __init__(self, placed: Placed, mask: int) -> None:
+    def __init__(self, placed: Placed, mask: int, unknown: int) -> None:
         self._placed = placed
-        spans = []
-        for index, placement in enumerate(placed.placements):
-            start = placement.address & mask
-            spans.append((start, start + max(placement.size, 1), index))
-        bounds = sorted({bound for start, end, _ in spans for bound in (start, end)})
-        self._bounds = np.array(bounds, np.uint64)
-        self._covering: list[list[int]] = [[] for _ in bounds]
-        position = {bound: index for index, bound in enumerate(bounds)}
-        for start, end, index in spans:
-            for piece in range(position[start], position[end]):
-                self._covering[piece].append(index)
-        self._launches: dict[int, tuple[NDArray[np.uint64], NDArray[np.int64], int]] = {}
+        self._unknown = unknown
+        placements = placed.placements
+        starts = np.array([placement.address & mask for placement in placements], np.uint64)
+        ends = starts + np.array([max(placement.size, 1) for placement in placements], np.uint64)
+        launched = [(index, placed.by_placement[index]) for index in sorted(placed.by_placement)]
+        times = np.concatenate([np.empty(0, np.uint64), *(launches.time for _, launches in launched)])
+        self._sites = np.concatenate([np.empty(0, np.int64), *(launches.site for _, launches in launched)])
+        which = np.repeat(
+            np.array([index for index, _ in launched], np.int64), [len(launches.time) for _, launches in launched]
+        )
+        self.layers = Layers(starts, ends, times, which)
+        since = np.array([placed.since[index] for index in range(len(placements))], np.uint64)
+        self._compiled = Layers(starts, ends, since, np.arange(len(placements)))
 
-    def find(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The piece that each address is in: int64[n]; -1 where no kernel is."""
-        if not len(self._bounds):
-            return np.full(len(ips), -1, np.int64)
-        piece = np.searchsorted(self._bounds, ips, side="right") - 1
-        covered = np.array([bool(covering) for covering in self._covering] + [False])
-        return np.where((piece >= 0) & covered[piece], piece, -1).astype(np.int64)
+    def at(self, pieces: NDArray[np.int64], times: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The sites of reads that ended at `times` in `pieces` of `layers`: int64[n]."""
+        launches = self.layers.last(pieces, times)
+        found = self._sites[launches] if len(self._sites) else np.empty(len(pieces), np.int64)
+        rest = np.flatnonzero(launches < 0)
+        placements, which = np.unique(
+            self._compiled.last(pieces[rest], np.full(len(rest), np.iinfo(np.uint64).max)), return_inverse=True
+        )
+        sites = [self._without_launch(placement) for placement in placements.tolist()]
+        found[rest] = np.array(sites, np.int64)[which.reshape(-1)]
+        return found
 
-    def launches(self, piece: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], int]:
-        """Times and sites of all launches of the kernels that cover a piece, and the site when none came before."""
-        if piece not in self._launches:
-            known = [self._placed.by_placement[i] for i in self._covering[piece] if i in self._placed.by_placement]
-            times = np.concatenate([np.empty(0, np.uint64), *(launches.time for launches in known)])
-            sites = np.concatenate([np.empty(0, np.int64), *(launches.site for launches in known)])
-            order = np.argsort(times, kind="stable")
-            self._launches[piece] = times[order], sites[order], self._fallback(self._covering[piece])
-        return self._launches[piece]
-
-    def _fallback(self, covering: list[int]) -> int:
+    def _without_launch(self, placement: int) -> int:
         """Where stalls go that no launch came before: to the kernel, with a label instead of a stack."""
-        last = max(covering, key=lambda index: self._placed.since[index])
-        if last not in self._placed.unlaunched:
-            pid = self._placed.placements[last].pid
-            comm = next(site.comm for site in self._placed.sites if site.placement == last)
-            site = Site(last, pid, comm, 0, "[launched before recording]")
-            self._placed.unlaunched[last] = self._placed.add_site(site)
-        return self._placed.unlaunched[last]
+        if placement < 0:
+            return self._unknown
+        placed = self._placed
+        if placement not in placed.unlaunched:
+            launched_from = placed.sites[placed.by_placement[placement].site[0]]
+            site = Site(placement, launched_from.pid, launched_from.comm, 0, "[launched before recording]")
+            placed.unlaunched[placement] = placed.add_site(site)
+        return placed.unlaunched[placement]
 
 
 def join(capture: CaptureReader, placed: Placed, start_ns: int, interval_ns: int) -> tuple[Joined, int]:

@@ -1,12 +1,10 @@
-"""Names for the addresses of CPU stacks: each distinct address of a process is looked up once."""
+"""Names for the addresses of CPU stacks: each distinct place in a file is named once."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import pyarrow as pa
 
 from iaprof.report.address_space import AddressSpaces, Place
@@ -14,16 +12,7 @@ from iaprof.report.demangle import demangled
 from iaprof.report.elf_symbols import ElfSymbols, open_module
 
 TRUNCATED = "[truncated]"
-
-
-@dataclass(frozen=True)
-class Stack:
-    """One stack as it was recorded: addresses uint64[n], innermost first."""
-
-    pid: int
-    time_ns: int
-    ips: tuple[int, ...]
-    truncated: bool
+DEEPEST_STACK = 1024  # frames; recorders keep fewer
 
 
 class CpuFrames:
@@ -41,23 +30,23 @@ class CpuFrames:
         self._spaces = spaces
         self._modules: dict[tuple[str, bytes | None], ElfSymbols | None] = {}
         self._name = cache(self._find_name)
+        self.frames = cache(self._find_frames)
 
-    def frames(self, stack: int) -> tuple[str, ...]:
+    def _find_frames(self, stack: int) -> tuple[str, ...]:
         """The stack's frames, outermost first; empty where the stack is not in the capture."""
         row = self._rows.get(stack)
         if row is None:
             return ()
-        values = {name: self._stacks[name][row].as_py() for name in ("pid", "time_ns", "truncated")}
-        ips = np.asarray(self._stacks["ips"][row].as_py() or [], np.uint64).tolist()
+        pid, time_ns, truncated, ips = (self._stacks[name][row] for name in ("pid", "time_ns", "truncated", "ips"))
+        addresses = ips.values[:DEEPEST_STACK].to_pylist()
         # All but the innermost are return addresses: the call is before them.
-        calls = [ip - 1 if depth else ip for depth, ip in enumerate(ips) if ip]
-        names = [self._name(values["pid"], ip, values["time_ns"]) for ip in calls]
-        return (*((TRUNCATED,) if values["truncated"] else ()), *reversed(names))
+        calls = [ip - 1 if depth else ip for depth, ip in enumerate(addresses) if ip]
+        places = self._spaces.find(pid.as_py(), calls, time_ns.as_py())
+        names = [self._name(place) if place else f"0x{ip:x}" for place, ip in zip(places, calls, strict=True)]
+        more = truncated.as_py() or len(ips.values) > DEEPEST_STACK
+        return (*((TRUNCATED,) if more else ()), *reversed(names))
 
-    def _find_name(self, pid: int, ip: int, time_ns: int) -> str:
-        place = self._spaces.find(pid, ip, time_ns)
-        if place is None:
-            return f"0x{ip:x}"
+    def _find_name(self, place: Place) -> str:
         name = self._symbol(place)
         return demangled(name) if name else unnamed(place)
 

@@ -6,6 +6,7 @@ stage that fails leaves a placeholder where its result would be, and a sentence 
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from iaprof.report.answers import (
     strings_of,
 )
 from iaprof.report.platforms import Platform
-from iaprof.report.sandbox import Sandbox, SandboxDied, SandboxError, SandboxRefused
+from iaprof.report.sandbox import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
 
 NO_DECODER = "[no decoder]"
 UNDECODABLE = "[undecodable]"
@@ -35,6 +36,7 @@ NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction,
 
 _DEEPEST_STACK = 256  # frames; report.gpu_functions makes fewer
 _MOST_PROBLEMS = 20
+_LONGEST_TROUBLE = 120.0  # seconds, of modules that could not be read whole; then the others' names must do
 _MOST_DEATHS = 8  # of the decoder in one module; then what is left is not tried
 
 
@@ -126,6 +128,7 @@ class GpuModules:
         """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
         self._own = Sandbox() if sandbox is None else None
         self._sandbox = sandbox or self._own or Sandbox()
+        self._trouble_left = _LONGEST_TROUBLE
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +149,15 @@ class GpuModules:
         `platform` is None where the GPU's generation is not known: then nothing is decoded. `only` restricts
         instructions and frames, which take most of the time, to the kernels at these addresses; the others have none.
         """
+        if self._trouble_left <= 0:
+            return self._names_only(elf, "it was not read: modules before it took too long")
+        begun = time.monotonic()
+        module = self._load(elf, platform, only)
+        if module.problems:
+            self._trouble_left -= time.monotonic() - begun
+        return module
+
+    def _load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None) -> GpuModule:
         addresses = None if only is None else sorted({canonical(address) for address in only})
         try:
             return _module(self._module(elf, platform, addresses, decode=True))
@@ -208,6 +220,8 @@ class GpuModules:
 
     def _names_only(self, elf: bytes, problem: str) -> GpuModule:
         """The kernels alone, read here: formats.zebin is plain Python, bounded by the file's length."""
+        if len(elf) > LONGEST_DATA:
+            return GpuModule((), (problem,))
         try:
             zebin: Zebin = read_zebin(elf)
         except ZebinError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -112,50 +113,59 @@ def _place_launches(
     placed: Placed, launches: pa.Table, compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]]
 ) -> set[tuple[int, int]]:
     order = np.argsort(launches["time_ns"].to_numpy(), kind="stable")
-    times = launches["time_ns"].to_numpy()[order]
-    comms = launches["comm"].combine_chunks().dictionary_encode()
-    names = launches["name"].combine_chunks().dictionary_encode()
-    columns = {
-        "pid": launches["pid"].to_numpy()[order].astype(np.uint64),
-        "address": launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK),
-        "size": launches["size"].to_numpy()[order],
-        "stack": launches["stack"].to_numpy()[order],
-        "comm": comms.indices.fill_null(0).to_numpy(zero_copy_only=False)[order].astype(np.uint64),
-        "name": names.indices.fill_null(0).to_numpy(zero_copy_only=False)[order].astype(np.uint64),
-    }
-    comm_texts, name_texts = comms.dictionary.to_pylist(), names.dictionary.to_pylist()
+    times, pids, stacks, sizes = (launches[name].to_numpy()[order] for name in ("time_ns", "pid", "stack", "size"))
+    addresses = launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK)
+    comm_texts, comms = _texts(launches["comm"])
+    name_texts, names = _texts(launches["name"])
+    comms, names = comms[order], names[order]
 
-    # Distinct kernels, then distinct places among the launches of each version of a kernel.
-    kernels, which = _distinct(columns["pid"], columns["address"])
-    by_kernel = np.argsort(which, kind="stable")  # stable: in order of time within a kernel
-    starts = np.searchsorted(which[by_kernel], np.arange(len(kernels) + 1))
-    used = set()
-    for index, first in enumerate(kernels):
-        members = by_kernel[starts[index] : starts[index + 1]]
-        pid, address = int(columns["pid"][first]), int(columns["address"][first])
-        used.add((pid, address))
-        versions = compiled.get((pid, address), [])
-        compile_times = np.array([time for time, _ in versions], np.uint64)
-        version = np.searchsorted(compile_times, times[members], side="right") - 1
-        for number in np.unique(version):
-            launched = members[version == number]
-            kernel = versions[number][1] if number >= 0 else None
-            size = max(int(columns["size"][launched].max()), kernel.size if kernel else 0)
-            name = kernel.name if kernel else name_texts[int(columns["name"][launched[0]])] or ""
-            since = versions[number][0] if number >= 0 else 0
-            placement = _add_placement(placed, pid, address, size, kernel, name, since)
-            firsts, place_of = _distinct(columns["stack"][launched], columns["comm"][launched])
-            sites = []
-            for first_launch in launched[firsts]:
-                stack = int(columns["stack"][first_launch])
-                comm = comm_texts[int(columns["comm"][first_launch])] or ""
-                sites.append(placed.add_site(Site(placement, pid, comm, stack, "" if stack else "[no stack]")))
-            placed.by_placement[placement] = Launches(times[launched], np.array(sites, np.int64)[place_of])
-    return used
+    # Distinct kernels, then versions of each, then places that launch each version; all in order of their first launch.
+    kernels, kernel_of = _distinct(pids, addresses)
+    keys = list(zip(pids[kernels].tolist(), addresses[kernels].tolist(), strict=True))
+    by_kernel = np.argsort(kernel_of, kind="stable")
+    starts = np.searchsorted(kernel_of[by_kernel], np.arange(len(kernels) + 1))
+    version = np.full(len(times), -1)
+    for index, key in enumerate(keys):
+        if key in compiled:
+            members = by_kernel[starts[index] : starts[index + 1]]
+            compile_times = np.array([time for time, _ in compiled[key]], np.uint64)
+            version[members] = np.searchsorted(compile_times, times[members], side="right") - 1
+    firsts, placement_of = _distinct(kernel_of, version)
+    largest = np.zeros(len(firsts), np.uint64)
+    np.maximum.at(largest, placement_of, sizes)
+    before = len(placed.placements)
+    for first, size in zip(firsts.tolist(), largest.tolist(), strict=True):
+        (pid, address), number = keys[kernel_of[first]], int(version[first])
+        since, kernel = compiled[pid, address][number] if number >= 0 else (0, None)
+        name = kernel.name if kernel else name_texts[names[first]]
+        _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
+    site_firsts, site_of = _distinct(placement_of, stacks, comms)
+    first_site = len(placed.sites)
+    for first in site_firsts.tolist():
+        stack, pid = int(stacks[first]), int(pids[first])
+        note = "" if stack else "[no stack]"
+        placed.add_site(Site(before + int(placement_of[first]), pid, comm_texts[comms[first]], stack, note))
+    by_placement = np.argsort(placement_of, kind="stable")
+    starts = np.searchsorted(placement_of[by_placement], np.arange(len(firsts) + 1))
+    for index in range(len(firsts)):
+        members = by_placement[starts[index] : starts[index + 1]]
+        placed.by_placement[before + index] = Launches(times[members], first_site + site_of[members])
+    return set(keys)
 
 
-def _distinct(*columns: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the first row of each distinct combination, and each row's combination."""
-    keys = np.stack(columns, axis=1)
-    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)
+def _texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    """Distinct texts, and which of them each row has."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+
+
+def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the first row of each distinct combination, in order, and each row's combination."""
+    group = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values = pa.array(column).dictionary_encode()
+        both = pa.array(group * len(values.dictionary) + values.indices.to_numpy()).dictionary_encode()
+        group = both.indices.to_numpy().astype(np.int64)
+    # Dictionaries are in the order in which their values came: a group's first row is where the maximum so far grows.
+    firsts = np.flatnonzero(np.diff(np.maximum.accumulate(group), prepend=-1))
+    return firsts, group

@@ -16,7 +16,7 @@ from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row
 from iaprof.report.address_space import AddressSpaces
 from iaprof.report.attribution import Joined, Stream, join, streams
 from iaprof.report.cpu_frames import CpuFrames
-from iaprof.report.gpu_module import GpuModule, GpuModules
+from iaprof.report.gpu_module import GpuKernel, GpuModule, GpuModules
 from iaprof.report.placements import Compilation, Placed, Placement, Site, place
 from iaprof.report.platforms import Platform
 
@@ -53,7 +53,9 @@ def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) 
     """
     facts = Facts()
     known = streams(capture.header)
-    compilations = _compilations(capture, modules, known, facts)
+    platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
+    loaded = _Modules(modules, platforms)
+    compilations = _compilations(capture, loaded, facts)
     launches = capture.table("launch", ("time_ns", "pid", "comm", "address", "size", "stack", "name"))
     placed = place(launches, compilations)
     start_ns = _start_ns(capture.header)
@@ -69,36 +71,58 @@ def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) 
     cpu = CpuFrames(capture.table("stack"), spaces)
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
-    return Report(Profile(_rows(joined, placed, cpu, known), intervals), facts)
+    return Report(Profile(_rows(joined, placed, cpu, known, loaded), intervals), facts)
 
 
 def _start_ns(header: dict[str, Any]) -> int:
     clock = header.get("clock")
     start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
-    return start if isinstance(start, int) and start >= 0 else 0
+    return start if isinstance(start, int) and 0 <= start < 1 << 63 else 0
 
 
-def _compilations(capture: CaptureReader, modules: GpuModules, known: list[Stream], facts: Facts) -> list[Compilation]:
+class _Modules:
+    """The capture's modules. Where its GPUs are of several generations, a module is read as each one's in turn."""
+
+    def __init__(self, modules: GpuModules, platforms: list[Platform | None]) -> None:
+        self._modules = modules
+        self._platforms = platforms
+        self._as_read: dict[int, dict[Platform | None, GpuKernel]] = {}  # by the id of the kernel as the first one's
+
+    def load(self, elf: bytes) -> GpuModule:
+        """The module as one for the first stream's GPU."""
+        platforms = dict.fromkeys(self._platforms) or {None: None}
+        read = {platform: self._modules.load(elf, platform) for platform in platforms}
+        first = next(iter(read.values()))
+        for platform, module in read.items():
+            for kernel, same in zip(first.kernels, module.kernels, strict=False):
+                self._as_read.setdefault(id(kernel), {})[platform] = same
+        return first
+
+    def on(self, stream: int, kernel: GpuKernel) -> GpuKernel:
+        """A kernel that `load` gave, as one for that stream's GPU."""
+        return self._as_read[id(kernel)].get(self._platforms[stream], kernel)
+
+
+def _compilations(capture: CaptureReader, modules: _Modules, facts: Facts) -> list[Compilation]:
     """Every module of the capture, read once per content."""
-    platforms = {Platform.from_ip_version(*stream.ip_version) for stream in known}
-    platform = next(iter(platforms)) if len(platforms) == 1 else None
     read: dict[bytes, GpuModule] = {}
     found = []
-    for table in capture.tables("kernel"):
-        for row in table.to_pylist():  # modules, of which there are few
-            digest = row["digest"] or b""
-            if row["elf"] is not None and digest not in read:
-                read[digest] = modules.load(row["elf"], platform)
-                facts.problems += [f"{row['path']}: {problem}" for problem in read[digest].problems]
-            if digest in read:
-                found.append(Compilation(row["time_ns"], row["pid"], read[digest]))
+    for table in capture.tables("kernel", ("time_ns", "pid", "path", "digest", "elf")):
+        for index in range(len(table)):  # modules, of which there are few
+            time_ns, pid, path, digest, elf = (column[index] for column in table.columns)
+            key = digest.as_py()
+            if key not in read and elf.is_valid:
+                read[key] = modules.load(elf.as_py())
+                facts.problems += [f"{path.as_py()}: {problem}" for problem in read[key].problems]
+            if key in read:
+                found.append(Compilation(time_ns.as_py(), pid.as_py(), read[key]))
     return found
 
 
-def _rows(joined: Joined, placed: Placed, cpu: CpuFrames, known: list[Stream]) -> Iterator[Row]:
+def _rows(joined: Joined, placed: Placed, cpu: CpuFrames, known: list[Stream], modules: _Modules) -> Iterator[Row]:
     launches: dict[int, Launch | None] = {}
     kernels: dict[int, Kernel | None] = {}
-    instructions: dict[tuple[int | None, int], Instruction] = {}
+    instructions: dict[tuple[int, int | None, int], Instruction] = {}
     columns = (joined.interval.tolist(), joined.stream.tolist(), joined.site.tolist(), joined.ip.tolist())
     for interval, stream, index, ip, counts in zip(*columns, joined.counts.tolist(), strict=True):
         site = placed.sites[index]
@@ -107,11 +131,11 @@ def _rows(joined: Joined, placed: Placed, cpu: CpuFrames, known: list[Stream]) -
         placement = None if site.placement is None else placed.placements[site.placement]
         if index not in kernels:
             kernels[index] = _kernel(placement)
-        mask = min((1 << (known[stream].layout.ip_bits + 3)) - 1, (1 << 48) - 1)
-        offset = ip if placement is None else (ip - placement.address) & mask
-        key = (site.placement, offset)
+        offset = ip if placement is None else (ip - placement.address) & known[stream].layout.address_mask
+        key = (stream, site.placement, offset)
         if key not in instructions:
-            instructions[key] = _instruction(placement, offset)
+            kernel = modules.on(stream, placement.kernel) if placement and placement.kernel else None
+            instructions[key] = _instruction(placement, kernel, offset)
         yield Row(interval, launches[index], kernels[index], instructions[key], tuple(counts))
 
 
@@ -130,10 +154,11 @@ def _kernel(placement: Placement | None) -> Kernel | None:
     return Kernel(placement.address, name or f"0x{placement.address:x}", file)
 
 
-def _instruction(placement: Placement | None, offset: int) -> Instruction:
-    if placement is None or placement.kernel is None:
+def _instruction(placement: Placement | None, kernel: GpuKernel | None, offset: int) -> Instruction:
+    if placement is None or kernel is None:
         name = (placement.name or f"0x{placement.address:x}") if placement else ""
         return Instruction(offset, "[no binary]", (name,), (0,))
-    info = placement.kernel.at(offset)
-    functions = tuple(frame.function for frame in info.frames) or (placement.kernel.demangled,)
-    return Instruction(offset, info.mnemonic, functions, tuple(frame.line for frame in info.frames))
+    info = kernel.at(offset)
+    return Instruction(
+        offset, info.mnemonic, tuple(f.function for f in info.frames), tuple(f.line for f in info.frames)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iaprof.formats.capture import CaptureReader
+from standin import runtime
 from standin.hardware import Hardware, Ledger
 
 IAPROF = [sys.executable, "-m", "iaprof"]
@@ -37,6 +39,12 @@ def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
     done = iaprof("record", "-o", capture, *words, env=hardware.env())
     assert done.code == 0, done.err
     return done
+
+
+def copy_of_build(folder: Path) -> Path:
+    """A folder with the stand-in's library and program, as new files: probes go by file."""
+    shutil.copytree(runtime.build().library.parent, folder)  # with their times: nothing is compiled again
+    return folder
 
 
 def folded(capture: Path) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
 from iaprof.formats.launches import Counter, LaunchFlags
+from integration.recording import copy_of_build
 from standin import runtime
 
 pytestmark = pytest.mark.bpf
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.bpf
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A build of its own: nobody else's probes are in these files."""
-    return tmp_path / "build"
+    """A copy of the build: nobody else's probes are in these files."""
+    return copy_of_build(tmp_path / "build")
 
 
 def probes_on(folder: Path, sizes: Sizes | None = None) -> LaunchProbes:
@@ -101,6 +102,22 @@ def test_a_full_ring_buffer_is_counted(folder: Path, closing: list[LaunchProbes]
     counters = probes.counters()
     assert 0 < kept < 40
     assert kept + counters[Counter.LAUNCHES_LOST] == counters[Counter.LAUNCHES] == 1000
+    # and the time of those that were lost is counted, too
+    assert counters[Counter.PROBE_NS] > 1000 * 100
+
+
+def test_what_a_lost_launch_lacks_is_not_counted_again(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given room for few launches and fewer stacks, ids that always collide, and nobody who reads
+    probes = probes_on(folder, Sizes(launch_pages=1, stack_pages=1, stack_id_bits=1))
+    closing.append(probes)
+    # when
+    run(folder, "--launches", 1000, "--rate", 0)
+    # then
+    launches, counters = probes.launches.read(), probes.counters()
+    without = int(((launches["flags"] & LaunchFlags.NO_STACK) != 0).sum())
+    assert len(launches) + counters[Counter.LAUNCHES_LOST] == counters[Counter.LAUNCHES] == 1000
+    assert without == counters[Counter.STACKS_LOST] + counters[Counter.STACKS_FAILED] > 0
+    assert counters[Counter.STACKS] == len(probes.stacks.read())
 
 
 def test_stacks_whose_ids_collide_all_arrive(folder: Path, closing: list[LaunchProbes]) -> None:

@@ -47,6 +47,17 @@ def test_every_sample_is_at_its_instruction_and_its_stack(tmp_path: Path, device
     assert "[unknown" not in text
 
 
+def test_records_that_hold_whole_addresses(tmp_path: Path) -> None:
+    # given Xe3p's records; there is no compiler for it here, so its kernels are Xe2's, at sign-extended addresses
+    with Hardware(tmp_path / "gpu", "xe3p") as hardware:
+        record(hardware, tmp_path / "c", "--", *runtime.command(both_modules("bmg"), "--seconds", 1, "--one-place"))
+    ledger = hardware.ledger()
+    text = folded(tmp_path / "c")
+    assert CaptureReader(tmp_path / "c").header["streams"][0]["layout"] == "xe3p"
+    assert by_instruction(text, ledger) == ledger_by_instruction(ledger)
+    assert by_stack(text, ledger) == ledger_by_stack(ledger)
+
+
 def test_two_processes_four_threads_and_kernels_compiled_while_recording(tmp_path: Path) -> None:
     # given two processes of different kernels, each with four threads, one of which compiles again and again
     gpu = tmp_path / "gpu"

@@ -1,6 +1,9 @@
 """Which file an address belonged to, in the words of the side-band: mapped, forked, executed, covered."""
 
+from collections.abc import Callable
+
 import pyarrow as pa
+import pytest
 
 from iaprof.formats.capture import KINDS
 from iaprof.formats.sideband import SideBand, comm_record, decode, mapping_record, running_record
@@ -23,8 +26,12 @@ def spaces(mappings: list[dict[str, object]], events: list[dict[str, object]]) -
     )
 
 
+def found_in(spaces: AddressSpaces) -> Callable[[int, int, int], Place | None]:
+    return lambda pid, address, time_ns: spaces.find(pid, [address], time_ns)[0]
+
+
 def test_a_mapping_lasts_from_its_time_until_another_covers_it() -> None:
-    found = spaces([mapping(10, 1, 0x1000, "a", offset=0x400), mapping(20, 1, 0x1800, "b")], []).find
+    found = found_in(spaces([mapping(10, 1, 0x1000, "a", offset=0x400), mapping(20, 1, 0x1800, "b")], []))
     assert found(1, 0x1010, 5) is None
     assert found(1, 0x1010, 10) == Place("a", b"a", 0x410)
     assert found(1, 0x1810, 15) == Place("a", b"a", 0xC10)
@@ -35,7 +42,7 @@ def test_a_mapping_lasts_from_its_time_until_another_covers_it() -> None:
 
 
 def test_exec_begins_anew() -> None:
-    found = spaces([mapping(10, 1, 0x1000, "a"), mapping(21, 1, 0x5000, "b")], [event(20, 1, "exec")]).find
+    found = found_in(spaces([mapping(10, 1, 0x1000, "a"), mapping(21, 1, 0x5000, "b")], [event(20, 1, "exec")]))
     assert found(1, 0x1000, 19) == Place("a", b"a", 0)
     assert found(1, 0x1000, 22) is None
     assert found(1, 0x5000, 22) == Place("b", b"b", 0)
@@ -43,7 +50,7 @@ def test_exec_begins_anew() -> None:
 
 def test_a_forked_process_has_what_its_parent_had() -> None:
     mappings = [mapping(10, 1, 0x1000, "a"), mapping(30, 1, 0x9000, "later"), mapping(25, 2, 0x5000, "own")]
-    found = spaces(mappings, [event(20, 2, "fork", 1), event(40, 3, "fork", 2), event(50, 3, "exec")]).find
+    found = found_in(spaces(mappings, [event(20, 2, "fork", 1), event(40, 3, "fork", 2), event(50, 3, "exec")]))
     assert found(2, 0x1000, 26) == Place("a", b"a", 0)
     assert found(2, 0x5000, 26) == Place("own", b"own", 0)
     assert found(2, 0x9000, 35) is None  # mapped by the parent after the fork
@@ -52,16 +59,27 @@ def test_a_forked_process_has_what_its_parent_had() -> None:
 
 
 def test_a_pid_that_is_used_again() -> None:
-    found = spaces(
-        [mapping(10, 2, 0x1000, "a")], [event(5, 2, "fork", 1), event(20, 2, "exit"), event(30, 2, "fork", 1)]
-    ).find
+    events = [event(5, 2, "fork", 1), event(20, 2, "exit"), event(30, 2, "fork", 1)]
+    found = found_in(spaces([mapping(10, 2, 0x1000, "a")], events))
     assert found(2, 0x1000, 15) == Place("a", b"a", 0)
     assert found(2, 0x1000, 35) is None
 
 
 def test_processes_that_are_their_own_ancestors_come_to_an_end() -> None:
     events = [event(time, pid, "fork", 3 - pid) for time in range(200) for pid in (1, 2)]
-    assert spaces([], events).find(1, 0x1000, 500) is None
+    assert spaces([mapping(0, 3, 0, "a")], events).find(1, [0x1000], 500) == [None]
+    assert spaces([], []).find(1, [0x1000], 500) == [None]
+
+
+def test_the_last_addresses() -> None:
+    last = (1 << 64) - 1
+    found = spaces([mapping(1, 1, last - 0xFFF, "a", length=last, offset=last)], []).find
+    assert found(1, [0, last - 0x1000, last - 0xFFF, last - 1], last) == [
+        None,
+        None,
+        Place("a", b"a", last),
+        Place("a", b"a", 0xFFD),
+    ]
 
 
 def test_records_that_tell_of_what_already_runs() -> None:
@@ -92,5 +110,6 @@ def test_bytes_that_are_no_records_stop_the_reading() -> None:
     whole = comm_record(7, 42, b"python3")
     for data in (whole[:-1], whole + b"\0" * 8, whole + b"\3\0\0\0\0\0\4\0", b"\3"):
         band = SideBand()
-        decode(data, band)
+        with pytest.raises(ValueError, match="of its bytes are no records"):
+            decode(data, band)
         assert len(band.processes.time) == (len(data) >= len(whole))

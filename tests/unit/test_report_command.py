@@ -1,11 +1,13 @@
 """`iaprof report` and `recover` on what is no good: one sentence, the right exit code, and nothing left behind."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from iaprof.record.spool import Spool
 from unit.capturing import capture, launch, record, stall
 
 ADDRESS = 0x8000_0001_0000
@@ -58,6 +60,12 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
         (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "--format"),
         (("report", "{folder}/c", "-o", "{folder}/no/x.folded"), 1, "does not exist"),
         (("report", "{folder}/empty", "-o", "{folder}/x.folded"), 1, "is empty"),
+        (("report", "{folder}/c", "-o", "{folder}/c", "--force", "--format", "folded"), 1, "is what is read"),
+        (("report", "{folder}/c", "-o", "/dev/null", "--force", "--format", "folded"), 1, "is not a file"),
+        (("report", "{folder}/c", "--interval", "nan"), 2, "--interval must be"),
+        (("report", "{folder}/c", "--interval", "inf"), 2, "--interval must be"),
+        (("report", "{folder}/c", "--interval", "0"), 2, "--interval must be"),
+        (("recover", "{folder}/text.spool", "-o", "{folder}/text.spool", "--force"), 1, "is not the spool"),
         (("recover", "{folder}/text"), 2, "does not end in .spool"),
         (("recover", "{folder}/text.spool"), 1, "is not the spool"),
         (("recover", "{folder}/absent.spool"), 1, "cannot be opened"),
@@ -91,6 +99,59 @@ def test_a_reader_that_goes_away_is_no_error(good: Path) -> None:
         f"{sys.executable} -m iaprof report {good} | head -c 1", shell=True, capture_output=True, text=True, check=False
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"), [(">/dev/full", "No space left on device"), (">&-", "there is no stdout")]
+)
+def test_a_stdout_that_takes_nothing(good: Path, redirection: str, message: str) -> None:
+    command = f"{sys.executable} -m iaprof report {good} {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("iaprof: the report cannot be written: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_stderr_the_summary_is_left_out(good: Path) -> None:
+    command = f"{sys.executable} -m iaprof report {good} 2>&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, iaprof("report", good, "-q").stdout)
+
+
+def test_folded_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    path = capture(tmp_path / "c", stall=[stall(9, record(ADDRESS, sbid=3))], launch=[launch(2, 7, ADDRESS, name="é")])
+    command = [sys.executable, "-m", "iaprof", "report", path, "-q"]
+    done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert "é_[G]".encode() in done.stdout
+
+
+def test_a_spool_is_not_replaced_by_its_own_capture(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s")
+    spool.close()
+    done = iaprof("recover", spool.path, "-o", spool.path, "--force")
+    assert (done.returncode, "is what is read" in done.stderr) == (1, True)
+    assert spool.path.read_bytes().startswith(b"IAPS")
+
+
+def test_a_hundred_broken_modules_are_not_a_hundred_lines(tmp_path: Path) -> None:
+    kernels = [{"time_ns": 1, "pid": 7, "path": "/x", "digest": b"%d" % n, "size": 9, "elf": b"x"} for n in range(100)]
+    done = iaprof("report", capture(tmp_path / "c", kernel=kernels))
+    assert done.stderr.count("warning: /x") == 50
+    assert "warning: and 50 more problems" in done.stderr
+
+
+def test_memory_has_a_limit(good: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from iaprof.cli import main, report\n"
+        "report.CaptureReader = lambda path: bytearray(6 << 30)\n"
+        f"sys.argv = ['iaprof', 'report', {str(good)!r}]\n"
+        "main.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "iaprof: this needs more memory than there is for it\n")
 
 
 @pytest.mark.parametrize("verb", ["", "record", "report", "recover"])

@@ -63,7 +63,8 @@ def test_what_is_no_integer_argument(spec: str) -> None:
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A small library with both probes, as dtrace makes them."""
     folder = tmp_path_factory.mktemp("usdt")
-    (folder / "p.d").write_text("provider level_zero { probe launch_kernel(long, long, long, char *); };")
+    # dtrace without pyparsing, as on a fresh machine, reads a probe a line.
+    (folder / "p.d").write_text("provider level_zero {\n    probe launch_kernel(long, long, long, char *);\n};\n")
     (folder / "l.c").write_text(
         '#include "p.h"\nvoid f(long a, long b) { if (LEVEL_ZERO_LAUNCH_KERNEL_ENABLED())'
         ' LEVEL_ZERO_LAUNCH_KERNEL(a, b, 7, (char *)"k"); }'

@@ -1,0 +1,42 @@
+"""System calls that Python has no function for: syscall(2) itself, and bpf(2).
+
+Source of the numbers: x86-64's system call table and include/uapi/linux/bpf.h, Linux 6.18.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+BPF_MAP_LOOKUP_ELEM = 1
+BPF_LINK_CREATE = 28
+_SYS_BPF = 321
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def syscall(number: int, *args: object) -> int:
+    """A raw system call's result.
+
+    Raises:
+        OSError: it failed.
+    """
+    result: int = _libc.syscall(ctypes.c_long(number), *args)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def bpf(command: int, attributes: bytes) -> int:
+    """The system call of that name, see its manual page in section 2.
+
+    Args:
+        command: `enum bpf_cmd`.
+        attributes: the beginning of `union bpf_attr` that the command takes; the rest is 0.
+
+    Raises:
+        OSError: it failed.
+    """
+    union = ctypes.create_string_buffer(attributes.ljust(64, b"\0"), 64)
+    return syscall(_SYS_BPF, ctypes.c_int(command), union, ctypes.c_uint(len(union)))

@@ -1,0 +1,85 @@
+"""Signals while recording: the first ends it in good order, a second one ends the process.
+
+SIGINT, SIGTERM and SIGHUP (the terminal was closed) are taken from the first moment to the last, so that none of them
+is met by a traceback or leaves a file behind: whoever has a natural place to stop looks at `count` there, and a loop
+waits on `fileno`. SIGCHLD only wakes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+from iaprof.formats.errors import IaprofError
+
+
+class Interrupted(IaprofError):
+    """A signal came before anything was recorded."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted before the recording began: nothing was recorded")
+        self.exit_code = 128 + number
+
+
+class StopSignals:
+    """Takes the signals from `with` on, until its end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.farewell: Callable[[], str] = lambda: "iaprof: stopped at once\n"  # printed when a second one comes
+        self._number = 0
+        self._previous: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        self._ours, self._pythons = socket.socketpair()
+        self._ours.setblocking(False)
+        self._pythons.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._pythons.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
+            self._previous[number] = signal.signal(number, self._came)
+        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        self._ours.close()
+        self._pythons.close()
+
+    def _came(self, number: int, _: FrameType | None) -> None:
+        self.count += 1
+        self._number = number
+        if self.count == 1:
+            return
+        if self.count == 2:
+            with contextlib.suppress(OSError):
+                os.write(2, self.farewell().encode())
+            raise SystemExit(128 + number)  # unfinished files are taken away on the way out
+        os._exit(128 + number)
+
+    def fileno(self) -> int:
+        """Readable when a signal came."""
+        return self._ours.fileno()
+
+    def clear(self) -> None:
+        """Makes `fileno` wait again."""
+        with contextlib.suppress(BlockingIOError):
+            while self._ours.recv(4096):
+                pass
+
+    def check(self) -> None:
+        """Called where nothing was recorded yet.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        if self.count:
+            raise Interrupted(self._number)

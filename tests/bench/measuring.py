@@ -1,0 +1,144 @@
+"""What the benchmarks share: the machine's name, tables, CPU clocks of other processes, a recorder that is recording.
+
+Numbers come from a machine that does other things, too: whoever measures takes turns between the things compared,
+repeats, and prints the median.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from standin.hardware import Hardware
+
+IAPROF = [sys.executable, "-m", "iaprof"]
+STARTED_BYTES = 1000  # of a spool whose recorder has written its header and the snapshot of all processes
+SETTLE_S = 0.5  # after that, until the probes are in and the streams run
+LONGEST_WAIT_S = 120.0
+
+
+def machine() -> str:
+    """CPU, cores, kernel, Python and date, in a line."""
+    model = "an unknown CPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    host = os.uname()
+    cores = len(os.sched_getaffinity(0))
+    virtual = ", virtual" if "hypervisor" in Path("/proc/cpuinfo").read_text() else ""
+    python = ".".join(str(number) for number in sys.version_info[:3])
+    date = datetime.datetime.now(datetime.UTC).date()
+    return f"{model}, {cores} cores{virtual}; {host.sysname} {host.release} {host.machine}; Python {python}; {date}"
+
+
+def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table whose first column is text and whose others are numbers."""
+    every = [list(heads), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in every) for column in range(len(heads))]
+    print(f"\n{title}\n")
+    for row in every:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        print("  " + "   ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def needs_root(what: str) -> None:
+    """Ends the script with a sentence when it is not run by root."""
+    if os.geteuid() != 0:
+        sys.exit(f"{what} needs root: run it with sudo, or as `make bench` or `make soak` do")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU that a process has used, all its threads together, to the nanosecond.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of linux/posix-timers.h
+
+
+def scaled(value: float) -> str:
+    """A size in MB, of 1,000,000 bytes."""
+    return f"{value / 1e6:,.0f} MB"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended, and what it used."""
+
+    code: int
+    cpu_s: float  # user and system, of its children that it waited for, too
+    peak_bytes: int  # of its largest process
+    wall_s: float
+
+
+def wait_for(process: subprocess.Popen[Any], started: float) -> Ended:
+    """Waits for a process that began at `started` (time.monotonic)."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    cpu = usage.ru_utime + usage.ru_stime
+    return Ended(process.returncode, cpu, usage.ru_maxrss * 1024, time.monotonic() - started)
+
+
+def run(command: Sequence[str | Path], errors: Path, env: dict[str, str] | None = None) -> Ended:
+    """Runs a command, its output to nowhere and its errors into a file."""
+    started = time.monotonic()
+    with errors.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, env=os.environ | (env or {})
+        )
+        return wait_for(process, started)
+
+
+@dataclass
+class Recorder:
+    """`iaprof record` on the stand-in's hardware, from the moment that it records until it is told to end."""
+
+    hardware: Hardware
+    capture: Path
+    ended: Ended | None = field(default=None, init=False)
+    starting_cpu_s: float = field(default=0.0, init=False)  # used before it recorded: importing, compiling BPF
+
+    def __enter__(self) -> Self:
+        spool = self.capture.with_name(self.capture.name + ".spool")
+        words = [*IAPROF, "record", "--quiet", "--force", "-o", str(self.capture)]
+        started = time.monotonic()
+        self.process = subprocess.Popen(words, env=os.environ | self.hardware.env(), stdin=subprocess.DEVNULL)
+        while not spool.exists() or spool.stat().st_size < STARTED_BYTES:
+            if self.process.poll() is not None or time.monotonic() - started > LONGEST_WAIT_S:
+                self.process.kill()
+                raise RuntimeError("the recorder did not start; what it said is above")
+            time.sleep(0.002)
+        time.sleep(SETTLE_S)
+        self.starting_cpu_s = self.cpu_s()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.ended is None:
+            self.process.kill()
+            self.process.wait()
+
+    def cpu_s(self) -> float:
+        """CPU used so far."""
+        return cpu_seconds(self.process.pid)
+
+    def stop(self) -> Ended:
+        """Ends the recording. Its wall time counts from here: how long finishing took."""
+        told = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        self.ended = wait_for(self.process, told)
+        if self.ended.code != 0:
+            raise RuntimeError(f"the recorder ended with {self.ended.code}; what it said is above")
+        return self.ended

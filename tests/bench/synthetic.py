@@ -1,0 +1,158 @@
+"""Captures of any length without a recorder: many kernels with real code, Zipf's law, launches all along."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture import KINDS, CaptureWriter
+from iaprof.formats.stalls import REASONS, Layout
+from iaprof.formats.zebin import read_zebin
+from standin.runtime import ZEBINS, debug_elf
+from unit.elfwriter import kernel as kernel_section, zebin
+
+SECONDS = 10  # of recording that a capture pretends to be
+KERNELS, MODULES = 2_000, 20
+PROCESSES, STACKS, STACK_FRAMES = 4, 64, 20
+LAUNCHES = 200_000
+SECOND_PLACE = 0.1  # of a kernel's launches; the others come from one place
+RECORDS_PER_READ = 4_096
+RECORDS_PER_GROUP = 1 << 20
+ZIPF = 1.3
+PATTERNS = 1 << 16  # different sets of counters
+FIRST_ADDRESS, ADDRESS_STEP = 0x8000_0000, 0x1_0000
+# The first bits of Xe2's counters, as formats/stalls.py reads them.
+FIRST_BITS = {"tdr": 29, "other": 37, "control": 45, "pipestall": 53, "send": 61, "dist_acc": 69, "sbid": 77,
+              "sync": 85, "inst_fetch": 93, "active": 101}  # fmt: skip
+
+
+def write_capture(path: Path, records: int, seed: int = 1) -> None:
+    """Writes a capture with `records` stall records."""
+    rng = np.random.default_rng(seed)
+    code = read_zebin(debug_elf("bmg", "attention").read_bytes()).kernels[0].code
+    asm = (ZEBINS / "bmg" / "attention.attention_scores.asm").read_text()
+    offsets = np.array([int(word, 16) for word in re.findall(r"^/\* \[([0-9A-F]+)\]", asm, re.MULTILINE)], np.uint64)
+    with path.open("wb") as file:
+        writer = CaptureWriter(file)
+        writer.write("kernel", _modules(code))
+        writer.write("launch", _launches(rng, len(code)))
+        writer.write("stack", _stacks(rng))
+        writer.write("mapping", _mappings())
+        addresses = (_kernel_addresses()[:, None] + offsets).ravel()
+        rng.shuffle(addresses)
+        weights = 1.0 / np.arange(1, len(addresses) + 1) ** ZIPF
+        until = np.cumsum(weights) / weights.sum()
+        patterns = _patterns(rng)
+        for first in range(0, records, RECORDS_PER_GROUP):
+            here = min(RECORDS_PER_GROUP, records - first)
+            rank = np.minimum(np.searchsorted(until, rng.random(here)), len(addresses) - 1)
+            pattern = rng.integers(0, PATTERNS, here)
+            low = (addresses[rank] & np.uint64(0xFFFF_FFFF)) >> np.uint64(3)
+            writer.write("stall", _stalls(low | patterns[0][pattern], patterns[1][pattern], first / records, records))
+        writer.close(
+            {
+                "clock": {"monotonic_ns": 0, "realtime_ns": 0},
+                "streams": [{"layout": Layout.XE2.value, "ip_version": [20, 1, 0]}],
+                "totals": {"stalls": records, "launches": LAUNCHES},
+                "losses": [],
+            }
+        )
+
+
+def _kernel_addresses() -> NDArray[np.uint64]:
+    return (FIRST_ADDRESS + ADDRESS_STEP * np.arange(KERNELS)).astype(np.uint64)
+
+
+def _modules(code: bytes) -> pa.StructArray:
+    rows = []
+    addresses = _kernel_addresses().tolist()
+    for number in range(MODULES):
+        mine = range(number * KERNELS // MODULES, (number + 1) * KERNELS // MODULES)
+        elf = zebin([kernel_section(f"kernel_{index}", code, addresses[index]) for index in mine])
+        about = {"time_ns": 0, "pid": 100 + number % PROCESSES, "path": f"/tmp/module_{number}.elf"}
+        rows.append(about | {"digest": number.to_bytes(32, "little"), "size": len(elf), "elf": elf})
+    return pa.array(rows, KINDS["kernel"])
+
+
+def _launches(rng: np.random.Generator, code_bytes: int) -> pa.StructArray:
+    which = rng.integers(0, KERNELS, LAUNCHES)
+    which[:KERNELS] = np.arange(KERNELS)
+    pids = 100 + which // (KERNELS // MODULES) % PROCESSES
+    columns: dict[str, Any] = {
+        "time_ns": (np.arange(LAUNCHES) * (SECONDS * 1e9 / LAUNCHES)).astype(np.uint64),
+        "pid": pids.astype(np.uint32),
+        "tid": pids.astype(np.uint32),
+        "cpu": np.zeros(LAUNCHES, np.uint32),
+        "comm": np.full(LAUNCHES, "app"),
+        "iba": np.zeros(LAUNCHES, np.uint64),
+        "address": _kernel_addresses()[which],
+        "size": np.full(LAUNCHES, code_bytes, np.uint64),
+        "stack": 1 + (which + (rng.random(LAUNCHES) < SECOND_PLACE)).astype(np.uint64) % np.uint64(STACKS),
+        "name": np.full(LAUNCHES, ""),
+        "flags": np.zeros(LAUNCHES, np.uint32),
+    }
+    return pa.StructArray.from_arrays([pa.array(column) for column in columns.values()], fields=list(KINDS["launch"]))
+
+
+def _stacks(rng: np.random.Generator) -> pa.StructArray:
+    start, length = _libc()[:2]
+    rows = [
+        {
+            "id": 1 + number,
+            "time_ns": 0,
+            "pid": 100 + number % PROCESSES,
+            "truncated": False,
+            "ips": (start + rng.integers(0, length, STACK_FRAMES)).tolist(),
+        }
+        for number in range(STACKS)
+    ]
+    return pa.array(rows, KINDS["stack"])
+
+
+def _mappings() -> pa.StructArray:
+    start, length, offset, path = _libc()
+    where = {"time_ns": 0, "start": start, "length": length, "offset": offset, "path": path, "build_id": None}
+    return pa.array([{"pid": 100 + number, **where} for number in range(PROCESSES)], KINDS["mapping"])
+
+
+def _libc() -> tuple[int, int, int, str]:
+    """Where this process has the code of its C library: start, length, offset in the file, path."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "libc.so" in line and " r-xp " in line:
+            span, _, offset, _, _, path = line.split(maxsplit=5)
+            start, end = (int(word, 16) for word in span.split("-"))
+            return start, end - start, int(offset, 16), path
+    raise RuntimeError("this process has no libc.so")
+
+
+def _patterns(rng: np.random.Generator) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """The counters' bits in both words: each counter is 0 in three of four, else 1 to 7."""
+    words = np.zeros((2, PATTERNS), np.uint64)
+    for reason in REASONS:
+        word, shift = divmod(FIRST_BITS[reason], 64)
+        count = (rng.integers(1, 8, PATTERNS) * (rng.random(PATTERNS) < 0.25)).astype(np.uint64)
+        words[word] |= count << np.uint64(shift)
+        if shift > 56:
+            words[word + 1] |= count >> np.uint64(64 - shift)
+    return words[0], words[1]
+
+
+def _stalls(
+    first_words: NDArray[np.uint64], second_words: NDArray[np.uint64], begun: float, records: int
+) -> pa.StructArray:
+    """One row group; it begins after the part `begun` of the whole recording."""
+    offsets = np.append(np.arange(0, len(first_words), RECORDS_PER_READ), len(first_words)).astype(np.int32)
+    reads = len(offsets) - 1
+    times = ((begun + offsets[1:] / records) * SECONDS * 1e9).astype(np.uint64)
+    type_ = KINDS["stall"].field("w0").type
+    lists = [
+        pa.ListArray.from_arrays(pa.array(offsets), pa.array(words), type=type_)
+        for words in (first_words, second_words)
+    ]
+    columns = [pa.array(times), pa.array(times), pa.array(np.zeros(reads, np.uint16)), *lists, pa.nulls(reads, type_)]
+    return pa.StructArray.from_arrays(columns, fields=list(KINDS["stall"]))

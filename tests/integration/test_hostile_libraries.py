@@ -1,0 +1,277 @@
+"""Libraries that an unprivileged user made to hurt a recorder that is root: they cost nothing but themselves."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.libraries import MAX_OF_ONE_OWNER, Outcome
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import Counter
+from integration.recording import copy_of_build, record
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+NOBODY = 65534
+
+# Maps every file that it is given so that it could be executed, says so, and stays.
+MAPPER = """
+import mmap, sys
+maps = []
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        maps.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE))
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of the other user's, below one that everyone may pass."""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.owner() == "root" and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    path = tmp_path / "other"
+    path.mkdir()
+    os.chown(path, NOBODY, NOBODY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def library() -> bytes:
+    """A library with both probes that works."""
+    return runtime.build().library.read_bytes()
+
+
+@pytest.fixture
+def probes() -> Iterator[LaunchProbes]:
+    opened = LaunchProbes()
+    yield opened
+    opened.close()
+
+
+class Mapped:
+    """A process of the other user's that has mapped files, while `with` lasts."""
+
+    def __init__(self, *paths: Path) -> None:
+        for path in paths:
+            os.chown(path, NOBODY, NOBODY)
+        command = ["/usr/bin/python3", "-I", "-c", MAPPER, *map(str, paths)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/"
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"mapped\n"
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Mapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def outcomes(probes: LaunchProbes, *paths: Path) -> list[Outcome]:
+    """What becomes of libraries that the other user has mapped, in the order of the paths."""
+    with Mapped(*paths) as process:
+        found = {outcome.path: outcome for outcome in probes.libraries.mapped(process.pid)}
+    return [found[str(path)] for path in paths]
+
+
+def note_offset(library: bytes) -> int:
+    """Where the first note's three addresses stand."""
+    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    return int(section["sh_offset"]) + 12 + 8
+
+
+def test_an_address_elsewhere_places_no_probe(folder: Path, library: bytes, probes: LaunchProbes) -> None:
+    # given notes that lead into data, headers, other segments and beyond the file
+    paths = []
+    for number, (field, address) in enumerate([(0, 0), (0, 1 << 40), (2, 0x40), (2, 0x1000), (0, (1 << 64) - 1)]):
+        changed = bytearray(library)
+        struct.pack_into("<Q", changed, note_offset(library) + 8 * field, address)
+        paths.append(folder / f"libze_intel_gpu.so.{number}")
+        paths[-1].write_bytes(changed)
+    # when, then
+    for outcome in outcomes(probes, *paths):
+        assert outcome.probes == 0
+        assert "outside its" in outcome.problem
+
+
+def test_libraries_made_to_be_read_slowly(folder: Path, library: bytes, probes: LaunchProbes) -> None:
+    # given: more sections than there can be, in section 0's words
+    many = bytearray(library) + bytes(64 << 20)
+    table = struct.unpack_from("<Q", many, 40)[0]
+    struct.pack_into("<H", many, 60, 0)
+    struct.pack_into("<Q", many, table + 32, 1 << 60)
+    # a note section as large as a large file, all tiny notes
+    notes = bytearray(library) + bytes(64 << 20)
+    elf = ELFFile(io.BytesIO(library))
+    index = next(i for i, section in enumerate(elf.iter_sections()) if section.name == ".note.stapsdt")
+    struct.pack_into("<QQ", notes, table + 64 * index + 24, len(library), 64 << 20)
+    # names that do not end for 64 MB
+    names = bytearray(library) + b"x" * (64 << 20)
+    strings = elf["e_shstrndx"]
+    struct.pack_into("<QQ", names, table + 64 * strings + 24, len(library), 64 << 20)
+    paths = []
+    for number, content in enumerate((many, notes, names)):
+        paths.append(folder / f"libze_intel_gpu.so.{number}")
+        paths[-1].write_bytes(content)
+    # when
+    begun = time.process_time()
+    found = outcomes(probes, *paths)
+    # then they are given up soon
+    assert time.process_time() - begun < 3
+    for outcome in found:
+        assert outcome.probes == 0
+        assert "more headers, notes or symbols" in outcome.problem
+
+
+def test_one_users_libraries_leave_room_for_others(folder: Path, library: bytes, probes: LaunchProbes) -> None:
+    # given more libraries of one user than are taken
+    paths = [folder / f"libze_intel_gpu.so.{number}" for number in range(MAX_OF_ONE_OWNER + 5)]
+    for path in paths:
+        path.write_bytes(library)
+    # when
+    with Mapped(*paths) as process:
+        found = list(probes.libraries.mapped(process.pid))
+        again = list(probes.libraries.mapped(process.pid))
+    # then the first are taken, the rest is told once
+    assert [outcome.problem for outcome in found[:-1]] == [""] * MAX_OF_ONE_OWNER
+    assert "too many different libraries" in found[-1].problem
+    assert again == []
+    # and root's own still has its probes
+    own = copy_of_build(folder.parent / "own")
+    programs = runtime.build(own)
+    assert [outcome.problem for outcome in probes.libraries.installed((str(own),))] == [""]
+    words = runtime.command(
+        [runtime.debug_elf("bmg", "matmul")], "--launches", 50, "--rate", 0, "--no-gpu", programs=programs
+    )
+    subprocess.run(words, env=os.environ | {"STANDIN_DUMP_DIR": str(own)}, stdout=subprocess.DEVNULL, check=True)
+    assert probes.counters()[Counter.LAUNCHES] == 50
+
+
+def test_a_deleted_library_is_probed_and_its_name_gives_nothing(
+    folder: Path, library: bytes, probes: LaunchProbes
+) -> None:
+    # given a mapped library whose path leads to another file by now
+    path = folder / "libze_intel_gpu.so.1"
+    path.write_bytes(library)
+    with Mapped(path) as process:
+        path.unlink()
+        path.symlink_to("/etc/shadow")
+        # when
+        found = list(probes.libraries.mapped(process.pid))
+    # then it is the mapped file that was read
+    assert [(outcome.probes > 0, outcome.problem) for outcome in found] == [(True, "")]
+    assert found[0].path.endswith(" (deleted)")
+
+
+def test_a_refused_file_is_looked_at_again_when_it_changed(folder: Path, library: bytes, probes: LaunchProbes) -> None:
+    # given a file that was refused, whose inode is then another library's
+    path = folder / "libze_intel_gpu.so.1"
+    path.write_bytes(b"nothing" * 100)
+    assert outcomes(probes, path)[0].probes == 0
+    path.write_bytes(library)
+    # when, then
+    assert outcomes(probes, path)[0].probes > 0
+
+
+def test_a_library_in_another_mount_namespace(tmp_path: Path, probes: LaunchProbes) -> None:
+    """The process's path does not lead to the library from where the recorder is."""
+    # given
+    programs = runtime.build(copy_of_build(tmp_path / "build"))
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    words = runtime.command(
+        [runtime.debug_elf("bmg", "matmul")], "--seconds", 1, "--rate", 200, "--no-gpu",
+        programs=runtime.Programs(inside / programs.library.name, inside / programs.workload.name),
+    )  # fmt: skip
+    script = f"mount --bind {programs.library.parent} {inside} && exec {' '.join(words)}"
+    environment = os.environ | {"STANDIN_DUMP_DIR": str(tmp_path)}
+    process = subprocess.Popen(["unshare", "-m", "sh", "-c", script], env=environment, stdout=subprocess.DEVNULL)
+    # when
+    found: list[Outcome] = []
+    while not found and process.poll() is None:
+        found = [outcome for outcome in probes.libraries.mapped(process.pid) if outcome.path.startswith(str(inside))]
+    assert process.wait() == 0
+    # then
+    assert [(outcome.probes > 0, outcome.problem) for outcome in found] == [(True, "")]
+    assert set(probes.launches.read()["pid"].tolist()) == {process.pid}
+
+
+def test_two_containers_of_one_image(tmp_path: Path, probes: LaunchProbes) -> None:
+    """Their overlays show one library as two files, but it is one: each launch is to be counted once."""
+    # given (overlays on a tmpfs, as no overlay can lie on another one)
+    image = tmp_path / "image"
+    image.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(image)], check=True)
+    try:
+        programs = runtime.build(copy_of_build(image / "lower"))
+        for name in ("one", "two"):
+            for part in ("upper", "work", "root"):
+                (image / name / part).mkdir(parents=True)
+            layers = f"lowerdir={image}/lower,upperdir={image}/{name}/upper,workdir={image}/{name}/work"
+            subprocess.run(["mount", "-t", "overlay", "-o", layers, "none", str(image / name / "root")], check=True)
+        # when
+        found = list(probes.libraries.installed(tuple(str(image / name / "root") for name in ("one", "two"))))
+        for name in ("one", "two"):
+            root = image / name / "root"
+            inside = runtime.Programs(root / programs.library.name, root / programs.workload.name)
+            words = runtime.command(
+                [runtime.debug_elf("bmg", "matmul")], "--launches", 50, "--rate", 0, "--no-gpu", programs=inside
+            )
+            environment = os.environ | {"STANDIN_DUMP_DIR": str(tmp_path)}
+            subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)
+    finally:
+        subprocess.run(["umount", "-R", "-l", str(image)], check=True)
+    # then
+    assert [(outcome.probes > 0, outcome.problem) for outcome in found] == [(True, "")]
+    assert probes.counters()[Counter.LAUNCHES] == 100
+
+
+def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> None:
+    """A storm of mappings by the other user, while the recorder records: all launches are there, refusals are told."""
+    # given libraries that are broken, each mapped again and again
+    broken = bytearray(library)
+    struct.pack_into("<Q", broken, note_offset(library), 0)
+    for number in range(40):
+        path = folder / f"libze_intel_gpu.so.{number}"
+        path.write_bytes(broken if number % 2 else library)
+        os.chown(path, NOBODY, NOBODY)
+    storm = "while :; do " + " ".join(
+        f"LD_PRELOAD={folder}/libze_intel_gpu.so.{number} /bin/sleep 0.3 2>/dev/null &" for number in range(40)
+    ) + " wait; done"  # fmt: skip
+    attacker = subprocess.Popen(
+        ["sh", "-c", storm], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", env={}, stderr=subprocess.DEVNULL
+    )
+    try:
+        with Hardware(folder.parent / "gpu") as hardware:
+            # when
+            words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 1, "--rate", 500)
+            record(hardware, folder.parent / "c", "--", *words)
+    finally:
+        attacker.kill()
+        attacker.wait()
+    # then
+    reader = CaptureReader(folder.parent / "c")
+    launches = sum(launch.count for launch in hardware.ledger().launches)
+    ours = {launch.pid for launch in hardware.ledger().launches}
+    assert sum(pid in ours for pid in reader.table("launch", ("pid",))["pid"].to_pylist()) == launches
+    assert {loss["what"] for loss in reader.header["losses"]} == {"library"}
+    details = [row["detail"] for row in reader.table("loss").to_pylist()]
+    assert any("outside its executable segments" in detail for detail in details)
+    assert any("too many different libraries" in detail for detail in details)
+    assert len(details) <= MAX_OF_ONE_OWNER + 1

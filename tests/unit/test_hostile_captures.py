@@ -1,0 +1,224 @@
+"""Captures from strangers: whatever they say, a report is right, or refused in one sentence, and soon."""
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from iaprof.cli.summary import end_line, losses
+from iaprof.formats import capture as capture_format
+from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, NULLABLE, SCHEMA, CaptureError, CaptureReader
+from iaprof.formats.profile import Shape
+from iaprof.formats.writers import WRITERS
+from iaprof.report.gpu_module import GpuModules
+from iaprof.report.profile import build
+from unit.capturing import HEADER, capture, launch, record, stall
+
+A = 0x8000_0001_0000
+
+
+def reports(path: Path) -> dict[str, str]:
+    """Every format's text."""
+    found = {}
+    with GpuModules() as modules:
+        for name, writer in WRITERS.items():
+            out = io.StringIO()
+            interval = 1.0 if writer.per_interval else 0.0
+            writer.write(build(CaptureReader(path), modules, interval).profile, Shape(), out)
+            found[name] = out.getvalue()
+    return found
+
+
+def rows() -> dict[str, list[dict[str, Any]]]:
+    return {
+        "stall": [stall(9, record(A, sbid=3))],
+        "launch": [launch(2, 7, A, 11, name="k")],
+        "stack": [{"id": 11, "time_ns": 1, "pid": 7, "truncated": False, "ips": [0x1000, 0x2000]}],
+        "mapping": [{"time_ns": 0, "pid": 7, "start": 0x1000, "length": 0x9000, "offset": 0, "path": "/x",
+                     "build_id": None}],
+        "process": [{"time_ns": 0, "pid": 7, "tid": 7, "ppid": 1, "event": "fork", "comm": None}],
+        "kernel": [{"time_ns": 1, "pid": 7, "path": "/x", "digest": b"1", "size": 1, "elf": None}],
+    }  # fmt: skip
+
+
+MEMBERS = [(kind, member.name) for kind in rows() for member in KINDS[kind]]
+
+
+@pytest.mark.parametrize(("kind", "name"), MEMBERS)
+def test_no_value(tmp_path: Path, kind: str, name: str) -> None:
+    made = rows()
+    made[kind][0][name] = None
+    path = capture(tmp_path / "c", **made)
+    if f"{kind}.{name}" in NULLABLE:
+        assert " 3\n" in reports(path)["folded"]
+    else:
+        with pytest.raises(CaptureError, match=f"column '{name}' has nulls"):
+            CaptureReader(path).table(kind)
+
+
+@pytest.mark.parametrize(("kind", "name"), [m for m in MEMBERS if pa.types.is_integer(KINDS[m[0]].field(m[1]).type)])
+def test_absurd_numbers(tmp_path: Path, kind: str, name: str) -> None:
+    bits = KINDS[kind].field(name).type.bit_width
+    for value in (0, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits) - 1):
+        made = rows()
+        made[kind] += [made[kind][0] | {name: value}]
+        try:
+            reports(capture(tmp_path / "c", **made))
+        except CaptureError as error:
+            assert str(error).count("\n") == 0
+            assert (kind, name) in (("stall", "time_ns"), ("stall", "stream"))
+
+
+def whole_file(path: Path, kinds: pa.Array, stalls: pa.Array) -> Path:
+    columns = [kinds, *(stalls if name == "stall" else pa.nulls(len(kinds), kind) for name, kind in KINDS.items())]
+    table = pa.Table.from_arrays(columns, SCHEMA.names)
+    metadata = {HEADER_KEY: json.dumps({**HEADER, "format": FORMAT}).encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
+    return path
+
+
+STALL = pa.array([stall(9, record(A, sbid=3))], KINDS["stall"])
+
+
+def test_kinds_in_another_form(tmp_path: Path) -> None:
+    # given kinds as dictionaries, which are the same to any reader
+    path = whole_file(tmp_path / "c", pa.array(["stall"]).dictionary_encode(), STALL)
+    assert reports(path)["folded"].endswith(" 3\n")
+
+
+@pytest.mark.parametrize("kind", [None, b"\xff\xfe"])
+def test_kinds_that_are_none(tmp_path: Path, kind: bytes | None) -> None:
+    with pytest.raises(CaptureError, match="damaged"):
+        CaptureReader(whole_file(tmp_path / "c", pa.array([kind], pa.binary()).view(pa.string()), STALL))
+
+
+def test_a_row_without_its_struct_is_damaged(tmp_path: Path) -> None:
+    path = whole_file(tmp_path / "c", pa.array(["stall"]), pa.nulls(1, KINDS["stall"]))
+    with pytest.raises(CaptureError, match="of no kind"):
+        reports(path)
+
+
+def test_a_row_group_without_rows_is_no_harm(tmp_path: Path) -> None:
+    with pq.ParquetWriter(tmp_path / "c", SCHEMA) as writer:
+        writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, "format": FORMAT}).encode()})
+        writer.write_table(SCHEMA.empty_table(), row_group_size=1)
+    assert reports(tmp_path / "c") == {"folded": "", "iaprof": ""}
+
+
+def test_texts_that_are_no_texts(tmp_path: Path) -> None:
+    made = rows()
+    columns = pa.array(made["launch"], KINDS["launch"]).flatten()
+    columns[KINDS["launch"].get_field_index("name")] = pa.array([b"\xff"]).view(pa.string())
+    made["launch"] = pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"]))
+    with pytest.raises(CaptureError, match="damaged in its launch rows"):
+        reports(capture(tmp_path / "c", **made))
+    made = rows()
+    made["launch"][0]["name"] = "k" * (1 << 14)
+    reports(capture(tmp_path / "c", **made))
+    made["launch"][0]["name"] += "k"
+    with pytest.raises(CaptureError, match="a text in column 'name' has 16385 bytes"):
+        reports(capture(tmp_path / "c", **made))
+
+
+def test_a_small_file_of_very_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a limit that is quick to pass, and a million records in a few kB
+    monkeypatch.setattr(capture_format, "MAX_VALUE_BYTES", 1 << 20)
+    monkeypatch.setattr(capture_format, "MAX_EXPANSION", 10)
+    lists = pa.array([[0] * 1_000_000], KINDS["stall"].field("w0").type)
+    none = pa.nulls(1, lists.type)
+    one = [pa.array([1], KINDS["stall"].field(name).type) for name in ("time_ns", "begin_ns", "stream")]
+    path = whole_file(
+        tmp_path / "c",
+        pa.array(["stall"]),
+        pa.StructArray.from_arrays([*one, lists, none, none], fields=list(KINDS["stall"])),
+    )
+    assert path.stat().st_size < 100_000
+    with pytest.raises(CaptureError, match="absurdly many"):
+        reports(path)
+
+
+JUNK = [None, True, -1, 1 << 70, 1e400, float("nan"), "x", [], {}, [[]], [{}], [None], {"monotonic_ns": 1 << 64},
+        {"monotonic_ns": -1}, [{"source": "a", "what": [], "count": 1}], [{"source": 1, "what": "b", "count": None}],
+        [{"layout": "xe2", "ip_version": [1e400, 1]}], [{"layout": ["xe2"], "ip_version": [20, 1]}],
+        {"cpu_s": "x", "peak_bytes": []}, {"stalls": "x"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("member", ["clock", "streams", "totals", "losses", "cost", "end_ns", "format"])
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_junk_in_the_header(tmp_path: Path, member: str, junk: Any) -> None:
+    path = capture(tmp_path / "c", **rows())
+    metadata = {HEADER_KEY: json.dumps({**HEADER, "format": FORMAT, member: junk}).encode()}
+    pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path, row_group_size=1)
+    try:
+        reader = CaptureReader(path)
+        assert losses(reader.header).isprintable()
+        assert reports(path)["folded"].endswith(" 3\n")
+    except CaptureError as error:
+        assert member in ("streams", "format")
+        assert str(error)
+
+
+def test_losses_are_told_as_far_as_they_make_sense() -> None:
+    loss = {"source": "stacks", "what": "lost", "count": 7, "events": 2}
+    assert losses({"losses": [loss, loss | {"count": None}, 5]}) == (
+        "7 stacks lost, stacks lost (2 times, how much is unknown), something that the header does not describe"
+    )
+    assert losses({"losses": [loss] * 30}).endswith(", and 10 more")
+    assert "lost: nothing" in end_line("record", Path("x"), {"totals": {}, "losses": []}, 5)
+
+
+def test_times_at_the_end_of_time(tmp_path: Path) -> None:
+    path = capture(tmp_path / "c", stall=[stall((1 << 64) - 1, record(A, sbid=3))])
+    with pytest.raises(CaptureError, match="choose longer ones with --interval"):
+        reports(path)
+
+
+def launches(count: int, **columns: Any) -> pa.StructArray:
+    values = launch(0, 7, 0, 1, name="k") | {"time_ns": np.arange(count, dtype=np.uint64)} | columns
+    fields = list(KINDS["launch"])
+    arrays = [values[f.name] if isinstance(values[f.name], np.ndarray) else [values[f.name]] * count for f in fields]
+    return pa.StructArray.from_arrays(
+        [pa.array(a, f.type) for a, f in zip(arrays, fields, strict=True)], fields=fields
+    )
+
+
+def stalls(times: Any, ips: Any) -> pa.StructArray:
+    type_ = KINDS["stall"].field("w0").type
+    offsets = pa.array(np.arange(len(ips) + 1, dtype=np.int32))
+    words = [pa.ListArray.from_arrays(offsets, pa.array(w), type=type_) for w in (ips >> 3 | 1 << 37, ips * 0)]
+    columns = [pa.array(times), pa.array(times), pa.array(np.zeros(len(times), np.uint16)), *words]
+    return pa.StructArray.from_arrays([*columns, pa.nulls(len(ips), type_)], fields=list(KINDS["stall"]))
+
+
+@pytest.mark.parametrize("what", ["kernels over each other", "processes", "mappings", "compilations"])
+def test_many_of_everything_take_no_square_of_the_time(tmp_path: Path, what: str) -> None:
+    # given 20,000 of each, so that their square would take minutes
+    count = 20_000
+    number = np.arange(count, dtype=np.uint64)
+    kinds: dict[str, Any] = {
+        "launch": launches(count, address=number * 64, stack=number + 1),
+        "stall": stalls(number + count // 2, number * 64),
+    }
+    if what == "kernels over each other":
+        kinds["launch"] = launches(count, address=number * 64, size=np.full(count, 1 << 63, np.uint64))
+    elif what == "processes":
+        kinds["launch"] = launches(count, address=number * 64, pid=number.astype(np.uint32))
+    elif what == "mappings":
+        base = rows()
+        kinds["stack"] = [base["stack"][0] | {"id": n + 1, "ips": [n * 4096]} for n in range(count)]
+        kinds["mapping"] = [base["mapping"][0] | {"start": n, "length": 1 << 40} for n in range(count)]
+        kinds["process"] = [base["process"][0] | {"time_ns": n} for n in range(count)]
+    else:
+        kinds["kernel"] = [rows()["kernel"][0] | {"pid": n, "digest": b"%d" % n} for n in range(count)]
+    # when
+    begun = time.monotonic()
+    text = reports(capture(tmp_path / "c", **kinds))["folded"]
+    # then
+    assert sum(int(line.rpartition(" ")[2]) for line in text.splitlines()) == count
+    assert time.monotonic() - begun < 30

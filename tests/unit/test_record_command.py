@@ -1,0 +1,49 @@
+"""What `iaprof record` says when something goes wrong that nobody thought of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from iaprof.cli import record as record_command
+from iaprof.formats.errors import IaprofError
+from iaprof.record import session as session_module
+from iaprof.record.session import Options
+from iaprof.record.signals import Interrupted, StopSignals
+
+
+def failing(error: Exception, spool: Path) -> type:
+    """A session that ends in this way."""
+
+    class Failing:
+        command_runs = False
+
+        def __init__(self, *_: object) -> None:
+            self.spool = SimpleNamespace(path=spool)
+
+        def run(self) -> int:
+            raise error
+
+    return Failing
+
+
+def test_an_unexpected_error_is_a_sentence_that_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = tmp_path / "c.spool"
+    spool.touch()
+    monkeypatch.setattr(session_module, "Session", failing(ZeroDivisionError("division by zero"), spool))
+    with StopSignals() as signals, pytest.raises(IaprofError) as raised:
+        record_command._record(Options(tmp_path / "c"), signals, quiet=False)
+    text = str(raised.value)
+    assert "ZeroDivisionError (division by zero) at test_record_command.py:" in text
+    assert f"iaprof recover {spool} -o FILE" in text
+    assert raised.value.exit_code == 1
+
+
+def test_an_interruption_keeps_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "Session", failing(Interrupted(15), tmp_path / "c.spool"))
+    with StopSignals() as signals, pytest.raises(IaprofError) as raised:
+        record_command._record(Options(tmp_path / "c"), signals, quiet=False)
+    assert raised.value.exit_code == 143
+    assert str(raised.value) == "interrupted before the recording began: nothing was recorded"
