@@ -51,7 +51,9 @@ def record(hardware: Hardware, capture: Path, command: list[str]) -> None:
     sudo = [] if os.geteuid() == 0 else ["sudo"]
     # The command's output has no place between ours.
     quiet = ["sh", "-c", '"$@" >/dev/null', "sh"]
-    preload = [f"{name}={value}" for name, value in hardware.env().items()]
+    # LD_LIBRARY_PATH: the runtime's probes are in place before the program starts.
+    variables = hardware.env() | {"LD_LIBRARY_PATH": str(runtime.build().library.parent)}
+    preload = [f"{name}={value}" for name, value in variables.items()]
     words = [*sudo, "env", *preload, IAPROF, "record", "--force", "-o", str(capture), "--", *quiet, *command]
     print(f"iaprof record -o demo/cap.parquet -- workload   ({SECONDS} seconds)", flush=True)
     subprocess.run(words, check=True)

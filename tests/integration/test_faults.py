@@ -17,6 +17,7 @@ from iaprof.formats.stalls import REASONS, Layout
 from integration.recording import (
     IAPROF,
     by_instruction,
+    environment,
     folded,
     iaprof,
     ledger_by_instruction,
@@ -36,7 +37,7 @@ def matmul(*options: str | int | float) -> list[str]:
 def start(hardware: Hardware, capture: Path, *words: str) -> subprocess.Popen[str]:
     """A recorder that is recording."""
     command = [*IAPROF, "record", "-o", str(capture), *words]
-    process = subprocess.Popen(command, env=os.environ | hardware.env(), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
     spool = capture.with_name(capture.name + ".spool")
     while not spool.exists() or spool.stat().st_size < 1000:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""

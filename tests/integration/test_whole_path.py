@@ -12,6 +12,7 @@ from iaprof.formats.capture import CaptureReader
 from integration.recording import (
     by_instruction,
     by_stack,
+    copy_of_build,
     folded,
     iaprof,
     ledger_by_instruction,
@@ -79,6 +80,24 @@ def test_two_processes_four_threads_and_kernels_compiled_while_recording(tmp_pat
     assert reader.header["losses"] == []
     # and a module that was compiled again is in the capture once
     assert sum(elf is not None for elf in reader.table("kernel")["elf"].to_pylist()) == 2
+
+
+def test_a_library_that_is_mapped_while_recording(tmp_path: Path) -> None:
+    # given a library that no folder leads to: its file is new, and the program finds it beside itself
+    build = copy_of_build(tmp_path / "build")
+    programs = runtime.Programs(build / "libze_intel_gpu.so.1", build / "workload")
+    with Hardware(tmp_path / "gpu") as hardware:
+        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 1.5, programs=programs)
+        # when
+        done = iaprof("record", "-o", tmp_path / "c", "--", *command, env=hardware.env())
+        assert done.code == 0, done.err
+    # then its launches are there, but for those of a moment that a busy machine needs
+    ledger = hardware.ledger()
+    header = CaptureReader(tmp_path / "c").header
+    assert str(build / "libze_intel_gpu.so.1") in [library["path"] for library in header["libraries"]]
+    launches = sum(launch.count for launch in ledger.launches)
+    assert 0.5 * launches < recorded_launches(tmp_path / "c", ledger) <= launches
+    assert sum(by_instruction(folded(tmp_path / "c"), ledger).values()) == ledger.samples_captured
 
 
 def test_processes_that_started_before_and_after_the_recorder(tmp_path: Path) -> None:

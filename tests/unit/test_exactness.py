@@ -112,9 +112,7 @@ def test_a_stall_shows_the_instruction_as_its_own_gpu_has_it(
         words = [[value >> shift & (1 << 64) - 1] for shift in (0, 64, 128)]
         stalls.append({"time_ns": 9, "begin_ns": 0, "stream": stream, "w0": words[0], "w1": words[1], "w2": words[2]})
     kernel = {"time_ns": 1, "pid": 7, "path": "/x", "digest": b"1", "size": 1, "elf": b"elf"}
-    path = capture(
-        tmp_path / "c", header(layouts), stall=stalls, launch=[launch(2, 7, 0x10000)], kernel=[kernel]
-    )
+    path = capture(tmp_path / "c", header(layouts), stall=stalls, launch=[launch(2, 7, 0x10000)], kernel=[kernel])
     # when
     rows = list(build(CaptureReader(path), TwoGenerations()).profile.rows)
     # then

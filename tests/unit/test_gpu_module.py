@@ -7,6 +7,7 @@ import time
 import pytest
 
 from iaprof.formats.zebin import read_zebin
+from iaprof.report import gpu_module
 from iaprof.report.gpu_module import GpuModules, InstructionInfo, SourceFrame
 from iaprof.report.platforms import Platform
 from iaprof.report.sandbox import Limits, Sandbox, SandboxDied
@@ -171,6 +172,16 @@ def test_lines_that_take_too_long_cost_only_lines():
         loaded = GpuModules(sandbox).load(debug_elf("bmg", "attention"), None)
     assert any("debug information takes too long to read" in problem for problem in loaded.problems)
     assert loaded.kernels[0].at(0).frames == (SourceFrame("attention_scores", "", 0),)
+
+
+def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatch):
+    monkeypatch.setattr(gpu_module, "_LONGEST_TROUBLE", 0.001)
+    with GpuModules() as modules:
+        assert modules.load(debug_elf("bmg", "attention"), Platform.XE2).problems == ()
+        assert modules.load(b"no zebin", Platform.XE2).problems
+        left = modules.load(debug_elf("bmg", "attention"), Platform.XE2)
+    assert [kernel.name for kernel in left.kernels] == KERNELS["attention"]
+    assert left.problems == ("it was not read: modules before it took too long",)
 
 
 def test_no_child_at_all(monkeypatch):

@@ -183,9 +183,7 @@ def launches(count: int, **columns: Any) -> pa.StructArray:
     values = launch(0, 7, 0, 1, name="k") | {"time_ns": np.arange(count, dtype=np.uint64)} | columns
     fields = list(KINDS["launch"])
     arrays = [values[f.name] if isinstance(values[f.name], np.ndarray) else [values[f.name]] * count for f in fields]
-    return pa.StructArray.from_arrays(
-        [pa.array(a, f.type) for a, f in zip(arrays, fields, strict=True)], fields=fields
-    )
+    return pa.StructArray.from_arrays([pa.array(a, f.type) for a, f in zip(arrays, fields, strict=True)], fields=fields)
 
 
 def stalls(times: Any, ips: Any) -> pa.StructArray:
