@@ -29,9 +29,7 @@ Examples:
 
 
 def record(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="-- COMMAND", help="Record while this runs.", show_default=False)
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")] = Path(
         "iaprof.parquet"
     ),

@@ -73,8 +73,9 @@ def report(
             writer.write(built.profile, Shape(gpu_lines=gpu_lines), out)
     if not quiet and sys.stderr is not None:  # else `print` would take stdout
         facts = built.facts
-        for problem in facts.problems[:MOST_PROBLEMS]:
-            print(clean(f"iaprof: warning: {problem}"), file=sys.stderr)
+        for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
+            more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+            print(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"), file=sys.stderr)
         if len(facts.problems) > MOST_PROBLEMS:
             print(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems", file=sys.stderr)
         matched = facts.stalls - facts.unknown_kernel

@@ -29,7 +29,7 @@ class Facts:
     stalls: int = 0  # samples: the sum of all counts
     unknown_kernel: int = 0  # of those, in no known kernel
     no_launch: int = 0  # in a known kernel of which no launch was recorded
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, list[str]] = field(default_factory=dict)  # and the paths of the modules that have it
 
 
 @dataclass
@@ -113,7 +113,8 @@ def _compilations(capture: CaptureReader, modules: _Modules, facts: Facts) -> li
             key = digest.as_py()
             if key not in read and elf.is_valid:
                 read[key] = modules.load(elf.as_py())
-                facts.problems += [f"{path.as_py()}: {problem}" for problem in read[key].problems]
+                for problem in read[key].problems:
+                    facts.problems.setdefault(problem, []).append(str(path.as_py()))
             if key in read:
                 found.append(Compilation(time_ns.as_py(), pid.as_py(), read[key]))
     return found
