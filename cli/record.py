@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iaprof.cli.summary import end_line
+from iaprof.cli.summary import end_line, say
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
@@ -83,7 +81,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool) -> int:
         if session.spool.path.exists():
             what += f"; what was recorded before is saved by 'iaprof recover {session.spool.path} -o FILE'"
         if session.command_runs:
-            print(f"iaprof: {clean(what)}; the command goes on, and is waited for", file=sys.stderr)
+            say(f"iaprof: {clean(what)}; the command goes on, and is waited for")
             session.wait_for_command()
             return IaprofError.exit_code
         failure = IaprofError(what)
@@ -91,8 +89,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool) -> int:
         raise failure from error
     session.spool.remove()
     if not quiet:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            print(end_line("record", options.output, finished.header, finished.size), file=sys.stderr, flush=True)
+        say(end_line("record", options.output, finished.header, finished.size))
     return status
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from iaprof.cli.summary import end_line
+from iaprof.cli.summary import end_line, say
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
 
@@ -48,4 +47,4 @@ def recover(
     check_output(output, force, spool)
     finished = finish(reader, output)
     reader.close()
-    print(end_line("recover", output, finished.header, finished.size), file=sys.stderr)
+    say(end_line("recover", output, finished.header, finished.size))

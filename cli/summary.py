@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from iaprof.formats.profile import clean
 
 MOST_LOSSES = 20  # that are listed
+
+
+def say(text: str) -> None:
+    """One line on stderr; if that is gone, as when a terminal was closed, the command's work still counts."""
+    if sys.stderr is None:  # closed from the start; `print` would take stdout
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        # What is still buffered must not fail again when Python ends, which would change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
