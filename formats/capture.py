@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from iaprof.formats.errors import IaprofError
 
-FORMAT = 1
+FORMAT = 2
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
@@ -58,7 +58,17 @@ KINDS: dict[str, pa.StructType] = {
         ]
     ),
     "process": pa.struct(
-        [("time_ns", _u64), ("pid", _u32), ("tid", _u32), ("ppid", _u32), ("event", _name), ("comm", _name)]
+        [
+            ("time_ns", _u64),
+            ("pid", _u32),
+            ("tid", _u32),
+            ("ppid", _u32),
+            ("event", _name),
+            ("comm", _name),
+            ("ns_pid", _u32),
+            ("cgroup", _name),
+            ("container", _name),
+        ]
     ),
     "kernel": pa.struct(
         [
@@ -70,7 +80,19 @@ KINDS: dict[str, pa.StructType] = {
             ("elf", pa.binary()),
         ]
     ),
-    "metric": pa.struct([("time_ns", _u64), ("stream", _u16), ("name", _name), ("value", pa.float64())]),
+    "metric": pa.struct(
+        [("time_ns", _u64), ("stream", _u16), ("pid", _u32), ("name", _name), ("value", pa.float64())]
+    ),
+    "cpu_sample": pa.struct(
+        [
+            ("time_ns", _u64),
+            ("pid", _u32),
+            ("tid", _u32),
+            ("cpu", _u32),
+            ("stack", _u64),
+            ("kernel_stack", _u64),
+        ]
+    ),
     "loss": pa.struct(
         [
             ("begin_ns", _u64),
@@ -100,13 +122,25 @@ _DICTIONARY = [
     *(f"launch.{name}" for name in ("pid", "tid", "cpu", "comm", "iba", "address", "size", "stack", "name", "flags")),
     "stack.pid",
     *(f"mapping.{name}" for name in ("pid", "path", "build_id")),
-    *(f"process.{name}" for name in ("event", "comm")),
+    *(f"process.{name}" for name in ("event", "comm", "ns_pid", "cgroup", "container")),
     *(f"loss.{name}" for name in ("source", "what", "detail")),
-    *(f"metric.{name}" for name in ("stream", "name")),
+    *(f"metric.{name}" for name in ("stream", "pid", "name")),
+    *(f"cpu_sample.{name}" for name in ("pid", "tid", "cpu", "stack", "kernel_stack")),
 ]
 
-NULLABLE = {"stall.w2", "mapping.build_id", "process.ppid", "process.comm", "kernel.elf", "loss.count"}
+NULLABLE = {
+    "stall.w2",
+    "mapping.build_id",
+    *(f"process.{name}" for name in ("ppid", "comm", "ns_pid", "cgroup", "container")),
+    "kernel.elf",
+    "metric.stream",
+    "metric.pid",
+    "loss.count",
+}
 """The members that may be null in a row of their kind."""
+
+_SINCE_FORMAT_2 = {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"}
+"""Kinds and members that a capture of format 1 does not have: it has no such rows, and null for such members."""
 
 # What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
 MAX_ROWS = 1 << 23  # in a row group
@@ -186,8 +220,9 @@ class CaptureReader:
             raise self._unreadable(error) from error
         self.header = self._read_header()
         self._check_schema()
+        texts = [name for name in _TEXTS if name not in self._absent and name.split(".")[0] not in self._absent]
         try:  # again, now that it is known to have the columns
-            self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=_TEXTS, pre_buffer=False)
+            self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=False)
         except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
             raise self._unreadable(error) from error
         self._kinds = self._row_groups()
@@ -228,8 +263,13 @@ class CaptureReader:
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow
+        later = _SINCE_FORMAT_2 if self.header["format"] < 2 else set()
+        self._absent: set[str] = set()
         for field in SCHEMA:
             index = schema.get_field_index(field.name)
+            if index < 0 and field.name in later:
+                self._absent.add(field.name)
+                continue
             if index < 0:
                 raise CaptureError(f"{self.path} is damaged: it has no column '{field.name}'")
             found = schema.field(index).type
@@ -238,6 +278,9 @@ class CaptureReader:
                 raise CaptureError(f"{self.path} is damaged: column '{field.name}' is of type {found}")
             members = {f.name: f.type for f in found} if wanted else {}
             for name, type_ in wanted.items():
+                if name not in members and f"{field.name}.{name}" in later:
+                    self._absent.add(f"{field.name}.{name}")
+                    continue
                 if name not in members:
                     raise CaptureError(f"{self.path} is damaged: it has no column '{field.name}.{name}'")
                 if not _alike(members[name], type_):
@@ -295,7 +338,8 @@ class CaptureReader:
         schema = _read_schema(kind, columns)
         bytes_left = self._most_bytes
         for index in self._kinds[kind]:
-            table = self._read(index, [f"{kind}.{name}" for name in schema.names], kind)
+            present = [name for name in schema.names if f"{kind}.{name}" not in self._absent]
+            table = self._read(index, [f"{kind}.{name}" for name in present], kind)
             bytes_left -= table.nbytes
             with self._damaged(kind):
                 if bytes_left < 0:
@@ -306,6 +350,8 @@ class CaptureReader:
                     raise ValueError("a row of it is of no kind")
                 arrays = [
                     pa.chunked_array([_checked(rows_.field(f.name), f, kind) for rows_ in rows.chunks], f.type)
+                    if f.name in present
+                    else pa.nulls(len(rows), f.type)
                     for f in schema
                 ]
             yield pa.Table.from_arrays(arrays, schema=schema)

@@ -257,7 +257,12 @@ class _Finishing:
     def _flush_sideband(self) -> None:
         for kind, rows in (("mapping", self._sideband.mappings), ("process", self._sideband.processes)):
             columns = vars(rows)
-            arrays = [pa.array(column, KINDS[kind].field(i).type) for i, column in enumerate(columns.values())]
+            names = {"time_ns": "time"}
+            arrays = [
+                pa.array(columns[name], field.type) if (name := names.get(field.name, field.name)) in columns
+                else pa.nulls(len(rows.time), field.type)
+                for field in KINDS[kind]
+            ]
             self._write_rows(kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind])))
         self._sideband = SideBand()
 

@@ -39,6 +39,9 @@ class FrameKind(IntEnum):
     SIDEBAND = 6  # perf records; source is the CPU
     LOSS = 7  # JSON
     END = 8  # JSON, what is known only at the end
+    APPEND = 9  # JSON, lists of which each is added to the header's list of that name
+    METRICS = 10  # JSON line that names the columns, `part` bytes; then rows of little-endian u64
+    PROCESS = 11  # JSON, what /proc says of one process: pid, ns_pid, cgroup, container
 
 
 @dataclass(frozen=True)
