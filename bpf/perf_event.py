@@ -14,11 +14,14 @@ from iaprof.bpf.syscall import syscall
 _SYS_PERF_EVENT_OPEN = 298  # x86-64
 _FLAG_FD_CLOEXEC = 8
 TYPE_SOFTWARE = 1
+COUNT_SW_CPU_CLOCK = 0
 COUNT_SW_DUMMY = 9
 CLOCK_MONOTONIC = 1
+FORMAT_GROUP = 1 << 3  # of `read_format`: read(2) gives u64 how many, then each one's value, the leader's first
 
 IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
+IOC_SET_OUTPUT = 0x2405
 
 
 class Sample(IntFlag):
@@ -26,6 +29,7 @@ class Sample(IntFlag):
 
     TID = 1 << 1
     TIME = 1 << 2
+    CALLCHAIN = 1 << 5
     CPU = 1 << 7
 
 
@@ -33,6 +37,7 @@ class Flag(IntFlag):
     """The attribute's bit field."""
 
     DISABLED = 1 << 0
+    EXCLUDE_IDLE = 1 << 7
     MMAP = 1 << 8
     COMM = 1 << 9
     TASK = 1 << 13
@@ -74,8 +79,8 @@ class Attr(ctypes.Structure):
     )
 
 
-def open_event(attr: Attr, pid: int, cpu: int) -> int:
-    """A descriptor for the event, close-on-exec.
+def open_event(attr: Attr, pid: int, cpu: int, group_fd: int = -1) -> int:
+    """A descriptor for the event, close-on-exec; in the group of the leader `group_fd`, if there is one.
 
     Raises:
         OSError: as perf_event_open(2) says.
@@ -86,7 +91,7 @@ def open_event(attr: Attr, pid: int, cpu: int) -> int:
         ctypes.byref(attr),
         ctypes.c_int(pid),
         ctypes.c_int(cpu),
-        ctypes.c_int(-1),
+        ctypes.c_int(group_fd),
         ctypes.c_ulong(_FLAG_FD_CLOEXEC),
     )
 

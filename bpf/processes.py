@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,13 +47,29 @@ def running_pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def snapshot() -> bytes:
-    """Side-band records of all running processes: that they run, their names, their executable mappings."""
-    return b"".join(part for pid in running_pids() for part in _describe(pid))
+def parents() -> dict[int, int]:
+    """The parent of each running process."""
+    found = {}
+    for pid in running_pids():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            found[pid] = int(stat[stat.rindex(b")") + 1 :].split()[1])
+        except (OSError, ValueError):
+            continue  # it ended meanwhile
+    return found
 
 
-def _describe(pid: int) -> Iterator[bytes]:
-    now = time.monotonic_ns()
+def snapshot(time_ns: int) -> Iterator[bytes]:
+    """Side-band records of each running process: that it runs, its name, its executable mappings.
+
+    Args:
+        time_ns: CLOCK_MONOTONIC, since when all of it is said to be so.
+    """
+    for pid in running_pids():
+        yield b"".join(_describe(pid, time_ns))
+
+
+def _describe(pid: int, now: int) -> Iterator[bytes]:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         comm = stat[stat.index(b"(") + 1 : stat.rindex(b")")]

@@ -1,11 +1,14 @@
-"""perf's side-band: mappings, names, forks and exits of the whole machine, from a ring buffer per CPU.
+"""perf's side-band and CPU samples of the whole machine, from a ring buffer per CPU.
 
-The events count nothing (a `dummy` per CPU) and cost nothing but when a process maps, forks or ends. The bytes are
-handed on as the kernel wrote them; formats/sideband.py reads them when the recording is over.
+The side-band is what is mapped, named, forked and ended. Its event counts nothing (a `dummy` per CPU) and costs
+nothing but when a process does such a thing. Samples are what the CPUs do at a fixed rate, user and kernel stack. The
+bytes are handed on as the kernel wrote them; formats/sideband.py reads them when the recording is over.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -16,8 +19,11 @@ import numpy as np
 
 from iaprof.bpf.perf_event import (
     CLOCK_MONOTONIC,
+    COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
     IOC_DISABLE,
+    IOC_ENABLE,
+    IOC_SET_OUTPUT,
     TYPE_SOFTWARE,
     Attr,
     Flag,
@@ -26,55 +32,56 @@ from iaprof.bpf.perf_event import (
     open_event,
 )
 
-BUFFER_PAGES = 128
+# Room for what 5,000 processes write that start a small program each (some 660 bytes), in the 250 ms between two
+# reads, even were they all on one CPU and nobody woken by a buffer that is half full.
+BUFFER_PAGES = 256
 _HEAD, _TAIL = 1024, 1032  # bytes into `struct perf_event_mmap_page`
-_FLAGS = (
-    Flag.MMAP
-    | Flag.MMAP2
-    | Flag.BUILD_ID
-    | Flag.COMM
-    | Flag.COMM_EXEC
-    | Flag.TASK
-    | Flag.SAMPLE_ID_ALL
-    | Flag.USE_CLOCKID
-    | Flag.WATERMARK
-)
+# Every record ends with these, and a sample begins with them: who reads a buffer need not know the event.
+_TRAILER = Sample.TID | Sample.TIME | Sample.CPU
+_ANY = Flag.SAMPLE_ID_ALL | Flag.USE_CLOCKID | Flag.WATERMARK
+_SIDE_BAND = Flag.MMAP | Flag.MMAP2 | Flag.BUILD_ID | Flag.COMM | Flag.COMM_EXEC | Flag.TASK
 
 
 class CpuSideBand:
     """One CPU's buffer."""
 
-    def __init__(self, cpu: int, pages: int = BUFFER_PAGES) -> None:
-        """Opens the event and its buffer.
+    def __init__(self, cpu: int, cpu_hz: int = 0, pages: int = BUFFER_PAGES) -> None:
+        """Opens the events and their buffer.
 
         Args:
             cpu: which.
+            cpu_hz: samples per second, once `sampling` is on; 0 for none.
             pages: of data, a power of two.
 
         Raises:
-            OSError: no permission, or no memory to lock.
+            OSError: the CPU is offline (ENODEV), no permission, or no memory to lock.
         """
         self.cpu = cpu
-        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_DUMMY, sample_period=1)
-        attr.sample_type = Sample.TID | Sample.TIME | Sample.CPU
-        attr.flags = _FLAGS
-        attr.clockid = CLOCK_MONOTONIC
-        # Woken at the first record: a library that was just mapped wants its probes at once. The session keeps a
-        # busy machine from waking it for every one.
-        attr.wakeup_watermark = 1
-        self._fd = open_event(attr, -1, cpu)
         self._size = pages * mmap.PAGESIZE
-        try:
-            self._map = mmap.mmap(self._fd, self._size + mmap.PAGESIZE)
-        except OSError:
-            os.close(self._fd)
-            raise
+        self._sampling = -1
+        with contextlib.ExitStack() as opened:
+            # The kernel serves its newest event first: the bell is older than the buffer's event, so that what it
+            # rings for is there. Its page is read-only, and so written round and round, and nobody has to empty it.
+            self.bell = self._open(opened, COUNT_SW_DUMMY, Flag.MMAP, wakeup=1)
+            opened.enter_context(mmap.mmap(self.bell, 2 * mmap.PAGESIZE, prot=mmap.PROT_READ))
+            self.buffer = self._open(opened, COUNT_SW_DUMMY, _SIDE_BAND, wakeup=self._size // 2)
+            self._map = opened.enter_context(mmap.mmap(self.buffer, self._size + mmap.PAGESIZE))
+            if cpu_hz:
+                flags = Flag.DISABLED | Flag.EXCLUDE_IDLE
+                self._sampling = self._open(opened, COUNT_SW_CPU_CLOCK, flags, period=1_000_000_000 // cpu_hz)
+                fcntl.ioctl(self._sampling, IOC_SET_OUTPUT, self.buffer)
+            self._opened = opened.pop_all()
         self._head = np.frombuffer(self._map, np.uint64, 1, offset=_HEAD)
         self._tail = np.frombuffer(self._map, np.uint64, 1, offset=_TAIL)
 
-    def fileno(self) -> int:
-        """Readable when there are records; tells of each once."""
-        return self._fd
+    def _open(self, opened: contextlib.ExitStack, config: int, flags: Flag, wakeup: int = 0, period: int = 1) -> int:
+        attr = Attr(type=TYPE_SOFTWARE, config=config, sample_period=period, wakeup_watermark=wakeup)
+        attr.sample_type = _TRAILER | (Sample.CALLCHAIN if config == COUNT_SW_CPU_CLOCK else 0)
+        attr.flags = flags | _ANY
+        attr.clockid = CLOCK_MONOTONIC
+        fd = open_event(attr, -1, self.cpu)
+        opened.callback(os.close, fd)
+        return fd
 
     def read(self) -> bytes:
         """All whole records that are there, in order; the room they took is given back."""
@@ -90,22 +97,32 @@ class CpuSideBand:
         self._tail[0] = head
         return data
 
+    def sampling(self, on: bool) -> None:
+        """Whether samples come; none do before the first call."""
+        if self._sampling >= 0:
+            fcntl.ioctl(self._sampling, IOC_ENABLE if on else IOC_DISABLE, 0)
+
     def stop(self) -> None:
         """No more records come; those in the buffer can still be read."""
-        fcntl.ioctl(self._fd, IOC_DISABLE, 0)
+        self.sampling(False)
+        for fd in (self.bell, self.buffer):
+            fcntl.ioctl(fd, IOC_DISABLE, 0)
 
     def close(self) -> None:
-        """Gives the event and its buffer back."""
+        """Gives the events and their buffer back."""
         del self._head, self._tail
-        self._map.close()
-        os.close(self._fd)
+        self._opened.close()
 
 
 class SideBandBuffers:
     """The buffers of all CPUs, as one descriptor to wait on."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_hz: int = 0, pages: int = BUFFER_PAGES) -> None:
         """Opens a buffer for every CPU that is online.
+
+        Args:
+            cpu_hz: samples per second of each CPU, once `sampling` is on; 0 for none.
+            pages: of data for each CPU, a power of two.
 
         Raises:
             OSError: no permission (CAP_PERFMON or root), or no memory to lock.
@@ -114,14 +131,24 @@ class SideBandBuffers:
         self._epoll = select.epoll()
         try:
             for cpu in online_cpus():
-                self._buffers.append(CpuSideBand(cpu))
-                self._epoll.register(self._buffers[-1], select.EPOLLIN)
+                try:
+                    buffer = CpuSideBand(cpu, cpu_hz, pages)
+                except OSError as error:
+                    if error.errno == errno.ENODEV:  # it went offline since
+                        continue
+                    raise
+                self._buffers.append(buffer)
+                for fd in (buffer.bell, buffer.buffer):
+                    self._epoll.register(fd, select.EPOLLIN)
         except OSError:
             self.close()
             raise
 
     def fileno(self) -> int:
-        """Readable when a CPU has records. perf tells of records once: who asks again has to read first."""
+        """Readable when executable memory was mapped, as its probes are wanted at once, or a buffer is half full.
+
+        All else waits for the next read. perf tells of each once: who asks again has to read first.
+        """
         return self._epoll.fileno()
 
     def read(self) -> Iterator[tuple[int, bytes]]:
@@ -129,6 +156,11 @@ class SideBandBuffers:
         for buffer in self._buffers:
             if data := buffer.read():
                 yield buffer.cpu, data
+
+    def sampling(self, on: bool) -> None:
+        """Whether samples come, if there is a rate; none do before the first call. The side-band always comes."""
+        for buffer in self._buffers:
+            buffer.sampling(on)
 
     def stop(self) -> None:
         """No more records come; those in the buffers can still be read."""

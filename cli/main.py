@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import iaprof
-from iaprof.cli import record, recover, report
+from iaprof.cli import check, devices, record, recover, report
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
@@ -25,6 +25,8 @@ app = typer.Typer(
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=report.EXAMPLES)(report.report)
 app.command(epilog=recover.EXAMPLES)(recover.recover)
+app.command(epilog=devices.EXAMPLES)(devices.devices)
+app.command(epilog=check.EXAMPLES)(check.check)
 
 
 def _print_version(wanted: bool) -> None:

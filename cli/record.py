@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.cli.progress import Progress
+from iaprof.cli.quantities import pids, size, size_or_time
 from iaprof.cli.summary import end_line, say
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from iaprof.record.session import Options
+    from iaprof.record.options import Options
+    from iaprof.record.session import Audience
     from iaprof.record.signals import StopSignals
 
 EXAMPLES = """\b
 Examples:
-  sudo iaprof record -o cap.parquet -- ./app     while ./app runs
-  sudo iaprof record -d 10                       ten seconds of everything that runs
-  sudo iaprof record                             until Ctrl-C
+  sudo iaprof record -o cap.parquet -- ./app      while ./app runs
+  sudo iaprof record -d 10                        ten seconds of everything that runs
+  sudo iaprof record -p 1234 -d 10                of process 1234 and its children
+  sudo iaprof record --device card1 --rate slow   one GPU, sampled less often
+  sudo iaprof record --switch-output=10m --max-files=6    always the last hour
+  sudo iaprof record                              until Ctrl-C
 """
 
 
@@ -31,52 +38,125 @@ def record(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")] = Path(
         "iaprof.parquet"
     ),
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="All processes; that is the default.")] = False,
+    processes: Annotated[
+        list[str] | None,
+        typer.Option("--pid", "-p", metavar="PID,...", help="Only these processes and their children."),
+    ] = None,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="DEVICE", help="Only this GPU: card, PCI address or render node."),
+    ] = None,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", "-d", metavar="SECONDS", min=0.0, help="End after this time.", show_default=False),
+        typer.Option("--duration", "-d", metavar="SECONDS", help="End after this time.", show_default=False),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
+    delay: Annotated[
+        int,
+        typer.Option("--delay", "-D", metavar="MS", help="Sample after so many ms; -1: when --control says so."),
+    ] = 0,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="RATE", help="Sampling rate, by name or in GPU cycles; see iaprof devices."),
+    ] = None,
+    subsample: Annotated[
+        int, typer.Option("--subsample", metavar="N", help="Keep one stall record of N.", show_default=False)
+    ] = 1,
+    cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
+    metric_interval: Annotated[
+        float, typer.Option("--metric-interval", metavar="MS", help="Between two metrics; 0: none.")
+    ] = 10,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            "--control", metavar="fifo:CTL[,ACK]", help="Take commands: enable, disable, snapshot, stop, ping."
+        ),
+    ] = None,
+    switch_output: Annotated[
+        str | None,
+        typer.Option("--switch-output", metavar="SIZE|TIME", help="Another file after 500M, 10m or the like."),
+    ] = None,
+    max_files: Annotated[
+        int | None, typer.Option("--max-files", metavar="N", help="Keep the last N files.", show_default=False)
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of libraries and modules too.")] = False,
 ) -> None:
     """Record EU stalls, launches and GPU kernels.
 
-    The capture holds the EU stalls of the GPUs, the launches with their CPU stacks, and the kernels' binaries, of
-    all processes of the machine, also those that start later: until COMMAND ends, the time is over, or Ctrl-C (or
-    SIGTERM, or SIGHUP). A second Ctrl-C quits at once and leaves the spool, which 'iaprof recover' reads. The exit
-    code is COMMAND's. Needs root.
+    The capture holds the EU stalls of the GPUs, the launches with their CPU stacks, the kernels' binaries, samples of
+    the CPUs and metrics: until COMMAND ends, the time is over, or Ctrl-C (or SIGTERM, or SIGHUP). A second Ctrl-C
+    quits at once and leaves the spool, which 'iaprof recover' reads. SIGUSR2 begins another file. Signals are
+    forwarded to COMMAND, and its exit code becomes ours. Needs root.
     """
     if os.geteuid() != 0:
         raise IaprofError("recording needs root: run it with sudo")
-    if duration is not None and duration <= 0:
+    wanted = pids(processes)
+    if wanted and all_:
+        raise UsageError("-a and -p exclude each other")
+    if duration is not None and not 0 < duration < 1e9:
         raise UsageError("--duration must be more than 0 seconds")
+    if delay < -1:
+        raise UsageError("--delay takes milliseconds, or -1")
+    if delay == -1 and control is None:
+        raise UsageError("--delay -1 waits for --control, which is not given")
+    if not 1 <= subsample <= 1 << 30:
+        raise UsageError("--subsample takes 1 or more")
+    if not 0 <= cpu_freq <= 10_000:
+        raise UsageError("--cpu-freq takes 0 to 10000 Hz")
+    if metric_interval and not 1 <= metric_interval <= 1e6:
+        raise UsageError("--metric-interval takes 1 ms or more, or 0")
+    if max_files is not None and max_files < 1:
+        raise UsageError("--max-files takes 1 or more")
+    switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
     check_output(output, force)
     # Imported here, so that `iaprof report` needs none of what recording needs.
     from iaprof.record.signals import StopSignals
 
     with StopSignals() as signals:
-        from iaprof.record.session import Options
+        from iaprof.record.options import Options
 
-        status = _record(Options(output, tuple(command or ()), duration), signals, quiet)
+        options = Options(
+            output=output,
+            command=tuple(command or ()),
+            duration_s=duration,
+            delay_ms=delay,
+            pids=wanted,
+            devices=tuple(name for text in devices or () for name in text.split(",") if name),
+            rate=rate,
+            subsample=subsample,
+            cpu_hz=cpu_freq,
+            metric_interval_ns=int(metric_interval * 1e6),
+            control=control,
+            switch_bytes=switch_bytes,
+            switch_s=switch_s,
+            max_files=max_files,
+            max_bytes=size(max_size, "--max-size") if max_size else None,
+        )
+        status = _record(options, signals, quiet, verbose)
     if status:
         raise typer.Exit(status)
 
 
-def _record(options: Options, signals: StopSignals, quiet: bool) -> int:
+def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool = False) -> int:
     """Records and finishes; gives the exit code of the command.
 
     Raises:
         IaprofError: the sentence says where what was recorded can be found, if anything was.
     """
-    from iaprof.record.finish import finish
     from iaprof.record.session import Session
 
-    session = Session(options, signals)
+    progress = Progress()
+    session = Session(options, signals, _audience(progress, quiet, verbose))
     try:
         status = session.run()
-        reader = session.spool.reader()
-        finished = finish(reader, options.output)
-        reader.close()
+        header, size = session.finish()
     except Exception as error:
+        progress.clear()
         what = str(error) if isinstance(error, IaprofError) else f"this should not have happened: {_place(error)}"
         if session.spool.path.exists():
             what += f"; what was recorded before is saved by 'iaprof recover {session.spool.path} -o FILE'"
@@ -87,10 +167,31 @@ def _record(options: Options, signals: StopSignals, quiet: bool) -> int:
         failure = IaprofError(what)
         failure.exit_code = getattr(error, "exit_code", IaprofError.exit_code)
         raise failure from error
-    session.spool.remove()
+    finally:
+        session.close()
+    progress.clear()
     if not quiet:
-        say(end_line("record", options.output, finished.header, finished.size))
+        say(end_line("record", options.output, header, size))
     return status
+
+
+def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
+    """Who is told what: nobody when quiet, a status line only on a terminal."""
+    from iaprof.record.session import Audience
+
+    def tell(text: str) -> None:
+        progress.say(f"iaprof: {clean(text)}")
+
+    def part(path: Path, header: dict[str, Any], size: int) -> None:
+        progress.say(end_line("record", path, header, size))
+
+    def nothing(*_: object) -> None:
+        pass
+
+    if quiet:
+        return Audience(nothing, nothing, nothing)
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return Audience(tell, tell if verbose else nothing, part, progress.show if on_terminal else None)
 
 
 def _place(error: Exception) -> str:

@@ -9,12 +9,11 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import typer
 
 from iaprof.cli.summary import losses
-from iaprof.formats.capture import CaptureReader
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output, replacing
 from iaprof.formats.profile import Shape, Writer, clean
@@ -62,6 +61,8 @@ def report(
     writer = _writer(format_, output)
     if output is not None:
         check_output(output, force, capture)
+    # Imported here, as the other verbs need not wait for it.
+    from iaprof.formats.capture import CaptureReader
     from iaprof.report.gpu_module import GpuModules
     from iaprof.report.profile import build
 
@@ -82,6 +83,7 @@ def report(
         share = 100 * matched / facts.stalls if facts.stalls else 100.0
         print(
             f"[ iaprof report: {facts.records:,} stall records, {facts.stalls:,} samples; "
+            f"{_scaled(reader.header)}"
             f"{share:.1f} % in known kernels, {facts.no_launch:,} without a launch; "
             f"lost while recording: {clean(losses(reader.header))} ]",
             file=sys.stderr,
@@ -99,6 +101,13 @@ def _writer(name: str | None, output: Path | None) -> Writer:
     if writer is None:
         raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(WRITERS)})")
     return writer
+
+
+def _scaled(header: dict[str, Any]) -> str:
+    """What the counts were multiplied with, where not every record was kept."""
+    streams = header.get("streams")
+    kept = {s.get("subsample", 1) for s in streams} if isinstance(streams, list) else {1}
+    return "".join(f"one record of {n:,} was kept and stands for all; " for n in sorted(kept) if n > 1)
 
 
 def _limit_memory(capture_bytes: int) -> None:

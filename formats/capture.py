@@ -80,9 +80,7 @@ KINDS: dict[str, pa.StructType] = {
             ("elf", pa.binary()),
         ]
     ),
-    "metric": pa.struct(
-        [("time_ns", _u64), ("stream", _u16), ("pid", _u32), ("name", _name), ("value", pa.float64())]
-    ),
+    "metric": pa.struct([("time_ns", _u64), ("stream", _u16), ("pid", _u32), ("name", _name), ("value", pa.float64())]),
     "cpu_sample": pa.struct(
         [
             ("time_ns", _u64),

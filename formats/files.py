@@ -2,13 +2,24 @@
 
 A new file is written under a temporary name in the same folder, created by us alone (O_EXCL, O_NOFOLLOW) for its
 owner's eyes only, and gets its name when it is whole.
+
+The folder is opened at the first question about it and stays open as long as this process lives: everything happens
+in that folder, whoever renames it or its parents meanwhile. In a folder that others can write to they can do with
+our names what they like, as with their own; what they cannot do is to make us write, give away or name a file
+anywhere else.
+
+Nothing waits for the disk (fsync): it would stop the recorder for seconds per gigabyte, and a file that a power cut
+left incomplete is told from a whole one by its reader.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +27,8 @@ from typing import BinaryIO
 from iaprof.formats.errors import IaprofError
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 40  # on the way to a folder, as in the kernel's own walk (path_resolution(7))
 
 
 def check_output(path: Path, force: bool, source: Path | None = None) -> None:
@@ -29,32 +42,55 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
     Raises:
         IaprofError: it exists and `force` is false, or its folder cannot be written to.
     """
-    if path.is_dir():
-        raise IaprofError(f"{path} is a folder: name a file with -o")
-    if path.exists() and not path.is_file():  # it would be replaced, not written to: think of /dev/null
-        raise IaprofError(f"{path} is not a file: name another one with -o")
-    if not force and os.path.lexists(path):
-        raise IaprofError(f"{path} exists: name another file with -o, or overwrite it with --force")
-    if source is not None and path.exists() and source.exists() and path.samefile(source):
-        raise IaprofError(f"{path} is what is read: name another file with -o")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise IaprofError(f"the folder {folder} does not exist: make it first, or name another file with -o")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise IaprofError(f"the folder {folder} cannot be written to: name another file with -o")
+    try:
+        folder, name = _place(path)
+        found = _status(folder, name, follow=True)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            raise IaprofError(f"{path} is a folder: name a file with -o")
+        if found is not None and not stat.S_ISREG(found.st_mode):  # it would be replaced: think of /dev/null
+            raise IaprofError(f"{path} is not a file: name another one with -o")
+        if not force and _status(folder, name, follow=False) is not None:
+            raise IaprofError(f"{path} exists: name another file with -o, or overwrite it with --force")
+        if source is not None and found is not None and source.exists() and os.path.samestat(found, source.stat()):
+            raise IaprofError(f"{path} is what is read: name another file with -o")
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
+            raise IaprofError(f"the folder {path.absolute().parent} cannot be written to: name another file with -o")
+    except (FileNotFoundError, NotADirectoryError):
+        raise IaprofError(
+            f"the folder {path.parent} does not exist: make it first, or name another file with -o"
+        ) from None
+    except OSError as error:
+        raise IaprofError(f"{path} cannot be written ({error.strerror}): name another file with -o") from error
 
 
 def create(path: Path, mode: int = 0o600) -> int:
     """A descriptor of a file that did not exist; with sudo, of the user who called it.
 
     Raises:
-        OSError: as open(2) says.
+        IaprofError: a stranger's symbolic link is on the way.
+        OSError: as open(2) and fchown(2) say; there is no new file then.
     """
-    fd = os.open(path, _CREATE, mode)
-    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
-    if os.geteuid() == 0 and uid.isdecimal() and gid.isdecimal():
-        os.fchown(fd, int(uid), int(gid))
+    folder, name = _place(path)
+    fd = os.open(name, _CREATE, mode, dir_fd=folder)
+    try:
+        if owner := _behind_sudo():
+            os.fchown(fd, *owner)
+    except OSError:
+        os.close(fd)
+        os.unlink(name, dir_fd=folder)
+        raise
     return fd
+
+
+def remove(path: Path) -> None:
+    """Deletes a file that `create` made, if it is still there.
+
+    Raises:
+        OSError: as unlink(2) says.
+    """
+    folder, name = _place(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager
@@ -64,16 +100,84 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     Raises:
         IaprofError: the folder refuses, the disk is full, or the like.
     """
-    temporary = path.absolute().with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".iaprof-{secrets.token_hex(8)}.tmp")
     try:
-        file = open(create(temporary, mode), "wb")
+        folder, name = _place(path)
+        fd = create(temporary, mode)
     except OSError as error:
         raise IaprofError(f"{path} cannot be written: {error.strerror}") from error
     try:
-        with file:
+        with open(os.dup(fd), "wb") as file:
             yield file
-        os.replace(temporary, path)
+        os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        there = _status(folder, name, follow=False)
+        if there is None or not os.path.samestat(os.fstat(fd), there):
+            raise IaprofError(f"{path} is not what was written: somebody else changes the files of its folder")
     except OSError as error:
         raise IaprofError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary.name, dir_fd=folder)
+
+
+def _place(path: Path) -> tuple[int, str]:
+    """The descriptor of a file's folder, and the file's name there."""
+    absolute = path.absolute()
+    return _held(absolute.parent), absolute.name or "."
+
+
+def _status(folder: int, name: str, follow: bool) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=follow)
+    except FileNotFoundError:
+        return None
+
+
+def _behind_sudo() -> tuple[int, int] | None:
+    """User and group who called sudo, if that is how we became root."""
+    ids = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
+    if os.geteuid() != 0 or not all(text.isdecimal() and len(text) <= 10 and int(text) < (1 << 32) - 1 for text in ids):
+        return None
+    return int(ids[0]), int(ids[1])
+
+
+@functools.cache  # and so never closed
+def _held(folder: Path) -> int:
+    """An O_PATH descriptor of a folder, opened name by name.
+
+    Root follows only links that belong to root or to the user behind sudo: the kernel's own walk would let anybody
+    who can make a link lead root where it points (fs.protected_symlinks refuses some of them, where it is set).
+    """
+    trusted = {0, *(_behind_sudo() or ())[:1]} if os.geteuid() == 0 else None
+    here = os.open("/", _FOLDER)
+    names = list(reversed(folder.parts[1:]))
+    links = 0
+    while names:
+        name, above = names.pop(), here
+        try:
+            try:
+                here = os.open(name, _FOLDER, dir_fd=above)
+                continue
+            except NotADirectoryError:
+                link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            try:
+                status = os.fstat(link)
+                if not stat.S_ISLNK(status.st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+                if trusted is not None and status.st_uid not in trusted:
+                    raise IaprofError(
+                        f"on the way to {folder} the symbolic link '{name}' belongs to user {status.st_uid}, and root "
+                        "does not follow it: name the folder that it leads to"
+                    )
+                target = Path(os.readlink("", dir_fd=link))
+            finally:
+                os.close(link)
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            here = os.open("/" if target.is_absolute() else ".", _FOLDER, dir_fd=above)
+            names += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        finally:
+            os.close(above)
+    return here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO
 
-from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Kernel, Launch, Profile, Row, Shape, clean
+from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Gauges, Kernel, Launch, Profile, Row, Shape, clean
 
 UNKNOWN_FILE = "[unknown file]"
 
@@ -25,7 +25,7 @@ class IaprofText:
         for row in profile.rows:
             while current is None or current < row.interval:
                 if current is not None:
-                    _end_interval(out)
+                    _end_interval(profile.gauges.get(current), out)
                 current = 0 if current is None else current + 1
                 out.write(f"interval\t{current}\t{profile.intervals[current]:.6f}\n")
                 head = None
@@ -36,7 +36,7 @@ class IaprofText:
             counts = "\t".join(map(str, row.counts))
             out.write(f"eustall\t0x{row.instruction.offset:x}\t{instruction}\t{counts}\n")
         if current is not None:
-            _end_interval(out)
+            _end_interval(profile.gauges.get(current), out)
 
 
 def _kernel_line(row: Row, strings: _Strings) -> str:
@@ -50,9 +50,9 @@ def _kernel_line(row: Row, strings: _Strings) -> str:
     return f"kernel\t0x{address:x}\t{comm}\t{launch.pid if launch else 0}\t{stack}\t{file}\t{symbol}\n"
 
 
-def _end_interval(out: IO[str]) -> None:
-    # The format ends every interval with these two; 0 says that nothing was measured.
-    out.write("metric\tfrequency-MHz\t0\nmetric\tbusy-percent\t0\n")
+def _end_interval(gauges: Gauges | None, out: IO[str]) -> None:
+    gauges = gauges or Gauges()
+    out.write(f"metric\tfrequency-MHz\t{gauges.frequency_mhz:.0f}\nmetric\tbusy-percent\t{gauges.busy_percent:.0f}\n")
 
 
 class _Strings:

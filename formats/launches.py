@@ -43,11 +43,13 @@ def stack_dtype(depth: int) -> np.dtype[np.void]:
 
 
 class LaunchFlags(IntFlag):
-    """What could not be read of a launch."""
+    """What could not be read of a launch, or was not to be."""
 
     BAD_ARGS = 1
     NO_STACK = 2
     NO_NAME = 4
+    OTHER = 8  # of a process that was not to be recorded: without stack, name and comm
+    CARRIED = 16  # happened before this file was begun, and is in the one before it, too
 
 
 class Counter(IntEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 Counts = tuple[int, ...]
@@ -50,12 +50,21 @@ class Row:
     counts: Counts
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """How the GPUs were in an interval; 0 where nothing was measured."""
+
+    frequency_mhz: float = 0.0  # mean of all GTs
+    busy_percent: float = 0.0  # mean of all GTs, each as busy as its busiest class of engines
+
+
 @dataclass(frozen=True)
 class Profile:
     """All rows, sorted by interval, and when each interval starts."""
 
     rows: Iterator[Row] | list[Row]
     intervals: list[float]  # seconds, CLOCK_MONOTONIC
+    gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval, of those with any
 
 
 @dataclass(frozen=True)

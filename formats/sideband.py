@@ -1,7 +1,8 @@
-"""perf's side-band records: what was mapped, forked, renamed and ended, as the kernel writes it.
+"""perf's side-band records: what was mapped, forked, renamed and ended, and CPU samples, as the kernel writes it.
 
 The recorder keeps these bytes as they are and they are read when a recording is finished. What already ran at the
-start is described in the same records, made here, so that there is one reader for both.
+start is described in the same records, made here, so that there is one reader for both. Samples are many: they are
+only found one by one, and read by whole columns.
 Source of the layouts: include/uapi/linux/perf_event.h, Linux 6.18.
 """
 
@@ -11,6 +12,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 _HEADER = struct.Struct("<IHH")  # type, misc, size
 _TRAILER = struct.Struct("<IIQII")  # pid, tid, time, cpu, reserved: sample_id_all with TID | TIME | CPU
 _MMAP2 = struct.Struct("<IIQQQ24sII")  # pid, tid, address, length, page offset, file or build-id, prot, flags
@@ -18,9 +22,13 @@ _TASK = struct.Struct("<IIIIQ")  # pid, ppid, tid, ptid, time
 _LOST = struct.Struct("<QQ")  # id, how many
 _FILE = struct.Struct("<IIQQ")  # major, minor, inode, generation
 
-LOST, COMM, EXIT, FORK, MMAP2, LOST_SAMPLES = 2, 3, 4, 7, 10, 13
+_SAMPLE = struct.Struct("<IIQIIQ")  # pid, tid, time, cpu, reserved, addresses: TID | TIME | CPU | CALLCHAIN
+
+LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 2, 3, 4, 7, 9, 10, 13
 MISC_EXEC = 1 << 13
 MISC_BUILD_ID = 1 << 14
+# Among the addresses of a call chain, those from CONTEXT_MAX on say what the ones behind them are.
+CONTEXT_KERNEL, CONTEXT_USER, CONTEXT_MAX = -128 % 2**64, -512 % 2**64, -4095 % 2**64
 
 
 @dataclass
@@ -54,7 +62,29 @@ class SideBand:
 
     mappings: Mappings = field(default_factory=Mappings)
     processes: Processes = field(default_factory=Processes)
+    samples: list[bytes] = field(default_factory=list)  # whole records, for `sample_columns`
+    sample_bytes: int = 0
     lost: int = 0  # records that the kernel had no room for
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks of many samples, one behind the other."""
+
+    depths: NDArray[np.int64]  # [samples]; 0 where a sample has no such stack
+    ips: NDArray[np.uint64]  # [sum of depths], each stack's innermost first
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Columns of CPU samples; all but the stacks have the shape [samples]."""
+
+    time: NDArray[np.uint64]  # CLOCK_MONOTONIC, ns
+    pid: NDArray[np.uint32]
+    tid: NDArray[np.uint32]
+    cpu: NDArray[np.uint32]
+    user: Stacks
+    kernel: Stacks
 
 
 def text(name: bytes) -> str:
@@ -82,6 +112,13 @@ def decode(data: bytes, into: SideBand) -> None:
     whole = 0
     mappings, processes = into.mappings, into.processes
     for kind, misc, start, end in _records(data):
+        if kind == SAMPLE:
+            if end - start < _SAMPLE.size or (_SAMPLE.unpack_from(data, start)[5] * 8 != end - start - _SAMPLE.size):
+                break
+            into.samples.append(data[start - _HEADER.size : end])
+            into.sample_bytes += end - start + _HEADER.size
+            whole = end
+            continue
         body_end, whole = end - _TRAILER.size, end
         if kind == MMAP2 and body_end >= start + _MMAP2.size:
             pid, _, address, length, offset, file, _, _ = _MMAP2.unpack_from(data, start)
@@ -110,6 +147,46 @@ def decode(data: bytes, into: SideBand) -> None:
         raise ValueError(f"{len(data) - whole} of its bytes are no records")
 
 
+def sample_columns(records: list[bytes]) -> Samples:
+    """The columns of the samples that `decode` found.
+
+    Args:
+        records: any number, each a whole SAMPLE record.
+    """
+    words = np.frombuffer(b"".join(records), np.uint64)
+    lengths = np.fromiter(map(len, records), np.int64, len(records)) // 8
+    starts = np.cumsum(lengths) - lengths
+    fixed = (_HEADER.size + _SAMPLE.size) // 8
+    in_chain = np.ones(len(words), bool)
+    for word in range(fixed):
+        in_chain[starts + word] = False
+    threads, cpus = words[starts + 1], words[starts + 3]
+    return Samples(
+        words[starts + 2],
+        threads.astype(np.uint32),
+        (threads >> 32).astype(np.uint32),
+        cpus.astype(np.uint32),
+        *_stacks(lengths - fixed, words[in_chain]),
+    )
+
+
+def _stacks(depths: NDArray[np.int64], chain: NDArray[np.uint64]) -> tuple[Stacks, Stacks]:
+    """User and kernel stacks of call chains: `depths[i]` addresses and context markers each."""
+    ends = np.cumsum(depths)
+    markers = np.flatnonzero(chain >= CONTEXT_MAX)
+    rows = np.searchsorted(ends, markers, side="right")
+    # A part reaches from a marker to the next, or to the end of its chain; what has no marker before it is nobody's.
+    lengths = np.minimum(np.append(markers[1:], len(chain)), ends[rows]) - markers - 1
+    found = []
+    for context in (CONTEXT_USER, CONTEXT_KERNEL):
+        parts = chain[markers] == context
+        length = lengths[parts]
+        before = np.cumsum(length) - length
+        ips = chain[np.repeat(markers[parts] + 1 - before, length) + np.arange(length.sum())]
+        found.append(Stacks(np.bincount(rows[parts], length, len(depths)).astype(np.int64), ips))
+    return found[0], found[1]
+
+
 def _add_process(
     rows: Processes, time: int, pid: int, tid: int, ppid: int | None, event: str, comm: str | None
 ) -> None:
@@ -127,6 +204,15 @@ def mapped_paths(data: bytes) -> Iterator[tuple[int, bytes]]:
         if kind == MMAP2 and end - _TRAILER.size >= start + _MMAP2.size:
             pid = struct.unpack_from("<I", data, start)[0]
             yield pid, data[start + _MMAP2.size : end - _TRAILER.size].split(b"\0", 1)[0]
+
+
+def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
+    """Time, process, parent, and whether it begins (else it ends), of each process that `data` tells of."""
+    for kind, _, start, end in _records(data):
+        if kind in (FORK, EXIT) and end - start >= _TASK.size:
+            pid, parent, tid, _, time = _TASK.unpack_from(data, start)
+            if pid == tid:  # else a thread
+                yield time, pid, parent, kind == FORK
 
 
 def mapping_record(

@@ -22,6 +22,8 @@ _IDENT_CLASS_64, _IDENT_LITTLE_ENDIAN = 2, 1
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_PT_LOAD = 1
 _PROGBITS, _SYMTAB, _NOBITS = 1, 2, 8
 _STT_FUNC = 2
 _SHN_XINDEX = 0xFFFF
@@ -106,6 +108,18 @@ def read_zebin(data: bytes) -> Zebin:
         has_debug=any(section.name in (".debug_info", ".debug_line") and section.size for section in sections),
         placed=any(kernel.address for kernel in kernels),
     )
+
+
+def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
+    """Where the loadable segments of a debug ELF lie: canonical address and bytes; nothing where it is no such file."""
+    if len(data) < _HEADER.size:
+        return []
+    header = _HEADER.unpack_from(data)
+    start, size, count = header[5], header[9], header[10]
+    if size != _SEGMENT.size or start + size * count > len(data):
+        return []
+    segments = _SEGMENT.iter_unpack(data[start : start + size * count])
+    return [(canonical(segment[3]), min(segment[6], ADDRESS_MASK)) for segment in segments if segment[0] == _PT_LOAD]
 
 
 def _sections(data: bytes) -> list[_Section]:

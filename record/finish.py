@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import resource
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats import metrics
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
-from iaprof.formats.launches import LAUNCH, stack_dtype
+from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.sideband import SideBand, decode
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 
@@ -27,6 +29,7 @@ ROWS_PER_GROUP = 1 << 18
 KERNEL_BYTES_PER_GROUP = 64 << 20
 MAX_DEPTH = 1024
 MAX_WORDS = 3
+LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
 _MOST = (1 << 64) - 1
 
 
@@ -38,12 +41,13 @@ class Finished:
     size: int
 
 
-def finish(spool: SpoolReader, output: Path) -> Finished:
+def finish(spool: SpoolReader, output: Path, look: Callable[[Frame], None] | None = None) -> Finished:
     """Writes the capture of a spool.
 
     Args:
         spool: whole, or cut off by the recorder's death.
         output: an existing file of that name is replaced.
+        look: is shown each frame.
 
     Raises:
         IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
@@ -53,6 +57,8 @@ def finish(spool: SpoolReader, output: Path) -> Finished:
         work = _Finishing(writer)
         for frame in spool.frames():
             work.add(frame)
+            if look is not None:
+                look(frame)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -76,6 +82,10 @@ class _Finishing:
         self._sideband = SideBand()
         self._kernels: list[pa.StructArray] = []
         self._kernel_bytes = 0
+        self._digests: set[str] = set()
+        self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
+        self._metric_rows = 0
+        self._described: list[pa.StructArray] = []
         self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
@@ -104,16 +114,15 @@ class _Finishing:
         self._flush_launches()
         self._flush_sideband()
         self._flush_kernels()
+        self._flush_metrics()
+        self._flush_described()
         self._flush_losses()
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        cost = self._footer.get("cost")
-        total = {"total_cpu_s": round(usage.ru_utime + usage.ru_stime, 3)}
         return {
             **self._header,
             **self._footer,
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
-            "cost": {**(cost if isinstance(cost, dict) else {}), **total},
+            "cost": _cost(self._footer.get("cost")),
             "totals": dict(self._counts),
             "losses": list(self._totals.values()),
         }
@@ -122,6 +131,13 @@ class _Finishing:
 
     def _add_header(self, frame: Frame) -> None:
         self._header = _object(frame.payload)
+
+    def _add_to_header(self, frame: Frame) -> None:
+        for name, items in _object(frame.payload).items():
+            known = self._header.setdefault(name, [])
+            if name not in LISTS or not isinstance(known, list) or not isinstance(items, list):
+                raise ValueError("it adds to what is no list")
+            known += items
 
     def _add_end(self, frame: Frame) -> None:
         self._footer = _object(frame.payload)
@@ -165,7 +181,8 @@ class _Finishing:
 
     def _add_kernel(self, frame: Frame) -> None:
         about = _object(frame.payload[: frame.part])
-        content = frame.payload[frame.part :] if about["content"] else None
+        # The same content may come twice: from the file before this one, and again.
+        content = frame.payload[frame.part :] if about["content"] and about["digest"] not in self._digests else None
         row = {
             "time_ns": frame.time,
             "pid": about["pid"],
@@ -175,6 +192,7 @@ class _Finishing:
             "elf": content,
         }
         self._kernels.append(_row("kernel", row))
+        self._digests.update([about["digest"]] if content is not None else [])
         self._kernel_bytes += len(content or b"")
         if self._kernel_bytes >= KERNEL_BYTES_PER_GROUP:
             self._flush_kernels()
@@ -190,6 +208,22 @@ class _Finishing:
                 self._lost(frame.time, frame.time, "side-band", "lost", lost, detail)
             if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
                 self._flush_sideband()
+
+    def _add_metrics(self, frame: Frame) -> None:
+        meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
+        self._metric_rows += max(metrics.check(meta, rows), 1)
+        self._metrics.setdefault(meta, []).append(rows)
+        if self._metric_rows >= ROWS_PER_GROUP:
+            self._flush_metrics()
+
+    def _add_process(self, frame: Frame) -> None:
+        about = _object(frame.payload)
+        row = dict.fromkeys(field.name for field in KINDS["process"])
+        row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
+        row |= {name: about[name] for name in ("ns_pid", "cgroup", "container")}
+        self._described.append(_row("process", row))
+        if len(self._described) >= ROWS_PER_GROUP:
+            self._flush_described()
 
     def _add_loss(self, frame: Frame) -> None:
         row = _object(frame.payload)
@@ -239,6 +273,10 @@ class _Finishing:
             return
         launches = np.concatenate(self._launches)
         self._launches, self._launch_rows = [], 0
+        # What was launched in the file before this one is counted there.
+        carried = int(np.count_nonzero(launches["flags"] & LaunchFlags.CARRIED))
+        self._counts["launches"] -= carried
+        self._counts["carried_launches"] += carried
         columns = [
             pa.array(launches["time"]),
             pa.array(launches["pid"]),
@@ -259,7 +297,8 @@ class _Finishing:
             columns = vars(rows)
             names = {"time_ns": "time"}
             arrays = [
-                pa.array(columns[name], field.type) if (name := names.get(field.name, field.name)) in columns
+                pa.array(columns[name], field.type)
+                if (name := names.get(field.name, field.name)) in columns
                 else pa.nulls(len(rows.time), field.type)
                 for field in KINDS[kind]
             ]
@@ -270,6 +309,16 @@ class _Finishing:
         rows, self._kernels, self._kernel_bytes = self._kernels, [], 0
         if rows:
             self._write_rows("kernel", pa.concat_arrays(rows))
+
+    def _flush_metrics(self) -> None:
+        batches, self._metrics, self._metric_rows = self._metrics, {}, 0
+        if batches:
+            self._write_rows("metric", pa.concat_arrays([metrics.decode(meta, *rows) for meta, rows in batches.items()]))
+
+    def _flush_described(self) -> None:
+        rows, self._described = self._described, []
+        if rows:
+            self._write_rows("process", pa.concat_arrays(rows))
 
     def _flush_losses(self) -> None:
         rows, self._losses = self._losses, []
@@ -288,6 +337,7 @@ _PLURALS = {
     "process": "process_events",
     "kernel": "modules",
     "loss": "losses",
+    "metric": "metrics",
 }
 
 _READERS = {
@@ -299,7 +349,24 @@ _READERS = {
     FrameKind.SIDEBAND: _Finishing._add_sideband,
     FrameKind.LOSS: _Finishing._add_loss,
     FrameKind.END: _Finishing._add_end,
+    FrameKind.APPEND: _Finishing._add_to_header,
+    FrameKind.METRICS: _Finishing._add_metrics,
+    FrameKind.PROCESS: _Finishing._add_process,
 }
+
+
+def _cost(recording: object) -> dict[str, Any]:
+    """What recording cost, as the recorder says, and what finishing cost this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cost = recording if isinstance(recording, dict) else {}
+    before = cost.get("cpu_s")
+    seconds = usage.ru_utime + usage.ru_stime
+    return {
+        **cost,
+        "finish_cpu_s": round(seconds, 3),
+        "finish_peak_bytes": usage.ru_maxrss * 1024,
+        "total_cpu_s": round(seconds + (before if isinstance(before, int | float) else 0), 3),
+    }
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The intake of debug ELFs: what `compile_kernel` names goes into the capture, once per content.
 
 Opening is done by a child process (intake_child.py); this side hands it one path at a time, never waits for it, and
-replaces it when it takes too long. Everything that is not taken is told, with the reason.
+replaces it when it takes too long. Users take turns, so that none waits for all that another one named. Everything
+that is not taken is told, with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 TIMEOUT_NS = 2_000_000_000
-MAX_WAITING = 4096
+MAX_WAITING = 8192
+MAX_WAITING_OF_ONE_USER = 4096
+MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and so its memory, for ever
+_LAST_WAIT_S = 0.2  # for a killed child to be gone, when the recording ends
 _CHILD = Path(__file__).with_name("intake_child.py")
 MAX_TOTAL_BYTES = 4 << 30  # of different contents in one recording
 
@@ -64,7 +68,11 @@ class Intake:
     def __init__(self) -> None:
         """Starts the child."""
         self.cpu_seconds = 0.0  # of children that ended
-        self._waiting: deque[Compiled] = deque()
+        self._waiting: dict[int, deque[Compiled]] = {}  # by user, the next one first
+        self._count = 0  # of all users'
+        self._refused: deque[RefusedElf] = deque()  # without asking the child
+        self._hangs: Counter[int] = Counter()  # by user
+        self._killed: list[subprocess.Popen[bytes]] = []  # and perhaps not gone yet
         self._current: Compiled | None = None
         self._since_ns = 0
         self._seen: set[str] = set()
@@ -93,7 +101,7 @@ class Intake:
     @property
     def idle(self) -> bool:
         """Whether everything asked for was answered."""
-        return self._current is None and not self._waiting
+        return self._current is None and not self._waiting and not self._refused
 
     def ask(self, records: NDArray[np.void]) -> int:
         """Queues modules.
@@ -102,26 +110,37 @@ class Intake:
             records: COMPILED[n].
 
         Returns:
-            For how many, the last of them, there is no room.
+            For how many there is no room.
         """
-        room = MAX_WAITING - len(self._waiting)
-        for record in records[:room]:  # compilations, not launches: a process has few
-            self._waiting.append(
-                Compiled(
-                    int(record["time"]),
-                    int(record["pid"]),
-                    int(record["uid"]),
-                    int(record["gid"]),
-                    bytes(record["path"]),
-                )
+        full = 0
+        for record in records:  # compilations, not launches: a process has few
+            compiled = Compiled(
+                int(record["time"]),
+                int(record["pid"]),
+                int(record["uid"]),
+                int(record["gid"]),
+                bytes(record["path"]).split(b"\0", 1)[0],  # behind it lies what the ring buffer held before
             )
+            queue = self._waiting.get(compiled.uid, ())
+            if len(queue) >= MAX_WAITING_OF_ONE_USER or self._count + len(self._refused) >= MAX_WAITING:
+                full += 1
+            elif self._hangs[compiled.uid] >= MAX_HANGS_OF_ONE_USER:
+                self._refused.append(RefusedElf(compiled, "other files of its user took too long"))
+            else:
+                self._waiting.setdefault(compiled.uid, deque()).append(compiled)
+                self._count += 1
         self._next()
-        return max(0, len(records) - room)
+        return full
 
     def _next(self) -> None:
         if self._current is not None or not self._waiting:
             return
-        self._current = self._waiting.popleft()
+        uid = next(iter(self._waiting))
+        queue = self._waiting.pop(uid)
+        self._current = queue.popleft()
+        self._count -= 1
+        if queue:
+            self._waiting[uid] = queue  # behind the other users
         self._since_ns = time.monotonic_ns()
         request = {
             "pid": self._current.pid,
@@ -134,6 +153,8 @@ class Intake:
 
     def read(self) -> TakenElf | RefusedElf | None:
         """The answer to one module, if it is there; to be called until it gives None."""
+        if self._refused:
+            return self._refused.popleft()
         if self._current is None:
             return None
         try:
@@ -172,18 +193,38 @@ class Intake:
         compiled, self._current = self._current, None
         channel, child = self._channel, self._child
         self._start()  # while the old channel is open, so that the new one's descriptor is another
-        self._end_child(channel, child)
+        self._kill(channel, child)
+        self._hangs[compiled.uid] += 1
+        if self._hangs[compiled.uid] == MAX_HANGS_OF_ONE_USER:
+            left = self._waiting.pop(compiled.uid, ())
+            self._count -= len(left)
+            self._refused += [RefusedElf(other, "other files of its user took too long") for other in left]
         self._next()
         return RefusedElf(compiled, reason)
 
-    def _end_child(self, channel: socket.socket, child: subprocess.Popen[bytes]) -> None:
+    def _kill(self, channel: socket.socket, child: subprocess.Popen[bytes]) -> None:
         channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            _, status, usage = os.wait4(child.pid, 0)
-            child.returncode = os.waitstatus_to_exitcode(status)
-            self.cpu_seconds += usage.ru_utime + usage.ru_stime
+        self._killed.append(child)
+        self._killed = [child for child in self._killed if not self._reaped(child)]
+
+    def _reaped(self, child: subprocess.Popen[bytes]) -> bool:
+        """Whether it is gone; never waits for that."""
+        try:
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            return False
+        child.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu_seconds += usage.ru_utime + usage.ru_stime
+        return True
+
+    def forget_contents(self) -> None:
+        """Contents that came before are handed out again: they go into another file."""
+        self._seen.clear()
+        self._taken_bytes = 0
 
     def close(self) -> list[RefusedElf]:
         """Ends the child.
@@ -192,8 +233,14 @@ class Intake:
             What was still unanswered.
         """
         left = [self._current] if self._current else []
-        left += self._waiting
+        left += [compiled for queue in self._waiting.values() for compiled in queue]
+        refused = [*self._refused, *(RefusedElf(compiled, "the recording ended first") for compiled in left)]
         self._current = None
         self._waiting.clear()
-        self._end_child(self._channel, self._child)
-        return [RefusedElf(compiled, "the recording ended first") for compiled in left]
+        self._refused.clear()
+        self._kill(self._channel, self._child)
+        deadline = time.monotonic() + _LAST_WAIT_S
+        while self._killed and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self._killed = [child for child in self._killed if not self._reaped(child)]
+        return refused

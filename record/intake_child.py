@@ -25,6 +25,7 @@ MAX_ELF_BYTES = 256 << 20
 _EM_INTELGT = 205
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_BENEATH = 0x08
 _RESOLVE_IN_ROOT = 0x10
 _CHUNK = 1 << 20
 
@@ -33,11 +34,16 @@ class Refused(Exception):
     """The file is not taken; the text says why."""
 
 
-def _open_in_root(root: int, path: bytes) -> int:
-    """An O_PATH descriptor: nothing is opened yet that could block or have an effect, as a device or FIFO can."""
-    how = struct.pack("<QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+def _open_below(folder: int, path: bytes) -> int:
+    """An O_PATH descriptor: nothing is opened yet that could block or have an effect, as a device or FIFO can.
+
+    The folder is the process's root for an absolute path. For a relative one it is where the process works, and a path
+    that leaves it is refused: openat2 cannot be told of both.
+    """
+    resolve = _RESOLVE_NO_MAGICLINKS | (_RESOLVE_IN_ROOT if path.startswith(b"/") else _RESOLVE_BENEATH)
+    how = struct.pack("<QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, resolve)
     libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.syscall(ctypes.c_long(_SYS_OPENAT2), root, ctypes.c_char_p(path), how, ctypes.c_size_t(len(how)))
+    fd: int = libc.syscall(ctypes.c_long(_SYS_OPENAT2), folder, ctypes.c_char_p(path), how, ctypes.c_size_t(len(how)))
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return fd
@@ -90,8 +96,8 @@ def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     opened: list[int] = []
     try:
         below = "root" if path.startswith(b"/") else "cwd"
-        root = os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC)
-        opened.append(root)
+        folder = os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC)
+        opened.append(folder)
         # setfsuid changes what may be opened and nothing else, and takes the file capabilities away with it; what
         # is read afterwards goes into memory and needs no right.
         if os.geteuid() == 0:
@@ -100,14 +106,18 @@ def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
             libc.setfsuid(uid)
             if libc.setfsuid(-1) != uid:  # -1 changes nothing and tells what it is
                 raise Refused("its user's rights could not be taken on")
-        path_fd = _open_in_root(root, path)
+        path_fd = _open_below(folder, path)
         opened.append(path_fd)
         memory, digest, size = _take(path_fd)
         return {"digest": digest, "size": size}, memory
     except Refused as refusal:
         return {"refused": str(refusal)}, None
     except OSError as error:
-        reason = {errno.ELOOP: "it is a symbolic link", errno.ENOENT: "it is not there (any more)"}
+        reason = {
+            errno.ELOOP: "it is a symbolic link",
+            errno.ENOENT: "it is not there (any more)",
+            errno.EXDEV: "its relative path leaves the folder that the process works in",
+        }
         return {"refused": reason.get(error.errno or 0, error.strerror or str(error))}, None
     finally:
         if os.geteuid() == 0:

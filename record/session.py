@@ -1,94 +1,99 @@
-"""A recording: one loop over the sources, no threads, nothing decoded, everything to the spool.
+"""A recording, from what it opens to the end of its spool: no threads, nothing decoded, everything to the spool.
 
-The loop wakes when a stream has stalls, when a module was compiled or a library mapped, when a ring buffer fills, and
-otherwise once in TICK_NS to empty them all.
+The parts know what they read and what they write; here is the order in which they begin, are looked at, and end. The
+loop wakes when a stream has stalls, when a module was compiled or a library mapped, when a ring buffer fills, for
+metrics, and otherwise once in TICK_NS to empty everything.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import os
 import platform
 import resource
-import select
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import iaprof
-from iaprof.bpf.launches import LaunchProbes, Sizes
-from iaprof.bpf.libraries import SYSTEM_FOLDERS, Outcome
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.libraries import SYSTEM_FOLDERS
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import Counter
-from iaprof.formats.sideband import mapped_paths
-from iaprof.record import xe
-from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from iaprof.record.command import PATIENCE_S, Command
+from iaprof.record.control import COMMANDS, Control
+from iaprof.record.finisher import Finisher
+from iaprof.record.gpus import Gpus
+from iaprof.record.intake import Intake
+from iaprof.record.journal import Journal, Tell
+from iaprof.record.launches import Launches
+from iaprof.record.loop import Loop
+from iaprof.record.metrics import MeteredGt, Metrics
+from iaprof.record.options import Options
+from iaprof.record.rotation import OnPart, Rotation, spool_path
+from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.spool import FrameKind, Spool
-from iaprof.record.stalls import StallLoss, StallRead, StallStream
+from iaprof.record.stalls import StallStream
+from iaprof.record.watch import Watch
 
 TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
-GONE_TICK_NS = 100_000_000  # while a stream waits to be opened again
-COUNTERS_EVERY_NS = 1_000_000_000
-SIDEBAND_REST_NS = 10_000_000
-TURN_NS = 10_000_000  # of one stream's reads, or of looking for libraries, before the others get theirs
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
-LAST_READS_S = 2.0  # a GPU that samples faster than we read would never let us end
-COMMAND_WAIT_S = 1.0
-INTAKE_WAIT_S = 3.0
-_LIBRARY = b"libze_intel_gpu.so"
-
-_LOSSES = {
-    Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer"),
-    Counter.BAD_ARGS: ("launches", "unreadable", "the probe's arguments could not be read"),
-    Counter.STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those launches have no stack"),
-    Counter.STACKS_FAILED: ("stacks", "failed", "the kernel could not walk them; those launches have no stack"),
-    Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
-}
+TURN_NS = 10_000_000  # of telling what runs, before others get theirs
+STATUS_NS = 500_000_000
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to record."""
+class Status:
+    """How a recording goes, for whoever watches it."""
 
-    output: Path
-    command: tuple[str, ...] = ()
-    duration_s: float | None = None
-    sizes: Sizes = field(default_factory=Sizes)
+    seconds: float
+    records: int
+    launches: int
+    lost: int  # as far as it is known how many
+    losses: int  # times that something was lost
+    kernels: int  # different ones that were launched
+    matched: int  # of those, in a module that was taken
+    bytes: int  # spooled
+    cpu_s: float  # own
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who is told what while recording."""
+
+    warn: Tell
+    inform: Tell
+    part: OnPart  # a capture that is whole while recording goes on
+    status: Callable[[Status], None] | None = None
 
 
 class Session:
     """One recording, from the opened devices to the closed spool."""
 
-    def __init__(self, options: Options, signals: StopSignals) -> None:
+    def __init__(self, options: Options, signals: StopSignals, audience: Audience) -> None:
         """Opens everything that can fail, before anything is started.
 
         Args:
             options: what to record.
             signals: when to end.
+            audience: is told how it goes.
 
         Raises:
             Interrupted: a signal came meanwhile.
             IaprofError: no device, no permission, no BPF, no room: what to do stands in it.
         """
-        self._options = options
-        self._signals = signals
-        self._command: subprocess.Popen[bytes] | None = None
-        self._unread: set[StallStream] = set()
-        self._mapping: dict[int, None] = {}  # processes that mapped a library, in order
-        self._libraries: list[dict[str, Any]] = []
-        self._last_counters: dict[Counter, int] = dict.fromkeys(Counter, 0)
-        self._counters_ns = self._tick_ns = time.monotonic_ns()
-        self._sideband_due_ns = 0  # when to wait for it again; 0 while we do
+        self._options, self._signals, self._audience = options, signals, audience
+        self._command: Command | None = None
+        self._finisher: Finisher | None = None
+        self._stop = False
+        self._pause_began: int | None = 0  # None while sampling
         self._opened = contextlib.ExitStack()
         try:
             self._open()
@@ -97,39 +102,39 @@ class Session:
             raise
 
     def _open(self) -> None:
-        self._streams = self._open_streams()
-        self._signals.check()
-        self._intake = Intake()  # before BPF's compiler makes this process large
-        self._opened.callback(self._intake.close)
-        self._signals.check()
-        self._probes = LaunchProbes(self._options.sizes)
-        self._opened.callback(self._probes.close)
+        options, opened = self._options, self._opened
+        self._scope = Scope(options.pids) if options.pids else None
+        self._control = Control(options.control) if options.control else None
+        if self._control is not None:
+            opened.callback(self._control.close)
+        self._gpus = Gpus(options)
+        opened.callback(self._gpus.close)
+        self._probes = LaunchProbes(options.sizes)  # compiles while the rest is opened
+        opened.callback(self._probes.close)
+        self._intake = Intake()
+        opened.callback(self._intake.close)
         self._signals.check()
         try:
-            self._sideband = SideBandBuffers()
+            sideband = SideBandBuffers(options.cpu_hz)
         except OSError as error:
             raise IaprofError(
                 f"the machine's mappings and processes cannot be watched (perf_event_open: {error.strerror}): "
                 "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
             ) from error
-        self._opened.callback(self._sideband.close)
-        self.spool = Spool(spool_path(self._options.output))
+        opened.callback(sideband.close)
+        self._watch = Watch(sideband)
+        # Whatever is mapped from here on, the side-band tells.
+        self._running = b"".join(snapshot(time.monotonic_ns()))
+        self._signals.check()
+        self._probes.ready(self._signals)
+        self._signals.check()
+        self._launches = Launches(self._probes, self._intake, self._scope)
+        self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
 
-    def _open_streams(self) -> list[StallStream]:
-        devices, problems = xe.find_devices()
-        streams: list[StallStream] = []
-        for device in devices:
-            for gt in device.gts:
-                try:
-                    streams.append(StallStream(device, gt, device.rates[-1], device.layout(gt)))
-                except xe.DeviceError as error:
-                    problems.append(str(error))
-                else:
-                    self._opened.callback(streams[-1].close)
-        if not streams:
-            raise IaprofError("; ".join(problems))
-        self._not_recorded = problems
-        return streams
+    @property
+    def spool(self) -> Spool:
+        """What is written now."""
+        return self._journal.spool
 
     def run(self) -> int:
         """Records until the command ends, the time is over or a signal comes.
@@ -142,288 +147,256 @@ class Session:
             IaprofError: the command cannot be started, and there is no spool; or the disk is full or the like, and the
                 spool holds what came before.
         """
-        with self._opened:
-            started = time.monotonic_ns()
+        with self._opened, contextlib.closing(Loop()) as self._loop:
+            self._started = time.monotonic_ns()
+            self._rotation = Rotation(self._options, self._journal, self._loop, self._audience.part)
+            self._opened.callback(self._rotation.close)
             try:
-                self._begin(started)
+                self._begin()
             except BaseException:
                 self.spool.close()
                 self.spool.remove()
                 raise
             self._signals.farewell = self._farewell
-            self._loop(started)
+            while not self._is_over():
+                self._loop.turn()
+                if self._signals.rotate or self._rotation.is_due:
+                    self._rotate()
             self._end()
-            return self._command_status()
+            return self._command.exit_code if self._command else 0
 
-    def _begin(self, started: int) -> None:
-        self._write_json(FrameKind.HEADER, self._header(started))
-        self.spool.write(FrameKind.SIDEBAND, snapshot(), time=time.monotonic_ns())
-        self._took(self._probes.libraries.installed(self._library_folders()))
-        self._took(self._probes.libraries.running())
-        for problem in self._not_recorded:
-            self._loss("devices", "not recorded", None, problem, started, started)
-        for stream in self._streams:
-            stream.start()
-        if self._options.command:
-            self._signals.check()
-            self._start_command()
+    # Beginning
 
-    # The loop
+    def _begin(self) -> None:
+        journal, loop, options = self._journal, self._loop, self._options
+        journal.json(FrameKind.HEADER, self._header())
+        journal.write(FrameKind.SIDEBAND, self._running, time=self._started)
+        del self._running
+        follow = None
+        if self._scope is not None:
+            self._scope.start(journal, self._probes)
+            follow = self._scope.follow
+        self._watch.start(journal, loop, self._launches.mapped, follow)
+        self._launches.start(journal, loop, self._on_process, self._library_folders())
+        self._metrics = self._open_metrics()
+        self._gpus.start(journal, loop, self._on_stream)
+        loop.wait_for(self._signals.fileno(), self._on_signal)
+        if self._control is not None:
+            loop.wait_for(self._control.fileno(), self._obey)
+        loop.every(TICK_NS, self._tick)
+        if self._audience.status is not None:
+            self._launches.count_kernels()
+            loop.every(STATUS_NS, self._show_status)
+        begins = time.monotonic_ns() + max(options.delay_ms, 0) * 1_000_000
+        if options.delay_ms == 0:
+            self._resume()
+        else:
+            self._pause_began = time.monotonic_ns()
+            if options.delay_ms > 0:
+                loop.at(begins, self._resume)
+        if options.duration_s is not None:
+            loop.at(begins + int(options.duration_s * 1e9), self._end_soon)
+        self._signals.check()
+        if options.command:
+            self._command = Command(options.command, self._signals)
 
-    def _loop(self, started: int) -> None:
-        end_ns = started + int(self._options.duration_s * 1e9) if self._options.duration_s else None
-        readers: dict[int, Callable[[], None]] = {}
-        with select.epoll() as epoll:
-            self._epoll, self._readers = epoll, readers
-            self._wait_for(self._signals.fileno(), self._signals.clear)
-            for stream in self._streams:
-                self._wait_for_stream(stream)
-            # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
-            # we read those before it.
-            for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled):
-                self._wait_for(ring.fileno(), self._read_rings, select.EPOLLET)
-            self._wait_for(self._sideband.fileno(), self._rest_sideband, select.EPOLLONESHOT)
-            self._read_sideband()
-            self._wait_for_intake()
-            while not self._signals.count:
-                now = time.monotonic_ns()
-                if end_ns and now >= end_ns:
-                    break
-                if 0 < self._sideband_due_ns <= now:
-                    self._watch_sideband()
-                for fd, _ in epoll.poll(self._seconds_to_wait(now, end_ns)):
-                    if reader := readers.get(fd):  # one of the others may have taken it away
-                        reader()
-                for stream in list(self._unread):
-                    self._read_stalls(stream)
-                self._attach_libraries()
-                if time.monotonic_ns() - self._tick_ns >= self._tick_length():
-                    self._tick()
-                if self._command is not None and self._command.poll() is not None:
-                    break
-
-    def _wait_for(self, fd: int, reader: Callable[[], None], how: int = 0) -> None:
-        self._epoll.register(fd, select.EPOLLIN | how)
-        self._readers[fd] = reader
-
-    def _wait_for_stream(self, stream: StallStream) -> None:
-        fd = stream.fileno()
-        if fd is not None:
-            self._wait_for(fd, functools.partial(self._read_stalls, stream))
-
-    def _tick_length(self) -> int:
-        return GONE_TICK_NS if any(stream.fileno() is None for stream in self._streams) else TICK_NS
-
-    def _seconds_to_wait(self, now: int, end_ns: int | None) -> float:
-        if self._unread or self._mapping:
-            return 0
-        due = self._tick_ns + self._tick_length()
-        if end_ns:
-            due = min(due, end_ns)
-        if self._sideband_due_ns:
-            due = min(due, self._sideband_due_ns)
-        return max(0, due - now) / 1e9
-
-    def _rest_sideband(self) -> None:
-        """Reads, and looks away for a moment: a busy machine maps and forks without end, and each one wakes us."""
-        self._read_sideband()
-        self._sideband_due_ns = time.monotonic_ns() + SIDEBAND_REST_NS
-
-    def _watch_sideband(self) -> None:
-        """Waits for the side-band again after its rest."""
-        self._sideband_due_ns = 0
-        self._epoll.modify(self._sideband.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
-        # perf tells of records once, and this has asked: what came during the rest is read now.
-        self._read_sideband()
-
-    def _tick(self) -> None:
-        for stream in self._streams:
-            self._read_stalls(stream)
-        self._read_rings()
-        self._read_sideband()
-        self._read_intake()
-        now = self._tick_ns = time.monotonic_ns()
-        if now - self._counters_ns >= COUNTERS_EVERY_NS:
-            self._read_counters()
-
-    def _wait_for_intake(self) -> None:
-        self._intake_fd = self._intake.fileno()
-        self._wait_for(self._intake_fd, self._read_intake)
-
-    # The sources
-
-    def _read_stalls(self, stream: StallStream) -> None:
-        """Reads until there is nothing more, or until the turn is over: then the stream is in `_unread`.
-
-        It has to be remembered, as every read makes the driver forget that the stream was readable.
-        """
-        index = self._streams.index(stream)
-        before = stream.fileno()
-        turn_ends = time.monotonic_ns() + TURN_NS
-        self._unread.add(stream)
-        while time.monotonic_ns() < turn_ends:
-            got = stream.read()
-            if got is None:
-                self._unread.discard(stream)
-                break
-            if isinstance(got, StallRead):
-                columns = [words.data for words in got.words]
-                self.spool.write(
-                    FrameKind.STALLS, *columns, time=got.time_ns, begin=got.begin_ns, source=index, part=len(columns)
-                )
-                continue
-            self._stall_loss(stream, got)
-            if stream.fileno() != before and not self._epoll.closed:
-                if before is not None:  # its descriptor is closed, and so no longer waited for
-                    self._readers.pop(before, None)
-                self._wait_for_stream(stream)
-                before = stream.fileno()
-
-    def _stall_loss(self, stream: StallStream, loss: StallLoss) -> None:
-        source = f"stalls of {stream.device.path} GT {stream.gt.id}"
-        self._loss(source, loss.what, None, loss.detail, loss.begin_ns, loss.time_ns)
-
-    def _read_rings(self) -> None:
-        # In this order: a launch's stack was sent before it, so all that these launches name will be there.
-        launches = self._probes.launches.read()
-        stacks = self._probes.stacks.read()
-        now = time.monotonic_ns()
-        if len(stacks):
-            payload = stacks.view("u1").data
-            self.spool.write(FrameKind.STACKS, payload, time=now, part=self._probes.depth)
-        if len(launches):
-            self.spool.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
-        compiled = self._probes.compiled.read()
-        if len(compiled):
-            refused = self._intake.ask(compiled)
-            if refused:
-                self._loss("kernels", "refused", refused, "too many were compiled at once", now, now)
-
-    def _read_intake(self) -> None:
-        while (answer := self._intake.read()) is not None:
-            self._keep_elf(answer)
-        if self._intake.fileno() != self._intake_fd and not self._epoll.closed:  # its child was replaced
-            del self._readers[self._intake_fd]
-            self._wait_for_intake()
-
-    def _keep_elf(self, answer: TakenElf | RefusedElf) -> None:
-        compiled = answer.compiled
-        path = compiled.path.decode("utf-8", "backslashreplace")
-        if isinstance(answer, RefusedElf):
-            detail = f"{path} of process {compiled.pid}: {answer.reason}"
-            self._loss("kernels", "refused", 1, detail, compiled.time_ns, compiled.time_ns)
-            return
-        about = {"pid": compiled.pid, "path": path, "digest": answer.digest, "size": answer.size}
-        about["content"] = answer.content is not None
-        meta = json.dumps(about).encode()
-        self.spool.write(FrameKind.KERNEL, meta, answer.content or b"", time=compiled.time_ns, part=len(meta))
-
-    def _read_sideband(self) -> None:
-        for cpu, data in self._sideband.read():
-            self.spool.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=cpu)
-            if _LIBRARY in data:
-                self._mapping |= {pid: None for pid, path in mapped_paths(data) if _LIBRARY in path}
-
-    def _attach_libraries(self) -> None:
-        """Looks into the processes that mapped a library. Their maps may be long, and they may be many: one turn."""
-        turn_ends = time.monotonic_ns() + TURN_NS
-        while self._mapping and time.monotonic_ns() < turn_ends:
-            pid = next(iter(self._mapping))
-            del self._mapping[pid]
-            self._took(self._probes.libraries.mapped(pid))
-
-    def _read_counters(self) -> None:
-        """Writes down what the BPF programs could not send since the last look."""
-        now, counters = time.monotonic_ns(), self._probes.counters()
-        for counter, (source, what, detail) in _LOSSES.items():
-            lost = counters[counter] - self._last_counters[counter]
-            if lost:
-                self._loss(source, what, lost, detail, self._counters_ns, now)
-        self._last_counters, self._counters_ns = counters, now
-
-    def _took(self, outcomes: Iterator[Outcome]) -> None:
-        for outcome in outcomes:
-            now = time.monotonic_ns()
-            self._libraries.append({"path": outcome.path, "probes": outcome.probes, "since_ns": now})
-            if outcome.problem:
-                self._loss("launches", "library", None, f"{outcome.path} is not probed: {outcome.problem}", now, now)
-
-    def _loss(self, source: str, what: str, count: int | None, detail: str, begin: int, now: int) -> None:
-        row = {"source": source, "what": what, "count": count, "detail": detail}
-        self._write_json(FrameKind.LOSS, row, time_ns=now, begin_ns=begin)
-
-    def _write_json(self, kind: FrameKind, value: dict[str, Any], time_ns: int = 0, begin_ns: int = 0) -> None:
-        self.spool.write(kind, json.dumps(value).encode(), time=time_ns or time.monotonic_ns(), begin=begin_ns)
-
-    # Beginning and end
+    def _open_metrics(self) -> Metrics | None:
+        if not self._options.metric_interval_ns:
+            return None
+        gts = [MeteredGt(index, s.device, s.gt) for index, s in enumerate(self._gpus.streams)]
+        metrics = Metrics(gts)
+        self._opened.callback(metrics.close)
+        for problem in metrics.problems:
+            self._journal.inform(problem)
+        self._loop.every(self._options.metric_interval_ns, self._measure)
+        return metrics
 
     def _library_folders(self) -> tuple[str, ...]:
         folders = os.environ.get("LD_LIBRARY_PATH", "").split(":") if self._options.command else []
         return (*SYSTEM_FOLDERS, *(folder for folder in folders if folder))
 
-    def _start_command(self) -> None:
-        try:
-            self._command = subprocess.Popen(self._options.command)
-        except OSError as error:
-            raise IaprofError(f"{self._options.command[0]} cannot be started: {error.strerror}") from error
+    # While recording
 
-    def _command_status(self) -> int:
-        if self._command is None:
-            return 0
-        status = self._command.returncode
-        return 128 - status if status is not None and status < 0 else status or 0
+    def _is_over(self) -> bool:
+        if self._command is not None:
+            return self._stop or not self._command.runs
+        return self._stop or bool(self._signals.count)
+
+    def _end_soon(self) -> None:
+        self._stop = True
+
+    def _on_signal(self) -> None:
+        self._signals.clear()
+        if self._command is not None:
+            self._command.forward()
+            if self._signals.count:  # it may have its own way to end, which is recorded too
+                self._loop.at(time.monotonic_ns() + int(PATIENCE_S * 1e9), self._end_soon)
+
+    def _on_process(self, pid: int) -> None:
+        if self._metrics is not None:
+            self._metrics.watch([pid])
+
+    def _on_stream(self, stream: StallStream) -> None:
+        if self._metrics is not None:
+            self._metrics.add(MeteredGt(self._gpus.streams.index(stream), stream.device, stream.gt))
+
+    def _obey(self) -> None:
+        assert self._control is not None
+        for command in self._control.read():
+            if command == "closed":
+                self._loop.forget(self._control.fileno())
+                continue
+            if command not in COMMANDS:
+                self._journal.warn(f"--control: '{command}' is none of {', '.join(COMMANDS)}")
+                continue
+            if command == "enable":
+                self._resume()
+            elif command == "disable":
+                self._pause()
+            elif command == "snapshot":
+                self._signals.rotate = True
+            elif command == "stop":
+                self._end_soon()
+            self._control.acknowledge()
+
+    def _resume(self) -> None:
+        if self._pause_began is not None:
+            self._gpus.resume()
+            self._watch.sampling(True)
+            self._note_pause()
+
+    def _note_pause(self) -> None:
+        if self._pause_began:
+            self._journal.append("paused", [self._pause_began, time.monotonic_ns()])
+        self._pause_began = None
+
+    def _pause(self) -> None:
+        """Launches go on: what the GPU executes after the pause may have been launched before its end."""
+        if self._pause_began is None:
+            time.sleep(DRAIN_S)
+            self._gpus.pause()
+            self._watch.sampling(False)
+            self._pause_began = time.monotonic_ns()
+
+    def _measure(self) -> None:
+        if self._metrics is not None and self._pause_began is None:
+            self._metrics.sample()
+
+    def _tick(self) -> None:
+        self._gpus.tick()
+        self._launches.read()
+        self._watch.read()
+        self._launches.read_intake()
+        self._write_metrics()
+        most = self._options.max_bytes
+        if most is not None and self._journal.earlier_bytes + self.spool.size >= most:
+            self._journal.warn(f"--max-size: {most:,} bytes were recorded, the recording ends")
+            self._end_soon()
+
+    def _write_metrics(self) -> None:
+        if self._metrics is not None:
+            for meta, rows in self._metrics.take():
+                self._journal.write(FrameKind.METRICS, meta, rows, time=time.monotonic_ns(), part=len(meta))
+
+    def _show_status(self) -> None:
+        if self._audience.status is not None:
+            self._audience.status(self.status())
+
+    def _rotate(self) -> None:
+        if self._rotation.is_under_way:
+            return  # a little later
+        self._signals.rotate = False
+        now = time.monotonic_ns()
+        self._probes.new_epoch()  # each stack travels again, into the new file
+        self._tick()
+        self._launches.read_counters()
+        self._journal.json(FrameKind.END, self._footer(now))
+        self._rotation.rotate()
+        self._journal.json(FrameKind.HEADER, self._header())
+        self._launches.describe_again()
+        self._launches.take_modules_again()
+        self._pieces = snapshot(now)
+        self._loop.go_on_with("snapshot", self._tell_what_runs)
+
+    def _tell_what_runs(self) -> None:
+        turn_ends = time.monotonic_ns() + TURN_NS
+        for piece in self._pieces:
+            self._journal.write(FrameKind.SIDEBAND, piece, time=time.monotonic_ns())
+            if time.monotonic_ns() > turn_ends:
+                return
+        self._loop.done_with("snapshot")
+
+    def status(self) -> Status:
+        """How it goes."""
+        totals = self._journal.totals
+        kernels, matched = self._launches.kernels.counts() if self._launches.kernels else (0, 0)
+        return Status(
+            seconds=(time.monotonic_ns() - self._started) / 1e9,
+            records=totals.records,
+            launches=totals.launches,
+            lost=totals.lost,
+            losses=totals.losses,
+            kernels=kernels,
+            matched=matched,
+            bytes=self._journal.earlier_bytes + self.spool.size,
+            cpu_s=_cpu_seconds(),
+            paused=self._pause_began is not None,
+        )
+
+    # The end
 
     def _farewell(self) -> str:
         return f"iaprof: stopped at once; 'iaprof recover {self.spool.path}' saves what was recorded\n"
 
+    def _end(self) -> None:
+        stopped = time.monotonic_ns()
+        self._finisher = Finisher(self.spool)  # has what it imports when there is something to finish
+        if self._command is not None:
+            self._command.end()
+        time.sleep(DRAIN_S)
+        self._gpus.finish()
+        self._launches.finish()
+        self._watch.finish()
+        self._write_metrics()
+        if self._pause_began is not None:
+            self._note_pause()
+        while self._loop.has_left("snapshot"):
+            self._tell_what_runs()
+        self._rotation.wait()
+        self._journal.json(FrameKind.END, self._footer(stopped))
+        self._finisher.go(self._options.output)
+
+    def finish(self) -> tuple[dict[str, Any], int]:
+        """Header and bytes of the capture of an ended recording; its spool is gone then.
+
+        Raises:
+            IaprofError: it cannot be made; the spool stays.
+        """
+        assert self._finisher is not None
+        header, size = self._finisher.result()
+        self.spool.close()
+        self.spool.remove()
+        return header, size
+
+    def close(self) -> None:
+        """Ends what is still under way."""
+        if self._finisher is not None:
+            self._finisher.close()
+
     @property
     def command_runs(self) -> bool:
         """Whether there is a command that did not end yet."""
-        return self._command is not None and self._command.poll() is None
+        return self._command is not None and self._command.runs
 
     def wait_for_command(self) -> None:
         """Lets a command go on to its end whose recording could not; until a signal comes."""
-        while self.command_runs and not self._signals.count:
-            select.select([self._signals], [], [], 1.0)
-            self._signals.clear()
+        if self._command is not None:
+            self._command.wait()
 
-    def _end(self) -> None:
-        stopped = time.monotonic_ns()
-        if self._command is not None and self.command_runs:
-            self._command.terminate()  # as perf does when it is interrupted
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._command.wait(COMMAND_WAIT_S)
-        time.sleep(DRAIN_S)
-        for stream in self._streams:
-            self._read_last_stalls(stream)
-            stream.close()
-        self._probes.detach()
-        self._sideband.stop()
-        self._read_rings()
-        deadline = time.monotonic() + INTAKE_WAIT_S
-        while not self._intake.idle and time.monotonic() < deadline:
-            self._read_intake()
-            time.sleep(0.001)
-        for refused in self._intake.close():
-            self._keep_elf(refused)
-        self._read_sideband()
-        self._read_counters()
-        self._write_json(FrameKind.END, self._footer(stopped))
+    # What the capture says of the recording
 
-    def _read_last_stalls(self, stream: StallStream) -> None:
-        deadline = time.monotonic() + LAST_READS_S
-        self._read_stalls(stream)
-        while stream in self._unread and time.monotonic() < deadline:
-            self._read_stalls(stream)
-        if stream in self._unread:
-            now = time.monotonic_ns()
-            detail = "more came than could be read when the recording ended"
-            self._stall_loss(stream, StallLoss("unread", detail, now, now))
-        if gap := stream.unfinished_gap():
-            self._stall_loss(stream, gap)
-
-    def _header(self, started: int) -> dict[str, Any]:
-        host = os.uname()
+    def _header(self) -> dict[str, Any]:
+        host, options = os.uname(), self._options
         return {
             "iaprof": iaprof.__version__,
             "host": {
@@ -433,25 +406,16 @@ class Session:
                 "cpus": len(online_cpus()),
             },
             "python": platform.python_version(),
-            "command": list(self._options.command),
+            "command": list(options.command),
             "arguments": sys.argv,
-            "clock": {"monotonic_ns": started, "realtime_ns": time.time_ns() - (time.monotonic_ns() - started)},
+            "part": self._rotation.number,
+            "clock": _clocks(),
             "stack_depth": self._probes.depth,
-            "streams": [
-                {
-                    "device": stream.device.path,
-                    "pci_address": stream.device.pci_address,
-                    "device_id": stream.device.device_id,
-                    "revision": stream.device.revision,
-                    "gt": stream.gt.id,
-                    "tile": stream.gt.tile,
-                    "ip_version": list(stream.gt.ip_version),
-                    "layout": stream.layout.value,
-                    "rate_cycles": stream.rate,
-                    "xecore_buffer_bytes": stream.device.xecore_buffer_bytes,
-                }
-                for stream in self._streams
-            ],
+            "cpu_hz": options.cpu_hz,
+            "metric_interval_ns": options.metric_interval_ns,
+            "streams": self._gpus.describe(),
+            "libraries": list(self._launches.libraries),
+            **({"scope": list(self._scope.pids)} if self._scope else {}),
         }
 
     def _footer(self, stopped: int) -> dict[str, Any]:
@@ -459,10 +423,11 @@ class Session:
         counters = self._probes.counters()
         return {
             "end_ns": stopped,
-            "libraries": self._libraries,
+            "clock_end": _clocks(),
             "probes": {counter.name.lower(): value for counter, value in counters.items()},
             "cost": {
-                "cpu_s": round(usage.ru_utime + usage.ru_stime + self._intake.cpu_seconds, 3),
+                "cpu_s": round(_cpu_seconds() + self._intake.cpu_seconds + self._probes.compile_cpu_seconds, 3),
+                "compile_cpu_s": round(self._probes.compile_cpu_seconds, 3),
                 "peak_bytes": usage.ru_maxrss * 1024,
                 "spool_bytes": self.spool.size,
                 "probe_ns": counters[Counter.PROBE_NS],
@@ -470,6 +435,12 @@ class Session:
         }
 
 
-def spool_path(output: Path) -> Path:
-    """Where the spool of a capture lies while it is recorded."""
-    return output.with_name(output.name + ".spool")
+def _clocks() -> dict[str, int]:
+    """One moment on both clocks: the wall clock may be set while recording."""
+    monotonic, realtime = time.monotonic_ns(), time.time_ns()
+    return {"monotonic_ns": monotonic, "realtime_ns": realtime}
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

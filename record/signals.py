@@ -2,7 +2,7 @@
 
 SIGINT, SIGTERM and SIGHUP (the terminal was closed) are taken from the first moment to the last, so that none of them
 is met by a traceback or leaves a file behind: whoever has a natural place to stop looks at `count` there, and a loop
-waits on `fileno`. SIGCHLD only wakes.
+waits on `fileno`. SIGUSR2 asks for a new output file. SIGCHLD only wakes. What is meant for a command is noted for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from types import FrameType
 from typing import Self
 
 from iaprof.formats.errors import IaprofError
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FOR_COMMANDS = (signal.SIGUSR1, signal.SIGQUIT, signal.SIGCONT)
+_BY_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # which send them to all that run in front
 
 
 class Interrupted(IaprofError):
@@ -31,8 +35,10 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.count = 0
+        self.rotate = False  # SIGUSR2 came; whoever acts on it makes this False
         self.farewell: Callable[[], str] = lambda: "iaprof: stopped at once\n"  # printed when a second one comes
         self._number = 0
+        self._forward: list[int] = []
         self._previous: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -40,12 +46,16 @@ class StopSignals:
         self._ours.setblocking(False)
         self._pythons.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._pythons.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _STOPPING:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup
-            self._previous[number] = signal.signal(number, self._came)
-        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+            self._take(number, self._came)
+        self._take(signal.SIGUSR2, self._rotate)
+        self._take(signal.SIGCHLD, lambda *_: None)
         return self
+
+    def _take(self, number: int, handler: Callable[[int, FrameType | None], object]) -> None:
+        self._previous[number] = signal.signal(number, handler)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
@@ -54,9 +64,27 @@ class StopSignals:
         self._ours.close()
         self._pythons.close()
 
-    def _came(self, number: int, _: FrameType | None) -> None:
+    def take_for_command(self) -> None:
+        """From now on takes those too that a command may be meant by: see `to_forward`."""
+        for number in _FOR_COMMANDS:
+            self._take(number, self._note)
+
+    def to_forward(self) -> list[int]:
+        """The signals that came for a command and did not reach it, once."""
+        numbers, self._forward = self._forward, []
+        return numbers
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if number not in _BY_TERMINALS or not _in_front_of_a_terminal():
+            self._forward.append(number)
+
+    def _rotate(self, *_: object) -> None:
+        self.rotate = True
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self._number = number
+        self._note(number, frame)
         if self.count == 1:
             return
         if self.count == 2:
@@ -83,3 +111,17 @@ class StopSignals:
         """
         if self.count:
             raise Interrupted(self._number)
+
+
+def _in_front_of_a_terminal() -> bool:
+    """Whether a terminal's Ctrl-C reaches us, and so the command, too."""
+    try:
+        fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

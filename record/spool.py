@@ -11,14 +11,14 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
 from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import create
+from iaprof.formats.files import create, remove
 
 MAGIC = b"IAPS"
 VERSION = 1
@@ -100,10 +100,8 @@ class Spool:
         Raises:
             IaprofError: the disk is full, or the like. The spool ends with the last whole frame.
         """
-        parts = [memoryview(piece).cast("B") for piece in payload]
-        length = sum(len(piece) for piece in parts)
-        head = _FRAME.pack(kind, source, part, length, time, begin)
-        left = [memoryview(_CHECK.pack(zlib.crc32(head)) + head), *parts]
+        left = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
+        length = sum(map(len, left))
         try:
             while left:
                 written = os.writev(self._fd, left[:1000])
@@ -115,11 +113,39 @@ class Spool:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
             raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
-        self.size += _CHECK.size + _FRAME.size + length
+        self.size += length
 
-    def reader(self) -> SpoolReader:
-        """Reads the file that was written, whoever has put another one at its path."""
-        return SpoolReader(Path(f"/proc/self/fd/{self._fd}"))
+    def take_over(self, fd: int) -> None:
+        """Appends the whole frames of another file.
+
+        Raises:
+            IaprofError: see `write`.
+        """
+        left, position = os.fstat(fd).st_size, 0
+        try:
+            while position < left:
+                position += os.sendfile(self._fd, fd, position, left - position)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+            raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
+        self.size += left
+
+    def rename(self, path: Path) -> None:
+        """Gives the file another name in its folder.
+
+        Raises:
+            IaprofError: the folder refuses.
+        """
+        try:
+            os.rename(self.path, path)
+        except OSError as error:
+            raise IaprofError(f"{self.path} cannot be renamed to {path.name}: {error.strerror}") from error
+        self.path = path
+
+    def fileno(self) -> int:
+        """Of the open file, for who reads what was written, whoever has put another one at its path."""
+        return self._fd
 
     def close(self) -> None:
         """Closes the file, which stays."""
@@ -127,7 +153,21 @@ class Spool:
 
     def remove(self) -> None:
         """Deletes the file once the capture holds all that was in it."""
-        self.path.unlink(missing_ok=True)
+        remove(self.path)
+
+
+def framed(
+    kind: FrameKind,
+    *payload: bytes | memoryview,
+    time: int = 0,
+    begin: int = 0,
+    source: int = 0,
+    part: int = 0,
+) -> list[memoryview]:
+    """The pieces of a frame, in order: see Spool.write."""
+    parts = [memoryview(piece).cast("B") for piece in payload]
+    head = _FRAME.pack(kind, source, part, sum(map(len, parts)), time, begin)
+    return [memoryview(_CHECK.pack(zlib.crc32(head)) + head), *parts]
 
 
 class SpoolError(IaprofError):
@@ -159,8 +199,12 @@ class SpoolReader:
             raise SpoolError(f"{path} was made by a newer iaprof: recover it with that one")
         self._size = os.fstat(self._file.fileno()).st_size
 
-    def frames(self) -> Iterator[Frame]:
-        """Every whole frame from the start."""
+    def frames(self, kinds: Container[int] | None = None) -> Iterator[Frame]:
+        """Every whole frame from the start.
+
+        Args:
+            kinds: only these, when given; the rest is passed over.
+        """
         position = _START.size
         self._file.seek(position)
         while True:
@@ -170,6 +214,10 @@ class SpoolReader:
             kind, source, part, length, time, begin = _FRAME.unpack_from(head, _CHECK.size)
             if position + len(head) + length > self._size or length > MAX_PAYLOAD:
                 break
+            if kinds is not None and kind not in kinds:
+                position += len(head) + length
+                self._file.seek(position)
+                continue
             payload = self._file.read(length)
             if len(payload) < length:
                 break

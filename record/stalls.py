@@ -6,6 +6,7 @@ with the time of the read and of the one before: the only times that stalls have
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.stalls import RECORD_BYTES, Layout, significant_words
 from iaprof.record import xe
+from iaprof.record.subsample import Subsample
 
 READ_BYTES = 4 << 20  # more than becomes visible in one of the driver's 5 ms polls on the GPUs there are
 REOPEN_NS = 100_000_000
@@ -44,18 +46,22 @@ class StallLoss:
 class StallStream:
     """A GT's stream. After a GPU reset it opens itself again."""
 
-    def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: Layout) -> None:
-        """Opens it; nothing is sampled yet.
+    def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: Layout, subsample: int = 1) -> None:
+        """Opens it; nothing is sampled before `resume`.
 
         Args:
             device: whose.
             gt: of that device.
             rate: GPU cycles between samples.
             layout: of its records.
+            subsample: one record of so many is kept.
 
         Raises:
             DeviceError: see xe.open_stream.
         """
+        self.subsample = subsample
+        self._subsample = Subsample(subsample) if subsample > 1 else None
+        self._paused = True
         self.device, self.gt, self.rate, self.layout = device, gt, rate, layout
         self._overflow: StallLoss | None = None  # its time is 0 until the buffers were emptied
         self._buffer = np.empty((READ_BYTES // RECORD_BYTES, RECORD_BYTES // 8), np.uint64)
@@ -63,15 +69,26 @@ class StallStream:
         self._fd: int | None = xe.open_stream(device, gt, rate)
         self._begin_ns = self._start_ns = self._gap_from_ns = 0
 
-    def start(self) -> None:
-        """Begins to sample.
-
-        Raises:
-            DeviceError: the driver refuses.
-        """
+    def _start(self) -> None:
         if self._fd is not None:
             xe.enable_stream(self._fd, self.device)
             self._start_ns = self._begin_ns = time.monotonic_ns()
+
+    def pause(self) -> None:
+        """Stops sampling; what was sampled has to be read before."""
+        self._paused = True
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # after a reset; `resume` meets it
+                xe.disable_stream(self._fd)
+
+    def resume(self) -> StallLoss | None:
+        """Samples from now on; gives what happened meanwhile if that cannot be."""
+        self._paused = False
+        try:
+            self._start()
+        except xe.DeviceError:
+            return self._gone(time.monotonic_ns(), errno.ENODEV)
+        return None
 
     def fileno(self) -> int | None:
         """Readable when records are; None while the stream is gone."""
@@ -82,6 +99,8 @@ class StallStream:
 
         To be called until it gives None: each read clears the driver's readiness, whatever is left.
         """
+        if self._paused:
+            return None
         if self._fd is None:
             return self._reopen()
         if self._overflow is not None and self._overflow.time_ns:
@@ -100,7 +119,9 @@ class StallStream:
         count = length // RECORD_BYTES
         if count == 0:
             return None
-        return StallRead(significant_words(self._buffer[:count], self.layout), begin, time.monotonic_ns())
+        now = time.monotonic_ns()
+        kept = self._buffer[:count] if self._subsample is None else self._buffer[self._subsample.keep(count)]
+        return StallRead(significant_words(kept, self.layout), begin, now)
 
     def _seen_up_to(self, called: int) -> None:
         """What comes next was sampled after this: a read takes the buffers in turn, and sees what the driver saw."""
@@ -119,11 +140,16 @@ class StallStream:
                 return self.read()
             overflow, self._overflow = replace(self._overflow, time_ns=now), None
             return overflow
+        return self._gone(now, error.errno or 0)
+
+    def _gone(self, now: int, error: int) -> StallLoss:
         self._gap_from_ns, self._start_ns = self._begin_ns, now
         self.close()
-        if error.errno == errno.ENODEV:
-            return StallLoss("reset", "the GPU was reset: its stream ended and is opened again", self._gap_from_ns, now)
-        return StallLoss("stream", f"the stream ended ({error.strerror}) and is opened again", self._gap_from_ns, now)
+        if error == errno.ENODEV:
+            detail = "the GPU was reset or removed: its stream ended and is opened again"
+            return StallLoss("reset", detail, self._gap_from_ns, now)
+        detail = f"the stream ended ({os.strerror(error)}) and is opened again"
+        return StallLoss("stream", detail, self._gap_from_ns, now)
 
     def _reopen(self) -> StallLoss | None:
         now = time.monotonic_ns()
@@ -131,8 +157,10 @@ class StallStream:
             return None
         self._start_ns = now
         try:
+            if xe.pci_address(self.device.path) != self.device.pci_address:
+                return None  # another GPU has its node now
             self._fd = xe.open_stream(self.device, self.gt, self.rate)
-            self.start()
+            self._start()
         except xe.DeviceError:
             self.close()
             return None
@@ -144,7 +172,8 @@ class StallStream:
         """The gap that is still open when the recording ends."""
         if self._fd is not None:
             return None
-        detail = "nothing was sampled until the recording ended"
+        there = os.path.exists(self.device.path)
+        detail = "nothing was sampled until the recording ended" + ("" if there else ": the device vanished")
         return StallLoss("gap", detail, self._gap_from_ns, time.monotonic_ns())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The xe driver: which GPUs it drives, and their EU-stall streams.
+"""The xe driver: which GPUs it drives, which of them are wanted, and their EU-stall streams.
 
 Numbers and layouts: include/uapi/drm/xe_drm.h and drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6.15.
 """
@@ -10,24 +10,34 @@ import errno
 import fcntl
 import os
 import struct
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from iaprof.formats.errors import IaprofError
+from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.stalls import RECORD_BYTES, Layout
+from iaprof.record.pci_ids import device_name
 
 _VERSION = 0xC0406400
 _DEVICE_QUERY = 0xC0286440
 _OBSERVATION = 0x4020644B
-_ENABLE = 0x6900
-_QUERY_CONFIG, _QUERY_GT_LIST, _QUERY_EU_STALL = 2, 3, 10
+_ENABLE, _DISABLE = 0x6900, 0x6901
+_QUERY_ENGINES, _QUERY_CONFIG, _QUERY_GT_LIST, _QUERY_GT_TOPOLOGY, _QUERY_EU_STALL = 0, 2, 3, 5, 10
+_DSS_GEOMETRY, _DSS_COMPUTE = 1, 2  # masks of XeCores, which the header calls by their old name
 _PROPERTY_GT_ID, _PROPERTY_SAMPLE_RATE, _PROPERTY_WAIT_NUM_REPORTS = 1, 2, 3
 _MAIN_GT = 0
 _MAX_QUERY_BYTES = 1 << 20
+_INTEL = 0x8086
+_DRI, _DRM = "/dev/dri", "/sys/class/drm"
+RATE_NAMES = ("fastest", "fast", "medium", "slow", "slowest")
 
 NO_EU_STALLS = (
     "has no EU stall sampling: that needs a Battlemage, Lunar Lake, Panther Lake or Data Center GPU Max (PVC), or "
     "newer, and Linux 6.15 or later; Arc A-series, Meteor Lake and older cannot do it"
+)
+
+NO_GPU = (
+    f"no GPU was found: {_DRI} has no render node. iaprof records Intel GPUs under the xe driver: see whether it is "
+    "loaded (lsmod | grep xe), and which GPUs there are (lspci -k)"
 )
 
 
@@ -39,6 +49,14 @@ class OtherDriver(DeviceError):
     """A GPU is not driven by xe."""
 
 
+class StreamBusy(DeviceError):
+    """Another profiler holds the stream of a GT."""
+
+
+class NotPermitted(DeviceError):
+    """The driver does not let this process sample."""
+
+
 @dataclass(frozen=True)
 class Gt:
     """One GT that runs kernels."""
@@ -46,6 +64,16 @@ class Gt:
     id: int
     tile: int
     ip_version: tuple[int, int, int]  # graphics IP: major, minor, revision
+    xecores: int = 0  # 0: the driver does not say
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One hardware engine."""
+
+    engine_class: int  # DRM_XE_ENGINE_CLASS_*: 0 render, 1 copy, 2 video decode, 3 video enhance, 4 compute
+    instance: int
+    gt: int
 
 
 @dataclass(frozen=True)
@@ -53,10 +81,13 @@ class Device:
     """One GPU, by what its driver says."""
 
     path: str  # of the render node
+    card: str  # such as card0; empty when it has no such node
+    name: str
     pci_address: str
     device_id: int
     revision: int
     gts: tuple[Gt, ...]
+    engines: tuple[Engine, ...]  # empty when the driver does not say
     xecore_buffer_bytes: int
     rates: tuple[int, ...]  # GPU cycles between samples, fastest first
 
@@ -79,25 +110,104 @@ def find_devices() -> tuple[list[Device], list[str]]:
     Raises:
         DeviceError: there is none, with the reason of each GPU that is there but cannot.
     """
-    folder = Path("/dev/dri")
-    try:
-        nodes = sorted(name for name in os.listdir(folder) if name.startswith("renderD"))
-    except OSError:
-        nodes = []
+    nodes = render_nodes()
     if not nodes:
-        raise DeviceError(
-            "no GPU was found: /dev/dri has no render node. iaprof records Intel GPUs under the xe driver"
-        )
+        raise DeviceError(NO_GPU)
     devices: list[Device] = []
     problems: list[DeviceError] = []
-    for name in nodes:
+    for path in nodes:
         try:
-            devices.append(open_device(str(folder / name)))
+            devices.append(open_device(path))
         except DeviceError as error:
             problems.append(error)
     if not devices:
         raise DeviceError("; ".join(map(str, problems)))
     return devices, [str(problem) for problem in problems if not isinstance(problem, OtherDriver)]
+
+
+def render_nodes() -> list[str]:
+    """The paths of the render nodes that there are now."""
+    try:
+        return sorted(f"{_DRI}/{name}" for name in os.listdir(_DRI) if name.startswith("renderD"))
+    except OSError:
+        return []
+
+
+def pci_address(path: str) -> str:
+    """Where the GPU of a render node sits, such as 0000:03:00.0; `device` when that is unknown."""
+    return os.path.basename(os.path.realpath(f"{_DRM}/{os.path.basename(path)}/device"))
+
+
+def card_name(path: str) -> str:
+    """The other node of a render node's GPU, such as card0; empty when there is none."""
+    try:
+        nodes = os.listdir(f"{_DRM}/{os.path.basename(path)}/device/drm")
+    except OSError:
+        return ""
+    return min((name for name in nodes if name.startswith("card")), default="")
+
+
+def choose(devices: Sequence[Device], wanted: Iterable[str]) -> list[Device]:
+    """Those devices that are wanted; all when nothing is.
+
+    Args:
+        devices: to choose from.
+        wanted: cards (`card0` or `0`), PCI addresses (with or without the domain 0000) and render nodes (their names
+            or paths), each entry one or several with commas between.
+
+    Raises:
+        UsageError: one of them is none of the devices.
+    """
+    names = _names(wanted)
+    for name in names:
+        if not any(_is_called(device, name) for device in devices):
+            there = ", ".join(f"{device.card or device.path} ({device.pci_address})" for device in devices)
+            raise UsageError(f"no GPU that can be recorded is called '{name}': there is {there or 'none'}")
+    return [device for device in devices if is_wanted(device, names)]
+
+
+def is_wanted(device: Device, wanted: Iterable[str]) -> bool:
+    """Whether `choose` would choose this device, were all there that are wanted."""
+    names = _names(wanted)
+    return not names or any(_is_called(device, name) for name in names)
+
+
+def _names(wanted: Iterable[str]) -> list[str]:
+    return [name.strip() for entry in wanted for name in entry.split(",")]
+
+
+def _is_called(device: Device, name: str) -> bool:
+    name = name.lower()
+    card = f"card{name}" if name.isdecimal() else name.removeprefix(f"{_DRI}/")
+    node = os.path.basename(device.path).lower()
+    return card in (device.card, node) or device.pci_address.lower() in (name, f"0000:{name}")
+
+
+def pick_rate(device: Device, rate: str | None) -> int:
+    """The sampling rate, in GPU cycles between samples.
+
+    Args:
+        device: whose.
+        rate: one of RATE_NAMES, or one of the device's rates; None is the slowest, which costs least.
+
+    Raises:
+        UsageError: the device has no such rate.
+    """
+    rates = device.rates
+    last = len(rates) - 1
+    quarter = round(last / 4)
+    named = dict(zip(RATE_NAMES, (0, quarter, last // 2, last - quarter, last), strict=True))
+    if rate is None:
+        return rates[-1]
+    if rate in named:
+        return rates[named[rate]]
+    cycles = int(rate) if rate.isascii() and rate.isdecimal() and len(rate) < 20 else 0
+    if cycles not in rates:
+        raise UsageError(
+            f"{device.card or device.path} has no sampling rate '{rate}': it has {', '.join(RATE_NAMES)}, or in GPU "
+            f"cycles between samples {', '.join(map(str, rates))}"
+        )
+    return cycles
 
 
 def open_device(path: str) -> Device:
@@ -121,11 +231,24 @@ def open_device(path: str) -> Device:
         if record_size != RECORD_BYTES or 80 + 8 * count > len(stall) or count == 0:
             raise DeviceError(f"{path} has records of {record_size} bytes, which this iaprof cannot read")
         rates = struct.unpack_from(f"<{count}Q", stall, 80)
-        gts = _main_gts(_query(fd, _QUERY_GT_LIST, "GTs", path))
+        xecores = _xecores(_query_if_there(fd, _QUERY_GT_TOPOLOGY, "topology", path))
+        gts = tuple(
+            replace(gt, xecores=xecores.get(gt.id, 0)) for gt in _main_gts(_query(fd, _QUERY_GT_LIST, "GTs", path))
+        )
         if not gts:
             raise DeviceError(f"{path} has no GT that runs kernels")
-        pci = os.path.basename(os.path.realpath(f"/sys/class/drm/{os.path.basename(path)}/device"))
-        return Device(path, pci, device & 0xFFFF, device >> 16 & 0xFF, gts, buffer_bytes, rates)
+        return Device(
+            path=path,
+            card=card_name(path),
+            name=device_name(_INTEL, device & 0xFFFF) or _platform_name(*gts[0].ip_version[:2]),
+            pci_address=pci_address(path),
+            device_id=device & 0xFFFF,
+            revision=device >> 16 & 0xFF,
+            gts=gts,
+            engines=_engines(_query_if_there(fd, _QUERY_ENGINES, "engines", path)),
+            xecore_buffer_bytes=buffer_bytes,
+            rates=rates,
+        )
     except (struct.error, OSError) as error:
         raise DeviceError(f"{path} does not answer as the xe driver does: {error}") from error
     finally:
@@ -168,6 +291,14 @@ def _query(fd: int, query: int, what: str, path: str) -> bytes:
     return data.raw
 
 
+def _query_if_there(fd: int, query: int, what: str, path: str) -> bytes:
+    """The answer to a query that recording can do without; nothing when the driver refuses it."""
+    try:
+        return _query(fd, query, what, path)
+    except DeviceError:
+        return b""
+
+
 def _main_gts(answer: bytes) -> tuple[Gt, ...]:
     (count,) = struct.unpack_from("<I", answer)
     gts = []
@@ -177,6 +308,45 @@ def _main_gts(answer: bytes) -> tuple[Gt, ...]:
         if kind == _MAIN_GT:
             gts.append(Gt(gt, tile, struct.unpack_from("<HHH", answer, base + 32)))
     return tuple(gts)
+
+
+def _xecores(answer: bytes) -> dict[int, int]:
+    """How many XeCores each GT has: structs drm_xe_query_topology_mask, one after the other."""
+    masks: dict[int, int] = {}
+    offset = 0
+    while offset + 8 <= len(answer):
+        gt, kind, length = struct.unpack_from("<HHI", answer, offset)
+        if kind in (_DSS_GEOMETRY, _DSS_COMPUTE):
+            masks[gt] = masks.get(gt, 0) | int.from_bytes(answer[offset + 8 : offset + 8 + length], "little")
+        offset += 8 + length
+    return {gt: mask.bit_count() for gt, mask in masks.items()}
+
+
+def _engines(answer: bytes) -> tuple[Engine, ...]:
+    """Of struct drm_xe_query_engines: a count, and 32 bytes for each."""
+    if len(answer) < 8:
+        return ()
+    (count,) = struct.unpack_from("<I", answer)
+    there = min(count, (len(answer) - 8) // 32)
+    return tuple(Engine(*struct.unpack_from("<HHH", answer, 8 + 32 * index)) for index in range(there))
+
+
+def _platform_name(major: int, minor: int) -> str:
+    """What Intel calls GPUs of that graphics IP (drivers/gpu/drm/xe/xe_pci.c, Linux 6.18)."""
+    match major, minor:
+        case 12, 60:
+            return "Ponte Vecchio (Xe-HPC)"
+        case 20, 1 | 2:
+            return "Battlemage (Xe2)"
+        case 20, 4:
+            return "Lunar Lake (Xe2)"
+        case 30, 0 | 1:
+            return "Panther Lake (Xe3)"
+        case 30, _:
+            return "GPU of the Xe3 generation"
+        case 35, _:
+            return "GPU of the Xe3p generation"
+    return f"GPU with graphics IP {major}.{minor:02}"
 
 
 def open_stream(device: Device, gt: Gt, rate: int, wait_num_reports: int = 1) -> int:
@@ -208,7 +378,7 @@ def open_stream(device: Device, gt: Gt, rate: int, wait_num_reports: int = 1) ->
     try:
         fd: int = fcntl.ioctl(node, _OBSERVATION, request)
     except OSError as error:
-        raise DeviceError(_why_no_stream(device, gt, error)) from error
+        raise _no_stream(device, gt, error) from error
     finally:
         os.close(node)
     try:
@@ -232,12 +402,23 @@ def enable_stream(fd: int, device: Device) -> None:
         raise DeviceError(f"the EU-stall stream of {device.path} cannot be enabled: {error.strerror}") from error
 
 
-def _why_no_stream(device: Device, gt: Gt, error: OSError) -> str:
+def disable_stream(fd: int) -> None:
+    """Stops sampling, until it is enabled again; reads fail meanwhile.
+
+    Raises:
+        OSError: the GPU was reset or is gone.
+    """
+    fcntl.ioctl(fd, _DISABLE, 0)
+
+
+def _no_stream(device: Device, gt: Gt, error: OSError) -> DeviceError:
     what = f"{device.path} (GT {gt.id})"
     if error.errno == errno.EBUSY:
-        return f"{what} is held by another profiler: only one can sample EU stalls at a time; stop it first"
+        return StreamBusy(f"{what} is held by another profiler: only one can sample EU stalls at a time; stop it first")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"{what} may not be sampled: run iaprof with sudo, or as root: sysctl dev.xe.observation_paranoid=0"
+        return NotPermitted(
+            f"{what} may not be sampled: run iaprof with sudo, or as root: sysctl dev.xe.observation_paranoid=0"
+        )
     if error.errno == errno.ENODEV:
-        return f"{what} {NO_EU_STALLS}"
-    return f"{what} refuses an EU-stall stream: {error.strerror}"
+        return DeviceError(f"{what} {NO_EU_STALLS}")
+    return DeviceError(f"{what} refuses an EU-stall stream: {error.strerror}")

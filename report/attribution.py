@@ -20,6 +20,7 @@ from iaprof.report.layers import Layers
 from iaprof.report.placements import ADDRESS_MASK, Placed, Site
 
 MAX_INTERVALS = 1 << 20
+MAX_SUBSAMPLE = 1 << 30
 _LAYOUTS = {layout.value: layout for layout in Layout}
 _COMPACT_ROWS = 1 << 21
 
@@ -31,6 +32,7 @@ class Stream:
     index: int
     layout: Layout
     ip_version: tuple[int, int]
+    subsample: int = 1  # each record stands for so many
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ def streams(header: dict[str, object]) -> list[Stream]:
     for index, entry in enumerate(found if isinstance(found, list) else []):
         match entry:
             case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in _LAYOUTS:
-                result.append(Stream(index, _LAYOUTS[name], (major, minor)))
+                kept = entry.get("subsample", 1)
+                if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
+                    raise CaptureError(f"the capture's header says nonsense of how stream {index} was subsampled")
+                result.append(Stream(index, _LAYOUTS[name], (major, minor), kept))
             case _:
                 raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
     return result
@@ -129,7 +134,7 @@ class Attribution:
         keys, row_of = _encoded(group_of[pair_of] * len(ips) + ip_of)
         counts = np.stack(
             [np.bincount(row_of, stream.layout.counts(words, reason), len(keys)) for reason in REASONS], axis=1
-        ).astype(np.uint64)
+        ).astype(np.uint64) * np.uint64(stream.subsample)
         group, ip = np.divmod(keys, len(ips))
         interval, site = np.divmod(groups[group], len(sites))
         self._parts.append(Joined(intervals[interval], np.full(len(keys), stream.index), sites[site], ips[ip], counts))

@@ -7,6 +7,7 @@ ELF that the process compiled before tells the rest. A *site* is a placement and
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.launches import LaunchFlags
 from iaprof.report.gpu_module import GpuKernel, GpuModule
 
 ADDRESS_MASK = (1 << 48) - 1
@@ -76,12 +78,13 @@ class Placed:
         return len(self.sites) - 1
 
 
-def place(launches: pa.Table, compilations: list[Compilation]) -> Placed:
+def place(launches: pa.Table, compilations: list[Compilation], scope: Sequence[int] | None = None) -> Placed:
     """Brings launches and modules together.
 
     Args:
-        launches: columns time_ns, pid, comm, address, size, stack, name of `launch` rows; any order.
+        launches: columns time_ns, pid, comm, address, size, stack, name, flags of `launch` rows; any order.
         compilations: any order.
+        scope: the processes that were to be recorded; None for all.
     """
     placed = Placed()
     compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]] = defaultdict(list)
@@ -91,7 +94,7 @@ def place(launches: pa.Table, compilations: list[Compilation]) -> Placed:
 
     used: set[tuple[int, int]] = set()
     if len(launches):
-        used = _place_launches(placed, launches, compiled)
+        used = _place_launches(placed, launches, compiled, scope)
     for (pid, address), versions in compiled.items():
         if (pid, address) not in used:
             for time, kernel in versions:
@@ -110,7 +113,10 @@ def _add_placement(
 
 
 def _place_launches(
-    placed: Placed, launches: pa.Table, compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]]
+    placed: Placed,
+    launches: pa.Table,
+    compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]],
+    scope: Sequence[int] | None,
 ) -> set[tuple[int, int]]:
     order = np.argsort(launches["time_ns"].to_numpy(), kind="stable")
     times, pids, stacks, sizes = (launches[name].to_numpy()[order] for name in ("time_ns", "pid", "stack", "size"))
@@ -118,6 +124,9 @@ def _place_launches(
     comm_texts, comms = _texts(launches["comm"])
     name_texts, names = _texts(launches["name"])
     comms, names = comms[order], names[order]
+    others = (launches["flags"].to_numpy()[order] & LaunchFlags.OTHER) != 0
+    if scope is not None:
+        others |= ~np.isin(pids, np.array(scope, np.int64))
 
     # Distinct kernels, then versions of each, then places that launch each version; all in order of their first launch.
     kernels, kernel_of = _distinct(pids, addresses)
@@ -139,12 +148,13 @@ def _place_launches(
         since, kernel = compiled[pid, address][number] if number >= 0 else (0, None)
         name = kernel.name if kernel else name_texts[names[first]]
         _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
-    site_firsts, site_of = _distinct(placement_of, stacks, comms)
+    site_firsts, site_of = _distinct(placement_of, np.where(others, 0, stacks), np.where(others, -1, comms))
     first_site = len(placed.sites)
     for first in site_firsts.tolist():
-        stack, pid = int(stacks[first]), int(pids[first])
-        note = "" if stack else "[no stack]"
-        placed.add_site(Site(before + int(placement_of[first]), pid, comm_texts[comms[first]], stack, note))
+        stack, comm, note = int(stacks[first]), comm_texts[comms[first]], "[no stack]"
+        if others[first]:
+            stack, comm, note = 0, "[other process]", "[not recorded]"
+        placed.add_site(Site(before + int(placement_of[first]), int(pids[first]), comm, stack, "" if stack else note))
     by_placement = np.argsort(placement_of, kind="stable")
     starts = np.searchsorted(placement_of[by_placement], np.arange(len(firsts) + 1))
     for index in range(len(firsts)):

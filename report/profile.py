@@ -16,6 +16,7 @@ from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row
 from iaprof.report.address_space import AddressSpaces
 from iaprof.report.attribution import Joined, Stream, join, streams
 from iaprof.report.cpu_frames import CpuFrames
+from iaprof.report.gauges import gauges
 from iaprof.report.gpu_module import GpuKernel, GpuModule, GpuModules
 from iaprof.report.placements import Compilation, Placed, Placement, Site, place
 from iaprof.report.platforms import Platform
@@ -56,8 +57,8 @@ def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) 
     platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
     loaded = _Modules(modules, platforms)
     compilations = _compilations(capture, loaded, facts)
-    launches = capture.table("launch", ("time_ns", "pid", "comm", "address", "size", "stack", "name"))
-    placed = place(launches, compilations)
+    launches = capture.table("launch", ("time_ns", "pid", "comm", "address", "size", "stack", "name", "flags"))
+    placed = place(launches, compilations, _scope(capture.header))
     start_ns = _start_ns(capture.header)
     joined, facts.records = join(capture, placed, start_ns, int(interval_s * 1e9))
     totals = joined.counts.sum(axis=1)
@@ -71,7 +72,14 @@ def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) 
     cpu = CpuFrames(capture.table("stack"), spaces)
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
-    return Report(Profile(_rows(joined, placed, cpu, known, loaded), intervals), facts)
+    measured = gauges(capture, start_ns, int(interval_s * 1e9), len(intervals)) if interval_s else {}
+    return Report(Profile(_rows(joined, placed, cpu, known, loaded), intervals, measured), facts)
+
+
+def _scope(header: dict[str, Any]) -> list[int] | None:
+    """The processes that were to be recorded; None for all."""
+    pids = header.get("scope")
+    return [pid for pid in pids if type(pid) is int and 0 <= pid < 1 << 32] if isinstance(pids, list) else None
 
 
 def _start_ns(header: dict[str, Any]) -> int:

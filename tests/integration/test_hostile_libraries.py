@@ -36,18 +36,6 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of the other user's, below one that everyone may pass."""
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.owner() == "root" and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-            parent.chmod(0o755)
-    path = tmp_path / "other"
-    path.mkdir()
-    os.chown(path, NOBODY, NOBODY)
-    return path
-
-
 @pytest.fixture(scope="module")
 def library() -> bytes:
     """A library with both probes that works."""

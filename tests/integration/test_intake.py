@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from iaprof.formats.launches import COMPILED
 from iaprof.record import intake as intake_module
 from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from integration.attacking import NOBODY, PYTHON, hanging
 from standin import runtime
 
-NOBODY = 65534
 ELF = runtime.debug_elf("bmg", "matmul").read_bytes()
 
 
@@ -27,18 +28,6 @@ def intake() -> Iterator[Intake]:
     opened = Intake()
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder that belongs to the other user, below one that everyone may pass."""
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.owner() == "root" and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-            parent.chmod(0o755)
-    path = tmp_path / "other"
-    path.mkdir()
-    os.chown(path, NOBODY, NOBODY)
-    return path
 
 
 def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 5.0) -> TakenElf | RefusedElf:
@@ -136,6 +125,7 @@ def test_a_relative_path_and_a_chroot_mean_what_they_mean_to_the_process(intake:
         assert isinstance(ask(intake, "/inside", pid=process.pid), TakenElf)
         assert isinstance(ask(intake, "inside", pid=process.pid), TakenElf)
         assert isinstance(ask(intake, "/../../inside", pid=process.pid), TakenElf)
+        assert "leaves the folder" in refusal(intake, "../inside", pid=process.pid)
         assert "not there" in refusal(intake, "/etc/passwd", pid=process.pid)
     finally:
         process.kill()
@@ -169,20 +159,16 @@ def test_a_child_that_hangs_or_dies_is_replaced(intake: Intake, folder: Path, mo
 def test_thousands_at_once(intake: Intake, folder: Path) -> None:
     # given more than may wait
     path = write(folder / "a")
-    records = np.zeros(intake_module.MAX_WAITING + 500, COMPILED)
-    records["pid"], records["uid"], records["gid"], records["path"] = os.getpid(), NOBODY, NOBODY, os.fsencode(path)
+    count = intake_module.MAX_WAITING_OF_ONE_USER + 500
     # when
     begun = time.monotonic()
-    refused = intake.ask(records)
+    refused = intake.ask(records(path, count, NOBODY))
     assert time.monotonic() - begun < 1
-    answers = []
-    while not intake.idle and time.monotonic() - begun < 20:
-        if (answer := intake.read()) is not None:
-            answers.append(answer)
+    told = answers(intake)
     # then all are answered or refused
-    assert refused + len(answers) == len(records)
+    assert refused + len(told) == count
     assert refused == 500
-    assert sum(isinstance(answer, TakenElf) for answer in answers) == len(answers)
+    assert all(isinstance(answer, TakenElf) for answer in told)
 
 
 def test_a_file_that_grows_or_shrinks_meanwhile(intake: Intake, folder: Path) -> None:
@@ -205,3 +191,75 @@ def test_a_file_that_grows_or_shrinks_meanwhile(intake: Intake, folder: Path) ->
     finally:
         process.kill()
         process.wait()
+
+
+def records(path: str | Path, count: int, uid: int) -> NDArray[np.void]:
+    asked = np.zeros(count, COMPILED)
+    asked["pid"], asked["uid"], asked["gid"], asked["path"] = os.getpid(), uid, uid, os.fsencode(path)
+    return asked
+
+
+def answers(intake: Intake, wait: float = 20.0) -> list[TakenElf | RefusedElf]:
+    """All that comes until there is nothing more to come."""
+    found = []
+    end = time.monotonic() + wait
+    while not intake.idle:
+        assert time.monotonic() < end, "no answer"
+        if (answer := intake.read()) is not None:
+            found.append(answer)
+    return found
+
+
+def test_a_path_ends_where_it_ends(intake: Intake, folder: Path) -> None:
+    """A ring buffer's memory is not cleared: behind the path stands an earlier one, perhaps another user's."""
+    answer = ask(intake, os.fsencode(write(folder / "a")).decode() + "\0/home/other/secret-project")
+    assert isinstance(answer, TakenElf)
+    assert answer.compiled.path == os.fsencode(folder / "a")
+
+
+def test_users_take_turns(intake: Intake, folder: Path) -> None:
+    # given a user who named a thousand files, and another who names one then
+    path = write(folder / "a", mode=0o644)
+    intake.ask(records(path, 1000, NOBODY))
+    intake.ask(records(path, 1, 0))
+    # when
+    order = [answer.compiled.uid for answer in answers(intake)]
+    # then the other one's comes next
+    assert len(order) == 1001
+    assert order.index(0) <= 2
+
+
+def test_a_user_whose_files_never_answer_is_asked_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a file system that keeps whoever opens its files, killed or not
+    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 400_000_000)
+    (folder / "mount").mkdir()
+    path = write(folder / "a", mode=0o644)
+    most = intake_module.MAX_HANGS_OF_ONE_USER
+    command = [PYTHON, "-c", "print('mounted', flush=True); input()"]
+    with subprocess.Popen(hanging(folder / "mount", command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mounted\n"
+        intake = Intake()
+        # when a user names such files, and another user a good one
+        asked = records(folder / "mount" / "x", 50, NOBODY)
+        asked["pid"] = process.pid
+        assert intake.ask(asked) == 0
+        assert intake.ask(records(path, 1, 0)) == 0
+        begun = time.monotonic()
+        told = answers(intake)
+        spent = time.monotonic() - begun
+        later = [ask(intake, path), ask(intake, path, uid=0)]
+        children = len(intake._killed)
+        closing = time.monotonic()
+        assert intake.close() == []
+        # then a few are tried, each once and for a limited time; the rest is refused at once, and now as later
+        reasons = [answer.reason for answer in (*told, *later) if isinstance(answer, RefusedElf)]
+        assert reasons.count("reading it took too long") == most
+        assert reasons.count("other files of its user took too long") == 50 - most + 1
+        assert spent < most * 0.4 + 3
+        # nobody waits for the processes that cannot be killed
+        assert children == most
+        assert time.monotonic() - closing < 1
+        # and the other user's are taken
+        assert [answer.compiled.uid for answer in (*told, *later) if isinstance(answer, TakenElf)] == [0, 0]
+        process.kill()

@@ -1,0 +1,54 @@
+"""Sizes and times as perf's users write them: 500M, 2G, 90s, 10m."""
+
+from __future__ import annotations
+
+import re
+
+from iaprof.formats.errors import UsageError
+
+_SIZE = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z])")
+
+
+def size(text: str, option: str) -> int:
+    """Bytes of `500M` and the like: B, K, M, G or T, in powers of 1,024 as perf counts them.
+
+    Raises:
+        UsageError: it is no size above 0.
+    """
+    found = _NUMBER.fullmatch(text)
+    bytes_ = int(float(found[1]) * _SIZE.get(found[2].lower(), 0)) if found else 0
+    if not bytes_:
+        raise UsageError(f"{option} takes a size such as 500M or 2G (B, K, M, G or T), not '{text}'")
+    return bytes_
+
+
+def size_or_time(text: str, option: str) -> tuple[int | None, float | None]:
+    """Bytes or seconds: an upper-case letter, or B or k, is a size; s, m, h and d are times, as perf has it.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    found = _NUMBER.fullmatch(text)
+    if found and found[2] in _TIME and float(found[1]) > 0:
+        return None, float(found[1]) * _TIME[found[2]]
+    if found and found[2] in "BKMGTk" and float(found[1]) > 0:
+        return size(text, option), None
+    raise UsageError(f"{option} takes a size such as 500M or 2G, or a time such as 90s, 10m or 1h, not '{text}'")
+
+
+def pids(texts: list[str] | None) -> tuple[int, ...]:
+    """Pids of `-p 12,34 -p 56`.
+
+    Raises:
+        UsageError: one is no pid.
+    """
+    found = []
+    for text in ",".join(texts or []).split(","):
+        if not text.strip():
+            continue
+        if not text.strip().isdecimal() or not 0 < int(text) < 1 << 22:
+            raise UsageError(f"-p takes pids, separated by commas, not '{text}'")
+        found.append(int(text))
+    return tuple(found)

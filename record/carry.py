@@ -1,0 +1,86 @@
+"""What the next output file needs from the one before, when a recording goes on in another file.
+
+A file has to be readable by itself. Mappings and names are told anew from /proc, and stacks travel again; what cannot
+be had again is here: the modules of processes that still run, and the last launch of each kernel, as what the GPU
+samples next may have been launched before.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.sideband import tasks
+from iaprof.record.spool import Frame, FrameKind, SpoolReader, framed
+
+LINGER_NS = 2_000_000_000  # what a process launched may still run so long after its end
+MAX_LAUNCHES = 1 << 16
+
+
+class Carry:
+    """Looks at frames as they are finished, then picks what is to be carried over."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], NDArray[np.void]] = {}  # by process and kernel, in order of time
+        self._ended: dict[int, int] = {}  # when
+        self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
+        self._now = 0
+
+    def add(self, frame: Frame) -> None:
+        """Notes what a frame says of launches and of processes that end."""
+        self._now = max(self._now, frame.time)
+        if frame.kind is FrameKind.LAUNCHES and len(frame.payload) % LAUNCH.itemsize == 0:
+            self._add_launches(np.frombuffer(frame.payload, LAUNCH))
+        elif frame.kind is FrameKind.KERNEL:
+            about = json.loads(frame.payload[: frame.part])
+            self._users.setdefault(about["digest"], set()).add(about["pid"])
+        elif frame.kind is FrameKind.SIDEBAND:
+            for time, pid, _, begins in tasks(frame.payload):
+                if begins:
+                    self._ended.pop(pid, None)
+                else:
+                    self._ended[pid] = time
+
+    def _add_launches(self, launches: NDArray[np.void]) -> None:
+        reverse = launches[::-1]
+        which = reverse[["pid", "address"]].copy()
+        for index in np.unique(which, return_index=True)[1]:
+            launch = reverse[index]
+            key = (int(launch["pid"]), int(launch["address"]))
+            self._last.pop(key, None)
+            self._last[key] = launch.copy()
+        while len(self._last) > MAX_LAUNCHES:
+            del self._last[next(iter(self._last))]
+
+    def _lives(self, pid: int) -> bool:
+        return self._now - self._ended.get(pid, self._now) < LINGER_NS
+
+    def write(self, spool: SpoolReader, out: int) -> None:
+        """Writes the frames that are carried over.
+
+        Args:
+            spool: the same that `add` has seen, whole.
+            out: descriptor to write to.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        launches = [launch for (pid, _), launch in self._last.items() if self._lives(pid)]
+        stacks = np.array([launch["stack"] for launch in launches], np.uint64)
+        with open(out, "wb", closefd=False) as file:
+            for frame in spool.frames({FrameKind.KERNEL, FrameKind.STACKS}):
+                if frame.kind is FrameKind.STACKS:
+                    records = np.frombuffer(frame.payload, stack_dtype(frame.part))
+                    records = records[np.isin(records["id"], stacks)].copy()
+                    records["time"] = self._now  # mappings are told anew, as they are now
+                    if len(records):
+                        file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
+                elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
+                    file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
+            if launches:
+                carried = np.array(launches, LAUNCH)
+                carried["flags"] |= np.uint32(LaunchFlags.CARRIED)
+                file.writelines(framed(FrameKind.LAUNCHES, carried.tobytes(), time=self._now))

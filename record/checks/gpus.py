@@ -1,0 +1,50 @@
+"""The GPUs: which can sample EU stalls, and which of their GTs are free now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from iaprof.record import xe
+from iaprof.record.checks.result import Check, Level
+
+GROUP = "GPUs"
+HOLDERS = "sudo find /proc/[0-9]*/fd -lname '*xe_eu_stall*'"  # anon_inode's name in xe_eu_stall.c, Linux 6.15
+
+
+def checks() -> Iterator[Check]:
+    """Checks each GPU by opening its streams, which changes nothing as long as they are not enabled."""
+    nodes = xe.render_nodes()
+    if not nodes:
+        yield Check(GROUP, "none", Level.PROBLEM, xe.NO_GPU, "sudo modprobe xe")
+        return
+    found = [check for path in nodes for check in _device(path)]
+    if any(check.level is Level.OK for check in found):  # recording goes on with those
+        found = [replace(check, level=Level.WARNING) if check.level is Level.PROBLEM else check for check in found]
+    yield from found
+
+
+def _device(path: str) -> Iterator[Check]:
+    name = xe.card_name(path) or os.path.basename(path)
+    try:
+        device = xe.open_device(path)
+    except xe.DeviceError as error:
+        yield Check(GROUP, name, Level.PROBLEM, str(error))
+        return
+    for gt in device.gts:
+        yield _gt(name if len(device.gts) == 1 else f"{name} GT {gt.id}", device, gt)
+
+
+def _gt(name: str, device: xe.Device, gt: xe.Gt) -> Check:
+    try:
+        layout = device.layout(gt)
+        os.close(xe.open_stream(device, gt, device.rates[-1]))
+    except xe.StreamBusy as error:
+        return Check(GROUP, name, Level.PROBLEM, str(error), HOLDERS)
+    except xe.NotPermitted as error:
+        return Check(GROUP, name, Level.PROBLEM, str(error), "sudo sysctl dev.xe.observation_paranoid=0")
+    except xe.DeviceError as error:
+        return Check(GROUP, name, Level.PROBLEM, str(error))
+    xecores = f", {gt.xecores} XeCores" if gt.xecores else ""
+    return Check(GROUP, name, Level.OK, f"{device.name}{xecores}, {layout.value} records; free")

@@ -1,0 +1,88 @@
+"""The kernel: who we are to it, how new it is, and what it was built with."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from iaprof.record.checks.result import Check, Level
+
+GROUP = "Kernel"
+EU_STALLS = (6, 15)
+PROCMAP_QUERY = (6, 11)  # by which the kernel itself gives the build-ids of what already runs
+NEEDED = ("BPF_SYSCALL", "BPF_EVENTS", "PERF_EVENTS", "UPROBE_EVENTS")
+_MOST_BYTES = 4 << 20
+_UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
+_BTF = Path("/sys/kernel/btf/vmlinux")
+
+
+def checks() -> Iterator[Check]:
+    """Checks the kernel."""
+    yield _root()
+    yield _version(os.uname().release)
+    yield _config(read_config())
+    yield _uprobes()
+    yield _btf()
+
+
+def _root() -> Check:
+    if os.geteuid() == 0:
+        return Check(GROUP, "root", Level.OK, "yes")
+    text = "recording needs root, and some checks do: they are warnings without"
+    return Check(GROUP, "root", Level.PROBLEM, text, "sudo iaprof check")
+
+
+def _version(release: str) -> Check:
+    found = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if version < EU_STALLS:
+        text = f"{release}: EU stalls came with 6.15; only a driver that was ported back can have them"
+        if version < PROCMAP_QUERY:
+            text += ". Before 6.11 processes that already run have no build-ids"
+        return Check(GROUP, "version", Level.WARNING, text)
+    return Check(GROUP, "version", Level.OK, f"{release}, new enough for EU stalls (6.15)")
+
+
+def read_config(release: str = "") -> str | None:
+    """The running kernel's configuration; None where it cannot be found."""
+    try:
+        with gzip.open("/proc/config.gz") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except (OSError, EOFError):
+        pass
+    try:
+        with open(f"/boot/config-{release or os.uname().release}", "rb") as plain:
+            return plain.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+
+
+def _config(config: str | None) -> Check:
+    if config is None:
+        text = "unknown: there is neither /proc/config.gz nor /boot/config-$(uname -r)"
+        return Check(GROUP, "config", Level.WARNING, text, "sudo modprobe configs")
+    options = set(re.findall(r"^CONFIG_(\w+)=[ym]$", config, re.MULTILINE))
+    if missing := [f"CONFIG_{name}" for name in NEEDED if name not in options]:
+        text = f"it was built without {', '.join(missing)}: boot one that has them, as distributions' kernels do"
+        return Check(GROUP, "config", Level.PROBLEM, text)
+    if "BPF_JIT" not in options:
+        text = "it was built without CONFIG_BPF_JIT: each launch costs several times more"
+        return Check(GROUP, "config", Level.WARNING, text)
+    return Check(GROUP, "config", Level.OK, "BPF, perf events and uprobes are built in")
+
+
+def _uprobes() -> Check:
+    if _UPROBE.exists():
+        return Check(GROUP, "uprobes", Level.OK, "the uprobe PMU is there")
+    text = "there is no uprobe PMU (CONFIG_UPROBE_EVENTS), so launches cannot be seen"
+    return Check(GROUP, "uprobes", Level.PROBLEM, text)
+
+
+def _btf() -> Check:
+    if _BTF.exists():
+        return Check(GROUP, "BTF", Level.OK, "the kernel describes its types")
+    text = "the kernel has none (CONFIG_DEBUG_INFO_BTF). Our programs work without; other tools' may not"
+    return Check(GROUP, "BTF", Level.WARNING, text)

@@ -1,0 +1,103 @@
+"""Limits: sysctls, this process's resource limits, and room for the capture."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from iaprof.bpf.perf_event import possible_cpus
+from iaprof.record.checks.result import Check, Level
+
+GROUP = "Limits"
+USUAL_DEPTH = 127  # PERF_MAX_STACK_DEPTH, include/uapi/linux/perf_event.h
+FEWEST_CONTEXTS = 2  # a kernel part and a user part
+EVENTS_PER_CPU = 2  # side-band, and CPU samples
+OTHER_FILES = 256  # streams, probes of libraries, metrics, maps, and what Python and bcc open
+LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes: a GPU's worst case is about a gigabyte per second
+_SYSCTL = Path("/proc/sys")
+
+
+def checks(folder: Path) -> Iterator[Check]:
+    """Checks limits, and the folder of the capture."""
+    yield _perf_event_paranoid(_read("kernel/perf_event_paranoid"))
+    yield _depth(_read("kernel/perf_event_max_stack"), _read("kernel/perf_event_max_contexts_per_stack"))
+    yield _observation_paranoid(_read("dev/xe/observation_paranoid"))
+    yield _open_files()
+    yield _locked_memory()
+    yield _room(folder)
+
+
+def _read(name: str) -> int | None:
+    try:
+        return int((_SYSCTL / name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _perf_event_paranoid(value: int | None) -> Check:
+    if value is None:
+        text = "the kernel has no perf events (CONFIG_PERF_EVENTS)"
+        return Check(GROUP, "perf events", Level.PROBLEM, text)
+    bound = "root may all the same" if value > -1 else "everyone may use all of them"
+    return Check(GROUP, "perf events", Level.OK, f"perf_event_paranoid is {value}: {bound}")
+
+
+def _depth(depth: int | None, contexts: int | None) -> Check:
+    if depth is None:
+        return Check(GROUP, "stack depth", Level.PROBLEM, "the kernel walks no stacks (CONFIG_PERF_EVENTS)")
+    if depth < USUAL_DEPTH:
+        text = f"stacks are cut after {depth} frames (perf_event_max_stack)"
+        return Check(
+            GROUP, "stack depth", Level.WARNING, text, f"sudo sysctl kernel.perf_event_max_stack={USUAL_DEPTH}"
+        )
+    if contexts is not None and contexts < FEWEST_CONTEXTS:
+        text = f"stacks are cut after {contexts} contexts (perf_event_max_contexts_per_stack)"
+        mend = "sudo sysctl kernel.perf_event_max_contexts_per_stack=8"
+        return Check(GROUP, "stack depth", Level.WARNING, text, mend)
+    return Check(GROUP, "stack depth", Level.OK, f"{depth} frames (perf_event_max_stack)")
+
+
+def _observation_paranoid(value: int | None) -> Check:
+    if value is None:
+        text = "there is no dev.xe.observation_paranoid: the xe driver is not loaded, or too old"
+        return Check(GROUP, "EU stalls", Level.WARNING, text, "sudo modprobe xe")
+    bound = "root may sample all the same" if value else "everyone may sample"
+    return Check(GROUP, "EU stalls", Level.OK, f"dev.xe.observation_paranoid is {value}: {bound}")
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = EVENTS_PER_CPU * len(possible_cpus()) + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        text = f"{soft:,}; this machine's CPUs need about {needed:,}"
+        mend = f"ulimit -n {needed}" if hard == resource.RLIM_INFINITY or hard >= needed else f"ulimit -Hn {needed}"
+        return Check(GROUP, "open files", Level.PROBLEM, text, mend)
+    return Check(GROUP, "open files", Level.OK, f"{_limit(soft)}; about {needed:,} are needed")
+
+
+def _locked_memory() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10:,} KiB, which does not bind root"
+    return Check(GROUP, "locked memory", Level.OK, text)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def _room(folder: Path) -> Check:
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        return Check(GROUP, "disk", Level.PROBLEM, f"{folder}: {error.strerror}; name another folder with -o")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check(GROUP, "disk", Level.PROBLEM, f"{folder} cannot be written to; name another folder with -o")
+    free = found.f_bavail * found.f_frsize
+    text = f"{free / 1e9:,.1f} GB free in {folder}"
+    if free < NO_ROOM:
+        return Check(GROUP, "disk", Level.PROBLEM, text)
+    if free < LITTLE_ROOM:
+        return Check(GROUP, "disk", Level.WARNING, f"{text}: a busy GPU fills them in seconds or minutes")
+    return Check(GROUP, "disk", Level.OK, text)

@@ -1,0 +1,14 @@
+"""The command that installs a package on this distribution."""
+
+from __future__ import annotations
+
+import shutil
+
+
+def install_command(debian: str, fedora: str) -> str:
+    """The command, given the package's name in Debian and Ubuntu and in Fedora; empty elsewhere."""
+    if shutil.which("apt"):
+        return f"sudo apt install {debian}"
+    if shutil.which("dnf"):
+        return f"sudo dnf install {fedora}"
+    return ""

@@ -1,0 +1,84 @@
+"""Files that processes have mapped, and opening files of anybody's without waiting for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from iaprof.bpf.processes import running_pids
+
+MOST_FILES = 256  # that are looked at: anybody can map any number
+_MOST_BYTES = 16 << 20  # of one process's list of mappings
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file, as some process sees it."""
+
+    pid: int
+    path: str
+    location: str  # where it can be opened
+
+
+def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
+    """Executable mappings, one for each process and file, of files whose name (without its folder) matches."""
+    line = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
+    for pid in running_pids():
+        seen = set()
+        for found in line.finditer(read_some(f"/proc/{pid}/maps", _MOST_BYTES)):
+            path = found[2].removesuffix(b" (deleted)")
+            if path not in seen and name.fullmatch(os.path.basename(path)):
+                seen.add(path)
+                location = f"/proc/{pid}/map_files/{found[1].decode()}"
+                yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), location)
+
+
+def installed(folders: Iterable[str], name: re.Pattern[bytes]) -> Iterator[MappedFile]:
+    """Files in folders whose name matches; the process is our own."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.listdir(folder)):
+                if name.fullmatch(os.fsencode(entry)):
+                    path = str(Path(folder, entry))
+                    yield MappedFile(os.getpid(), path, path)
+
+
+@contextlib.contextmanager
+def opened(location: str) -> Iterator[int | None]:
+    """A descriptor of a regular file; None when it is none, or cannot be opened."""
+    try:
+        fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    finally:
+        os.close(fd)
+
+
+def read_some(path: str, most: int) -> bytes:
+    """The beginning of a file below /proc; nothing when it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            parts = []
+            while most > 0 and (part := file.read(min(most, 1 << 16))):
+                parts.append(part)
+                most -= len(part)
+            return b"".join(parts)
+    except OSError:
+        return b""
+
+
+def shortened(path: str) -> str:
+    """A path of a length that can be read."""
+    if len(path) <= _LONGEST_NAME:
+        return path
+    half = (_LONGEST_NAME - 3) // 2
+    return f"{path[:half]}...{path[-half:]}"

@@ -1,0 +1,69 @@
+"""What /proc says of a process's container: its pid in there, its cgroup, and the container's id or name.
+
+Two small reads per process, of files that the kernel makes. Only the cgroup's name may be anybody's choice: whoever
+may make cgroups can name one as a container's, so this tells processes apart and proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_MOST = 1 << 14  # bytes that are read
+_PATH_MAX = 4096  # limits.h; the kernel tells no longer path
+
+# The names that container runtimes give to cgroups, one part of the path each:
+#   docker/<id>, kubepods/.../<id>                 cgroupfs driver of Docker, containerd and CRI-O
+#   docker-<id>.scope, cri-containerd-<id>.scope,
+#   crio-<id>.scope, libpod-<id>.scope             systemd driver; conmon's scope is not the container's
+#   lxc/<name>, lxc.payload.<name>                 LXC and LXD before and since 4.0
+_ID = re.compile(r"(?:(?:docker|cri-containerd|crio|libpod)-)?([0-9a-f]{64})(?:\.scope)?")
+_LXC = re.compile(r"(?:^|/)(?:lxc/|lxc\.payload\.)([^/]{1,64})(?:/|$)")
+
+
+def describe(pid: int) -> dict[str, int | str | None]:
+    """What is known of a process, as a FrameKind.PROCESS frame has it.
+
+    Args:
+        pid: in the recorder's pid namespace.
+
+    Returns:
+        `pid`; `ns_pid`, the pid in the innermost namespace, None where that is the recorder's; `cgroup`, None in the
+        root cgroup; `container`, None outside of one. All None when the process is gone.
+    """
+    numbers = re.search(rb"^NSpid:((?:\t\d+)+)$", _read(pid, "status"), re.MULTILINE)
+    pids = numbers[1].split() if numbers else []
+    cgroup = _cgroup(_read(pid, "cgroup").decode("utf-8", "backslashreplace"))
+    return {
+        "pid": pid,
+        "ns_pid": int(pids[-1]) if len(pids) > 1 else None,
+        "cgroup": cgroup,
+        "container": None if cgroup is None else container(cgroup),
+    }
+
+
+def container(cgroup: str) -> str | None:
+    """The id or name of the container that a cgroup belongs to: the innermost one, as containers can lie in others."""
+    for part in reversed(cgroup.split("/")):
+        if found := _ID.fullmatch(part):
+            return found[1]
+    names = _LXC.findall(cgroup)
+    return names[-1] if names else None
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with Path(f"/proc/{pid}/{name}").open("rb", buffering=0) as file:
+            return file.read(_MOST) or b""
+    except OSError:
+        return b""
+
+
+def _cgroup(text: str) -> str | None:
+    """The path in the v2 hierarchy; where that says nothing, the longest one of v1's."""
+    paths: dict[str, str] = {}
+    for line in text.split("\n"):  # ID:controllers:path, cgroups(7)
+        number, _, rest = line.partition(":")
+        paths[number] = rest.partition(":")[2]
+    path = max([paths.get("0", ""), *paths.values()], key=len) if paths.get("0", "/") == "/" else paths["0"]
+    return path[:_PATH_MAX] if path not in ("", "/") else None

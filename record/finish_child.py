@@ -1,0 +1,56 @@
+"""The process that makes a capture of a spool: `python -m iaprof.record.finish_child`.
+
+A request comes as JSON on stdin: the spool's and the carry's descriptor, and where to. The answer goes as JSON to
+stdout. The recorder starts it early, so that what it has to import is there when there is something to do; and it
+stays apart so that the recorder itself stays small.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from iaprof.formats.errors import IaprofError
+from iaprof.record.carry import Carry
+from iaprof.record.finish import finish
+from iaprof.record.spool import SpoolReader
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    reader = SpoolReader(Path(f"/proc/self/fd/{request['spool']}"))
+    carry = Carry() if request["carry"] is not None else None
+    try:
+        finished = finish(reader, Path(request["output"]), carry.add if carry else None)
+        if carry:
+            carry.write(reader, request["carry"])
+    except (IaprofError, OSError) as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"error": "finishing the capture needs more memory than there is"}
+    except Exception as error:  # noqa: BLE001 - there is nobody else who could tell it
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{type(error).__name__} ({error}) at {Path(last.filename).name}:{last.lineno}"
+        return {"error": f"the capture could not be finished, which should not have happened: {place}"}
+    return {"header": finished.header, "size": finished.size}
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # the unfinished file is taken away on the way out
+
+
+def main() -> None:
+    """Serves one request; without one, ends."""
+    signal.signal(signal.SIGTERM, _leave)
+    line = sys.stdin.readline()
+    if line:
+        answer = _serve(json.loads(line))
+        sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

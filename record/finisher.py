@@ -1,0 +1,90 @@
+"""Making captures of spools in a process apart: the recorder stays small, and goes on meanwhile when it rotates."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from iaprof.formats.errors import IaprofError
+from iaprof.record.spool import Spool
+
+
+class Finisher:
+    """One such process, from its start to its answer."""
+
+    def __init__(self, spool: Spool, carry: int | None = None) -> None:
+        """Starts it; it waits for `go`.
+
+        Args:
+            spool: that it will read.
+            carry: descriptor for what the next output file needs of this one, if there is a next one.
+
+        Raises:
+            IaprofError: there is no room for another process.
+        """
+        self._spool, self._carry = spool, carry
+        self._answer = b""
+        fds = [spool.fileno(), *([] if carry is None else [carry])]
+        try:
+            self._child = subprocess.Popen(
+                # -P: not from whatever folder the user stands in.
+                [sys.executable, "-P", "-m", "iaprof.record.finish_child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C is the recorder's business
+            )
+        except OSError as error:
+            raise IaprofError(f"the process that finishes captures cannot be started: {error.strerror}") from error
+
+    def go(self, output: Path) -> None:
+        """Lets it make the capture."""
+        request = {"spool": self._spool.fileno(), "carry": self._carry, "output": str(output.absolute())}
+        assert self._child.stdin is not None
+        with contextlib.suppress(OSError):  # it died: `result` says so
+            self._child.stdin.write(json.dumps(request).encode() + b"\n")
+            self._child.stdin.flush()
+
+    def fileno(self) -> int:
+        """Readable when `read` has something to read."""
+        assert self._child.stdout is not None
+        return self._child.stdout.fileno()
+
+    def read(self) -> bool:
+        """Reads a piece of the answer; gives whether it is whole."""
+        piece = os.read(self.fileno(), 1 << 16)
+        self._answer += piece
+        return not piece
+
+    def result(self) -> tuple[dict[str, Any], int]:
+        """Header and bytes of the capture that was made; waits for it.
+
+        Raises:
+            IaprofError: none could be made; nothing is left of it, the spool stays.
+        """
+        while not self.read():
+            pass
+        status = self._child.wait()
+        try:
+            answer: dict[str, Any] = json.loads(self._answer)
+        except ValueError:
+            raise IaprofError(f"the process that finishes the capture died (exit status {status})") from None
+        if "error" in answer:
+            raise IaprofError(answer["error"])
+        return answer["header"], answer["size"]
+
+    def close(self) -> None:
+        """Ends it, whatever it does; an unfinished capture is taken away."""
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if self._child.poll() is None:
+            self._child.terminate()
+            self._child.wait()

@@ -1,0 +1,234 @@
+"""The GPUs of a recording: a stream for each main GT, those that appear later too, and what becomes of them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from iaprof.formats.errors import UsageError
+from iaprof.record import xe
+from iaprof.record.journal import Journal
+from iaprof.record.loop import Loop
+from iaprof.record.options import Options
+from iaprof.record.spool import FrameKind
+from iaprof.record.stalls import StallLoss, StallRead, StallStream
+
+TURN_NS = 10_000_000  # of one stream's reads, before the others get theirs
+GONE_TICK_NS = 100_000_000  # while a stream waits to be opened again
+LOOK_NS = 1_000_000_000  # for GPUs that appeared
+LAST_READS_S = 2.0  # a GPU that samples faster than we read would never let us end
+
+
+class Gpus:
+    """All streams, read in turn."""
+
+    def __init__(self, options: Options) -> None:
+        """Opens the streams; nothing is sampled yet.
+
+        Raises:
+            DeviceError: there is no stream to record, and why.
+            UsageError: no such device or rate.
+        """
+        self._options = options
+        self.streams: list[StallStream] = []
+        self.problems: list[str] = []  # why a GT that is there is not recorded
+        self._paused = False
+        self._gone: set[StallStream] = set()  # that are tried again and again
+        self._known = set(xe.render_nodes())
+        devices, self.problems = xe.find_devices()
+        try:
+            for device in xe.choose(devices, options.devices):
+                self.problems += self._open(device)
+        except BaseException:
+            self.close()
+            raise
+        if not self.streams:
+            raise xe.DeviceError("; ".join(self.problems))
+
+    def _open(self, device: xe.Device) -> list[str]:
+        """Opens the streams of a device; gives why some could not be."""
+        problems = []
+        rate = xe.pick_rate(device, self._options.rate)
+        for gt in device.gts:
+            try:
+                layout = device.layout(gt)
+                self.streams.append(StallStream(device, gt, rate, layout, self._options.subsample))
+            except xe.DeviceError as error:
+                problems.append(str(error))
+        return problems
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The streams as the capture's header has them; what else refers to them does by their place in this list."""
+        return [_describe(stream) for stream in self.streams]
+
+    def start(self, journal: Journal, loop: Loop, on_new: Callable[[StallStream], None]) -> None:
+        """Begins to be read by `loop`; nothing is sampled before `resume`.
+
+        Args:
+            journal: gets the stalls.
+            loop: calls back.
+            on_new: is told of each stream that came later.
+        """
+        self._journal, self._loop, self._on_new = journal, loop, on_new
+        self._paused = True
+        now = time.monotonic_ns()
+        for problem in self.problems:
+            self._not_recorded(problem, now)
+        for stream in self.streams:
+            self._wait_for(stream)
+        loop.every(LOOK_NS, self._look_for_new)
+
+    def _not_recorded(self, problem: str, now: int) -> None:
+        self._journal.loss("devices", "not recorded", None, problem, now, now)
+        self._journal.warn(f"not recorded: {problem}")
+
+    def resume(self) -> None:
+        """Samples."""
+        self._paused = False
+        for stream in self.streams:
+            if loss := stream.resume():
+                self._lost(stream, loss)
+
+    def pause(self) -> None:
+        """Stops sampling, after all that was sampled was read."""
+        for stream in self.streams:
+            self._read_to_the_end(stream)
+            stream.pause()
+        self._paused = True
+
+    def _wait_for(self, stream: StallStream) -> None:
+        fd = stream.fileno()
+        if fd is not None:
+            self._loop.wait_for(fd, functools.partial(self.read, stream))
+
+    def read(self, stream: StallStream) -> None:
+        """Reads until there is nothing more, or until the turn is over and the others have theirs.
+
+        What is left has to be remembered, as every read makes the driver forget that the stream was readable.
+        """
+        before = stream.fileno()
+        turn_ends = time.monotonic_ns() + TURN_NS
+        self._loop.go_on_with(stream, functools.partial(self.read, stream))
+        index = self.streams.index(stream)
+        while time.monotonic_ns() < turn_ends:
+            got = stream.read()
+            if got is None:
+                self._loop.done_with(stream)
+                break
+            if isinstance(got, StallRead):
+                self._journal.totals.records += len(got.words[0])
+                columns = [words.data for words in got.words]
+                self._journal.write(
+                    FrameKind.STALLS, *columns, time=got.time_ns, begin=got.begin_ns, source=index, part=len(columns)
+                )
+                continue
+            if before is not None and stream.fileno() != before:
+                self._loop.forget(before)
+            self._lost(stream, got)
+            if stream.fileno() != before and not self._loop.closed:
+                self._wait_for(stream)
+                before = stream.fileno()
+
+    def _lost(self, stream: StallStream, loss: StallLoss) -> None:
+        source = f"stalls of {stream.device.path} GT {stream.gt.id}"
+        self._journal.loss(source, loss.what, None, loss.detail, loss.begin_ns, loss.time_ns)
+        if loss.what != "overflow":  # of which there may be thousands
+            self._journal.warn(f"{source}: {loss.detail}")
+        if stream.fileno() is None and stream not in self._gone:
+            self._gone.add(stream)
+            self._try_again(stream)
+
+    def _try_again(self, stream: StallStream) -> None:
+        if stream.fileno() is not None:
+            self._gone.discard(stream)
+            return
+        self._loop.at(time.monotonic_ns() + GONE_TICK_NS, functools.partial(self._try_again, stream))
+        self.read(stream)
+
+    def tick(self) -> None:
+        """Reads what the driver did not tell of."""
+        for stream in self.streams:
+            self.read(stream)
+
+    def _look_for_new(self) -> None:
+        nodes = set(xe.render_nodes())
+        for gone in self._known - nodes:
+            self._journal.warn(f"{gone} vanished")
+        new, self._known = nodes - self._known, nodes
+        for path in sorted(new):
+            self._appeared(path)
+
+    def _appeared(self, path: str) -> None:
+        now = time.monotonic_ns()
+        try:
+            device = xe.open_device(path)
+        except xe.DeviceError as error:
+            self._not_recorded(str(error), now)
+            return
+        if not xe.is_wanted(device, self._options.devices):
+            return
+        if any(stream.device.pci_address == device.pci_address for stream in self.streams):
+            return  # its streams open themselves again
+        first = len(self.streams)
+        try:
+            problems = self._open(device)
+        except UsageError as error:  # it does not know the rate
+            problems = [str(error)]
+        for problem in problems:
+            self._not_recorded(problem, now)
+        for stream in self.streams[first:]:
+            self._journal.append("streams", _describe(stream))
+            self._journal.warn(f"{path} appeared: its GT {stream.gt.id} is recorded too")
+            self._wait_for(stream)
+            self._on_new(stream)
+            if self._paused:
+                stream.pause()
+            elif loss := stream.resume():
+                self._lost(stream, loss)
+
+    def finish(self) -> None:
+        """Reads what is left, and ends sampling."""
+        for stream in self.streams:
+            self._read_to_the_end(stream)
+            if gap := stream.unfinished_gap():
+                self._lost(stream, gap)
+            stream.close()
+
+    def _read_to_the_end(self, stream: StallStream) -> None:
+        deadline = time.monotonic() + LAST_READS_S
+        stream_left = True
+        while stream_left and time.monotonic() < deadline:
+            self.read(stream)
+            stream_left = self._loop.has_left(stream)
+        if stream_left:
+            self._loop.done_with(stream)
+            now = time.monotonic_ns()
+            detail = "more came than could be read when sampling ended"
+            self._lost(stream, StallLoss("unread", detail, now, now))
+
+    def close(self) -> None:
+        """Gives everything back."""
+        for stream in self.streams:
+            stream.close()
+
+
+def _describe(stream: StallStream) -> dict[str, Any]:
+    device, gt = stream.device, stream.gt
+    return {
+        "device": device.path,
+        "card": device.card,
+        "name": device.name,
+        "pci_address": device.pci_address,
+        "device_id": device.device_id,
+        "revision": device.revision,
+        "gt": gt.id,
+        "tile": gt.tile,
+        "xecores": gt.xecores,
+        "ip_version": list(gt.ip_version),
+        "layout": stream.layout.value,
+        "rate_cycles": stream.rate,
+        "subsample": stream.subsample,
+        "xecore_buffer_bytes": device.xecore_buffer_bytes,
+    }

@@ -1,0 +1,241 @@
+"""What the launch probes tell: launches, stacks and compiled modules, and who launched.
+
+Ring buffers are emptied in bulk. What Python does per process, per library and per module happens once for each.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.libraries import Outcome
+from iaprof.formats.launches import Counter, LaunchFlags
+from iaprof.formats.zebin import placed_ranges
+from iaprof.record.containers import describe
+from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from iaprof.record.journal import Journal
+from iaprof.record.loop import Loop
+from iaprof.record.scope import Scope
+from iaprof.record.spool import FrameKind
+
+TURN_NS = 10_000_000  # of looking for libraries, before others get theirs
+COUNTERS_EVERY_NS = 1_000_000_000
+INTAKE_WAIT_S = 3.0
+MAX_PROCESSES = 1 << 16  # that are remembered as described
+
+_LOSSES = {
+    Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer"),
+    Counter.BAD_ARGS: ("launches", "unreadable", "the probe's arguments could not be read"),
+    Counter.STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those launches have no stack"),
+    Counter.STACKS_FAILED: ("stacks", "failed", "the kernel could not walk them; those launches have no stack"),
+    Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
+}
+
+
+class Launches:
+    """The probes, the intake of debug ELFs, and what is known of the processes that launch."""
+
+    def __init__(self, probes: LaunchProbes, intake: Intake, scope: Scope | None = None) -> None:
+        self._probes, self._intake, self._scope = probes, intake, scope
+        self._mapping: dict[int, None] = {}  # processes that mapped a library, in order
+        self._described: dict[int, None] = {}
+        self.libraries: list[dict[str, object]] = []  # as the capture's header has them
+        self._last_counters = dict.fromkeys(Counter, 0)
+        self._counters_ns = time.monotonic_ns()
+        self.kernels: Kernels | None = None
+
+    def start(self, journal: Journal, loop: Loop, on_process: Callable[[int], None], folders: Iterable[str]) -> None:
+        """Attaches the probes, and begins to be read by `loop`.
+
+        Args:
+            journal: gets what comes.
+            loop: calls back.
+            on_process: is told the pid of each process that launches, once.
+            folders: where libraries lie that nobody has mapped yet.
+        """
+        self._journal, self._loop, self._on_process = journal, loop, on_process
+        self._took(self._probes.libraries.installed(folders))
+        self._took(self._probes.libraries.running())
+        # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
+        # we read those before it.
+        for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled):
+            loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
+        self._wait_for_intake()
+        loop.every(COUNTERS_EVERY_NS, self.read_counters)
+
+    def count_kernels(self) -> Kernels:
+        """From now on counts the kernels that are launched, for who shows it: it costs a little for each read."""
+        self.kernels = Kernels()
+        return self.kernels
+
+    def read(self) -> None:
+        """Empties the ring buffers."""
+        # In this order: a launch's stack was sent before it, so all that these launches name will be there.
+        launches = self._probes.launches.read()
+        stacks = self._probes.stacks.read()
+        now = time.monotonic_ns()
+        if len(stacks):
+            self._journal.write(FrameKind.STACKS, stacks.view("u1").data, time=now, part=self._probes.depth)
+        if len(launches):
+            self._journal.totals.launches += len(launches)
+            self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
+            self._meet(launches)
+        compiled = self._probes.compiled.read()
+        if self._scope is not None and len(compiled):
+            compiled = compiled[~np.isin(compiled["pid"], list(self._scope.others))]
+        if len(compiled):
+            refused = self._intake.ask(compiled)
+            if refused:
+                self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
+
+    def _meet(self, launches: NDArray[np.void]) -> None:
+        ours = launches[(launches["flags"] & LaunchFlags.OTHER) == 0]
+        if self.kernels is not None:
+            self.kernels.launched(ours)
+        for pid in np.unique(ours["pid"]).tolist():
+            if pid not in self._described:
+                self._describe(pid)
+                self._on_process(pid)
+
+    def _describe(self, pid: int) -> None:
+        if len(self._described) >= MAX_PROCESSES:
+            self._described.clear()
+        self._described[pid] = None
+        self._journal.json(FrameKind.PROCESS, {"pid": pid, **describe(pid)})
+
+    def describe_again(self) -> None:
+        """Writes down once more what is known of processes, into another spool."""
+        known, self._described = list(self._described), {}
+        for pid in known:
+            self._describe(pid)
+
+    # Modules
+
+    def _wait_for_intake(self) -> None:
+        self._intake_fd = self._intake.fileno()
+        self._loop.wait_for(self._intake_fd, self.read_intake)
+
+    def read_intake(self) -> None:
+        """Takes the debug ELFs that were read meanwhile."""
+        while (answer := self._intake.read()) is not None:
+            self._keep_elf(answer)
+        if self._intake.fileno() != self._intake_fd and not self._loop.closed:  # its child was replaced
+            self._loop.forget(self._intake_fd)
+            self._wait_for_intake()
+
+    def _keep_elf(self, answer: TakenElf | RefusedElf) -> None:
+        compiled = answer.compiled
+        path = compiled.path.decode("utf-8", "backslashreplace")
+        if isinstance(answer, RefusedElf):
+            detail = f"{path} of process {compiled.pid}: {answer.reason}"
+            self._journal.loss("kernels", "refused", 1, detail, compiled.time_ns, compiled.time_ns)
+            self._journal.inform(f"not taken: {detail}")
+            return
+        about = {"pid": compiled.pid, "path": path, "digest": answer.digest, "size": answer.size}
+        about["content"] = answer.content is not None
+        meta = json.dumps(about).encode()
+        content = answer.content or b""
+        self._journal.write(FrameKind.KERNEL, meta, content, time=compiled.time_ns, part=len(meta))
+        self._journal.totals.modules += 1
+        self._journal.inform(f"took {path} of process {compiled.pid}: {answer.size:,} bytes")
+        if self.kernels is not None and answer.content is not None:
+            self.kernels.compiled(placed_ranges(answer.content))
+
+    def take_modules_again(self) -> None:
+        """Modules of which the content was written come with it again, into another spool."""
+        self._intake.forget_contents()
+
+    # Libraries
+
+    def mapped(self, pid: int) -> None:
+        """A process mapped a file that has a library's name."""
+        self._mapping[pid] = None
+        self._loop.go_on_with("libraries", self._look_into_processes)
+
+    def _look_into_processes(self) -> None:
+        """Their maps may be long, and they may be many: one turn."""
+        turn_ends = time.monotonic_ns() + TURN_NS
+        while self._mapping and time.monotonic_ns() < turn_ends:
+            pid = next(iter(self._mapping))
+            del self._mapping[pid]
+            self._took(self._probes.libraries.mapped(pid))
+        if not self._mapping:
+            self._loop.done_with("libraries")
+
+    def _took(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            now = time.monotonic_ns()
+            library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": now}
+            self.libraries.append(library)
+            self._journal.append("libraries", library)
+            self._journal.inform(f"{outcome.path}: {outcome.probes} probes")
+            if outcome.problem:
+                problem = f"{outcome.path} is not probed: {outcome.problem}"
+                self._journal.loss("launches", "library", None, problem, now, now)
+                self._journal.warn(problem)
+
+    # Counts and end
+
+    def read_counters(self) -> None:
+        """Writes down what the BPF programs could not send since the last look."""
+        now, counters = time.monotonic_ns(), self._probes.counters()
+        for counter, (source, what, detail) in _LOSSES.items():
+            lost = counters[counter] - self._last_counters[counter]
+            if lost:
+                self._journal.loss(source, what, lost, detail, self._counters_ns, now)
+        self._last_counters, self._counters_ns = counters, now
+
+    def finish(self) -> None:
+        """Detaches, and takes what is still on its way."""
+        self._probes.detach()
+        self.read()
+        deadline = time.monotonic() + INTAKE_WAIT_S
+        while not self._intake.idle and time.monotonic() < deadline:
+            self.read_intake()
+            time.sleep(0.001)
+        for refused in self._intake.close():
+            self._keep_elf(refused)
+        self.read_counters()
+
+
+class Kernels:
+    """How many different kernels were launched, and how many of them lie in a module that was taken."""
+
+    def __init__(self) -> None:
+        self._launched = np.empty(0, np.uint64)  # distinct addresses
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._matched = 0
+        self._changed = False
+
+    def launched(self, launches: NDArray[np.void]) -> None:
+        """Kernels at these launches' addresses."""
+        addresses = np.unique(launches["address"] & np.uint64((1 << 48) - 1))
+        if not np.isin(addresses, self._launched, assume_unique=True).all():
+            self._launched = np.union1d(self._launched, addresses)
+            self._changed = True
+
+    def compiled(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Code that was taken, as (address, size)."""
+        for address, size in ranges:
+            start = address & ((1 << 48) - 1)
+            self._starts.append(start)
+            self._ends.append(start + size)
+            self._changed = True
+
+    def counts(self) -> tuple[int, int]:
+        """How many were launched, and how many of them are known."""
+        if self._changed:
+            self._changed = False
+            starts = np.sort(np.array(self._starts, np.uint64))
+            ends = np.sort(np.array(self._ends, np.uint64))
+            # inside something, where more ranges have begun than ended
+            begun = np.searchsorted(starts, self._launched, "right")
+            self._matched = int((begun > np.searchsorted(ends, self._launched, "right")).sum())
+        return len(self._launched), self._matched

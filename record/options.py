@@ -1,0 +1,30 @@
+"""What is to be recorded, and how: the options of `iaprof record` after they were checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iaprof.bpf.launches import Sizes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record."""
+
+    output: Path
+    command: tuple[str, ...] = ()
+    duration_s: float | None = None
+    delay_ms: int = 0  # -1: begins when --control says so
+    pids: tuple[int, ...] = ()  # and their children; all processes when empty
+    devices: tuple[str, ...] = ()  # as xe.choose takes them; all when empty
+    rate: str | None = None  # as xe.pick_rate takes it
+    subsample: int = 1  # keeps one record of so many
+    cpu_hz: int = 49
+    metric_interval_ns: int = 10_000_000
+    control: str | None = None  # as control.Control takes it
+    switch_bytes: int | None = None  # of the spool
+    switch_s: float | None = None
+    max_files: int | None = None
+    max_bytes: int | None = None  # of all spools together
+    sizes: Sizes = field(default_factory=Sizes)

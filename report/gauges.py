@@ -1,0 +1,55 @@
+"""How fast and how busy the GPUs were in each interval, from a capture's metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.metrics import FREQUENCY_ACTUAL, is_busy
+from iaprof.formats.profile import Gauges
+
+_KEYS = ["interval", "stream", "name"]
+_MOST = 1e6  # MHz, or percent: what is more than that, no GPU said
+
+
+def gauges(capture: CaptureReader, start_ns: int, interval_ns: int, intervals: int) -> dict[int, Gauges]:
+    """The gauges of each interval that has metrics.
+
+    Args:
+        capture: the open capture.
+        start_ns: when interval 0 starts, CLOCK_MONOTONIC ns.
+        interval_ns: length of an interval.
+        intervals: how many there are; what was measured later is left out.
+
+    Raises:
+        CaptureError: the capture is damaged.
+    """
+    parts = []
+    for rows in capture.tables("metric", ("time_ns", "stream", "name", "value")):
+        names = rows["name"].cast(pa.string())
+        wanted = [name for name in pc.unique(names).to_pylist() if name == FREQUENCY_ACTUAL or is_busy(name)]
+        rows = rows.set_column(2, "name", names).filter(pc.is_in(names, pa.array(wanted, pa.string())))
+        times, values = rows["time_ns"].to_numpy(), rows["value"].to_numpy()
+        start = np.uint64(start_ns)
+        interval = np.where(times > start, times - start, np.uint64(0)) // np.uint64(interval_ns)
+        rows = rows.append_column("interval", pa.array(interval))
+        rows = rows.filter(pa.array((interval < intervals) & (values >= 0) & (values <= _MOST)))
+        parts.append(rows.group_by(_KEYS).aggregate([("value", "sum"), ("value", "count")]))
+    if not parts:
+        return {}
+    sums = pa.concat_tables(parts).group_by(_KEYS).aggregate([("value_sum", "sum"), ("value_count", "sum")])
+    means = sums.append_column(
+        "value", pc.divide(sums["value_sum_sum"], pc.cast(sums["value_count_sum"], pa.float64()))
+    )
+    is_frequency = pc.equal(means["name"], FREQUENCY_ACTUAL)
+    frequency = _by_interval(means.filter(is_frequency))
+    busiest = means.filter(pc.invert(is_frequency)).group_by(_KEYS[:2]).aggregate([("value", "max")])
+    busy = _by_interval(busiest.rename_columns({"value_max": "value"}))
+    return {i: Gauges(frequency.get(i, 0.0), busy.get(i, 0.0)) for i in {*frequency, *busy}}
+
+
+def _by_interval(rows: pa.Table) -> dict[int, float]:
+    means = rows.group_by("interval").aggregate([("value", "mean")])
+    return dict(zip(means["interval"].to_pylist(), means["value_mean"].to_pylist(), strict=True))

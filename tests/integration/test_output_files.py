@@ -1,0 +1,186 @@
+"""Where a recorder that is root writes: in the folder it was given, for the user behind sudo, whatever others do there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from integration.attacking import NOBODY
+from integration.recording import IAPROF, environment, iaprof, record
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+THIRD = 65533
+SUDO = {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY), "SUDO_USER": "nobody"}
+
+
+def matmul(*options: str | int | float) -> list[str]:
+    return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
+
+
+class Recorder:
+    """A recorder that is recording, and ends with `stop`."""
+
+    def __init__(
+        self, hardware: Hardware, capture: Path, env: dict[str, str], preexec: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*IAPROF, "record", "-o", str(capture)],
+            env=os.environ | environment(hardware) | env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if preexec[1]:
+            resource.prlimit(self.process.pid, preexec[0], (preexec[1], preexec[1]))
+        self.spool = capture.with_name(capture.name + ".spool")
+        while not self.spool.exists() or self.spool.stat().st_size < 1000:
+            assert self.process.poll() is None, self.process.stderr.read() if self.process.stderr else ""
+            time.sleep(0.005)
+        time.sleep(0.2)
+
+    def stop(self) -> tuple[int, str]:
+        """Its exit code, and what it said."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+
+def as_user(user: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command as a user."""
+    return subprocess.run(
+        [str(word) for word in words], user=user, group=user, extra_groups=[], cwd="/", capture_output=True, text=True
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Opens the file that the user may read, and reports on it with the user's rights. The interpreter and its packages are
+# loaded before, as they may lie where only root may go.
+REPORT = """
+import os, sys
+import iaprof.cli.main, iaprof.cli.report, iaprof.report.profile, iaprof.report.gpu_module, pyarrow.dataset
+user = int(sys.argv.pop(1))
+os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
+iaprof.cli.main.main()
+"""
+
+
+def test_recorded_as_root_reported_as_a_user(folder: Path) -> None:
+    # given a recording that a user started with sudo
+    capture = folder / "c"
+    with Hardware(folder.parent / "gpu") as hardware:
+        recorder = Recorder(hardware, capture, SUDO)
+        # when, then: from the first byte the user's, and nobody else's
+        (spool,) = folder.iterdir()
+        assert (spool.stat().st_uid, spool.stat().st_gid, spool.stat().st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
+        subprocess.run(
+            matmul("--launches", 200), env=os.environ | {"STANDIN_DIR": str(hardware.folder)}, stdout=subprocess.DEVNULL
+        )
+        code, errors = recorder.stop()
+    assert code == 0, errors
+    assert names(folder) == ["c"]
+    assert (capture.stat().st_uid, capture.stat().st_gid, capture.stat().st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
+    # and the user reports what was recorded, a third one does not
+    reports = []
+    for user in (NOBODY, THIRD):
+        words = [IAPROF[0], "-c", REPORT, str(user), "report", str(capture)]
+        reports.append(subprocess.run(words, capture_output=True, text=True, cwd="/", check=False))
+    assert reports[0].returncode == 0, reports[0].stderr
+    counted = sum(int(line.rsplit(" ", 1)[1]) for line in reports[0].stdout.splitlines())
+    assert counted == hardware.ledger().samples_captured > 0
+    assert (reports[1].returncode, reports[1].stdout) == (1, "")
+    assert "Permission denied" in reports[1].stderr
+    # and the user may throw it away, and the third may not even read a byte
+    assert as_user(THIRD, "cat", capture).returncode != 0
+    assert as_user(NOBODY, "rm", capture).returncode == 0
+
+
+def test_a_folder_that_is_swapped_for_a_link(folder: Path) -> None:
+    # given a recording into a folder of the other user's, and a folder of root's
+    victim = folder.parent / "victim"
+    victim.mkdir(mode=0o755)
+    target = folder / "a" / "b"
+    target.mkdir(parents=True)
+    for path in (folder / "a", target):
+        os.chown(path, NOBODY, NOBODY)
+    with Hardware(folder.parent / "gpu") as hardware:
+        recorder = Recorder(hardware, target / "c", {})
+        # when the other user puts a link to that in the way
+        assert as_user(NOBODY, "mv", folder / "a", folder / "moved").returncode == 0
+        assert as_user(NOBODY, "mkdir", folder / "a").returncode == 0
+        assert as_user(NOBODY, "ln", "-s", victim, folder / "a" / "b").returncode == 0
+        (victim / "c.spool").write_text("root's own")
+        code, errors = recorder.stop()
+    # then the capture is in the folder that was meant
+    assert code == 0, errors
+    assert names(folder / "moved" / "b") == ["c"]
+    assert CaptureReader(folder / "moved" / "b" / "c").header["recovered"] is False
+    assert names(victim) == ["c.spool"]
+
+
+@pytest.mark.parametrize("output", ["link/c", "way/victim/c"])
+def test_a_strangers_link_is_not_followed(folder: Path, output: str) -> None:
+    # given a link that the other user made before
+    victim = folder.parent / "victim"
+    victim.mkdir()
+    assert as_user(NOBODY, "ln", "-s", victim, folder / "link").returncode == 0
+    assert as_user(NOBODY, "ln", "-s", folder.parent, folder / "way").returncode == 0
+    with Hardware(folder.parent / "gpu") as hardware:
+        # when, then root refuses it, says which, and writes nothing
+        done = iaprof("record", "-o", folder / output, "-d", "0.2", env=environment(hardware) | {"SUDO_UID": ""})
+        assert done.code == 1
+        assert f"'{output.split('/')[0]}' belongs to user {NOBODY}" in done.err
+        assert names(victim) == []
+        # and the same user may have root follow it by sudo
+        done = iaprof("record", "-o", folder / output, "-d", "0.2", env=environment(hardware) | SUDO)
+        assert done.code == 0, done.err
+        assert names(victim) == ["c"]
+
+
+def test_names_that_are_taken_by_links(folder: Path) -> None:
+    """The spool's name is no secret: another user can put something there first."""
+    victim = folder.parent / "victim"
+    victim.write_text("root's own")
+    (folder / "c.spool").symlink_to(victim)
+    (folder / "d").symlink_to(victim)
+    with Hardware(folder.parent / "gpu") as hardware:
+        done = iaprof("record", "-o", folder / "c", "-d", "0.2", env=environment(hardware))
+        assert done.code == 1
+        assert "c.spool exists" in done.err
+        # a name that is a link is replaced, if that is what was asked for, and what it leads to is not
+        record(hardware, folder / "d", "-f", "-d", "0.2")
+    assert victim.read_text() == "root's own"
+    assert not (folder / "d").is_symlink()
+    assert CaptureReader(folder / "d").header["recovered"] is False
+
+
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
+        # given a recorder whose files may have half a megabyte
+        recorder = Recorder(hardware, tmp_path / "c", {}, (resource.RLIMIT_FSIZE, 512 << 10))
+        # when more comes
+        environ = os.environ | {"STANDIN_DIR": str(hardware.folder)}
+        subprocess.run(matmul("--seconds", 2, "--rate", 100, "--duration-us", 9000), env=environ, check=True)
+        code, errors = recorder.wait()
+    # then it ends with one sentence, and what was recorded is there
+    assert code == 1
+    assert errors.startswith("iaprof: ")
+    assert errors.count("\n") == 1
+    assert "File too large" in errors
+    assert f"iaprof recover {tmp_path}/c.spool" in errors
+    assert (tmp_path / "c.spool").stat().st_size <= 512 << 10
+    assert iaprof("recover", tmp_path / "c.spool").code == 0
+    assert 0 < CaptureReader(tmp_path / "c").header["totals"]["stalls"] < hardware.ledger().records_produced

@@ -1,0 +1,294 @@
+"""Which processes, from when to when, into which files: `record`'s options, against what the stand-in produced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from integration.recording import (
+    IAPROF,
+    by_instruction,
+    by_stack,
+    environment,
+    folded,
+    iaprof,
+    ledger_by_instruction,
+    ledger_by_stack,
+    record,
+)
+from standin import runtime
+from standin.hardware import Hardware, Ledger
+
+pytestmark = pytest.mark.bpf
+
+
+def workload(module: str, *options: str | float) -> list[str]:
+    return runtime.command([runtime.debug_elf("bmg", module)], *options)
+
+
+def start(hardware: Hardware, capture: Path, *words: str | Path) -> subprocess.Popen[str]:
+    """A recorder that has begun."""
+    command = [*IAPROF, "record", "-o", str(capture), *map(str, words)]
+    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
+    spool = capture.with_name(capture.name + ".spool")
+    until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)
+    return recorder
+
+
+def until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def launch_in(hardware: Hardware, folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(folder)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+
+
+def ended(recorder: subprocess.Popen[str]) -> str:
+    _, errors = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0, errors
+    return errors
+
+
+def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        # given a shell, which starts a program only when it is recorded already, and another program
+        gate = tmp_path / "gate"
+        wanted = workload("matmul", "--seconds", 1.5, "--threads", 2)
+        shell = launch_in(
+            hardware, tmp_path / "a", ["sh", "-c", f"until [ -e {gate} ]; do sleep 0.02; done; {' '.join(wanted)}"]
+        )
+        recorder = start(hardware, tmp_path / "c", "-p", str(shell.pid))
+        # when
+        gate.touch()
+        other = launch_in(hardware, tmp_path / "b", workload("attention", "--seconds", 1, "--one-place"))
+        assert shell.wait() == other.wait() == 0
+        recorder.send_signal(signal.SIGINT)
+        ended(recorder)
+    # then the child's samples are at its stacks, and the other's are told apart
+    ledger = hardware.ledger()
+    text = folded(tmp_path / "c")
+    lines = text.splitlines()
+    ours = "\n".join(line for line in lines if not line.startswith("[other process]"))
+    others = [line for line in lines if line.startswith("[other process]")]
+    expected = ledger_by_stack(ledger)
+    assert by_stack(ours, ledger) == Counter({key: n for key, n in expected.items() if key[0] != other.pid})
+    assert all(f";{other.pid};[not recorded];-;" in line for line in others)
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in others) == sum(
+        n for key, n in expected.items() if key[0] == other.pid
+    )
+    # and nothing else of the other is in the capture
+    reader = CaptureReader(tmp_path / "c")
+    assert other.pid not in reader.header["scope"]
+    assert other.pid not in reader.table("kernel")["pid"].to_pylist()
+    launches = reader.table("launch", ("pid", "stack", "name", "comm")).to_pylist()
+    theirs = [launch for launch in launches if launch["pid"] == other.pid]
+    assert theirs
+    assert {(launch["stack"], launch["name"], launch["comm"]) for launch in theirs} == {(0, "", "")}
+
+
+def test_a_process_that_is_not_there(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        done = iaprof("record", "-o", tmp_path / "c", "-p", "4194303", env=hardware.env())
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "there is no process 4194303" in done.err
+
+
+def paused_spans(reader: CaptureReader) -> list[tuple[int, int]]:
+    return [(begin, end) for begin, end in reader.header["paused"]]
+
+
+def test_a_delay_leaves_out_the_beginning_and_nothing_of_the_rest(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "-D", "800", "--", *workload("matmul", "--seconds", 2))
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    # then it did not sample for so long
+    [(begin, end)] = paused_spans(reader)
+    assert 0.79e9 < end - begin < 2e9
+    assert min(reader.table("stall")["begin_ns"].to_pylist()) >= end - 1_000_000
+    # and what was compiled and launched in that time is known
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+    assert "[unknown" not in folded(tmp_path / "c")
+    assert ledger.records_captured > 0
+
+
+def test_another_program_says_when(tmp_path: Path) -> None:
+    for name in ("ctl", "ack"):
+        os.mkfifo(tmp_path / name)
+    with Hardware(tmp_path / "gpu") as hardware:
+        # given a recording that waits, of a program that runs
+        recorder = start(hardware, tmp_path / "c", "-D", "-1", f"--control=fifo:{tmp_path}/ctl,{tmp_path}/ack")
+        program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 30, "--recompile-ms", 200))
+        commands, answers = open(tmp_path / "ctl", "w"), open(tmp_path / "ack")
+
+        def say(command: str) -> None:
+            commands.write(command + "\n")
+            commands.flush()
+            if command != "nonsense":
+                assert answers.readline() == "ack\n"
+
+        # when
+        say("ping")
+        time.sleep(0.3)
+        assert hardware.ledger().records_captured == 0
+        for seconds in (0.5, 0.4):
+            say("enable")
+            time.sleep(seconds)
+            say("disable")
+            captured = hardware.ledger().records_captured
+            time.sleep(0.2)
+            assert hardware.ledger().records_captured == captured > 0
+        say("nonsense")
+        say("enable")
+        time.sleep(0.3)
+        program.send_signal(signal.SIGTERM)
+        program.wait()
+        say("stop")
+        errors = ended(recorder)
+        commands.close()
+        answers.close()
+    # then
+    assert "'nonsense' is none of enable, disable" in errors
+    reader, ledger = CaptureReader(tmp_path / "c"), hardware.ledger()
+    spans = paused_spans(reader)
+    assert len(spans) == 3
+    for stall in reader.table("stall", ("begin_ns", "time_ns")).to_pylist():
+        assert not any(begin <= stall["begin_ns"] and stall["time_ns"] <= end for begin, end in spans)
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+
+
+def parts(capture: Path) -> list[Path]:
+    return sorted(path for path in capture.parent.glob(f"{capture.stem}*.parquet"))
+
+
+def whole(captures: list[Path], ledger: Ledger) -> None:
+    """Together the parts have what one capture would have: each sample at its instruction and its stack."""
+    texts = [folded(part) for part in captures]
+    instructions, stacks = Counter[tuple[str, int, str]](), Counter[tuple[int, str, str]]()
+    for text in texts:
+        instructions.update(by_instruction(text, ledger))
+        stacks.update(by_stack(text, ledger))
+    assert instructions == ledger_by_instruction(ledger)
+    assert stacks == ledger_by_stack(ledger)
+    headers = [CaptureReader(part).header for part in captures]
+    assert sum(header["totals"]["stalls"] for header in headers) == ledger.records_captured
+    pids = {launch.pid for launch in ledger.launches}
+    recorded = 0
+    for part in captures:
+        table = CaptureReader(part).table("launch", ("pid", "flags")).to_pylist()
+        recorded += sum(row["pid"] in pids and not row["flags"] & 16 for row in table)
+    assert recorded == sum(launch.count for launch in ledger.launches)
+    assert [loss for header in headers for loss in header["losses"]] == []
+
+
+def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path: Path) -> None:
+    capture = tmp_path / "cap.parquet"
+    with Hardware(tmp_path / "gpu") as hardware:
+        recorder = start(hardware, capture)
+        # given a program that compiles once, and then launches what executes 30 ms later
+        program = launch_in(
+            hardware, tmp_path, workload("matmul", "--seconds", 4, "--threads", 2, "--delay-us", 30_000)
+        )
+        # when
+        for number in range(1, 4):
+            time.sleep(0.8)
+            recorder.send_signal(signal.SIGUSR2)
+            until(lambda n=number: len(parts(capture)) >= n, recorder)  # type: ignore[misc]
+        assert program.wait() == 0
+        recorder.send_signal(signal.SIGINT)
+        errors = ended(recorder)
+    # then
+    captures = parts(capture)
+    assert len(captures) == 4
+    assert errors.count("[ iaprof record: wrote") == 4
+    assert sorted(CaptureReader(part).header["part"] for part in captures) == [0, 1, 2, 3]
+    assert [path.name for path in tmp_path.glob("*.spool")] == []
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in captures)
+    whole(captures, hardware.ledger())
+
+
+def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
+    capture = tmp_path / "cap.parquet"
+    with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
+        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 3))
+        by_size = parts(capture)
+        assert len(by_size) > 2
+        whole(by_size, hardware.ledger())
+    for part in by_size:
+        part.unlink()
+    with Hardware(tmp_path / "gpu") as hardware:
+        command = workload("matmul", "--seconds", 4)
+        record(hardware, capture, "--switch-output", "1s", "--max-files", "2", "--", *command)
+    kept = parts(capture)
+    assert len(kept) == 2
+    assert kept[-1] == capture
+    assert CaptureReader(capture).header["part"] >= 3
+    assert "[unknown" not in folded(capture)
+
+
+def test_an_end_by_size(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
+        recorder = start(hardware, tmp_path / "c", "--max-size", "2M")
+        program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 30))
+        errors = ended(recorder)
+        program.send_signal(signal.SIGTERM)
+        program.wait()
+    assert "--max-size" in errors
+    assert 2 << 20 <= CaptureReader(tmp_path / "c").header["cost"]["spool_bytes"] < 4 << 20
+
+
+def test_one_record_of_ten_stands_for_ten(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
+        record(hardware, tmp_path / "c", "--subsample", "10", "--", *workload("matmul", "--seconds", 2))
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    [stream] = reader.header["streams"]
+    assert stream["subsample"] == 10
+    assert reader.header["totals"]["stalls"] == pytest.approx(ledger.records_captured / 10, abs=1)
+    done = iaprof("report", tmp_path / "c")
+    samples = sum(by_instruction(done.out, ledger).values())
+    assert samples == pytest.approx(ledger.samples_captured, rel=0.05)
+    assert "one record of 10 was kept" in done.err
+
+
+def test_rates_by_name_and_cycles(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        found = set()
+        for rate in ("fastest", "slowest", "502"):
+            record(hardware, tmp_path / "c", "-f", "--rate", rate, "-d", "0.2")
+            found.add(CaptureReader(tmp_path / "c").header["streams"][0]["rate_cycles"])
+        assert found == {251, 502, 1757}
+        done = iaprof("record", "-f", "-o", tmp_path / "c", "--rate", "500", env=hardware.env())
+    assert done.code == 2
+    assert "1757" in done.err
+
+
+def test_signals_are_the_commands_too(tmp_path: Path) -> None:
+    script = (
+        f"trap 'echo usr1 >> {tmp_path}/log' USR1; trap 'echo term >> {tmp_path}/log; exit 7' TERM; "
+        f"echo ready >> {tmp_path}/log; while :; do sleep 0.05; done"
+    )
+    with Hardware(tmp_path / "gpu") as hardware:
+        recorder = start(hardware, tmp_path / "c", "--", "sh", "-c", script)
+        log = tmp_path / "log"
+        until(log.exists, recorder)
+        recorder.send_signal(signal.SIGUSR1)
+        until(lambda: "usr1" in log.read_text(), recorder)
+        recorder.send_signal(signal.SIGTERM)
+        _, errors = recorder.communicate(timeout=20)
+    # then the command ended as it wanted to, and that is how we end
+    assert log.read_text().split() == ["ready", "usr1", "term"]
+    assert recorder.returncode == 7, errors
+    assert CaptureReader(tmp_path / "c").header["recovered"] is False

@@ -1,0 +1,137 @@
+"""Output files: whole or not there, in the folder that was asked for, for their owner alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats import files
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import check_output, create, remove, replacing
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    with replacing(path) as file:
+        # given a file that is being written, then nobody else sees it, nor can read what it will be
+        file.write(b"whole")
+        assert not path.exists()
+        (temporary,) = tmp_path.iterdir()
+        assert temporary.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == b"whole"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert names(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "c"
+    path.write_bytes(b"before")
+    with pytest.raises(IaprofError, match=os.strerror(number)), replacing(path) as file:
+        file.write(b"half")
+        raise OSError(number, os.strerror(number))
+    assert path.read_bytes() == b"before"
+    assert names(tmp_path) == ["c"]
+
+
+def test_a_name_may_be_as_long_as_a_name_can_be(tmp_path: Path) -> None:
+    path = tmp_path / ("c" * 255)
+    check_output(path, force=False)
+    with replacing(path) as file:
+        file.write(b"x")
+    assert names(tmp_path) == [path.name]
+    with pytest.raises(IaprofError, match="name too long"):
+        check_output(tmp_path / ("c" * 256), force=True)
+
+
+def test_what_may_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    for path, force, message in [
+        (tmp_path, True, "is a folder"),
+        (Path("/"), True, "is a folder"),
+        (tmp_path / "..", True, "is a folder"),
+        (tmp_path / "fifo", True, "is not a file"),
+        (tmp_path / "file", False, "exists"),
+        (tmp_path / "dangling", False, "exists"),
+        (tmp_path / "no" / "c", True, "does not exist"),
+        (tmp_path / "file" / "c", True, "does not exist"),
+        (tmp_path / "round" / "c", True, os.strerror(errno.ELOOP)),
+    ]:
+        with pytest.raises(IaprofError, match=message):
+            check_output(path, force)
+    with pytest.raises(IaprofError, match="is what is read"):
+        check_output(tmp_path / "file", True, tmp_path / "file")
+    check_output(tmp_path / "file", force=True)
+    check_output(tmp_path / "dangling", force=True)
+
+
+def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "a" / "real").mkdir(parents=True)
+    (tmp_path / "relative").symlink_to("a/../a/real")
+    (tmp_path / "absolute").symlink_to(tmp_path / "relative")
+    check_output(tmp_path / "absolute" / "c", force=False)
+    with replacing(tmp_path / "absolute" / "c") as file:
+        file.write(b"x")
+    assert names(tmp_path / "a" / "real") == ["c"]
+
+
+def test_the_folder_is_the_one_that_was_checked(tmp_path: Path) -> None:
+    # given a folder that was checked
+    folder, victim = tmp_path / "folder", tmp_path / "victim"
+    folder.mkdir()
+    victim.mkdir()
+    check_output(folder / "c", force=False)
+    # when somebody swaps it for a link
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(victim)
+    os.close(create(folder / "c.spool"))
+    with replacing(folder / "c") as file:
+        file.write(b"x")
+    # then the files are in the first one
+    assert names(tmp_path / "moved") == ["c", "c.spool"]
+    (victim / "c.spool").write_text("another's")
+    remove(folder / "c.spool")
+    assert names(tmp_path / "moved") == ["c"]
+    assert names(victim) == ["c.spool"]
+
+
+def test_a_temporary_file_that_is_swapped_is_told(tmp_path: Path) -> None:
+    with pytest.raises(IaprofError, match="somebody else"), replacing(tmp_path / "c") as file:
+        file.write(b"ours")
+        (temporary,) = tmp_path.iterdir()
+        temporary.unlink()
+        temporary.write_bytes(b"theirs")
+
+
+def test_a_file_that_cannot_be_given_to_its_user_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a file system that knows no owners
+    def refuse(*_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    monkeypatch.setattr(files, "_behind_sudo", lambda: (1000, 1000))
+    # when, then
+    with pytest.raises(PermissionError):
+        create(tmp_path / "c")
+    with pytest.raises(IaprofError, match="not permitted"), replacing(tmp_path / "c"):
+        pass
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["", "-1", "root", "4294967295", "9" * 30, "9" * 5000, "1000\n"])
+def test_what_is_no_user_changes_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_UID", text)
+    monkeypatch.setenv("SUDO_GID", "1000")
+    os.close(create(tmp_path / "c"))
+    assert (tmp_path / "c").stat().st_uid == os.getuid()

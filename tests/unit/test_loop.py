@@ -1,0 +1,62 @@
+"""What the loop owes those who wait."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from iaprof.record.loop import Loop
+
+
+def test_timers_come_in_order_and_a_rhythm_leaves_out_what_it_missed() -> None:
+    loop, seen = Loop(), []
+    now = time.monotonic_ns()
+    loop.at(now + 4_000_000, lambda: seen.append("late"))
+    loop.at(now + 1_000_000, lambda: seen.append("early"))
+    while len(seen) < 2:
+        loop.turn()
+    assert seen == ["early", "late"]
+    beats: list[int] = []
+    loop.every(2_000_000, lambda: beats.append(time.monotonic_ns()))
+    time.sleep(0.02)  # ten beats
+    while len(beats) < 4:
+        loop.turn()
+    assert beats[-1] - beats[0] >= 3 * 1_000_000
+    loop.close()
+
+
+def test_work_that_is_left_is_done_without_waiting() -> None:
+    loop, left = Loop(), [3]
+    loop.every(10_000_000_000, lambda: None)
+
+    def work() -> None:
+        left[0] -= 1
+        if not left[0]:
+            loop.done_with("work")
+
+    loop.go_on_with("work", work)
+    began = time.monotonic()
+    for _ in range(3):
+        loop.turn()
+    assert left == [0]
+    assert not loop.has_left("work")
+    assert time.monotonic() - began < 1
+    loop.close()
+
+
+def test_a_reader_may_take_another_away_and_a_closed_descriptor_is_forgotten() -> None:
+    loop, seen = Loop(), []
+    pipes = [os.pipe(), os.pipe()]
+    for reading, writing in pipes:
+        other = pipes[1][0] if reading == pipes[0][0] else pipes[0][0]
+        loop.wait_for(reading, lambda r=reading, o=other: (seen.append(r), loop.forget(o)), select.EPOLLONESHOT)  # type: ignore[misc]
+        os.write(writing, b"x")
+    loop.turn()
+    assert len(seen) == 1
+    for pair in pipes:
+        for fd in pair:
+            os.close(fd)
+    loop.forget(seen[0])
+    loop.close()
+    assert loop.closed
