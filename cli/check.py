@@ -8,17 +8,18 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iaprof.cli.stdout import answering
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from iaprof.record.checks.result import Check, Level
+    from iaprof.record.checks.result import Check
 
 EXAMPLES = """\b
 Examples:
@@ -27,6 +28,7 @@ Examples:
   sudo iaprof check --json | jq '.checks[] | select(.level != "ok")'
 """
 _COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
+_MARGIN = " " * 11
 _NAME_WIDTH = 15
 _NARROWEST, _WIDEST = 60, 100
 
@@ -42,11 +44,19 @@ def check(
     Each line is ok, a warning (something will be missing from the capture) or a problem (recording cannot work), with
     the command that mends it where there is one. Changes nothing. The exit code is 1 when there is a problem.
     """
+    with answering():
+        works = _answer(_checks(output.absolute().parent), as_json)
+    if not works:
+        raise typer.Exit(IaprofError.exit_code)
+
+
+def _answer(checks: Iterator[Check], as_json: bool) -> bool:
+    """Prints them; gives whether recording can work."""
     from iaprof.record.checks.result import Level
 
     found = []
     printer = _Printer()
-    for each in _checks(output.absolute().parent):
+    for each in checks:
         found.append(each)
         if not as_json:
             printer.show(each)
@@ -56,8 +66,7 @@ def check(
         print(json.dumps({"works": works, "checks": [_as_dict(each) for each in found]}, indent=2))
     else:
         printer.show_sum(levels[Level.PROBLEM], levels[Level.WARNING])
-    if not works:
-        raise typer.Exit(IaprofError.exit_code)
+    return works
 
 
 def _checks(folder: Path) -> Iterator[Check]:
@@ -111,6 +120,7 @@ def _as_dict(check: Check) -> dict[str, str]:
         "level": check.level.value,
         "text": clean(check.text),
         "mend": clean(check.mend),
+        "file": clean(check.file),
     }
 
 
@@ -119,7 +129,7 @@ class _Printer:
 
     def __init__(self) -> None:
         self._group = ""
-        terminal = sys.stdout is not None and sys.stdout.isatty()
+        terminal = sys.stdout.isatty()
         self._coloured = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         columns = shutil.get_terminal_size().columns if terminal else 80
         self._width = min(max(columns, _NARROWEST), _WIDEST)
@@ -130,16 +140,17 @@ class _Printer:
             print(f"{'' if not self._group else chr(10)}{self._in_colour(check.group, '1')}")
             self._group = check.group
         level = check.level.value
-        margin = " " * (2 + 9 + _NAME_WIDTH + 1)
+        margin = _MARGIN + " " * (_NAME_WIDTH + 1)
         lines = _wrapped(clean(check.text), self._width - len(margin))
         name = clean(check.name)[:_NAME_WIDTH]
-        print(f"  {self._in_colour(level.ljust(9), _COLOURS[level])}{name:{_NAME_WIDTH}} {lines[0]}")
+        print(f"  {self._in_colour(level, _COLOURS[level])}{' ' * (9 - len(level))}{name:{_NAME_WIDTH}} {lines[0]}")
         for line in lines[1:]:
             print(margin + line)
-        if check.mend:
-            command = f"$ {clean(check.mend)}"
-            short = len(margin) + len(command) <= self._width
-            print((margin if short else " " * 11) + self._in_colour(command, "36"), flush=True)
+        for line, colour in ((clean(check.file), "2"), (f"$ {clean(check.mend)}" if check.mend else "", "36")):
+            if line:  # in one piece, so that it can be copied
+                short = len(margin) + len(line) <= self._width
+                print((margin if short else _MARGIN) + self._in_colour(line, colour))
+        sys.stdout.flush()
 
     def show_sum(self, problems: int, warnings: int) -> None:
         """Prints the end."""

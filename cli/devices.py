@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.cli.stdout import answering
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
@@ -47,16 +48,21 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             found.append(xe.open_device(path))
         except xe.DeviceError as error:
             others.append(_other(path, str(error)))
-    if as_json:
-        print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
-        return
+    with answering():
+        if as_json:
+            print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
+        else:
+            _show_all(found, others)
+
+
+def _show_all(devices: list[Device], others: list[dict[str, str]]) -> None:
     print(_ROW.format(*_HEADINGS))
-    for device in found:
+    for device in devices:
         _show(device)
     for other in others:
         print(_ROW.format(*(other[key] for key in ("card", "node", "pci_address", "pci_id")), "-", "-", "-", "-"))
         _explain(other["name"])
-        _explain(f"not sampled: {other['problem']}")
+        _explain(f"not sampled: it {other['problem'].removeprefix(other['path'] + ' ')}")
 
 
 def _show(device: Device) -> None:
@@ -75,13 +81,24 @@ def _show(device: Device) -> None:
         ).rstrip()
     )
     _explain(device.name)
-    _explain(f"sampled every {', '.join(map(str, device.rates))} GPU cycles")
+    _explain(f"sampled every {', '.join(_named(device))} GPU cycles")
+
+
+def _named(device: Device) -> list[str]:
+    """Its rates, as `record --rate` takes them."""
+    from iaprof.record.xe import named_rates
+
+    names: dict[int, str] = {}
+    for name, rate in named_rates(device).items():
+        names[rate] = name if rate != device.rates[0] else names.get(rate, name)
+    return [f"{rate} ({names[rate]})" if rate in names else str(rate) for rate in device.rates]
 
 
 def _explain(text: str) -> None:
-    """A line of its own below the device's, or several."""
-    for line in textwrap.wrap(clean(text), _WIDTH - len(_MARGIN), break_on_hyphens=False):
-        print(_MARGIN + line)
+    """A line of its own below the device's, or several; parentheses stay beside what they explain."""
+    bound = clean(text).replace(" (", "\N{NO-BREAK SPACE}(")
+    for line in textwrap.wrap(bound, _WIDTH - len(_MARGIN), break_on_hyphens=False):
+        print(_MARGIN + line.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def _other(path: str, problem: str) -> dict[str, str]:
@@ -109,11 +126,18 @@ def _sysfs_number(path: str, name: str) -> int:
 
 
 def _as_dict(device: Device) -> dict[str, Any]:
+    from iaprof.record.xe import named_rates
+
     known = asdict(device)
     for index, gt in enumerate(known["gts"]):
         gt["ip_version"] = _ip_version(device, index)
         gt["layout"] = _layout(device, index)
-    return {"node": os.path.basename(device.path), "pci_id": _pci_id(device), **known}
+    return {
+        "node": os.path.basename(device.path),
+        "pci_id": _pci_id(device),
+        **known,
+        "rate_names": named_rates(device),
+    }
 
 
 def _pci_id(device: Device) -> str:

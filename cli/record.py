@@ -27,7 +27,7 @@ Examples:
   sudo iaprof record -o cap.parquet -- ./app      while ./app runs
   sudo iaprof record -d 10                        ten seconds of everything that runs
   sudo iaprof record -p 1234 -d 10                of process 1234 and its children
-  sudo iaprof record --device card1 --rate slow   one GPU, sampled less often
+  sudo iaprof record --device card1 --rate fast   one GPU, sampled more often
   sudo iaprof record --switch-output=10m --max-files=6    always the last hour
   sudo iaprof record                              until Ctrl-C
 """

@@ -3,10 +3,10 @@
 A new file is written under a temporary name in the same folder, created by us alone (O_EXCL, O_NOFOLLOW) for its
 owner's eyes only, and gets its name when it is whole.
 
-The folder is opened at the first question about it and stays open as long as this process lives: everything happens
-in that folder, whoever renames it or its parents meanwhile. In a folder that others can write to they can do with
-our names what they like, as with their own; what they cannot do is to make us write, give away or name a file
-anywhere else.
+The folder is opened at the first question about it and stays open as long as this process lives (`hold` hands it on
+to another one): everything happens in that folder, whoever renames it or its parents meanwhile. In a folder that
+others can write to they can do with our names what they like, as with their own; what they cannot do is to make us
+write, give away or name a file anywhere else.
 
 Nothing waits for the disk (fsync): it would stop the recorder for seconds per gigabyte, and a file that a power cut
 left incomplete is told from a whole one by its reader.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import secrets
 import stat
@@ -28,6 +27,7 @@ from iaprof.formats.errors import IaprofError
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_held: dict[Path, int] = {}  # O_PATH descriptors of folders, by what they are called
 _MOST_LINKS = 40  # on the way to a folder, as in the kernel's own walk (path_resolution(7))
 
 
@@ -82,8 +82,18 @@ def create(path: Path, mode: int = 0o600) -> int:
     return fd
 
 
+def rename(path: Path, target: Path) -> None:
+    """Gives a file another name in the same folder.
+
+    Raises:
+        OSError: as rename(2) says.
+    """
+    folder, name = _place(path)
+    os.rename(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
 def remove(path: Path) -> None:
-    """Deletes a file that `create` made, if it is still there.
+    """Deletes a file, if it is there.
 
     Raises:
         OSError: as unlink(2) says.
@@ -121,10 +131,28 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             os.unlink(temporary.name, dir_fd=folder)
 
 
+def folder_of(path: Path) -> int:
+    """The descriptor of a file's folder, for another process, which is to `hold` it.
+
+    Raises:
+        IaprofError: a stranger's symbolic link is on the way.
+        OSError: there is no such folder.
+    """
+    return _place(path)[0]
+
+
+def hold(path: Path, folder: int) -> None:
+    """From now on takes an inherited descriptor for the folder of a file, wherever its path leads."""
+    _held[path.absolute().parent] = folder
+
+
 def _place(path: Path) -> tuple[int, str]:
     """The descriptor of a file's folder, and the file's name there."""
     absolute = path.absolute()
-    return _held(absolute.parent), absolute.name or "."
+    folder = absolute.parent
+    if folder not in _held:
+        _held[folder] = _opened(folder)
+    return _held[folder], absolute.name or "."
 
 
 def _status(folder: int, name: str, follow: bool) -> os.stat_result | None:
@@ -142,8 +170,7 @@ def _behind_sudo() -> tuple[int, int] | None:
     return int(ids[0]), int(ids[1])
 
 
-@functools.cache  # and so never closed
-def _held(folder: Path) -> int:
+def _opened(folder: Path) -> int:
     """An O_PATH descriptor of a folder, opened name by name.
 
     Root follows only links that belong to root or to the user behind sudo: the kernel's own walk would let anybody

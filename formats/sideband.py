@@ -22,7 +22,8 @@ _TASK = struct.Struct("<IIIIQ")  # pid, ppid, tid, ptid, time
 _LOST = struct.Struct("<QQ")  # id, how many
 _FILE = struct.Struct("<IIQQ")  # major, minor, inode, generation
 
-_SAMPLE = struct.Struct("<IIQIIQ")  # pid, tid, time, cpu, reserved, addresses: TID | TIME | CPU | CALLCHAIN
+# Of a sample with TID | TIME | CPU | CALLCHAIN, in words: header, pid and tid, time, cpu, how many addresses; they follow.
+_CHAIN = 5
 
 LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 2, 3, 4, 7, 9, 10, 13
 MISC_EXEC = 1 << 13
@@ -57,13 +58,28 @@ class Processes:
 
 
 @dataclass
+class SampleRecords:
+    """Records among which there are samples, for `sample_columns`."""
+
+    data: list[bytes] = field(default_factory=list)  # whole records
+    starts: list[int] = field(default_factory=list)  # of the samples in all data together, in words
+    size: int = 0  # of the data, bytes
+
+    def add(self, data: bytes, starts: list[int]) -> None:
+        """Adds whole records, and where among them the samples start, in words."""
+        before = self.size // 8
+        self.data.append(data)
+        self.starts += [before + start for start in starts]
+        self.size += len(data)
+
+
+@dataclass
 class SideBand:
     """What a run of side-band bytes said."""
 
     mappings: Mappings = field(default_factory=Mappings)
     processes: Processes = field(default_factory=Processes)
-    samples: list[bytes] = field(default_factory=list)  # whole records, for `sample_columns`
-    sample_bytes: int = 0
+    samples: SampleRecords = field(default_factory=SampleRecords)
     lost: int = 0  # records that the kernel had no room for
 
 
@@ -92,15 +108,29 @@ def text(name: bytes) -> str:
     return name.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
-def _records(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Each record's type, misc, start and end; stops at what is no record."""
-    position = 0
-    while position + _HEADER.size <= len(data):
-        kind, misc, size = _HEADER.unpack_from(data, position)
-        if size < _HEADER.size or position + size > len(data):
-            return
-        yield kind, misc, position + _HEADER.size, position + size
-        position += size
+def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], list[int], int]:
+    """Where records are, up to what is none.
+
+    Returns:
+        Type, misc, start and end of each that is no sample; the samples' starts, in words; the end of the last record.
+    """
+    words = memoryview(data)[: len(data) // 8 * 8].cast("Q")
+    position, end = 0, len(words)
+    others, samples = [], []
+    while position < end:
+        head = words[position]
+        length = head >> 51  # the size, in words: the kernel rounds it up to whole ones
+        kind = head & 0xFFFFFFFF
+        if not 0 < length <= end - position or head >> 48 & 7:
+            break
+        if kind != SAMPLE:
+            others.append((kind, head >> 32 & 0xFFFF, 8 * position + _HEADER.size, 8 * (position + length)))
+        elif length >= _CHAIN and words[position + _CHAIN - 1] == length - _CHAIN:
+            samples.append(position)
+        else:
+            break
+        position += length
+    return others, samples, 8 * position
 
 
 def decode(data: bytes, into: SideBand) -> None:
@@ -109,17 +139,12 @@ def decode(data: bytes, into: SideBand) -> None:
     Raises:
         ValueError: what follows those that were added is no record.
     """
-    whole = 0
     mappings, processes = into.mappings, into.processes
-    for kind, misc, start, end in _records(data):
-        if kind == SAMPLE:
-            if end - start < _SAMPLE.size or (_SAMPLE.unpack_from(data, start)[5] * 8 != end - start - _SAMPLE.size):
-                break
-            into.samples.append(data[start - _HEADER.size : end])
-            into.sample_bytes += end - start + _HEADER.size
-            whole = end
-            continue
-        body_end, whole = end - _TRAILER.size, end
+    others, samples, whole = _records(data)
+    if samples:
+        into.samples.add(data[:whole], samples)
+    for kind, misc, start, end in others:
+        body_end = end - _TRAILER.size
         if kind == MMAP2 and body_end >= start + _MMAP2.size:
             pid, _, address, length, offset, file, _, _ = _MMAP2.unpack_from(data, start)
             mappings.time.append(_TRAILER.unpack_from(data, body_end)[2])
@@ -147,27 +172,26 @@ def decode(data: bytes, into: SideBand) -> None:
         raise ValueError(f"{len(data) - whole} of its bytes are no records")
 
 
-def sample_columns(records: list[bytes]) -> Samples:
-    """The columns of the samples that `decode` found.
-
-    Args:
-        records: any number, each a whole SAMPLE record.
-    """
-    words = np.frombuffer(b"".join(records), np.uint64)
-    lengths = np.fromiter(map(len, records), np.int64, len(records)) // 8
-    starts = np.cumsum(lengths) - lengths
-    fixed = (_HEADER.size + _SAMPLE.size) // 8
-    in_chain = np.ones(len(words), bool)
-    for word in range(fixed):
-        in_chain[starts + word] = False
-    threads, cpus = words[starts + 1], words[starts + 3]
+def sample_columns(records: SampleRecords) -> Samples:
+    """The columns of the samples that `decode` found."""
+    words = np.frombuffer(b"".join(records.data), np.uint64)
+    starts = np.array(records.starts, np.int64)
+    threads, cpus, depths = words[starts + 1], words[starts + 3], words[starts + 4].astype(np.int64)
+    user, kernel = _stacks(depths, words[_indices(starts + _CHAIN, depths)])
     return Samples(
-        words[starts + 2],
-        threads.astype(np.uint32),
-        (threads >> 32).astype(np.uint32),
-        cpus.astype(np.uint32),
-        *_stacks(lengths - fixed, words[in_chain]),
+        time=words[starts + 2],
+        pid=threads.astype(np.uint32),
+        tid=(threads >> 32).astype(np.uint32),
+        cpu=cpus.astype(np.uint32),
+        user=user,
+        kernel=kernel,
     )
+
+
+def _indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers from each start on, as many as its length."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
 
 def _stacks(depths: NDArray[np.int64], chain: NDArray[np.uint64]) -> tuple[Stacks, Stacks]:
@@ -180,10 +204,8 @@ def _stacks(depths: NDArray[np.int64], chain: NDArray[np.uint64]) -> tuple[Stack
     found = []
     for context in (CONTEXT_USER, CONTEXT_KERNEL):
         parts = chain[markers] == context
-        length = lengths[parts]
-        before = np.cumsum(length) - length
-        ips = chain[np.repeat(markers[parts] + 1 - before, length) + np.arange(length.sum())]
-        found.append(Stacks(np.bincount(rows[parts], length, len(depths)).astype(np.int64), ips))
+        ips = chain[_indices(markers[parts] + 1, lengths[parts])]
+        found.append(Stacks(np.bincount(rows[parts], lengths[parts], len(depths)).astype(np.int64), ips))
     return found[0], found[1]
 
 
@@ -200,7 +222,7 @@ def _add_process(
 
 def mapped_paths(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Process and path of each mapping in `data`."""
-    for kind, _, start, end in _records(data):
+    for kind, _, start, end in _records(data)[0]:
         if kind == MMAP2 and end - _TRAILER.size >= start + _MMAP2.size:
             pid = struct.unpack_from("<I", data, start)[0]
             yield pid, data[start + _MMAP2.size : end - _TRAILER.size].split(b"\0", 1)[0]
@@ -208,7 +230,7 @@ def mapped_paths(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
     """Time, process, parent, and whether it begins (else it ends), of each process that `data` tells of."""
-    for kind, _, start, end in _records(data):
+    for kind, _, start, end in _records(data)[0]:
         if kind in (FORK, EXIT) and end - start >= _TASK.size:
             pid, parent, tid, _, time = _TASK.unpack_from(data, start)
             if pid == tid:  # else a thread

@@ -22,7 +22,7 @@ class CpuUse:
     """Processes whose CPU time is looked at, the ones most recently named."""
 
     meta = describe_processes(os.sysconf("SC_CLK_TCK"))
-    period_ns = 1_000_000_000  # the kernel counts in ticks of 10 ms: over a second they are a percent
+    period_ns = 1_000_000_000
 
     def __init__(self) -> None:
         """Begins with none."""
@@ -42,8 +42,10 @@ class CpuUse:
         """
         for pid in pids:
             if pid in self._fds:
-                self._fds.move_to_end(pid)
-                continue
+                if self._stat(pid):
+                    self._fds.move_to_end(pid)
+                    continue
+                self._forget(pid)
             try:
                 self._fds[pid] = os.open(PROC / str(pid) / "stat", os.O_RDONLY)
             except OSError:
@@ -53,10 +55,11 @@ class CpuUse:
             self._look(pid, now)
 
     def sample(self, now: int) -> None:
-        """Adds a row of each process that still is."""
-        self._new |= bool(self._fds)
+        """Adds a row of each process that still is, but of none just looked at: the kernel counts in coarse ticks."""
         for pid in list(self._fds):
-            self._look(pid, now)
+            if now - int.from_bytes(self._last[pid][:8], "little") >= self.period_ns // 2:
+                self._look(pid, now)
+                self._new = True
 
     def take(self) -> bytes:
         """The rows since the last call, each process's last one of before first."""
@@ -68,15 +71,21 @@ class CpuUse:
         return rows
 
     def _look(self, pid: int, now: int) -> None:
+        stat = self._stat(pid)
         try:
-            stat = os.pread(self._fds[pid], _STAT_BYTES, 0)
             fields = stat[stat.rindex(b")") + 2 :].split()
             row = _ROW.pack(now, pid, int(fields[_START]), int(fields[_UTIME]) + int(fields[_STIME]))
-        except (OSError, ValueError, IndexError):
+        except (ValueError, IndexError):
             self._forget(pid)
             return
         self._last[pid] = row
         self._rows += row
+
+    def _stat(self, pid: int) -> bytes:
+        try:
+            return os.pread(self._fds[pid], _STAT_BYTES, 0)
+        except OSError:
+            return b""
 
     def _forget(self, pid: int) -> None:
         os.close(self._fds.pop(pid))

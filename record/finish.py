@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats import metrics
+from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
@@ -211,7 +211,7 @@ class _Finishing:
 
     def _add_metrics(self, frame: Frame) -> None:
         meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
-        self._metric_rows += max(metrics.check(meta, rows), 1)
+        self._metric_rows += max(metric_values.check(meta, rows), 1)
         self._metrics.setdefault(meta, []).append(rows)
         if self._metric_rows >= ROWS_PER_GROUP:
             self._flush_metrics()
@@ -313,7 +313,8 @@ class _Finishing:
     def _flush_metrics(self) -> None:
         batches, self._metrics, self._metric_rows = self._metrics, {}, 0
         if batches:
-            self._write_rows("metric", pa.concat_arrays([metrics.decode(meta, *rows) for meta, rows in batches.items()]))
+            decoded = [metric_values.decode(meta, *rows) for meta, rows in batches.items()]
+            self._write_rows("metric", pa.concat_arrays(decoded))
 
     def _flush_described(self) -> None:
         rows, self._described = self._described, []

@@ -1,8 +1,8 @@
 """The process that makes a capture of a spool: `python -m iaprof.record.finish_child`.
 
-A request comes as JSON on stdin: the spool's and the carry's descriptor, and where to. The answer goes as JSON to
-stdout. The recorder starts it early, so that what it has to import is there when there is something to do; and it
-stays apart so that the recorder itself stays small.
+A request comes as JSON on stdin: the spool's, the carry's and the folder's descriptor, and where to. The answer goes
+as JSON to stdout. The recorder starts it early, so that what it has to import is there when there is something to
+do; and it stays apart so that the recorder itself stays small.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import hold
 from iaprof.record.carry import Carry
 from iaprof.record.finish import finish
 from iaprof.record.spool import SpoolReader
@@ -23,6 +24,7 @@ from iaprof.record.spool import SpoolReader
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
     reader = SpoolReader(Path(f"/proc/self/fd/{request['spool']}"))
+    hold(Path(request["output"]), request["folder"])
     carry = Carry() if request["carry"] is not None else None
     try:
         finished = finish(reader, Path(request["output"]), carry.add if carry else None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import folder_of
 from iaprof.record.spool import Spool
 
 
@@ -27,9 +28,9 @@ class Finisher:
         Raises:
             IaprofError: there is no room for another process.
         """
-        self._spool, self._carry = spool, carry
+        self._spool, self._carry, self._folder = spool, carry, folder_of(spool.path)
         self._answer = b""
-        fds = [spool.fileno(), *([] if carry is None else [carry])]
+        fds = [spool.fileno(), self._folder, *([] if carry is None else [carry])]
         try:
             self._child = subprocess.Popen(
                 # -P: not from whatever folder the user stands in.
@@ -44,8 +45,13 @@ class Finisher:
             raise IaprofError(f"the process that finishes captures cannot be started: {error.strerror}") from error
 
     def go(self, output: Path) -> None:
-        """Lets it make the capture."""
-        request = {"spool": self._spool.fileno(), "carry": self._carry, "output": str(output.absolute())}
+        """Lets it make the capture, in the spool's folder."""
+        request = {
+            "spool": self._spool.fileno(),
+            "carry": self._carry,
+            "folder": self._folder,
+            "output": str(output.absolute()),
+        }
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):  # it died: `result` says so
             self._child.stdin.write(json.dumps(request).encode() + b"\n")

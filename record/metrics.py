@@ -1,4 +1,4 @@
-"""Metrics of GPUs and of the processes that are recorded: raw numbers here, values in formats/metrics.py.
+"""Metrics of GPUs and of the processes that are recorded: raw numbers here, values in formats/metric_values.py.
 
 What there is differs from card to card and from kernel to kernel; what is missing is told once and left out.
 """
@@ -58,8 +58,7 @@ class Metrics:
 
     def add(self, metered: MeteredGt) -> None:
         """Measures one more GT, and with a card's first GT the card."""
-        card = metered.device.pci_address
-        first = all(counters.card != card or counters.due == _NEVER for counters in self._counters)
+        first = all(counters.card != metered.device.pci_address for counters in self._counters)
         self._open_gt(metered)
         if first:
             self._open_card(metered)
@@ -82,7 +81,7 @@ class Metrics:
                     source.due = _NEVER
 
     def take(self) -> Iterator[tuple[bytes, bytes]]:
-        """What was read since the last call: descriptions and rows, as formats.metrics.decode takes them."""
+        """What was read since the last call: descriptions and rows, as formats.metric_values.decode takes them."""
         for source in self._sources():
             if rows := source.take():
                 yield source.meta, rows

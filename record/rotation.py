@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import remove
 from iaprof.record.finisher import Finisher
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
@@ -107,7 +108,7 @@ class Rotation:
             os.close(self._carry)
         # The last part, which is still to come, is one of them.
         while self._options.max_files is not None and len(self._kept) > max(self._options.max_files - 1, 0):
-            self._kept.popleft().unlink(missing_ok=True)
+            remove(self._kept.popleft())
 
     def close(self) -> None:
         """Ends what is under way."""

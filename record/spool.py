@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import create, remove
+from iaprof.formats.files import create, remove, rename
 
 MAGIC = b"IAPS"
 VERSION = 1
@@ -138,7 +138,7 @@ class Spool:
             IaprofError: the folder refuses.
         """
         try:
-            os.rename(self.path, path)
+            rename(self.path, path)
         except OSError as error:
             raise IaprofError(f"{self.path} cannot be renamed to {path.name}: {error.strerror}") from error
         self.path = path

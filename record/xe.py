@@ -36,8 +36,8 @@ NO_EU_STALLS = (
 )
 
 NO_GPU = (
-    f"no GPU was found: {_DRI} has no render node. iaprof records Intel GPUs under the xe driver: see whether it is "
-    "loaded (lsmod | grep xe), and which GPUs there are (lspci -k)"
+    f"no GPU was found: {_DRI} has no render node. iaprof records Intel GPUs under the xe driver; "
+    "'lspci -k' lists GPUs and their drivers"
 )
 
 
@@ -183,6 +183,14 @@ def _is_called(device: Device, name: str) -> bool:
     return card in (device.card, node) or device.pci_address.lower() in (name, f"0000:{name}")
 
 
+def named_rates(device: Device) -> dict[str, int]:
+    """A device's rates in GPU cycles by name, the fastest first; where it has few, one has several names."""
+    last = len(device.rates) - 1
+    quarter = round(last / 4)
+    indices = (0, quarter, last // 2, last - quarter, last)
+    return {name: device.rates[index] for name, index in zip(RATE_NAMES, indices, strict=True)}
+
+
 def pick_rate(device: Device, rate: str | None) -> int:
     """The sampling rate, in GPU cycles between samples.
 
@@ -193,14 +201,11 @@ def pick_rate(device: Device, rate: str | None) -> int:
     Raises:
         UsageError: the device has no such rate.
     """
-    rates = device.rates
-    last = len(rates) - 1
-    quarter = round(last / 4)
-    named = dict(zip(RATE_NAMES, (0, quarter, last // 2, last - quarter, last), strict=True))
+    rates, named = device.rates, named_rates(device)
     if rate is None:
         return rates[-1]
     if rate in named:
-        return rates[named[rate]]
+        return named[rate]
     cycles = int(rate) if rate.isascii() and rate.isdecimal() and len(rate) < 20 else 0
     if cycles not in rates:
         raise UsageError(

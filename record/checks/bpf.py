@@ -65,6 +65,6 @@ def _programs() -> Check:
     began = time.monotonic()
     try:
         LaunchProbes().close()
-    except BpfUnavailable as error:
+    except (BpfUnavailable, OSError) as error:
         return Check(GROUP, "programs", Level.PROBLEM, str(error))
     return Check(GROUP, "programs", Level.OK, f"compiled and loaded in {time.monotonic() - began:.1f} s")

@@ -46,7 +46,7 @@ class Openings:
 
 
 def read_openings(fd: int) -> Openings | None:
-    """Looks at up to SAMPLED functions of an open x86-64 ELF file; None when it is none, or names no functions.
+    """Looks at up to SAMPLED functions of an open x86-64 ELF file; None when it is none.
 
     The file may be anybody's: everything that is read of it is bounded, and nothing of it is believed.
     """
@@ -79,8 +79,6 @@ def _openings(fd: int) -> Openings | None:
     every = np.unique(np.concatenate(starts))
     sampled = every[:: max(1, -(-len(every) // SAMPLED))]
     openings = [opening for address in sampled if (opening := _opening(fd, segments, int(address)))]
-    if not openings:
-        return None
     with_frame = sum(any(prologue in opening for prologue in _PROLOGUES) for opening in openings)
     return Openings(with_frame, len(openings))
 
@@ -95,7 +93,8 @@ def _functions(table: bytes) -> NDArray[np.uint64]:
     """Addresses of the functions that are in this file and large enough: uint64[n]."""
     symbols = np.frombuffer(table, _SYMBOL)
     chosen = (symbols["info"] & 0xF == _STT_FUNC) & (symbols["section"] != 0) & (symbols["size"] >= SMALLEST)
-    return symbols["value"][chosen].astype(np.uint64)
+    addresses: NDArray[np.uint64] = symbols["value"][chosen].astype(np.uint64)
+    return addresses
 
 
 def _opening(fd: int, segments: list[tuple[int, int, int]], address: int) -> bytes:

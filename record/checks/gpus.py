@@ -30,7 +30,7 @@ def _device(path: str) -> Iterator[Check]:
     try:
         device = xe.open_device(path)
     except xe.DeviceError as error:
-        yield Check(GROUP, name, Level.PROBLEM, str(error))
+        yield Check(GROUP, name, Level.PROBLEM, f"it {str(error).removeprefix(path + ' ')}")
         return
     for gt in device.gts:
         yield _gt(name if len(device.gts) == 1 else f"{name} GT {gt.id}", device, gt)
@@ -40,10 +40,12 @@ def _gt(name: str, device: xe.Device, gt: xe.Gt) -> Check:
     try:
         layout = device.layout(gt)
         os.close(xe.open_stream(device, gt, device.rates[-1]))
-    except xe.StreamBusy as error:
-        return Check(GROUP, name, Level.PROBLEM, str(error), HOLDERS)
-    except xe.NotPermitted as error:
-        return Check(GROUP, name, Level.PROBLEM, str(error), "sudo sysctl dev.xe.observation_paranoid=0")
+    except xe.StreamBusy:
+        text = "another profiler holds it: end that one, which this finds"
+        return Check(GROUP, name, Level.PROBLEM, text, HOLDERS)
+    except xe.NotPermitted:
+        text = "may not be sampled: use sudo, or let everyone sample"
+        return Check(GROUP, name, Level.PROBLEM, text, "sudo sysctl dev.xe.observation_paranoid=0")
     except xe.DeviceError as error:
         return Check(GROUP, name, Level.PROBLEM, str(error))
     xecores = f", {gt.xecores} XeCores" if gt.xecores else ""

@@ -46,7 +46,7 @@ def _version(release: str) -> Check:
     return Check(GROUP, "version", Level.OK, f"{release}, new enough for EU stalls (6.15)")
 
 
-def read_config(release: str = "") -> str | None:
+def read_config() -> str | None:
     """The running kernel's configuration; None where it cannot be found."""
     try:
         with gzip.open("/proc/config.gz") as file:
@@ -54,7 +54,7 @@ def read_config(release: str = "") -> str | None:
     except (OSError, EOFError):
         pass
     try:
-        with open(f"/boot/config-{release or os.uname().release}", "rb") as plain:
+        with open(f"/boot/config-{os.uname().release}", "rb") as plain:
             return plain.read(_MOST_BYTES).decode(errors="replace")
     except OSError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Outcome
@@ -31,13 +32,18 @@ def checks() -> Iterator[Check]:
             "no libze_intel_gpu.so is installed here or used now: without Intel's compute runtime, with the probes of "
             "intel/iaprof's patches, there are no launches to record"
         )
+        if os.geteuid() != 0:
+            text = "none is installed here; only root can tell which ones are used"
         yield Check(GROUP, "driver", Level.WARNING, text)
 
 
 def _library(outcome: Outcome, names: set[str]) -> Check:
-    path = shortened(outcome.path)
+    file = shortened(outcome.path)
     if missing := [name for name in (LAUNCH, COMPILE) if name not in names]:
-        why = outcome.problem if names or "probes" not in outcome.problem else "build it with intel/iaprof's patches"
-        text = f"{path} has no {' and no '.join(missing)} probe: {why}"
-        return Check(GROUP, "driver", Level.WARNING, text.removesuffix(": "))
-    return Check(GROUP, "driver", Level.OK, f"{path} has the probes")
+        text = f"has no {' and no '.join(missing)} probe"
+        if outcome.problem and (names or "probes" not in outcome.problem):
+            text += f": {outcome.problem}"
+        else:
+            text += ": it was built without intel/iaprof's patches"
+        return Check(GROUP, "driver", Level.WARNING, text, file=file)
+    return Check(GROUP, "driver", Level.OK, "has the probes for launches and modules", file=file)

@@ -61,8 +61,8 @@ def _depth(depth: int | None, contexts: int | None) -> Check:
 
 def _observation_paranoid(value: int | None) -> Check:
     if value is None:
-        text = "there is no dev.xe.observation_paranoid: the xe driver is not loaded, or too old"
-        return Check(GROUP, "EU stalls", Level.WARNING, text, "sudo modprobe xe")
+        text = "no dev.xe.observation_paranoid: xe is not loaded, or too old"
+        return Check(GROUP, "EU stalls", Level.WARNING, text)
     bound = "root may sample all the same" if value else "everyone may sample"
     return Check(GROUP, "EU stalls", Level.OK, f"dev.xe.observation_paranoid is {value}: {bound}")
 

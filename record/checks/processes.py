@@ -28,14 +28,15 @@ class MappedFile:
 
 def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
     """Executable mappings, one for each process and file, of files whose name (without its folder) matches."""
-    line = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
+    line = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
     for pid in running_pids():
         seen = set()
         for found in line.finditer(read_some(f"/proc/{pid}/maps", _MOST_BYTES)):
-            path = found[2].removesuffix(b" (deleted)")
+            path = found[3].removesuffix(b" (deleted)")
             if path not in seen and name.fullmatch(os.path.basename(path)):
                 seen.add(path)
-                location = f"/proc/{pid}/map_files/{found[1].decode()}"
+                # map_files has the same numbers without leading zeros
+                location = f"/proc/{pid}/map_files/{int(found[1], 16):x}-{int(found[2], 16):x}"
                 yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), location)
 
 

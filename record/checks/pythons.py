@@ -74,12 +74,12 @@ def _check(interpreter: _Interpreter) -> Check:
     elif without:
         bad.append(f"PYTHONPERFSUPPORT is not set in {_processes(without)}")
         mend = f"export PYTHONPERFSUPPORT=1    # and start {'it' if len(without) == 1 else 'them'} again"
-    if interpreter.openings is not None and not interpreter.openings.kept:
+    if interpreter.openings and interpreter.openings.functions and not interpreter.openings.kept:
         bad.append("it keeps no frame pointers, so stacks end in the interpreter")
-    where = f"({shortened(interpreter.path)}, {_processes(interpreter.pids)})"
+    who, file = _processes(interpreter.pids), shortened(interpreter.path)
     if bad:
-        return Check(GROUP, name, Level.WARNING, f"{'; '.join(bad)} {where}", mend)
-    return Check(GROUP, name, Level.OK, f"names its functions, keeps frame pointers {where}")
+        return Check(GROUP, name, Level.WARNING, f"{'; '.join(bad)} ({who})", mend, file)
+    return Check(GROUP, name, Level.OK, f"names its functions and keeps frame pointers ({who})", file=file)
 
 
 def _processes(pids: list[int]) -> str:
@@ -92,9 +92,16 @@ def has_perf_support(pid: int) -> bool:
         name, _, value = variable.partition(b"=")
         if name == _VARIABLE and value not in (b"", b"0"):
             return True
-    arguments = read_some(f"/proc/{pid}/cmdline", _MOST_BYTES).split(b"\0")
-    options = zip(arguments, [*arguments[1:], b""], strict=True)
-    return any(
-        (first == b"-X" and second in (b"perf", b"perf_jit")) or first in (b"-Xperf", b"-Xperf_jit")
-        for first, second in options
-    )
+    return _asks_for_perf(read_some(f"/proc/{pid}/cmdline", _MOST_BYTES).split(b"\0"))
+
+
+def _asks_for_perf(command: list[bytes]) -> bool:
+    """Whether the interpreter's own options, which end where the program begins, say -X perf or -X perf_jit."""
+    rest = iter(command[1:])
+    for argument in rest:
+        if argument in (b"-c", b"-m") or not argument.startswith(b"-"):
+            return False
+        value = next(rest, b"") if argument in (b"-X", b"-W") else argument[2:]
+        if argument.startswith(b"-X") and value in (b"perf", b"perf_jit"):
+            return True
+    return False

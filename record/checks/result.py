@@ -23,3 +23,4 @@ class Check:
     level: Level
     text: str
     mend: str = ""  # the command that makes it better, where one does
+    file: str = ""  # that it is about

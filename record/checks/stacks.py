@@ -26,16 +26,16 @@ _NAMES = re.compile(rb"(" + b"|".join(name.encode() for name in LIBRARIES) + rb"
 
 def checks() -> Iterator[Check]:
     """Checks the libraries that are installed and those that running processes have mapped."""
-    found: dict[str, dict[bool | None, list[tuple[str, Openings | None]]]] = {name: {} for name in LIBRARIES}
+    found: dict[str, dict[bool, list[tuple[str, Openings]]]] = {name: {} for name in LIBRARIES}
     for file, openings in _distinct(chain(installed(SYSTEM_FOLDERS, _NAMES), mapped(_NAMES))):
-        kept = None if openings is None else openings.kept
-        found[os.path.basename(file.path).split(".so")[0]].setdefault(kept, []).append((file.path, openings))
+        name = os.path.basename(file.path).split(".so")[0]
+        found[name].setdefault(openings.kept, []).append((file.path, openings))
     for name, verdicts in found.items():
-        for kept, files in verdicts.items():
-            yield _check(name, kept, files)
+        for files in verdicts.values():
+            yield _check(name, files)
 
 
-def _distinct(files: Iterator[MappedFile]) -> Iterator[tuple[MappedFile, Openings | None]]:
+def _distinct(files: Iterator[MappedFile]) -> Iterator[tuple[MappedFile, Openings]]:
     seen = set()
     for file in files:
         with opened(file.location) as fd:
@@ -45,21 +45,23 @@ def _distinct(files: Iterator[MappedFile]) -> Iterator[tuple[MappedFile, Opening
             inode = status.st_dev, status.st_ino
             if inode not in seen:
                 seen.add(inode)
-                yield file, read_openings(fd)
+                openings = read_openings(fd)
+                if openings is not None:  # the linker's scripts are called like libraries
+                    yield file, openings
         if len(seen) == MOST_FILES:
             return
 
 
-def _check(name: str, kept: bool | None, files: list[tuple[str, Openings | None]]) -> Check:
+def _check(name: str, files: list[tuple[str, Openings]]) -> Check:
+    """One line for files of one name that are alike."""
     path, openings = files[0]
-    others = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    where = f"({shortened(path)}{others})"
-    if openings is None:
-        return Check(GROUP, name, Level.WARNING, f"cannot be told: no functions are named {where}")
-    share = f"{openings.share:.0%} of {openings.functions} functions {where}"
-    if kept:
-        return Check(GROUP, name, Level.OK, f"keeps frame pointers: {share}")
-    text = f"keeps no frame pointers, {LIBRARIES[name]}: {share}"
-    return Check(
-        GROUP, name, Level.WARNING, text, "export CFLAGS='-O2 -fno-omit-frame-pointer'" if name != "libc" else ""
-    )
+    file = shortened(path)
+    others = f", and {len(files) - 1} more files of that name" if len(files) > 1 else ""
+    if not openings.functions:
+        return Check(GROUP, name, Level.WARNING, f"cannot be told: it names no functions{others}", file=file)
+    share = f"{openings.share:.0%} of {openings.functions} functions do{others}"
+    if openings.kept:
+        return Check(GROUP, name, Level.OK, f"keeps frame pointers: {share}", file=file)
+    text = f"keeps no frame pointers ({share}): {LIBRARIES[name]}"
+    mend = "" if name == "libc" else "export CFLAGS='-O2 -fno-omit-frame-pointer' CXXFLAGS=$CFLAGS"
+    return Check(GROUP, name, Level.WARNING, text, mend, file)

@@ -5,7 +5,10 @@ every counter non-zero in about a quarter of the records. The recorder's CPU is 
 what it had used when it began to record; an empty recording of two seconds stands in the first row. `cat` is measured
 before and after each recording, the median counts. Finishing is from SIGINT to the end of the process.
 
-    sudo .venv/bin/python tests/bench/bench_stream.py [--rate 8000000] [--millions 2,8,16]
+Then 500 MB/s for 20 s: nothing may be lost, and memory has to stay flat. Memory is the proportional share (PSS) of all
+of the recorder's processes together, the one that writes the capture included.
+
+    sudo .venv/bin/python tests/bench/bench_stream.py [--rate 8000000] [--millions 2,8,16] [--sustained 20]
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.measuring import Recorder, machine, needs_root, print_table, scaled, wait_for
+from bench.measuring import Memory, Recorder, imports, machine, needs_root, print_table, scaled, wait_for
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.stalls import RECORD_BYTES
 from standin.hardware import Hardware
@@ -30,6 +33,8 @@ ADDRESSES = 5_000
 INSTRUCTION_BYTES = 16
 CATS = 3  # before, and as many after
 PIECE = 1 << 20  # bytes that `cat` is given at once
+SUSTAINED = 500e6  # bytes per second
+OPTIONS = ("--cpu-freq", "0", "--metric-interval", "0")  # what is measured here is the stream
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,9 @@ class Flooded:
     finishing_s: float  # CPU
     finish_s: float  # by the clock
     cat_s: float  # CPU of `cat` for as many bytes
-    recording_peak: int
+    recording_peak: int  # memory of all processes
     finishing_peak: int
+    flat: tuple[int, int]  # memory after a quarter of the recording, and at its end
     spool: int
     capture: int
 
@@ -52,12 +58,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=8e6, help="records per second")
     parser.add_argument("--millions", default="2,8,16", help="records of each recording, in millions")
+    parser.add_argument("--sustained", type=float, default=20, help="seconds of 500 MB/s; 0 for none")
     arguments = parser.parse_args()
     needs_root("recording")
     print(machine())
     sizes = [int(float(word) * 1e6) for word in arguments.millions.split(",")]
     with tempfile.TemporaryDirectory(prefix="iaprof-bench-", dir="/var/tmp") as name:
         floods = [flood(Path(name), records, arguments.rate) for records in (0, *sizes)]
+        steady = SUSTAINED / RECORD_BYTES
+        long = flood(Path(name), int(steady * arguments.sustained), steady) if arguments.sustained else None
     rows = []
     for done in floods:
         size = done.records * RECORD_BYTES
@@ -90,7 +99,19 @@ def main() -> None:
         for done in floods
     ]
     heads = ["stream", "finish takes", "CPU of that", "B/record spool", "capture", "peak recording", "finishing"]
-    print_table("Finishing, sizes (bytes per record) and memory", heads, rows)
+    print_table("Finishing, sizes (bytes per record) and memory of all processes", heads, rows)
+    print(f"\n  importing bcc, pyarrow and numpy and doing nothing: {scaled(imports())}")
+    if long is not None:
+        row = [
+            f"{arguments.sustained:g} s",
+            scaled(long.records * RECORD_BYTES),
+            f"{long.records - long.recorded:,}",
+            f"{100 * long.recording_s / arguments.sustained:.1f} %",
+            *map(scaled, long.flat),
+            f"{long.finish_s:.2f} s",
+        ]
+        heads = ["sustained", "bytes", "lost", "of one core", "memory early", "at the end", "finish takes"]
+        print_table(f"{scaled(SUSTAINED)}/s", heads, [row])
 
 
 def flood(folder: Path, records: int, rate: float) -> Flooded:
@@ -99,14 +120,20 @@ def flood(folder: Path, records: int, rate: float) -> Flooded:
     with Hardware(folder / "gpu") as hardware, hardware.runtime() as runtime:
         runtime.kernel("flooded", 0x10_0000, [INSTRUCTION_BYTES * number for number in range(ADDRESSES)])
         cats = [cat(records * RECORD_BYTES) for _ in range(CATS)]
-        with Recorder(hardware, capture) as recorder:
+        with Recorder(hardware, capture, OPTIONS) as recorder:
+            memory = Memory(recorder.process.pid)
+            memory.start()
+            began = time.monotonic()
             if records:
                 hardware.flood(records, records / rate)
                 runtime.sync()
             else:
                 time.sleep(2)
-            began = recorder.starting_cpu_s
+            told = time.monotonic()
+            starting = recorder.starting_cpu_s
+            spent = recorder.cpu_s() - starting
             ended = recorder.stop()
+            memory.stop()
         cats += [cat(records * RECORD_BYTES) for _ in range(CATS)]
         hardware.stop()
     header = CaptureReader(capture).header
@@ -115,12 +142,13 @@ def flood(folder: Path, records: int, rate: float) -> Flooded:
     return Flooded(
         records=made,
         recorded=header["totals"].get("stalls", 0),
-        recording_s=cost["cpu_s"] - began,
-        finishing_s=ended.cpu_s - cost["cpu_s"],
+        recording_s=spent,
+        finishing_s=ended.cpu_s - starting - spent - cost["compile_cpu_s"],
         finish_s=ended.wall_s,
         cat_s=statistics.median(cats),
-        recording_peak=cost["peak_bytes"],
-        finishing_peak=ended.peak_bytes,
+        recording_peak=memory.most(end=told),
+        finishing_peak=memory.most(begin=told),
+        flat=(memory.most(end=began + (told - began) / 4), memory.most(begin=told - (told - began) / 4, end=told)),
         spool=cost["spool_bytes"],
         capture=capture.stat().st_size,
     )

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,18 +101,67 @@ def run(command: Sequence[str | Path], errors: Path, env: dict[str, str] | None 
         return wait_for(process, started)
 
 
+class Memory(threading.Thread):
+    """Watches the memory of a process and all that it started: proportional shares, added up, ten times a second."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self.seen: list[tuple[float, int]] = []  # time.monotonic, bytes
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.1):
+            self.seen.append((time.monotonic(), sum(map(_share, _family(self._pid)))))
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+    def most(self, begin: float = 0, end: float = float("inf")) -> int:
+        """The most in that span."""
+        return max((size for moment, size in self.seen if begin <= moment <= end), default=0)
+
+
+def _family(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(member for child in children for member in _family(int(child)))]
+
+
+def _share(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return int(text.partition("Pss:")[2].split()[0]) * 1024 if "Pss:" in text else 0
+
+
+def imports() -> int:
+    """Bytes of a process that has imported bcc, pyarrow and numpy and does nothing with them."""
+    code = (
+        "from iaprof.bpf.compiler import import_bcc; import_bcc(); import pyarrow.parquet, numpy; "
+        "text = open('/proc/self/smaps_rollup').read(); print(text.partition('Pss:')[2].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout) * 1024
+
+
 @dataclass
 class Recorder:
     """`iaprof record` on the stand-in's hardware, from the moment that it records until it is told to end."""
 
     hardware: Hardware
     capture: Path
+    options: Sequence[str] = ()
     ended: Ended | None = field(default=None, init=False)
     starting_cpu_s: float = field(default=0.0, init=False)  # used before it recorded: importing, compiling BPF
 
     def __enter__(self) -> Self:
         spool = self.capture.with_name(self.capture.name + ".spool")
-        words = [*IAPROF, "record", "--quiet", "--force", "-o", str(self.capture)]
+        words = [*IAPROF, "record", "--quiet", "--force", "-o", str(self.capture), *self.options]
         started = time.monotonic()
         self.process = subprocess.Popen(words, env=os.environ | self.hardware.env(), stdin=subprocess.DEVNULL)
         while not spool.exists() or spool.stat().st_size < STARTED_BYTES:

@@ -6,6 +6,7 @@ The probe is the real one, in a library of the attacker's own; the recorder find
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from standin import runtime
@@ -76,15 +78,18 @@ while True:
 """
 
 
-def folder_of_the_other_user(below: Path) -> Path:
-    """A folder of the other user's, below one that everyone may pass."""
-    for parent in (below, *below.parents):
-        if parent.owner() == "root" and parent.is_relative_to("/tmp") and parent != Path("/tmp"):
-            parent.chmod(0o755)
-    path = below / "other"
-    path.mkdir()
-    os.chown(path, NOBODY, NOBODY)
-    return path
+@contextlib.contextmanager
+def folder_of_the_other_user() -> Iterator[Path]:
+    """A folder of the other user's, below one that everyone may pass.
+
+    It is not below pytest's: any pytest that starts takes others' rights to its folders away.
+    """
+    with tempfile.TemporaryDirectory(prefix="iaprof-test-") as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "other"
+        path.mkdir()
+        os.chown(path, NOBODY, NOBODY)
+        yield path
 
 
 @functools.cache

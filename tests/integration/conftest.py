@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from integration.attacking import folder_of_the_other_user
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder() -> Iterator[Path]:
     """A folder of the other user's, below one that everyone may pass."""
-    return folder_of_the_other_user(tmp_path)
+    with folder_of_the_other_user() as path:
+        yield path

@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,6 @@ class Attacked:
         self.reader = CaptureReader(capture)
         self.kernels = self.reader.table("kernel").to_pylist()
         self.losses = self.reader.table("loss").to_pylist()
-        self._folder = folder
         # The honest program's launches are all there, and so are its kernels.
         ledger = hardware.ledger()
         ours = {launch.pid for launch in ledger.launches}
@@ -214,14 +213,14 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    folder = folder_of_the_other_user(tmp_path_factory.mktemp("refused"))
-    secret = Secret(folder)
-    paths = {case: str(make(folder, secret)) for case, (make, _) in REFUSED.items()}
-    own = [write(folder / f"own{number}") for number in range(len(paths))]
-    turns = [path for pair in zip(paths.values(), own, strict=True) for path in pair]
-    attacked = Attacked(folder, firing(*turns, cwd=folder))
-    return Told(attacked, secret, {case: path[:4095] for case, path in paths.items()}, own)
+def told() -> Iterator[Told]:
+    with folder_of_the_other_user() as folder:
+        secret = Secret(folder)
+        paths = {case: str(make(folder, secret)) for case, (make, _) in REFUSED.items()}
+        own = [write(folder / f"own{number}") for number in range(len(paths))]
+        turns = [path for pair in zip(paths.values(), own, strict=True) for path in pair]
+        attacked = Attacked(folder, firing(*turns, cwd=folder))
+        yield Told(attacked, secret, {case: path[:4095] for case, path in paths.items()}, own)
 
 
 @pytest.mark.parametrize("case", REFUSED)

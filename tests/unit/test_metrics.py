@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.bpf.perf_event import Attr
+from iaprof.bpf.perf_event import Attr, open_event
 from iaprof.formats.capture import KINDS, CaptureReader
 from iaprof.formats.iaprof_text import IaprofText
-from iaprof.formats.metrics import MISSING, How, Metric, busy, decode, describe, describe_processes
+from iaprof.formats.metric_values import decode
+from iaprof.formats.metrics import MISSING, How, Metric, busy, describe, describe_processes
 from iaprof.formats.profile import Gauges, Instruction, Profile, Row, Shape
 from iaprof.record import cpu_use, metrics, pmu, xe
+from iaprof.record.finish import finish
 from iaprof.record.metrics import MeteredGt, Metrics
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.gauges import gauges
 from unit.capturing import capture
 
@@ -65,12 +68,16 @@ def test_a_rate_is_by_the_time_that_passed() -> None:
     meta = describe(0, 2, [Metric("power-card-W", How.RATE, (1,), (), 1e-6)])
     rows = decoded(meta, (0, 0), (S // 2, 50_000_000), (S // 2, 60_000_000), (S // 2 + 2 * S, 80_000_000))
     assert [row[4] for row in rows] == [100.0, 10.0]  # and no row where no time passed
+    steps = decoded(describe(0, 2, [Metric("m", How.STEP, (1,))]), (0, 0), (5, 1), (5, 2), (4, 3), (6, 4))
+    assert [row[0] for row in steps] == [5, 6]
 
 
 def test_how_busy_is_ticks_of_ticks_over_all_engines_of_the_class() -> None:
     meta = describe(0, 5, [Metric(busy("copy"), How.SHARE, (1, 3), (2, 4), 100.0)])
-    rows = decoded(meta, (0, 0, 0, 0, 0), (1, 25, 100, 0, 100), (2, 25, 200, 0, 200), (3, 25, 200, 0, 200))
-    assert [(row[0], row[4]) for row in rows] == [(1, 12.5), (2, 0.0)]  # at 3 no ticks had passed
+    rows = decoded(
+        meta, (0, 0, 0, 0, 0), (1, 25, 100, 0, 100), (2, 25, 200, 0, 200), (3, 25, 200, 0, 200), (4, 26, 200, 0, 200)
+    )
+    assert [(row[0], row[4]) for row in rows] == [(1, 12.5), (2, 0.0)]  # later no ticks had passed
     over = decoded(meta, (0, 0, 0, 0, 0), (1, 101, 100, 101, 100))
     assert [row[4] for row in over] == [100.0]
 
@@ -370,9 +377,11 @@ def test_each_gt_has_its_own_and_the_card_s_go_to_the_first(machine: Machine) ->
     for tile, speed in ((0, 1500), (1, 1600)):
         machine.write(f"drm/renderD128/device/tile{tile}/gt{tile}/freq0/act_freq", speed)
         machine.write(f"drm/renderD128/device/tile{tile}/gt{tile}/freq0/cur_freq", speed + 1)
-    machine.write("drm/renderD128/device/hwmon/hwmon0/temp1_input", 50_000)
+    machine.write("drm/renderD128/device/hwmon/hwmon0/temp1_label", "")
+    temperature = machine.write("drm/renderD128/device/hwmon/hwmon0/temp1_input", 50_000)
     measured = Metrics(metered(gts=2))
     measured.sample()
+    temperature.write_text("-5500\n")
     machine.after(2)
     measured.sample()
     assert sorted(taken(measured)) == [
@@ -380,8 +389,16 @@ def test_each_gt_has_its_own_and_the_card_s_go_to_the_first(machine: Machine) ->
         ("frequency-actual-MHz", 6, 1600.0),
         ("frequency-requested-MHz", 5, 1501.0),
         ("frequency-requested-MHz", 6, 1601.0),
-        ("temperature-1-C", 5, 50.0),
+        ("temperature-1-C", 5, -5.5),
     ]
+    measured.close()
+
+
+def test_an_engine_is_its_gt_s(machine: Machine) -> None:
+    machine.pmu(CARD)
+    measured = Metrics(metered(COMPUTE, xe.Engine(0, 0, 1), xe.Engine(2, 0, 7), gts=2))
+    engines = [(config >> 60, config >> 20 & 0xFF) for _, config, _ in machine.opened if config & 0xFFF in (2, 3)]
+    assert engines == [(0, 4), (0, 4), (1, 0), (1, 0)]
     measured.close()
 
 
@@ -482,6 +499,54 @@ def test_what_is_taken_piece_by_piece_is_whole(machine: Machine) -> None:
     measured.close()
 
 
+def test_from_the_spool_to_the_capture_and_a_damaged_frame_is_counted(machine: Machine, tmp_path: Path) -> None:
+    # given what was taken in pieces, and one piece that is cut short
+    machine.pmu(CARD)
+    measured = Metrics(metered())
+    spool = Spool(tmp_path / "s")
+    frames = 0
+    for n in range(1, 31):
+        machine.count(2400 * n, 2500 * n)
+        measured.sample()
+        machine.after(0.01)
+        for meta, rows in measured.take():
+            frames += 1
+            cut = 8 if frames == 10 else 0
+            spool.write(FrameKind.METRICS, meta, rows[: len(rows) - cut], part=len(meta))
+    measured.close()
+    spool.close()
+    # when
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c")
+    # then
+    reader = CaptureReader(tmp_path / "c")
+    rows = reader.table("metric").to_pylist()
+    assert frames == 29
+    assert [row["value"] for row in rows if row["name"] == "frequency-actual-MHz"] == [2400.0] * 28
+    assert [row["value"] for row in rows if row["name"] == "frequency-requested-MHz"] == [2500.0] * 28
+    assert [row["what"] for row in reader.table("loss").to_pylist()] == ["damaged", "died"]
+
+
+@pytest.mark.root
+def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a PMU that is the kernel's software PMU: its event 0 counts a CPU's time in ns, here as the engine's
+    events = EVENTS | {f"engine-{what}-ticks": "event=0" for what in ("active", "total")}
+    events |= {f"gt-{what}-frequency.unit": "none" for what in ("actual", "requested")}
+    machine.pmu(CARD, events=events, form=FORM | dict.fromkeys(("engine_class", "gt"), "config2:0-63"))
+    machine.write("pmu/xe_0000_03_00.0/type", 1)
+    machine.write("pmu/xe_0000_03_00.0/cpumask", "0-1")
+    monkeypatch.setattr(pmu, "open_event", open_event)
+    measured = Metrics(metered(COMPUTE))
+    # when
+    for _ in range(3):
+        measured.sample()
+        time.sleep(0.02)
+        machine.after(0.02)
+    # then
+    assert len(measured.problems) == 2  # of frequencies
+    assert taken(measured) == [("busy-compute-percent", 5, pytest.approx(100, abs=5))] * 2
+    measured.close()
+
+
 # Processes
 
 
@@ -513,13 +578,29 @@ def test_cpu_use_of_a_process_whatever_its_name(proc: Machine) -> None:
     measured.close()
 
 
-def test_another_process_gets_the_pid(proc: Machine) -> None:
+def test_a_tick_in_no_time_is_not_a_busy_process(proc: Machine) -> None:
+    proc.write("proc/42/stat", stat(42, "a", 100, 50, 0))
+    measured = Metrics([])
+    measured.watch([42])
+    proc.after(0.001)
+    proc.write("proc/42/stat", stat(42, "a", 100, 51, 0))
+    measured.sample()
+    assert taken(measured) == []
+    proc.after(1)
+    measured.sample()
+    assert [value for _, _, value in taken(measured)] == [pytest.approx(100 / os.sysconf("SC_CLK_TCK"), rel=0.01)]
+    measured.close()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_another_process_gets_the_pid(proc: Machine, noticed: bool) -> None:
     first = proc.write("proc/42/stat", stat(42, "a", 100, ticks(10), 0))
     measured = Metrics([])
     measured.watch([42])
     proc.after(1)
     first.write_text("")  # as of a process that is no more
-    measured.sample()
+    if noticed:
+        measured.sample()
     first.unlink()
     proc.write("proc/42/stat", stat(42, "b", 900, ticks(500), 0))
     measured.watch([42])
@@ -532,14 +613,16 @@ def test_another_process_gets_the_pid(proc: Machine) -> None:
 
 def test_the_processes_named_last_are_looked_at_and_no_descriptor_is_left(proc: Machine) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    measured = Metrics([])
-    for pid in range(1, 201):
+    most = cpu_use.MAX_PROCESSES
+    for pid in range(1, most + 11):
         proc.write(f"proc/{pid}/stat", stat(pid, "a", 100, 0, 0))
-        measured.watch([1, pid])
+    measured = Metrics([])
+    measured.watch(range(1, most + 1))
+    measured.watch([1])
+    measured.watch(range(most + 1, most + 11))
     proc.after(1)
     measured.sample()
-    pids = {pid for _, pid, _ in taken(measured)}
-    assert pids == {1, *range(200 - cpu_use.MAX_PROCESSES + 2, 201)}
+    assert {pid for _, pid, _ in taken(measured)} == {1, *range(12, most + 11)}
     measured.close()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -551,13 +634,13 @@ def test_a_real_process_that_works_and_ends() -> None:
         child.stdout.readline()
         measured = Metrics([])
         measured.watch([child.pid, os.getpid()])
-        time.sleep(0.3)
+        time.sleep(0.6)
         measured.sample()
         use = {pid: value for _, pid, value in taken(measured)}
         assert 0 < use[child.pid] <= 130  # of one CPU; the kernel counts in hundredths of a second
         child.kill()
         child.wait()
-        measured._cpu.due = 0
+        time.sleep(1)
         measured.sample()
         assert [pid for _, pid, _ in taken(measured)] == [os.getpid()]
         measured.close()

@@ -1,0 +1,33 @@
+"""Stdout, for the verbs whose answer goes there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+
+from iaprof.formats.errors import IaprofError
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Within this, what is printed is UTF-8; at the end it is written.
+
+    Raises:
+        IaprofError: there is no stdout, or the disk behind it is full, or the like.
+    """
+    if sys.stdout is None:
+        raise IaprofError("the answer cannot be written: there is no stdout")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # `| head`: nobody is told
+    except OSError as error:
+        # What could not be written must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise IaprofError(f"the answer cannot be written: {error.strerror}") from error

@@ -1,0 +1,97 @@
+"""What goes from one output file into the next: enough, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.record.carry import LINGER_NS, Carry
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+
+DEPTH = 4
+SECOND = 1_000_000_000
+
+
+def launches(*rows: tuple[int, int, int, int]) -> bytes:
+    """Launches of (time, pid, address, stack)."""
+    records = np.zeros(len(rows), LAUNCH)
+    for record, (time, pid, address, stack) in zip(records, rows, strict=True):
+        record["time"], record["pid"], record["address"], record["stack"] = time, pid, address, stack
+    return records.tobytes()
+
+
+def stacks(*ids: int) -> bytes:
+    records = np.zeros(len(ids), stack_dtype(DEPTH))
+    records["id"], records["depth"] = ids, 2
+    return records.tobytes()
+
+
+def kernel(pid: int, digest: str, content: bytes) -> tuple[bytes, bytes]:
+    about = {"pid": pid, "path": "/x", "digest": digest, "size": 3, "content": bool(content)}
+    return json.dumps(about).encode(), content
+
+
+def ended(pid: int, time: int) -> bytes:
+    body = struct.pack("<IIIIQ", pid, 1, pid, 1, time) + struct.pack("<IIQII", pid, pid, time, 0, 0)
+    return struct.pack("<IHH", 4, 0, 8 + len(body)) + body
+
+
+def carried(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
+    """The frames that are carried over from the spool in `folder`."""
+    reader, carry = SpoolReader(folder / "s"), Carry()
+    for frame in reader.frames():
+        carry.add(frame)
+    fd = os.open(folder / "carry", os.O_RDWR | os.O_CREAT)
+    carry.write(reader, fd)
+    other = Spool(folder / "t")
+    other.take_over(fd)
+    os.close(fd)
+    assert other.size == (folder / "t").stat().st_size
+    other.close()
+    return [(frame.kind, frame.payload, frame.part) for frame in SpoolReader(folder / "t").frames()]
+
+
+def test_the_last_launch_of_each_kernel_with_its_stack_and_modules_of_who_runs(tmp_path: Path) -> None:
+    # given
+    alive, gone, lingering = 10, 11, 12
+    now = 100 * SECOND
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4), part=DEPTH, time=1)
+    rows = [(1, alive, 0x100, 1), (2, alive, 0x200, 2), (3, gone, 0x100, 3), (4, alive, 0x100, 4), (5, lingering, 7, 1)]
+    spool.write(FrameKind.LAUNCHES, launches(*rows[:2]), time=2)
+    spool.write(FrameKind.LAUNCHES, launches(*rows[2:]), time=5)
+    for number, (pid, digest, content) in enumerate(
+        [(gone, "aa", b"one"), (alive, "aa", b""), (gone, "bb", b"two"), (alive, "cc", b"dri"), (alive, "cc", b"")]
+    ):
+        meta, elf = kernel(pid, digest, content)
+        spool.write(FrameKind.KERNEL, meta, elf, part=len(meta), time=number)
+    ends = ended(gone, now - LINGER_NS - 1) + ended(lingering, now - LINGER_NS + SECOND)
+    spool.write(FrameKind.SIDEBAND, ends, time=now)
+    spool.close()
+    # when
+    frames = carried(tmp_path)
+    # then
+    found = np.concatenate([np.frombuffer(data, LAUNCH) for kind, data, _ in frames if kind is FrameKind.LAUNCHES])
+    assert sorted(zip(found["time"], found["pid"], found["stack"], strict=True)) == [
+        (2, alive, 2), (4, alive, 4), (5, lingering, 1),
+    ]  # fmt: skip
+    assert (found["flags"] == LaunchFlags.CARRIED).all()
+    kept = np.concatenate(
+        [np.frombuffer(data, stack_dtype(part)) for kind, data, part in frames if kind is FrameKind.STACKS]
+    )
+    assert sorted(kept["id"]) == [1, 2, 4]
+    assert (kept["time"] == now).all()
+    # and a content that a process has is there, whoever had it first
+    modules = [(json.loads(data[:part]), data[part:]) for kind, data, part in frames if kind is FrameKind.KERNEL]
+    assert {about["digest"] for about, _ in modules} == {"aa", "cc"}
+    assert {about["digest"]: elf for about, elf in modules if elf} == {"aa": b"one", "cc": b"dri"}
+
+
+def test_nothing_to_carry(tmp_path: Path) -> None:
+    Spool(tmp_path / "s").close()
+    assert carried(tmp_path) == []

@@ -1,0 +1,549 @@
+"""What `iaprof check` makes of a machine: each subject by itself, hostile files included, and how it is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iaprof.bpf.libraries import Outcome
+from iaprof.cli import check as command
+from iaprof.cli.main import main
+from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, pythons, stacks
+from iaprof.record.checks.frame_pointers import Openings, read_openings
+from iaprof.record.checks.result import Check, Level
+from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
+from unit.test_devices import device
+
+# ---- the kernel ----
+
+
+@pytest.mark.parametrize(
+    ("release", "level", "said"),
+    [
+        ("6.15.0-generic", Level.OK, "6.15.0-generic"),
+        ("7.0.1", Level.OK, "new enough"),
+        ("6.14.11", Level.WARNING, "EU stalls came with 6.15"),
+        ("6.8.0-45-generic", Level.WARNING, "no build-ids"),
+        ("unheard", Level.WARNING, "unheard"),
+    ],
+)
+def test_versions_of_the_kernel(release: str, level: Level, said: str) -> None:
+    check = kernel._version(release)
+    assert check.level is level
+    assert said in check.text
+
+
+CONFIG = "CONFIG_BPF_SYSCALL=y\nCONFIG_BPF_EVENTS=y\nCONFIG_PERF_EVENTS=y\nCONFIG_UPROBE_EVENTS=y\nCONFIG_BPF_JIT=y\n"
+
+
+@pytest.mark.parametrize("name", kernel.NEEDED)
+def test_a_kernel_without_what_is_needed(name: str) -> None:
+    assert kernel._config(CONFIG).level is Level.OK
+    for config in (
+        CONFIG.replace(f"CONFIG_{name}=y\n", ""),
+        CONFIG.replace(f"CONFIG_{name}=y", f"# CONFIG_{name} is not set"),
+    ):
+        check = kernel._config(config)
+        assert check.level is Level.PROBLEM
+        assert f"without CONFIG_{name}:" in check.text
+
+
+def test_a_kernel_whose_programs_are_slow() -> None:
+    assert kernel._config(CONFIG.replace("CONFIG_BPF_JIT=y\n", "")).level is Level.WARNING
+
+
+def test_a_kernel_whose_config_is_nowhere() -> None:
+    check = kernel._config(None)
+    assert (check.level, check.text.split(":")[0]) == (Level.WARNING, "unknown")
+
+
+def test_only_root_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    check = kernel._root()
+    assert (check.level, check.mend) == (Level.PROBLEM, "sudo iaprof check")
+
+
+# ---- BPF ----
+
+
+def test_without_bcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "bcc", raising=False)
+    monkeypatch.setattr("iaprof.bpf.compiler.BCC_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(packages.shutil, "which", lambda name: name == "apt")
+    check = bpf._bcc()
+    assert (check.level, check.mend) == (Level.PROBLEM, "sudo apt install python3-bpfcc")
+
+
+def test_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
+    monkeypatch.setattr("iaprof.bpf.compiler._has_own_headers", lambda: False)
+    monkeypatch.setattr("iaprof.bpf.compiler._split_headers", lambda: None)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: name == "dnf")
+    check = bpf._headers()
+    assert (check.level, check.mend) == (Level.PROBLEM, "sudo dnf install kernel-devel-$(uname -r)")
+
+
+def test_a_kernel_that_refuses_bpf(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: int, attributes: bytes) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(bpf, "bpf", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert bpf._map().level is Level.PROBLEM
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert bpf._map().level is Level.WARNING  # it may well be for root
+
+
+# ---- limits ----
+
+
+@pytest.fixture
+def sysctls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(limits, "_SYSCTL", tmp_path)
+    for name, value in {
+        "kernel/perf_event_paranoid": 2,
+        "kernel/perf_event_max_stack": 127,
+        "kernel/perf_event_max_contexts_per_stack": 8,
+        "dev/xe/observation_paranoid": 1,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+    return tmp_path
+
+
+def by_name(checks: Iterator[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+@pytest.mark.parametrize(
+    ("sysctl", "value", "name", "level", "mend"),
+    [
+        ("kernel/perf_event_paranoid", "3", "perf events", Level.OK, ""),
+        ("kernel/perf_event_paranoid", None, "perf events", Level.PROBLEM, ""),
+        ("kernel/perf_event_max_stack", "1024", "stack depth", Level.OK, ""),
+        (
+            "kernel/perf_event_max_stack", "32", "stack depth", Level.WARNING,
+            "sudo sysctl kernel.perf_event_max_stack=127",
+        ),
+        ("kernel/perf_event_max_stack", "", "stack depth", Level.PROBLEM, ""),
+        (
+            "kernel/perf_event_max_contexts_per_stack", "1", "stack depth", Level.WARNING,
+            "sudo sysctl kernel.perf_event_max_contexts_per_stack=8",
+        ),
+        ("dev/xe/observation_paranoid", "0", "EU stalls", Level.OK, ""),
+        ("dev/xe/observation_paranoid", None, "EU stalls", Level.WARNING, ""),
+    ],
+)  # fmt: skip
+def test_sysctls(
+    sysctls: Path, tmp_path: Path, sysctl: str, value: str | None, name: str, level: Level, mend: str
+) -> None:
+    assert by_name(limits.checks(tmp_path))[name].level is Level.OK
+    (sysctls / sysctl).unlink()
+    if value is not None:
+        (sysctls / sysctl).write_text(value)
+    check = by_name(limits.checks(tmp_path))[name]
+    assert (check.level, check.mend) == (level, mend)
+
+
+def test_too_few_open_files(sysctls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "possible_cpus", lambda: list(range(512)))
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (1024, 4096))
+    check = by_name(limits.checks(tmp_path))["open files"]
+    assert (check.level, check.mend) == (Level.PROBLEM, "ulimit -n 1280")
+
+
+@pytest.mark.parametrize(("free", "level"), [(10 << 30, Level.OK), (1 << 30, Level.WARNING), (1 << 20, Level.PROBLEM)])
+def test_room(free: int, level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(tmp_path)
+    fields = list(real)
+    fields[1], fields[4] = 4096, free // 4096  # f_frsize, f_bavail
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    assert limits._room(tmp_path).level is level
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert limits._room(tmp_path / "none").level is Level.PROBLEM
+
+
+# ---- GPUs ----
+
+
+def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given three cards: one of another driver, one that is held, one that works
+    cards = {f"/dev/dri/renderD{128 + number}": device(number) for number in (1, 2)}
+
+    def open_device(path: str) -> object:
+        if path not in cards:
+            raise DeviceError(f"{path} is driven by i915")
+        return cards[path]
+
+    held = {"card1"}
+
+    def open_stream(card: object, gt: object, rate: int) -> int:
+        if getattr(card, "card", "") in held:
+            raise StreamBusy("held")
+        return os.open(os.devnull, os.O_RDONLY)
+
+    monkeypatch.setattr(gpus.xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
+    monkeypatch.setattr(gpus.xe, "open_device", open_device)
+    monkeypatch.setattr(gpus.xe, "open_stream", open_stream)
+    monkeypatch.setattr(gpus.xe, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
+    before = os.listdir("/proc/self/fd")
+    # when, then
+    checks = list(gpus.checks())
+    assert [(check.name, check.level) for check in checks] == [
+        ("card0", Level.WARNING),
+        ("card1", Level.WARNING),
+        ("card2", Level.OK),
+    ]
+    assert checks[0].text == "it is driven by i915"
+    assert checks[1].mend == gpus.HOLDERS
+    assert checks[2].text == "Battlemage G21 [Arc B580], 20 XeCores, xe2 records; free"
+    assert os.listdir("/proc/self/fd") == before
+    # when none works, then all are problems
+    held.add("card2")
+    assert {check.level for check in gpus.checks()} == {Level.PROBLEM}
+
+
+def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_stream(*_: object) -> int:
+        raise NotPermitted("no")
+
+    monkeypatch.setattr(gpus.xe, "open_stream", open_stream)
+    check = gpus._gt("card0", device(), device().gts[0])
+    assert (check.level, check.mend) == (Level.PROBLEM, "sudo sysctl dev.xe.observation_paranoid=0")
+
+
+# ---- libraries ----
+
+
+def test_libraries_with_and_without_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(probes: set[str], problem: str = "") -> Check:
+        return libraries._library(Outcome("/a/libze_intel_gpu.so.1", len(probes), problem), probes)
+
+    assert check({"launch_kernel", "compile_kernel"}).level is Level.OK
+    half = check({"launch_kernel"})
+    assert (half.level, half.text) == (
+        Level.WARNING, "has no compile_kernel probe: it was built without intel/iaprof's patches",
+    )  # fmt: skip
+    none = check(set(), "it has no launch_kernel and compile_kernel probes")
+    assert none.text == "has no launch_kernel and no compile_kernel probe: it was built without intel/iaprof's patches"
+    broken = check(set(), "it is a broken ELF file (X: y)")
+    assert broken.text.endswith("probe: it is a broken ELF file (X: y)")
+    assert broken.file == "/a/libze_intel_gpu.so.1"
+
+
+def test_many_libraries_are_not_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Many:
+        def __init__(self, attach: object) -> None:
+            pass
+
+        def installed(self) -> Iterator[Outcome]:
+            return iter(())
+
+        def running(self) -> Iterator[Outcome]:
+            return (Outcome(f"/tmp/{number}/libze_intel_gpu.so.1", 0, "no") for number in range(1000))
+
+    monkeypatch.setattr(libraries, "Libraries", Many)
+    checks = list(libraries.checks())
+    assert len(checks) == libraries.MOST_LINES + 1
+    assert checks[-1].text == f"and {1000 - libraries.MOST_LINES} more files of that name"
+
+
+# ---- frame pointers ----
+
+SOURCE = r"""
+#define F(n) __attribute__((noinline)) int f##n(volatile int *p) { \
+    int s = 0; for (int i = 0; i < p[0]; i++) { s += p[i] * n; p[i] ^= s + n; g(p + i, s); } return s; }
+__attribute__((noinline)) void g(volatile int *p, int s) { for (int i = 0; i < s; i++) p[i] += s * i; }
+F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10)
+"""
+
+
+def compiled(folder: Path, *flags: str) -> Path:
+    source, library = folder / "f.c", folder / f"f{abs(hash(flags))}.so"
+    source.write_text(SOURCE)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", *flags, "-o", library, source], check=True)
+    return library
+
+
+def openings(path: Path) -> Openings | None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return read_openings(fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("more", [(), ("-fcf-protection=full",), ("-s",), ("-O0",), ("-O3",)])
+def test_frame_pointers_are_told_from_code(tmp_path: Path, more: tuple[str, ...]) -> None:
+    kept = openings(compiled(tmp_path, *more, "-fno-omit-frame-pointer"))
+    omitted = openings(compiled(tmp_path, *more, "-fomit-frame-pointer"))
+    assert kept is not None
+    assert omitted is not None
+    assert kept.functions == omitted.functions >= 10
+    assert kept.kept
+    assert omitted.with_frame == 0
+
+
+def test_what_is_no_x86_library(tmp_path: Path) -> None:
+    path = tmp_path / "libc.so"
+    for data in (b"", b"/* GNU ld script */", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01" + bytes(100), bytes(64)):
+        path.write_bytes(data)
+        assert openings(path) is None
+
+
+def test_broken_libraries_end_in_time(tmp_path: Path) -> None:
+    # given a library with lies in its headers: as many as fit, at random
+    whole = compiled(tmp_path).read_bytes()
+    path = tmp_path / "broken"
+    chance = random.Random(3)
+    sections = struct.unpack_from("<Q", whole, 40)[0]
+    began = time.monotonic()
+    for _ in range(300):
+        data = bytearray(whole[: chance.choice((len(whole), chance.randrange(64, len(whole))))])
+        for _ in range(chance.randrange(1, 20)):
+            places = (chance.randrange(16, 64), chance.randrange(64, 600), sections + chance.randrange(2000))
+            at = chance.choice(places)
+            data[at : at + 8] = chance.choice((b"\xff" * 8, bytes(8), chance.randbytes(8), b"\xff\xff\xff\x7f"))
+        path.write_bytes(data)
+        # when, then
+        found = openings(path)
+        assert found is None or 0 <= found.with_frame <= found.functions <= 1024
+    assert time.monotonic() - began < 20
+
+
+def test_a_huge_symbol_table_is_sampled(tmp_path: Path) -> None:
+    # given a file that says its symbols are a terabyte
+    data = bytearray(compiled(tmp_path).read_bytes())
+    sections, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
+    for at in range(sections, sections + 64 * count, 64):
+        if struct.unpack_from("<I", data, at + 4)[0] in (2, 11):
+            struct.pack_into("<Q", data, at + 32, 1 << 40)
+    path = tmp_path / "huge"
+    path.write_bytes(data)
+    os.truncate(path, 1 << 40)
+    # when
+    began = time.monotonic()
+    found = openings(path)
+    # then
+    assert found is not None
+    assert found.functions >= 10
+    assert time.monotonic() - began < 5
+
+
+# ---- files of anybody's ----
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name, regular in {"fifo": False, "file": True, "link": False, ".": False, "none": False}.items():
+        with processes.opened(str(tmp_path / name)) as fd:
+            assert (fd is not None) is regular
+
+
+def test_installed_libraries_are_judged_by_name_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a loader that keeps frame pointers, under two names, one that does not, a FIFO and a linker's script
+    (tmp_path / "libze_loader.so.1.24").write_bytes(compiled(tmp_path, "-fno-omit-frame-pointer").read_bytes())
+    (tmp_path / "libze_loader.so.1").symlink_to("libze_loader.so.1.24")
+    (tmp_path / "libsycl.so.8").write_bytes(compiled(tmp_path, "-fomit-frame-pointer").read_bytes())
+    (tmp_path / "libc.so").write_text("/* GNU ld script */")
+    os.mkfifo(tmp_path / "libze_intel_gpu.so.1")
+    (tmp_path / "libze_loader.so.1.bak").write_bytes(b"\x7fELF")
+    monkeypatch.setattr(stacks, "SYSTEM_FOLDERS", (str(tmp_path), str(tmp_path / "none")))
+    monkeypatch.setattr(stacks, "mapped", lambda name: iter(()))
+    # when
+    found = {check.name: check for check in stacks.checks()}
+    # then
+    assert {name: check.level for name, check in found.items()} == {
+        "libze_loader": Level.OK,
+        "libsycl": Level.WARNING,
+    }
+    assert "more" not in found["libze_loader"].text
+    assert found["libsycl"].file == str(tmp_path / "libsycl.so.8")
+    assert "-fno-omit-frame-pointer" in found["libsycl"].mend
+
+
+def test_mapped_files_of_this_process() -> None:
+    mine = [file for file in processes.mapped(re.compile(rb"libc\.so\.6")) if file.pid == os.getpid()]
+    (libc,) = mine
+    assert os.path.samefile(libc.path, re.search(r"/\S+libc\.so\.6", Path("/proc/self/maps").read_text())[0])  # type: ignore[index]
+
+
+def test_long_paths_are_shortened() -> None:
+    path = "/a" * 2000 + "/libze_intel_gpu.so.1"
+    assert len(processes.shortened(path)) <= 120
+    assert processes.shortened(path).endswith("/libze_intel_gpu.so.1")
+    assert processes.shortened("/a/b") == "/a/b"
+
+
+# ---- Pythons ----
+
+
+@contextlib.contextmanager
+def waiting_python(*arguments: str, env: dict[str, str] | None = None) -> Iterator[int]:
+    """The pid of one that has begun."""
+    code = "print('begun', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process.pid
+        process.communicate("\n")
+
+
+@pytest.mark.parametrize(("variable", "has"), [("1", True), ("yes", True), ("0", False), ("", False), (None, False)])
+def test_perf_support_of_a_running_python(variable: str | None, has: bool) -> None:
+    environment = {"A": "PYTHONPERFSUPPORT=1", "XPYTHONPERFSUPPORT": "1"}
+    environment |= {} if variable is None else {"PYTHONPERFSUPPORT": variable}
+    with waiting_python("-X", "perf", env=environment) as pid:  # options of the program's, not of Python's
+        assert pythons.has_perf_support(pid) is has
+
+
+@pytest.mark.parametrize(
+    ("command", "asks"),
+    [
+        ("python3 -X perf a.py", True),
+        ("python3 -Xperf a.py", True),
+        ("python3 -u -W error -X dev -X perf_jit -m a", True),
+        ("python3 -X dev a.py -X perf", False),
+        ("python3 -c perf -X perf", False),
+        ("python3 -W -Xperf a.py", False),
+        ("python3 -X", False),
+        ("python3", False),
+        ("", False),
+    ],
+)
+def test_perf_support_as_an_option(command: str, asks: bool) -> None:
+    assert pythons._asks_for_perf(command.encode().split(b" ")) is asks
+
+
+def interpreter(path: str, openings: Openings | None = None, pids: tuple[int, ...] = (1,)) -> pythons._Interpreter:
+    return pythons._Interpreter(path, openings, list(pids))
+
+
+@pytest.mark.parametrize(
+    ("path", "with_frame", "support", "level", "said"),
+    [
+        ("/usr/bin/python3.13", 9, True, Level.OK, "names its functions and keeps frame pointers"),
+        ("/usr/bin/python3.13", 9, False, Level.WARNING, "PYTHONPERFSUPPORT is not set in 2 processes"),
+        ("/usr/bin/python3.13", 1, True, Level.WARNING, "it keeps no frame pointers"),
+        ("/usr/bin/python3.11", 9, True, Level.WARNING, "came with 3.12"),
+        ("/lib/libpython3.9.so.1.0", 9, True, Level.WARNING, "came with 3.12"),
+        ("/opt/python3", 9, True, Level.OK, "names its functions"),
+    ],
+)
+def test_interpreters(
+    path: str, with_frame: int, support: bool, level: Level, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pythons, "has_perf_support", lambda pid: support)
+    check = pythons._check(interpreter(path, Openings(with_frame, 10), (1, 2)))
+    assert check.level is level
+    assert said in check.text
+    assert bool(check.mend) is ("PYTHONPERFSUPPORT" in said)
+
+
+def test_a_running_python_is_seen() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can open what processes have mapped")
+    with waiting_python() as pid:
+        found = [each for each in pythons._interpreters() if pid in each.pids]
+    (one,) = found
+    assert one.version == sys.version_info[:2]
+    assert os.getpid() not in one.pids
+    assert one.openings is not None
+    assert one.openings.functions > 100
+
+
+# ---- the command ----
+
+CHECKS = [
+    Check("Kernel", "root", Level.OK, "yes"),
+    Check("Stacks", "libsycl", Level.WARNING, "a long text " * 8 + "ends", "export CFLAGS=-x", "/a/libsycl.so.8"),
+    Check("Stacks", "evil\x1b[2J name that is long", Level.OK, "two\nlines \x1b[31m", "", "/tmp/\x1b]0;x\x07"),
+]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, checks: list[Check], *words: str) -> object:
+    monkeypatch.setattr(command, "_checks", lambda folder: iter(checks))
+    monkeypatch.setattr(sys, "argv", ["iaprof", "check", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_the_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, CHECKS) == 0
+    assert capsys.readouterr().out == (
+        "Kernel\n"
+        "  ok       root            yes\n"
+        "\n"
+        "Stacks\n"
+        "  warning  libsycl         a long text a long text a long text a long text a\n"
+        "                           long text a long text a long text a long text ends\n"
+        "                           /a/libsycl.so.8\n"
+        "                           $ export CFLAGS=-x\n"
+        "  ok       evil\\x1b[2J nam two\\x0alines \\x1b[31m\n"
+        "                           /tmp/\\x1b]0;x\\x07\n"
+        "\n"
+        "Recording can work: 1 warning.\n"
+    )
+
+
+def test_a_problem_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Check("GPUs", "card0", Level.PROBLEM, "no")
+    assert run(monkeypatch, [*CHECKS, problem, problem]) == 1
+    assert capsys.readouterr().out.endswith("\nRecording cannot work: 2 problems and 1 warning.\n")
+    assert run(monkeypatch, CHECKS[:1]) == 0
+    assert capsys.readouterr().out.endswith("\nRecording can work: nothing is amiss.\n")
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, [*CHECKS, Check("GPUs", "card0", Level.PROBLEM, "no", "end it")], "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["works"] is False
+    assert [each["level"] for each in said["checks"]] == ["ok", "warning", "ok", "problem"]
+    assert said["checks"][3] == {
+        "group": "GPUs", "name": "card0", "level": "problem", "text": "no", "mend": "end it", "file": "",
+    }  # fmt: skip
+    assert "\x1b" not in said["checks"][2]["text"] + said["checks"][2]["name"] + said["checks"][2]["file"]
+
+
+def test_the_folder_is_that_of_the_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(command, "_checks", lambda folder: asked.append(folder) or iter(CHECKS))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(sys, "argv", ["iaprof", "check", "-o", str(tmp_path / "a" / "cap.parquet")])
+    with pytest.raises(SystemExit):
+        main()
+    assert asked == [tmp_path / "a"]
+
+
+@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-"])
+def test_an_answer_that_cannot_be_written_is_one_sentence(redirected: str) -> None:
+    for verb in ("check", "check --json"):
+        shell = ["sh", "-c", f"exec {sys.executable} -m iaprof {verb} {redirected}"]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr.startswith("iaprof: the answer cannot be written: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_decoder_in_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IAPROF_IGA_LIBRARY", "/nowhere/libiga64.so")
+    check = command._decoder()
+    assert check.level is Level.WARNING
+    assert "libiga64 cannot be loaded" in check.text

@@ -1,0 +1,282 @@
+"""Choosing GPUs and rates, what the driver's answers mean, GPUs' names, and the table that shows it all."""
+
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from iaprof.cli.main import main
+from iaprof.formats.errors import UsageError
+from iaprof.record import pci_ids, xe
+
+RATES = (251, 502, 753, 1004, 1255, 1506, 1757)
+
+
+def device(number: int = 0, address: str = "0000:03:00.0", rates: tuple[int, ...] = RATES, **more: object) -> xe.Device:
+    known = {
+        "path": f"/dev/dri/renderD{128 + number}",
+        "card": f"card{number}",
+        "name": "Battlemage G21 [Arc B580]",
+        "pci_address": address,
+        "device_id": 0xE20B,
+        "revision": 0,
+        "gts": (xe.Gt(0, 0, (20, 1, 0), 20),),
+        "engines": (xe.Engine(4, 0, 0),),
+        "xecore_buffer_bytes": 512 << 10,
+        "rates": rates,
+    }
+    return xe.Device(**(known | more))  # type: ignore[arg-type]
+
+
+BOTH = [device(0), device(1, "0001:8a:00.0")]
+
+
+# ---- choosing ----
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cards"),
+    [
+        ([], ["card0", "card1"]),
+        (["card1"], ["card1"]),
+        (["0"], ["card0"]),
+        (["0000:03:00.0"], ["card0"]),
+        (["03:00.0"], ["card0"]),
+        (["0001:8A:00.0"], ["card1"]),
+        (["renderD129"], ["card1"]),
+        (["/dev/dri/renderD129"], ["card1"]),
+        (["/dev/dri/card0"], ["card0"]),
+        (["card1, 0"], ["card0", "card1"]),
+        (["card1", "renderD129", "1"], ["card1"]),
+    ],
+)
+def test_devices_have_many_names(wanted: list[str], cards: list[str]) -> None:
+    assert [chosen.card for chosen in xe.choose(BOTH, wanted)] == cards
+    assert [each.card for each in BOTH if xe.is_wanted(each, wanted)] == cards
+
+
+@pytest.mark.parametrize("name", ["card2", "2", "8a:00.0", "renderD1", "", "card", "/dev/dri", "0,card9", "²"])
+def test_an_unknown_device_is_told_with_those_that_there_are(name: str) -> None:
+    with pytest.raises(UsageError, match=r"card0 \(0000:03:00.0\), card1 \(0001:8a:00.0\)"):
+        xe.choose(BOTH, [name])
+
+
+def test_rates_have_names_from_fastest_to_slowest() -> None:
+    picked = [xe.pick_rate(device(), name) for name in xe.RATE_NAMES]
+    assert picked == sorted(set(picked))
+    assert (picked[0], picked[2], picked[-1]) == (RATES[0], RATES[3], RATES[-1])
+    assert xe.pick_rate(device(), None) == RATES[-1]
+
+
+@pytest.mark.parametrize("rates", [(100,), (100, 200), (100, 200, 300)])
+def test_rates_have_names_where_there_are_few(rates: tuple[int, ...]) -> None:
+    picked = [xe.pick_rate(device(rates=rates), name) for name in xe.RATE_NAMES]
+    assert picked == sorted(picked)
+    assert {picked[0], picked[-1]} == {rates[0], rates[-1]}
+
+
+def test_a_rate_in_cycles_has_to_be_one_that_there_is() -> None:
+    assert xe.pick_rate(device(), "753") == 753
+    for rate in ("754", "0", "-251", "251.0", "quick", "", "9" * 5000, "²"):
+        with pytest.raises(UsageError, match=r"fastest, .*251, 502, 753, 1004, 1255, 1506, 1757"):
+            xe.pick_rate(device(), rate)
+
+
+# ---- what the driver answers ----
+
+
+def mask(gt: int, kind: int, bits: bytes) -> bytes:
+    return struct.pack("<HHI", gt, kind, len(bits)) + bits
+
+
+def test_xecores_are_those_of_either_mask() -> None:
+    answer = (
+        mask(0, 1, b"\xff\x0f\0\0")  # geometry
+        + mask(0, 2, b"\xff\xff\x0f\0")  # compute
+        + mask(0, 4, b"\xff\xff")  # EUs of one
+        + mask(1, 1, bytes(4))
+        + mask(1, 2, b"\x01\0\0\x80")
+    )
+    assert xe._xecores(answer) == {0: 20, 1: 2}
+
+
+@pytest.mark.parametrize("answer", [b"", b"\0" * 7, struct.pack("<HHI", 0, 2, 1 << 31), mask(0, 3, b"\xff")])
+def test_a_topology_that_says_nothing(answer: bytes) -> None:
+    assert sum(xe._xecores(answer).values()) == 0
+
+
+def test_engines() -> None:
+    engines = [(0, 0, 0), (4, 1, 0), (2, 0, 1)]
+    answer = struct.pack("<II", 3, 0) + b"".join(struct.pack("<HHHHQQQ", *engine, 0, 0, 0, 0) for engine in engines)
+    assert xe._engines(answer) == tuple(xe.Engine(*engine) for engine in engines)
+    assert xe._engines(answer[:-1]) == tuple(xe.Engine(*engine) for engine in engines[:2])
+    assert xe._engines(b"") == ()
+
+
+# ---- names ----
+
+DATABASE = """\
+# a comment
+8085  Another
+\te20b  Wrong vendor
+8086  Intel Corporation
+\t0007  82379AB
+\te20b  Battlemage G21 [Arc B580]
+\t\t1849 6020  Of a board
+# between
+
+\te20c  Battlemage G21 [Arc B570]
+8087  A third
+\te20d  Wrong vendor
+"""
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "pci.ids"
+    path.write_text(DATABASE)
+    monkeypatch.setattr(pci_ids, "DATABASES", (str(tmp_path / "none"), str(path)))
+    pci_ids._devices.cache_clear()
+    return path
+
+
+def test_names_come_from_the_database(database: Path) -> None:
+    assert pci_ids.device_name(0x8086, 0xE20B) == "Battlemage G21 [Arc B580]"
+    assert pci_ids.device_name(0x8086, 0xE20C) == "Battlemage G21 [Arc B570]"
+    assert pci_ids.device_name(0x8086, 0xE20D) == ""
+    assert pci_ids.device_name(0x1234, 0xE20B) == ""
+
+
+def test_without_a_database_there_are_no_names(database: Path) -> None:
+    database.unlink()
+    assert pci_ids.device_name(0x8086, 0xE20B) == ""
+
+
+# ---- the command ----
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, xe.Device | str]:
+    """GPUs by path; a string is why one cannot be sampled."""
+    gpus: dict[str, xe.Device | str] = {}
+
+    def open_device(path: str) -> xe.Device:
+        found = gpus[path]
+        if isinstance(found, str):
+            raise xe.DeviceError(f"{path} {found}")
+        return found
+
+    monkeypatch.setattr(xe, "render_nodes", lambda: sorted(gpus))
+    monkeypatch.setattr(xe, "open_device", open_device)
+    return gpus
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["iaprof", "devices", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_the_table(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a card with two tiles, and one that cannot
+    tiles = (xe.Gt(0, 0, (12, 60, 0), 64), xe.Gt(1, 1, (12, 60, 0), 64))
+    name = "Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550]"
+    machine["/dev/dri/renderD128"] = device(gts=tiles, name=name, device_id=0x0BD5)
+    machine["/dev/dri/renderD999"] = "is driven by i915; EU stalls need Intel's xe driver"
+    # when
+    assert run(monkeypatch) == 0
+    # then
+    assert capsys.readouterr().out == (
+        "CARD    NODE        PCI ADDRESS   PCI ID     IP      TILES  XECORES  RECORDS\n"
+        "card0   renderD128  0000:03:00.0  8086:0bd5  12.60.0     2      128  pvc\n"
+        "        Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550]\n"
+        "        sampled every 251 (fastest), 502, 753 (fast), 1004 (medium),\n"
+        "        1255 (slow), 1506, 1757 (slowest) GPU cycles\n"
+        "-       renderD999  device        0000:0000  -           -        -  -\n"
+        "        not sampled: it is driven by i915; EU stalls need Intel's xe driver\n"
+    )
+
+
+def test_the_table_fits_a_terminal(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine["/dev/dri/renderD128"] = device(
+        name="long " * 40, rates=tuple(range(100000, 100040)), gts=(xe.Gt(0, 0, (20, 99, 99), 1000),)
+    )
+    machine["/dev/dri/renderD129"] = xe.NO_EU_STALLS
+    assert run(monkeypatch) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_names_do_not_reach_the_terminal_as_they_are(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine["/dev/dri/renderD128"] = device(name="a\x1b[31mb\nc")
+    assert run(monkeypatch) == 0
+    assert "a\\x1b[31mb\\x0ac" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [((9,), "9 (fastest)"), ((1, 2), "1 (fastest), 2 (slowest)"), ((1, 2, 3), "1 (fastest), 2 (medium), 3 (slowest)")],
+)
+def test_few_rates_have_one_name_each(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    rates: tuple[int, ...], said: str,
+) -> None:  # fmt: skip
+    machine["/dev/dri/renderD128"] = device(rates=rates)
+    assert run(monkeypatch) == 0
+    assert f"sampled every {said} GPU cycles\n" in capsys.readouterr().out
+
+
+def test_records_that_nobody_can_read(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine["/dev/dri/renderD128"] = device(gts=(xe.Gt(0, 0, (12, 70, 4), 0),))
+    assert run(monkeypatch) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("card0")]
+    assert row.split()[4:] == ["12.70.4", "1", "-", "unknown"]
+
+
+def test_json_has_all_of_it(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine["/dev/dri/renderD128"] = device()
+    machine["/dev/dri/renderD999"] = "may not be opened"
+    assert run(monkeypatch, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    (gpu,), (other,) = said["devices"], said["others"]
+    assert (gpu["card"], gpu["node"], gpu["pci_address"], gpu["pci_id"]) == (
+        "card0", "renderD128", "0000:03:00.0", "8086:e20b",
+    )  # fmt: skip
+    assert gpu["gts"] == [{"id": 0, "tile": 0, "ip_version": "20.01.0", "xecores": 20, "layout": "xe2"}]
+    assert gpu["engines"] == [{"engine_class": 4, "instance": 0, "gt": 0}]
+    assert gpu["rates"] == list(RATES)
+    assert (gpu["rate_names"]["fastest"], gpu["rate_names"]["slowest"]) == (RATES[0], RATES[-1])
+    assert (other["node"], other["problem"]) == ("renderD999", "/dev/dri/renderD999 may not be opened")
+
+
+def test_no_gpu_is_one_sentence(
+    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("iaprof: no GPU was found: /dev/dri has no render node")
+    assert said.err.count("\n") == 1
+
+
+def test_render_nodes_of_a_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listdir(path: str) -> list[str]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert xe.render_nodes() == []
+    monkeypatch.setattr(os, "listdir", lambda path: ["card0", "renderD129", "by-path", "renderD128"])
+    assert xe.render_nodes() == ["/dev/dri/renderD128", "/dev/dri/renderD129"]

@@ -1,0 +1,127 @@
+"""Who belongs to `-p`, whatever the order in which the CPUs' buffers tell of it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from iaprof.formats.errors import UsageError
+from iaprof.record.scope import ORPHAN_NS, Scope
+
+EXIT, FORK = 4, 7
+
+
+def task(kind: int, pid: int, ppid: int, time_ns: int, tid: int = 0) -> bytes:
+    """A FORK or EXIT record, include/uapi/linux/perf_event.h; of a thread where `tid` says so."""
+    body = struct.pack("<IIIIQ", pid, ppid, tid or pid, ppid, time_ns) + struct.pack("<IIQII", pid, pid, time_ns, 0, 0)
+    return struct.pack("<IHH", kind, 0, 8 + len(body)) + body
+
+
+class Probes:
+    """What the BPF map of others holds."""
+
+    def __init__(self) -> None:
+        self.others: set[int] = set()
+
+    def exclude(self, pids: Iterable[int]) -> None:
+        self.others |= set(pids)
+
+    def include(self, pids: Iterable[int]) -> None:
+        self.others -= set(pids)
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.appended: list[Any] = []
+
+    def append(self, name: str, item: object) -> None:
+        self.appended.append((name, item))
+
+
+@pytest.fixture
+def scope() -> tuple[Scope, Probes, Journal]:
+    """This process is meant, and process 1, with all else, is not."""
+    scope, probes, journal = Scope([os.getpid()]), Probes(), Journal()
+    scope.start(journal, probes)  # type: ignore[arg-type]
+    return scope, probes, journal
+
+
+Given = tuple[Scope, Probes, Journal]
+ME, CHILD, GRANDCHILD, STRANGER = os.getpid(), 4_000_001, 4_000_002, 4_000_003
+
+
+def test_children_that_run_already_are_meant_and_all_else_is_not() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        scope, probes, journal = Scope([ME]), Probes(), Journal()
+        scope.start(journal, probes)  # type: ignore[arg-type]
+    finally:
+        child.kill()
+        child.wait()
+    assert {ME, child.pid} <= set(scope.pids)
+    assert ("scope", child.pid) in journal.appended
+    assert 1 in probes.others
+    assert not {ME, child.pid} & probes.others
+
+
+def test_a_grandchild_that_is_told_of_before_its_parent(scope: Given) -> None:
+    who, probes, journal = scope
+    # given the grandchild's fork in one read, and the child's, which came before it, in the next
+    who.follow([task(FORK, GRANDCHILD, CHILD, 20)])
+    assert GRANDCHILD not in probes.others  # nobody knows: it is recorded
+    who.follow([task(FORK, STRANGER, 1, 30), task(FORK, CHILD, ME, 10)])
+    # then
+    assert {CHILD, GRANDCHILD} <= set(who.pids)
+    assert STRANGER not in who.pids
+    assert probes.others >= {1, STRANGER}
+    assert not probes.others & {CHILD, GRANDCHILD}
+    assert [item for item in journal.appended if item[1] > 4_000_000] == [("scope", CHILD), ("scope", GRANDCHILD)]
+
+
+def test_a_pid_that_another_process_gets(scope: Given) -> None:
+    who, probes, _ = scope
+    who.follow([task(FORK, STRANGER, 1, 10)])
+    assert STRANGER in probes.others
+    who.follow([task(EXIT, STRANGER, 1, 20)])
+    assert STRANGER not in probes.others
+    who.follow([task(FORK, STRANGER, ME, 30)])
+    assert STRANGER in who.pids
+    assert STRANGER not in probes.others
+    who.follow([task(EXIT, STRANGER, ME, 40), task(FORK, STRANGER, 1, 50)])
+    assert STRANGER in probes.others
+
+
+def test_threads_are_no_processes(scope: Given) -> None:
+    who, probes, _ = scope
+    who.follow([task(FORK, ME, ME, 10, tid=CHILD), task(EXIT, ME, ME, 20, tid=CHILD)])
+    assert CHILD not in who.pids
+    who.follow([task(FORK, CHILD, ME, 30)])
+    assert CHILD in who.pids  # its parent is still meant after a thread of it ended
+    assert not probes.others & {ME, CHILD}
+
+
+def test_orphans_are_not_waited_for_forever(scope: Given) -> None:
+    who, _, _ = scope
+    nobody = 4_100_000
+    for number in range(1000):
+        who.follow([task(FORK, 4_050_000 + number, nobody, number * ORPHAN_NS // 10)])
+    assert len(who._orphans) <= 11
+
+
+def test_a_process_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="there is no process 4194303"):
+        Scope([4194303])
+
+
+def test_ten_thousand_forks_are_looked_at_quickly(scope: Given) -> None:
+    who, _, _ = scope
+    records = [task(FORK, 4_000_000 + n, 1, n) + task(EXIT, 4_000_000 + n, 1, n + 1) for n in range(10_000)]
+    began = time.process_time()
+    who.follow(records)
+    assert time.process_time() - began < 1
