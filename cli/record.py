@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  sudo iaprof record -o cap.parquet -- ./app      while ./app runs
-  sudo iaprof record -d 10                        ten seconds of everything that runs
-  sudo iaprof record -p 1234 -d 10                of process 1234 and its children
-  sudo iaprof record --device card1 --rate fast   one GPU, sampled more often
-  sudo iaprof record --switch-output=10m --max-files=6    always the last hour
-  sudo iaprof record                              until Ctrl-C
+  sudo iaprof record -o cap.parquet -- ./app     while ./app runs
+  sudo iaprof record -d 10                       ten seconds of all that runs
+  sudo iaprof record -p 1234 -d 10               process 1234 and its children
+  sudo iaprof record --device card1 --rate fast  one GPU, sampled more often
+  sudo iaprof record --switch-output=10m --max-files=6   keep the last hour
+  sudo iaprof record                             until Ctrl-C
 """
 
 

@@ -6,7 +6,6 @@ The same code ends a recording and recovers one whose recorder died.
 from __future__ import annotations
 
 import json
-import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.sideband import SideBand, decode
+from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
@@ -358,14 +358,13 @@ _READERS = {
 
 def _cost(recording: object) -> dict[str, Any]:
     """What recording cost, as the recorder says, and what finishing cost this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     cost = recording if isinstance(recording, dict) else {}
     before = cost.get("cpu_s")
-    seconds = usage.ru_utime + usage.ru_stime
+    seconds = cpu_seconds()
     return {
         **cost,
         "finish_cpu_s": round(seconds, 3),
-        "finish_peak_bytes": usage.ru_maxrss * 1024,
+        "finish_peak_bytes": peak_bytes(),
         "total_cpu_s": round(seconds + (before if isinstance(before, int | float) else 0), 3),
     }
 

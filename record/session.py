@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from iaprof.record.launches import Launches
 from iaprof.record.loop import Loop
 from iaprof.record.metrics import MeteredGt, Metrics
 from iaprof.record.options import Options
+from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.rotation import OnPart, Rotation, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
@@ -176,8 +176,8 @@ class Session:
         if self._scope is not None:
             self._scope.start(journal, self._probes)
             follow = self._scope.follow
-        self._watch.start(journal, loop, self._launches.mapped, follow)
         self._launches.start(journal, loop, self._on_process, self._library_folders())
+        self._watch.start(journal, loop, self._launches.mapped, follow)
         self._metrics = self._open_metrics()
         self._gpus.start(journal, loop, self._on_stream)
         loop.wait_for(self._signals.fileno(), self._on_signal)
@@ -339,7 +339,7 @@ class Session:
             kernels=kernels,
             matched=matched,
             bytes=self._journal.earlier_bytes + self.spool.size,
-            cpu_s=_cpu_seconds(),
+            cpu_s=cpu_seconds(),
             paused=self._pause_began is not None,
         )
 
@@ -419,16 +419,15 @@ class Session:
         }
 
     def _footer(self, stopped: int) -> dict[str, Any]:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
         counters = self._probes.counters()
         return {
             "end_ns": stopped,
             "clock_end": _clocks(),
             "probes": {counter.name.lower(): value for counter, value in counters.items()},
             "cost": {
-                "cpu_s": round(_cpu_seconds() + self._intake.cpu_seconds + self._probes.compile_cpu_seconds, 3),
+                "cpu_s": round(cpu_seconds() + self._intake.cpu_seconds + self._probes.compile_cpu_seconds, 3),
                 "compile_cpu_s": round(self._probes.compile_cpu_seconds, 3),
-                "peak_bytes": usage.ru_maxrss * 1024,
+                "peak_bytes": peak_bytes(),
                 "spool_bytes": self.spool.size,
                 "probe_ns": counters[Counter.PROBE_NS],
             },
@@ -439,8 +438,3 @@ def _clocks() -> dict[str, int]:
     """One moment on both clocks: the wall clock may be set while recording."""
     monotonic, realtime = time.monotonic_ns(), time.time_ns()
     return {"monotonic_ns": monotonic, "realtime_ns": realtime}
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

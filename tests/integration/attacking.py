@@ -29,16 +29,16 @@ void compiled(const char *path) { LEVEL_ZERO_COMPILE_KERNEL(path); }
 void launched(void) { LEVEL_ZERO_LAUNCH_KERNEL(0, 0, 0, ""); }
 """
 
-# Fires with a path; to be made setuid root.
+# Fires with a path; to be made setuid root, and so the library is not its caller's choice.
 SETUID = """
 #include <dlfcn.h>
 #include <unistd.h>
 int main(int count, char **words) {
-    void (*compiled)(const char *) = count == 4 ? dlsym(dlopen(words[1], RTLD_NOW), "compiled") : 0;
+    void (*compiled)(const char *) = count == 3 ? dlsym(dlopen(LIBRARY, RTLD_NOW), "compiled") : 0;
     if (!compiled || geteuid() != 0 || getuid() == 0)
         return 1;
-    compiled(words[2]);
-    return chdir(words[3]) || sleep(2);
+    compiled(words[1]);
+    return chdir(words[2]) || sleep(2);
 }
 """
 
@@ -112,7 +112,8 @@ def _built() -> Path:
         probes / "probes.o",
     ]
     subprocess.run(words, check=True)
-    subprocess.run(["cc", *flags, "-o", folder / "setuid", folder / "setuid.c", "-ldl"], check=True)
+    path = f'-DLIBRARY="{folder / runtime.LIBRARY}"'
+    subprocess.run(["cc", *flags, path, "-o", folder / "setuid", folder / "setuid.c", "-ldl"], check=True)
     folder.chmod(0o755)
     (folder / "setuid").chmod(0o4755)
     return folder
@@ -132,7 +133,7 @@ def firing(*paths: str | Path | bytes | None, cwd: Path, stay: float = 1.0, pref
 
 def firing_with_root(path: Path, cwd: Path) -> list[str]:
     """The same through a setuid program, whose effective user is root."""
-    return [*AS_NOBODY, str(_built() / "setuid"), str(library()), str(path), str(cwd)]
+    return [*AS_NOBODY, str(_built() / "setuid"), str(path), str(cwd)]
 
 
 def hanging(folder: Path, command: list[str]) -> list[str]:
