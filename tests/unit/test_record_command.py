@@ -10,7 +10,7 @@ import pytest
 from iaprof.cli import record as record_command
 from iaprof.formats.errors import IaprofError
 from iaprof.record import session as session_module
-from iaprof.record.session import Options
+from iaprof.record.options import Options
 from iaprof.record.signals import Interrupted, StopSignals
 
 
@@ -25,6 +25,9 @@ def failing(error: Exception, spool: Path) -> type:
 
         def run(self) -> int:
             raise error
+
+        def close(self) -> None:
+            pass
 
     return Failing
 
