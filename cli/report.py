@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from iaprof.cli.stdout import answering
 from iaprof.cli.summary import losses
-from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output, replacing
 from iaprof.formats.profile import Shape, Writer, clean
 from iaprof.formats.writers import WRITERS, for_file
@@ -127,16 +127,5 @@ def _destination(output: Path | None) -> Iterator[IO[str]]:
         with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
             yield text
         return
-    if sys.stdout is None:
-        raise IaprofError("the report cannot be written: there is no stdout; name a file with -o")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    try:
+    with answering():
         yield sys.stdout
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise  # `| head`: nobody is told
-    except OSError as error:
-        # What could not be written must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise IaprofError(f"the report cannot be written: {error.strerror}") from error

@@ -21,7 +21,7 @@ def answering() -> Iterator[None]:
     if sys.stdout is None:
         raise IaprofError("the answer cannot be written: there is no stdout")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     try:
         yield
         sys.stdout.flush()

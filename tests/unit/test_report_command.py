@@ -108,7 +108,7 @@ def test_a_stdout_that_takes_nothing(good: Path, redirection: str, message: str)
     command = f"{sys.executable} -m iaprof report {good} {redirection}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("iaprof: the report cannot be written: ")
+    assert done.stderr.startswith("iaprof: the answer cannot be written: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -145,8 +145,9 @@ def test_memory_has_a_limit(good: Path) -> None:
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from iaprof.cli import main, report\n"
-        "report.CaptureReader = lambda path: bytearray(6 << 30)\n"
+        "from iaprof.cli import main\n"
+        "from iaprof.formats import capture\n"
+        "capture.CaptureReader = lambda path: bytearray(6 << 30)\n"
         f"sys.argv = ['iaprof', 'report', {str(good)!r}]\n"
         "main.main()\n"
     )
