@@ -1,5 +1,7 @@
 """Finding bcc and kernel headers, and compiling the C programs with them.
 
+clang takes 130 MB and gives little of it back, so the recorder leaves this to a process that ends (load_child.py).
+
 bcc comes from the distribution's package, not from PyPI (what is called `bcc` there is something else). Its Python
 part is plain ctypes, so that one package is imported from the distribution's folder by its own path: were the whole
 folder put on sys.path, its other packages would shadow those of our environment.
@@ -13,11 +15,12 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from iaprof.bpf.uprobe import load_uprobe_program
 from iaprof.formats.errors import IaprofError
 
 BCC_FOLDERS = (
@@ -117,13 +120,19 @@ def kernel_headers() -> Iterator[None]:
             del os.environ["BCC_KERNEL_SOURCE"]
 
 
-def compile_program(source: str, defines: dict[str, int], functions: tuple[str, ...]) -> Any:
-    """A `bcc.BPF` of the C file `source` in this folder, with its uprobe programs loaded as `.funcs[name]`.
+def compile_program(
+    source: str, defines: dict[str, int], functions: Sequence[str], maps: Sequence[str] = ()
+) -> dict[str, int]:
+    """Compiles the C file `source` in this folder, and loads its uprobe programs.
 
     Args:
         source: file name.
         defines: given to the compiler.
         functions: which to load.
+        maps: which to hand out.
+
+    Returns:
+        Descriptors of the functions' programs and of the maps, by name.
 
     Raises:
         BpfUnavailable: no bcc, no headers, no permission, or the kernel or compiler refused it.
@@ -134,9 +143,8 @@ def compile_program(source: str, defines: dict[str, int], functions: tuple[str, 
     with kernel_headers(), _captured_stderr() as messages:
         try:
             program = bcc.BPF(text=text, cflags=[*flags, "-Wno-everything"])
-            for function in functions:
-                program.load_func(function.encode(), bcc.BPF.KPROBE)  # a uprobe's program is of this type
-            return program
+            loaded = {name: load_uprobe_program(name, program.dump_func(name.encode())) for name in functions}
+            return loaded | {name: program[name.encode()].map_fd for name in maps}
         except Exception as error:  # bcc raises bare Exception
             raise BpfUnavailable(_why(str(error), messages())) from error
 

@@ -10,7 +10,9 @@
  * an id that was forgotten makes its stack travel again, and a stack whose id is taken by another travels under an
  * id of its own.
  *
- * Set by the loader: MAX_PROBES, STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, *_PAGES, *_WAKE_EVERY.
+ * Each new output file gets every stack again: the epoch in `settings` is part of the id.
+ *
+ * Set by the loader: MAX_PROBES, STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, OTHERS_REMEMBERED, *_PAGES, *_WAKE_EVERY.
  */
 #include <uapi/linux/ptrace.h>
 
@@ -53,7 +55,7 @@ struct launch {
     char name[NAME_BYTES];
 };
 
-enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4 };
+enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4, LAUNCH_OTHER = 8 };
 
 struct stack {
     u64 id;
@@ -84,6 +86,8 @@ enum counter {
     COMPILED,        /* the probe fired */
     COMPILED_LOST,   /* no room, or the path could not be read */
     PROBE_NS,        /* time spent in these programs */
+    OTHERS,          /* launches of processes that are not to be recorded */
+    STACKS_TRUNCATED, /* launches whose stack is as deep as the limit, and so may be deeper */
     COUNTERS,
 };
 
@@ -91,7 +95,15 @@ struct counters {
     u64 values[COUNTERS];
 };
 
+struct settings {
+    u64 epoch;
+    u64 scoped;      /* whether `others` holds anything */
+};
+
 BPF_ARRAY(probes, struct probe, MAX_PROBES);
+BPF_ARRAY(settings, struct settings, 1);
+/* The processes that are not to be recorded. One that was forgotten, or of which nobody knows yet, is recorded. */
+BPF_TABLE("lru_hash", u32, u32, others, OTHERS_REMEMBERED);
 BPF_PERCPU_ARRAY(counters, struct counters, 1);
 BPF_RINGBUF_OUTPUT(launches, LAUNCH_PAGES);
 BPF_RINGBUF_OUTPUT(stacks, STACK_PAGES);
@@ -190,11 +202,12 @@ static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u
     return STACK_SENT;
 }
 
-/* Returns the stack's id; 0 where there is none, and then the reason in `missing`. */
-static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, enum counter *missing) {
+/* Returns the stack's id; 0 where there is none. `remark` is what is to be counted of it, COUNTERS for nothing. */
+static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, u64 epoch,
+                                      enum counter *remark) {
     u32 zero = 0;
     struct scratch *scratch = scratches.lookup(&zero);
-    *missing = STACKS_FAILED;
+    *remark = STACKS_FAILED;
     if (!scratch)
         return 0;
     u64 owner = time ^ ((u64)tid << 32);
@@ -204,7 +217,7 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
         if (bytes <= 0)
             return 0;
         u32 depth = (u64)bytes / 8;
-        u64 id = pid * 0x9e3779b97f4a7c15ULL, check = pid;
+        u64 id = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL, check = pid + (epoch << 32);
         for (u32 i = 0; i < STACK_DEPTH; i++) {
             if (i >= depth)
                 break;
@@ -217,20 +230,24 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
             continue;
         id = (id & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
         u64 *known = stacks_sent.lookup(&id);
-        if (known && *known == check)
+        enum counter whole_or_not = depth == STACK_DEPTH ? STACKS_TRUNCATED : COUNTERS;
+        if (known && *known == check) {
+            *remark = whole_or_not;
             return id;
+        }
         u64 sent_as = known ? 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255) : id;
         enum stack_result result = send_stack(sent_as, time, pid, depth, scratch, owner);
         if (result == STACK_OVERWRITTEN)
             continue;
         if (result == STACK_NO_ROOM) {
-            *missing = STACKS_LOST;
+            *remark = STACKS_LOST;
             return 0;
         }
         if (known)
             count(STACKS_COLLIDED, 1);
         else
             stacks_sent.update(&id, &check);
+        *remark = whole_or_not;
         return sent_as;
     }
     return 0;
@@ -246,10 +263,19 @@ static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
         read_arg(regs, &probe->args[2], &size))
         flags |= LAUNCH_BAD_ARGS;
-    enum counter missing;
-    u64 stack = user_stack(ctx, time, who >> 32, who, &missing);
-    if (!stack)
-        flags |= LAUNCH_NO_STACK;
+    u32 zero = 0, pid = who >> 32;
+    struct settings *set = settings.lookup(&zero);
+    if (!set)
+        return;
+    u64 stack = 0;
+    enum counter remark = OTHERS;
+    if (set->scoped && others.lookup(&pid)) {
+        flags |= LAUNCH_OTHER;
+    } else {
+        stack = user_stack(ctx, time, pid, who, set->epoch, &remark);
+        if (!stack)
+            flags |= LAUNCH_NO_STACK;
+    }
 
     /* After the stack, which a launch is never ahead of, and late: a thread that is preempted while it holds a record
      * holds up those behind it. */
@@ -260,22 +286,25 @@ static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct
     }
     if (flags & LAUNCH_BAD_ARGS)
         count(BAD_ARGS, 1);
-    if (flags & LAUNCH_NO_STACK)
-        count(missing, 1);
+    if (remark != COUNTERS)
+        count(remark, 1);
     record->time = time;
-    record->pid = who >> 32;
+    record->pid = pid;
     record->tid = who;
     record->cpu = bpf_get_smp_processor_id();
     record->iba = iba;
     record->address = address;
     record->size = size;
     record->stack = stack;
-    bpf_get_current_comm(record->comm, sizeof(record->comm));
+    __builtin_memset(record->comm, 0, sizeof(record->comm));
     __builtin_memset(record->name, 0, sizeof(record->name));
-    /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
-    if (read_arg(regs, &probe->args[3], &name) ||
-        bpf_probe_read_user_str(record->name, sizeof(record->name), (void *)name) <= 1)
-        flags |= LAUNCH_NO_NAME;
+    if (!(flags & LAUNCH_OTHER)) {
+        bpf_get_current_comm(record->comm, sizeof(record->comm));
+        /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
+        if (read_arg(regs, &probe->args[3], &name) ||
+            bpf_probe_read_user_str(record->name, sizeof(record->name), (void *)name) <= 1)
+            flags |= LAUNCH_NO_NAME;
+    }
     record->flags = flags;
     launches.ringbuf_submit(record, wakeup(fired, LAUNCH_WAKE_EVERY));
 }

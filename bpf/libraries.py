@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -49,11 +49,11 @@ class Outcome:
 class Libraries:
     """Every library seen so far; each is taken once."""
 
-    def __init__(self, attach: Callable[[int, Probe], None]) -> None:
+    def __init__(self, attach: Callable[[int, Sequence[Probe]], None]) -> None:
         """Starts with none.
 
         Args:
-            attach: given the open library and a probe of it; raises OSError where the kernel refuses.
+            attach: given the open library and probes of it; all or none; raises OSError where the kernel refuses.
         """
         self._attach = attach
         # A file with probes in it keeps its inode; that of another may become a new file's.
@@ -114,13 +114,16 @@ class Libraries:
             yield outcome
 
     def _probe(self, file: BinaryIO, path: str) -> Outcome:
-        attached, problem = 0, ""
+        probes: list[Probe] = []
+        problem = ""
         try:
-            for probe in read_probes(file, PROVIDER, (LAUNCH, COMPILE)):
-                self._attach(file.fileno(), probe)
-                attached += 1
-        except (ProbeError, OSError) as error:
+            probes.extend(read_probes(file, PROVIDER, (LAUNCH, COMPILE)))
+        except ProbeError as error:
             problem = str(error)
-        if not attached and not problem:
-            problem = "it has no launch_kernel and compile_kernel probes"
-        return Outcome(path, attached, problem)
+        if not probes:
+            return Outcome(path, 0, problem or "it has no launch_kernel and compile_kernel probes")
+        try:
+            self._attach(file.fileno(), probes)
+        except OSError as error:
+            return Outcome(path, 0, f"the kernel refuses probes in it ({error.strerror or error})")
+        return Outcome(path, len(probes), problem)

@@ -8,7 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 
+BPF_MAP_CREATE = 0
 BPF_MAP_LOOKUP_ELEM = 1
+BPF_MAP_UPDATE_ELEM = 2
+BPF_MAP_DELETE_ELEM = 3
+BPF_PROG_LOAD = 5
+BPF_MAP_UPDATE_BATCH = 26
 BPF_LINK_CREATE = 28
 _SYS_BPF = 321
 
@@ -38,5 +43,5 @@ def bpf(command: int, attributes: bytes) -> int:
     Raises:
         OSError: it failed.
     """
-    union = ctypes.create_string_buffer(attributes.ljust(64, b"\0"), 64)
+    union = ctypes.create_string_buffer(attributes, max(len(attributes), 64))
     return syscall(_SYS_BPF, ctypes.c_int(command), union, ctypes.c_uint(len(union)))

@@ -1,58 +1,130 @@
-"""Attaching a loaded BPF program to a location in a file, for every process that maps it now or later.
+"""Loading a BPF program for uprobes, and attaching it to locations in a file, for every process that maps it.
 
 By hand, not through bcc: its USDT support refuses probes with semaphores unless a process is named, and knows no
-cookies. The kernel's uprobe PMU takes a file's path, an offset and the offset of a semaphore that it keeps raised as
-long as the event lives; a BPF link ties the program to the event, with a cookie that tells the program which one.
+cookies. One link (Linux 6.6, uprobe-multi) takes all locations of a file, with the semaphores that the kernel keeps
+raised as long as the link lives, and a cookie for each that tells the program which one.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import struct
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from iaprof.bpf.perf_event import IOC_ENABLE, Attr, open_event
-from iaprof.bpf.syscall import BPF_LINK_CREATE, bpf
+from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 
-_BPF_PERF_EVENT = 41  # enum bpf_attach_type, Linux 5.15
-_PMU = Path("/sys/bus/event_source/devices/uprobe")
+_PROG_TYPE_KPROBE = 2  # enum bpf_prog_type; a uprobe's program is of this type
+_TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
+_LOG_BYTES = 1 << 20
+_CLOSING_AT_ONCE = 64
 
 
-class Uprobe:
+@dataclass(frozen=True)
+class Location:
+    """Where a program is attached. Offsets are bytes from the start of the file."""
+
+    offset: int  # of the probed instruction
+    semaphore_offset: int  # of the 16-bit semaphore; 0 for none
+    cookie: int  # what bpf_get_attach_cookie gives the program
+
+
+def load_uprobe_program(name: str, code: bytes) -> int:
+    """A descriptor of the program.
+
+    Args:
+        name: shown by the kernel, cut at 15 bytes.
+        code: instructions, with the descriptors of its maps in them.
+
+    Raises:
+        OSError: the kernel refused; the text ends with what its verifier said.
+    """
+    instructions = ctypes.create_string_buffer(code, len(code))
+    license_ = ctypes.create_string_buffer(b"GPL")  # which stack walks and reads of user memory ask for
+
+    def load(level: int, log: ctypes.Array[ctypes.c_char]) -> int:
+        # The part of union bpf_attr that BPF_PROG_LOAD takes: type, count, instructions, license, log, kernel version,
+        # flags, name, network device, expected attach type.
+        attributes = struct.pack(
+            "<IIQQIIQII15sxII",
+            _PROG_TYPE_KPROBE,
+            len(code) // 8,
+            ctypes.addressof(instructions),
+            ctypes.addressof(license_),
+            level,
+            len(log) if level else 0,
+            ctypes.addressof(log) if level else 0,
+            0,
+            0,
+            name.encode(),
+            0,
+            _TRACE_UPROBE_MULTI,
+        )
+        return bpf(BPF_PROG_LOAD, attributes)
+
+    log = ctypes.create_string_buffer(_LOG_BYTES)
+    try:
+        return load(0, log)
+    except OSError as refusal:
+        try:
+            return load(1, log)
+        except OSError:
+            said = log.value.decode(errors="replace").strip().splitlines()
+            text = f"{refusal.strerror}; the verifier: {' / '.join(said[-3:-1])}" if said else refusal.strerror
+            raise OSError(refusal.errno, text) from None
+
+
+class UprobeLink:
     """An attachment; it ends with `close`, and when this process ends in any way."""
 
-    def __init__(self, file_fd: int, offset: int, semaphore_offset: int, program_fd: int, cookie: int) -> None:
-        """Attaches the program.
+    def __init__(self, file_fd: int, program_fd: int, locations: Sequence[Location]) -> None:
+        """Attaches the program, to all of the locations or to none.
 
         Args:
             file_fd: the open library. Attaching goes through this very file, so that nobody can swap it meanwhile.
-            offset: of the probed instruction in the file, bytes.
-            semaphore_offset: of the 16-bit semaphore in the file, bytes; 0 for none. Below 4 GiB.
             program_fd: of the loaded program.
-            cookie: what bpf_get_attach_cookie gives the program.
+            locations: at least one.
 
         Raises:
-            OSError: the kernel has no uprobe PMU, or refused.
+            OSError: the kernel does not know such links, or refused.
         """
         path = ctypes.create_string_buffer(f"/proc/self/fd/{file_fd}".encode())
-        attr = Attr(type=int((_PMU / "type").read_text()))
-        # The PMU's format files say that the semaphore's offset stands in config's upper half.
-        attr.config = semaphore_offset << 32
-        attr.config1 = ctypes.addressof(path)
-        attr.config2 = offset
-        attr.sample_period = 1
-        self._fds = [open_event(attr, -1, 0)]
-        try:
-            link = struct.pack("<IIIIQ", program_fd, self._fds[0], _BPF_PERF_EVENT, 0, cookie)
-            self._fds.append(bpf(BPF_LINK_CREATE, link))
-            fcntl.ioctl(self._fds[0], IOC_ENABLE, 0)
-        except OSError:
-            self.close()
-            raise
+        column = ctypes.c_uint64 * len(locations)
+        offsets = column(*(location.offset for location in locations))
+        semaphores = column(*(location.semaphore_offset for location in locations))
+        cookies = column(*(location.cookie for location in locations))
+        # The part of union bpf_attr that BPF_LINK_CREATE takes: program, target, attach type, flags; then path,
+        # offsets, semaphores, cookies, count, flags, process (0: every one).
+        attributes = struct.pack(
+            "<IIIIQQQQIII",
+            program_fd,
+            0,
+            _TRACE_UPROBE_MULTI,
+            0,
+            ctypes.addressof(path),
+            ctypes.addressof(offsets),
+            ctypes.addressof(semaphores),
+            ctypes.addressof(cookies),
+            len(locations),
+            0,
+            0,
+        )
+        self._fd = bpf(BPF_LINK_CREATE, attributes)
 
     def close(self) -> None:
-        """Detaches: the breakpoint goes away and the semaphore is lowered."""
-        while self._fds:
-            os.close(self._fds.pop())
+        """Detaches: the breakpoints go away, the semaphores are lowered, and no program of this link runs any more."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def close_all(links: Iterable[UprobeLink]) -> None:
+    """Closes links, all at once.
+
+    The kernel makes each one wait some 50 ms for programs that may be running, and those that wait together wait
+    once: hence the threads, which do nothing else.
+    """
+    with ThreadPoolExecutor(_CLOSING_AT_ONCE) as threads:
+        list(threads.map(UprobeLink.close, links))

@@ -65,3 +65,5 @@ class Counter(IntEnum):
     COMPILED = 7
     COMPILED_LOST = 8
     PROBE_NS = 9
+    OTHERS = 10
+    STACKS_TRUNCATED = 11

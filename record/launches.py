@@ -74,14 +74,13 @@ class Launches:
         self.kernels = Kernels()
         return self.kernels
 
-    def read(self) -> None:
-        """Empties the ring buffers."""
+    def read(self) -> NDArray[np.void]:
+        """Empties the ring buffers; gives the stacks that came, as stack_dtype[n]."""
         # In this order: a launch's stack was sent before it, so all that these launches name will be there.
         launches = self._probes.launches.read()
         stacks = self._probes.stacks.read()
         now = time.monotonic_ns()
-        if len(stacks):
-            self._journal.write(FrameKind.STACKS, stacks.view("u1").data, time=now, part=self._probes.depth)
+        self._write_stacks(stacks, now)
         if len(launches):
             self._journal.totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
@@ -93,6 +92,16 @@ class Launches:
             refused = self._intake.ask(compiled)
             if refused:
                 self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
+        return stacks
+
+    def _write_stacks(self, stacks: NDArray[np.void], now: int) -> None:
+        if len(stacks):
+            self._journal.write(FrameKind.STACKS, stacks.view("u1").data, time=now, part=self._probes.depth)
+
+    def new_epoch(self) -> None:
+        """Lets each stack travel again, for another spool; what came until now goes into this one."""
+        self._probes.new_epoch()
+        self._first_stacks = self.read()  # some are of the new epoch, of launches that come after these
 
     def _meet(self, launches: NDArray[np.void]) -> None:
         ours = launches[(launches["flags"] & LaunchFlags.OTHER) == 0]
@@ -110,7 +119,8 @@ class Launches:
         self._journal.json(FrameKind.PROCESS, {"pid": pid, **describe(pid)})
 
     def describe_again(self) -> None:
-        """Writes down once more what is known of processes, into another spool."""
+        """Writes down once more what is known of processes, and the new epoch's first stacks, into another spool."""
+        self._write_stacks(self._first_stacks, time.monotonic_ns())
         known, self._described = list(self._described), {}
         for pid in known:
             self._describe(pid)

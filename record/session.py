@@ -307,8 +307,8 @@ class Session:
             return  # a little later
         self._signals.rotate = False
         now = time.monotonic_ns()
-        self._probes.new_epoch()  # each stack travels again, into the new file
         self._tick()
+        self._launches.new_epoch()
         self._launches.read_counters()
         self._journal.json(FrameKind.END, self._footer(now))
         self._rotation.rotate()

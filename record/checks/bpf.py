@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -64,7 +65,8 @@ def _programs() -> Check:
 
     began = time.monotonic()
     try:
-        LaunchProbes().close()
+        with contextlib.closing(LaunchProbes()) as probes:
+            probes.ready()
     except (BpfUnavailable, OSError) as error:
         return Check(GROUP, "programs", Level.PROBLEM, str(error))
     return Check(GROUP, "programs", Level.OK, f"compiled and loaded in {time.monotonic() - began:.1f} s")

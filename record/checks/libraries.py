@@ -17,7 +17,7 @@ MOST_LINES = 16
 def checks() -> Iterator[Check]:
     """Checks the libraries that are installed and those that running processes have mapped."""
     names: list[str] = []  # of the probes of the library that comes next
-    libraries = Libraries(lambda _, probe: names.append(probe.name))
+    libraries = Libraries(lambda _, probes: names.extend(probe.name for probe in probes))
     every = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in every:

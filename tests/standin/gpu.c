@@ -7,9 +7,10 @@
  * drops them. Everything that was made is in the ledger, by (pid, launching stack, kernel, offset, reason): what of it was dropped,
  * and what nobody read. produced - dropped - unread is what a reader got, exactly.
  *
- *   --device bmg|lnl|ptl|pvc|xe3p   what the driver says of the device; sets the layout, too (default bmg)
- *   --layout pvc|xe2|xe3p           where the fields of a record are
- *   --xecores N (20)  --gts N (1; 2 for pvc)
+ *   --device bmg|lnl|ptl|pvc|xe3p   what the driver says of a card; sets its layout, too (default bmg). Once for each card
+ *   --layout pvc|xe2|xe3p           where the fields of a record are, on all cards
+ *   --unplugged CARD                is not there until it is plugged in (counted from 0)
+ *   --xecores N (20)  --gts N (1; 2 for pvc)   of each card
  *   --rate R (2000)   records per second of execution and XeCore
  *   --seed S (1)      of everything that looks random
  *   --flood RECORDS SECONDS         once a stream is enabled and a kernel is known: that many records, evenly over that time
@@ -42,7 +43,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { REASONS = 10, CLASSES = 16, PATTERNS = 512, SLOTS = STANDIN_XECORE_BYTES / STANDIN_RECORD_BYTES };
+enum { REASONS = 10, LAYOUTS = 3, CLASSES = 16, PATTERNS = 512, SLOTS = STANDIN_XECORE_BYTES / STANDIN_RECORD_BYTES };
 #define MS 1000000ull
 #define POLL_PERIOD (5 * MS)    /* the driver looks at the buffers this often */
 #define STEP (1 * MS)           /* how finely execution is simulated */
@@ -58,7 +59,7 @@ struct layout {
     int bit[REASONS];
     int ex_id, end_flag;
 };
-static const struct layout layouts[] = {
+static const struct layout layouts[LAYOUTS] = {
     {"pvc", 29, {29, 45, 53, 61, 69, 77, 85, 93, 37, -1}, -1, -1},
     {"xe2", 29, {101, 45, 53, 61, 69, 77, 85, 93, 37, 29}, 109, 112},
     {"xe3p", 61, {133, 77, 85, 93, 101, 109, 117, 125, 69, 61}, 141, 144},
@@ -132,6 +133,9 @@ struct client {
 struct gt {
     bool open, enabled, reset;
     int pipe;
+    uint32_t card;
+    const struct layout *layout;
+    uint64_t produced, dropped, unread;
     uint64_t id, wait_reports, next_poll, last_poll;
     double carry;
     uint32_t cursor;
@@ -145,6 +149,7 @@ static struct {
     uint32_t mains, xecores;
     double rate;
     uint64_t seed;
+    uint32_t unplugged; /* a bit for each card */
     struct {
         double records, produced;
         uint64_t duration, elapsed, done; /* done: when it was over */
@@ -153,11 +158,17 @@ static struct {
     bool with_parent;
 } options = {.xecores = 20, .rate = 2000, .seed = 1};
 
-static struct standin_device device;
+static struct standin_device cards[STANDIN_MAX_CARDS];
+static uint32_t cards_count;
 static struct standin_shared *shared;
 static int shared_fd, dir_fd, epoll_fd, listen_fd, timer_fd, signal_fd;
-static struct gt gts[STANDIN_MAX_GTS];
-static struct pattern patterns[CLASSES][PATTERNS];
+static struct gt gts[STANDIN_MAX_STREAMS];
+static struct pattern patterns[LAYOUTS][CLASSES][PATTERNS];
+/* Overflows that are still to be made, one every `period`. */
+static struct {
+    uint64_t left, period, next, made;
+    uint32_t drops;
+} overfill;
 static uint64_t random_state;
 static uint64_t streams_opened, records_produced, records_dropped, records_unread, launches_seen, now_ns, stepped_ns;
 
@@ -232,14 +243,14 @@ static void put_bits(uint64_t words[3], int bit, unsigned width, uint64_t value)
 }
 
 /* Every class of instructions waits for one reason most of the time; over all, a counter is non-zero in a quarter of the records. */
-static void make_patterns(void)
+static void make_patterns(const struct layout *layout)
 {
     for (int c = 0; c < CLASSES; c++) {
         for (int p = 0; p < PATTERNS; p++) {
-            struct pattern *pattern = &patterns[c][p];
+            struct pattern *pattern = &patterns[layout - layouts][c][p];
             bool any = false;
             for (int r = 0; r < REASONS; r++) {
-                if (options.layout->bit[r] < 0 || random_unit() >= (r == c % REASONS ? 0.7 : 0.2))
+                if (layout->bit[r] < 0 || random_unit() >= (r == c % REASONS ? 0.7 : 0.2))
                     continue;
                 unsigned value = 1;
                 while (value < 7 && random_unit() < 0.45)
@@ -252,12 +263,12 @@ static void make_patterns(void)
             if (!any)
                 pattern->counts[c % (REASONS - 1)] = 1;
             for (int r = 0; r < REASONS; r++)
-                if (options.layout->bit[r] >= 0)
-                    put_bits(pattern->words, options.layout->bit[r], 8, pattern->counts[r]);
-            if (options.layout->ex_id >= 0)
-                put_bits(pattern->words, options.layout->ex_id, 3, random64());
-            if (options.layout->end_flag >= 0)
-                put_bits(pattern->words, options.layout->end_flag, 1, random64());
+                if (layout->bit[r] >= 0)
+                    put_bits(pattern->words, layout->bit[r], 8, pattern->counts[r]);
+            if (layout->ex_id >= 0)
+                put_bits(pattern->words, layout->ex_id, 3, random64());
+            if (layout->end_flag >= 0)
+                put_bits(pattern->words, layout->end_flag, 1, random64());
         }
     }
 }
@@ -338,7 +349,7 @@ static void add_kernel(uint32_t pid, uint64_t address, const char *name, const u
     k->ip = must(calloc(count, sizeof(*k->ip)));
     k->class = must(calloc(count, sizeof(*k->class)));
     for (uint32_t i = 0; i < count; i++) {
-        k->ip[i] = (address + offsets[i]) >> 3 & ((1ull << options.layout->ip_bits) - 1);
+        k->ip[i] = (address + offsets[i]) >> 3; /* of which a record has as many bits as its layout */
         k->class[i] = (uint8_t)(mix(options.seed + address + offsets[i]) % CLASSES);
     }
     make_weights(k);
@@ -395,6 +406,33 @@ static struct process *find_process(pid_t pid)
     return NULL;
 }
 
+static bool there(uint32_t g)
+{
+    return shared->plugged[gts[g].card];
+}
+
+static bool frozen(uint32_t g)
+{
+    return shared->frozen_ns[gts[g].card];
+}
+
+static bool sampling(uint32_t g)
+{
+    return gts[g].enabled && !gts[g].reset && !frozen(g);
+}
+
+/* The main GT that gets a launch: the one that was asked for, else each in turn; none: options.mains. */
+static uint32_t choose_gt(uint32_t wanted)
+{
+    uint64_t turn = launches_seen++;
+    if (wanted)
+        return wanted <= options.mains && there(wanted - 1) ? wanted - 1 : options.mains;
+    for (uint32_t i = 0; i < options.mains; i++)
+        if (there((uint32_t)((turn + i) % options.mains)))
+            return (uint32_t)((turn + i) % options.mains);
+    return options.mains;
+}
+
 static void add_launch(struct client *client, const struct standin_launch *message)
 {
     uint32_t kernel = find_kernel(message->pid, message->address);
@@ -407,8 +445,11 @@ static void add_launch(struct client *client, const struct standin_launch *messa
     uint32_t site = find_site(kernel, message->stack);
     sites[site].launches++;
     uint64_t start = clock_ns() + message->delay_ns, end = start + message->duration_ns;
+    uint32_t gt = choose_gt(message->gt);
+    if (gt == options.mains) /* there is no card: a launch into the void */
+        return;
     ROOM(launches, 1);
-    launches[launches_count++] = (struct launch){site, (uint32_t)(launches_seen++ % options.mains), start, end};
+    launches[launches_count++] = (struct launch){site, gt, start, end};
     struct process *process = find_process(client->pid);
     if (!process) {
         ROOM(processes, 1);
@@ -449,6 +490,8 @@ static void sample(uint32_t g, uint32_t xecore, uint32_t site_number, uint64_t c
     const struct kernel *kernel = &kernels[site->kernel];
     uint8_t *buffer = buffer_of(g, xecore);
     uint32_t *owner = gt->owner + (size_t)xecore * SLOTS;
+    const struct pattern(*classes)[PATTERNS] = patterns[gt->layout - layouts];
+    const uint64_t ip_mask = (1ull << gt->layout->ip_bits) - 1;
     uint64_t write = gt->write[xecore], read = atomic_load_explicit(&state->read, memory_order_acquire);
 
     for (uint64_t i = 0; i < count; i++) {
@@ -456,7 +499,7 @@ static void sample(uint32_t g, uint32_t xecore, uint32_t site_number, uint64_t c
         uint32_t instruction = (uint32_t)((dice >> 32) * kernel->instructions >> 32);
         if ((uint16_t)dice > kernel->keep[instruction])
             instruction = kernel->other[instruction];
-        const struct pattern *pattern = &patterns[kernel->class[instruction]][(dice >> 16) % PATTERNS];
+        const struct pattern *pattern = &classes[kernel->class[instruction]][(dice >> 16) % PATTERNS];
         struct row *row = &rows[site->first + instruction];
         for (int r = 0; r < REASONS; r++)
             row->produced[r] += pattern->counts[r];
@@ -466,12 +509,13 @@ static void sample(uint32_t g, uint32_t xecore, uint32_t site_number, uint64_t c
                 for (int r = 0; r < REASONS; r++)
                     row->dropped[r] += pattern->counts[r];
                 records_dropped++;
+                gt->dropped++;
                 note_drop(g, xecore);
                 continue;
             }
         }
         uint64_t *record = (uint64_t *)(buffer + write % SLOTS * STANDIN_RECORD_BYTES);
-        record[0] = pattern->words[0] | kernel->ip[instruction];
+        record[0] = pattern->words[0] | (kernel->ip[instruction] & ip_mask);
         record[1] = pattern->words[1];
         record[2] = pattern->words[2];
         memset(record + 3, 0, STANDIN_RECORD_BYTES - 24);
@@ -479,6 +523,7 @@ static void sample(uint32_t g, uint32_t xecore, uint32_t site_number, uint64_t c
         write++;
     }
     gt->write[xecore] = write;
+    gt->produced += count;
     records_produced += count;
 }
 
@@ -492,44 +537,114 @@ static void sample_all(uint32_t g, uint32_t site, uint64_t count)
     gt->cursor = (uint32_t)((gt->cursor + rest) % options.xecores);
 }
 
-/* Execution from stepped_ns to now_ns. */
+/* What of a step a launch fills, in 64ths of it: the union of many is then one OR. */
+static uint64_t filled(uint64_t from, uint64_t first, uint64_t last)
+{
+    double slice = (double)(now_ns - from) / 64;
+    int a = (int)((double)(first - from) / slice + 0.5), b = (int)((double)(last - from) / slice + 0.5);
+    uint64_t below_b = b > 63 ? ~0ull : (1ull << b) - 1;
+    return a > 63 ? 0 : below_b & ~((1ull << a) - 1);
+}
+
+static void publish_work(uint32_t g, uint64_t from, uint64_t slices, uint64_t until)
+{
+    struct standin_work *work = &shared->work[g];
+    if (slices && until < now_ns)
+        until = now_ns;
+    if (until < work->until)
+        until = work->until;
+    work->turn++;
+    work->busy_ns += (now_ns - from) / 64 * (uint64_t)__builtin_popcountll(slices);
+    work->as_of = now_ns;
+    work->until = until;
+    work->turn++;
+}
+
+static void flood(uint64_t from, uint64_t slices[])
+{
+    for (uint32_t g = 0; g < options.mains; g++)
+        if (sampling(g)) {
+            options.flood.elapsed += now_ns - from;
+            double part = (double)options.flood.elapsed / (double)options.flood.duration;
+            options.flood.wanted = part < 1;
+            if (part >= 1)
+                options.flood.done = now_ns;
+            double due = options.flood.records * (part < 1 ? part : 1) - options.flood.produced;
+            due = options.flood.wanted ? (double)(uint64_t)due : due + 0.5;
+            options.flood.produced += due;
+            slices[g] = ~0ull;
+            if (due >= 1)
+                sample_all(g, find_site(0, "flood"), (uint64_t)due);
+            break;
+        }
+}
+
+/* Execution from stepped_ns to now_ns. Records are made for less of it when this process did not get to run; work is counted whole. */
 static void step(void)
 {
-    uint64_t from = stepped_ns, kept = 0;
+    uint64_t from = stepped_ns, since = stepped_ns, kept = 0;
+    uint64_t slices[STANDIN_MAX_STREAMS] = {0}, until[STANDIN_MAX_STREAMS] = {0};
+    if (now_ns == since)
+        return;
     if (now_ns - from > LONGEST_STEP)
         from = now_ns - LONGEST_STEP;
     stepped_ns = now_ns;
     for (size_t i = 0; i < launches_count; i++) {
         struct launch launch = launches[i];
         struct gt *gt = &gts[launch.gt];
-        uint64_t first = launch.start > from ? launch.start : from, last = launch.end < now_ns ? launch.end : now_ns;
-        if (gt->enabled && !gt->reset && first < last) {
+        if (!there(launch.gt))
+            continue;
+        uint64_t first = launch.start > since ? launch.start : since, last = launch.end < now_ns ? launch.end : now_ns;
+        if (first < last && !frozen(launch.gt)) {
+            slices[launch.gt] |= filled(since, first, last);
+            if (launch.end > until[launch.gt])
+                until[launch.gt] = launch.end;
+        }
+        if (first < from)
+            first = from;
+        if (sampling(launch.gt) && first < last) {
             gt->carry += options.rate * options.xecores * (double)(last - first) / 1e9;
             uint64_t due = (uint64_t)gt->carry;
             gt->carry -= (double)due;
             if (due)
                 sample_all(launch.gt, launch.site, due);
         }
-        if (launch.end > now_ns)
+        if (launch.end > now_ns || frozen(launch.gt))
             launches[kept++] = launch;
     }
     launches_count = kept;
-
     if (options.flood.wanted && kernels_count)
-        for (uint32_t g = 0; g < options.mains; g++)
-            if (gts[g].enabled && !gts[g].reset) {
-                options.flood.elapsed += now_ns - from;
-                double part = (double)options.flood.elapsed / (double)options.flood.duration;
-                options.flood.wanted = part < 1;
-                if (part >= 1)
-                    options.flood.done = now_ns;
-                double due = options.flood.records * (part < 1 ? part : 1) - options.flood.produced;
-                due = options.flood.wanted ? (double)(uint64_t)due : due + 0.5;
-                options.flood.produced += due;
-                if (due >= 1)
-                    sample_all(g, find_site(0, "flood"), (uint64_t)due);
-                break;
-            }
+        flood(from, slices);
+    for (uint32_t g = 0; g < options.mains; g++)
+        if (!frozen(g) && there(g))
+            publish_work(g, since, slices[g], until[g]);
+}
+
+/* One of the overflows that were ordered, on one XeCore after the other. The next waits until the reader has met the last. */
+static void overflow_when_due(void)
+{
+    uint32_t g = 0, x;
+    if (!overfill.left || now_ns < overfill.next || !kernels_count)
+        return;
+    while (g < options.mains && !sampling((uint32_t)((overfill.made + g) % options.mains)))
+        g++;
+    if (g == options.mains)
+        return;
+    g = (uint32_t)((overfill.made + g) % options.mains);
+    for (x = 0; x < options.xecores; x++)
+        if (shared->streams[g].xecores[x].drop)
+            return;
+    x = (uint32_t)(overfill.made++ / options.mains % options.xecores);
+    uint32_t site = find_site(0, "overflow");
+    uint64_t room = SLOTS - (gts[g].write[x] - shared->streams[g].xecores[x].read), before = records_dropped;
+    sample(g, x, site, room);
+    while (records_dropped - before < overfill.drops) {
+        now_ns = clock_ns();
+        sample(g, x, site, 1);
+    }
+    overfill.next = now_ns + overfill.period;
+    if (--overfill.left == 0)
+        options.flood.done = now_ns;
 }
 
 /* POLLIN on the stream's descriptor. One byte is enough, and the reader takes all of them away. */
@@ -546,7 +661,7 @@ static void poll_buffers(uint32_t g)
     struct gt *gt = &gts[g];
     struct standin_stream *stream = &shared->streams[g];
     uint64_t total = 0;
-    if (!gt->enabled || gt->reset || now_ns < gt->next_poll)
+    if (!sampling(g) || now_ns < gt->next_poll)
         return;
     for (uint32_t i = 0; i < options.xecores; i++) {
         uint32_t dropped = 1;
@@ -579,7 +694,7 @@ static void count_unread(uint32_t g)
             const uint64_t *record = (uint64_t *)(buffer_of(g, x) + at % SLOTS * STANDIN_RECORD_BYTES);
             struct row *row = &rows[gt->owner[(size_t)x * SLOTS + at % SLOTS]];
             for (int r = 0; r < REASONS; r++) {
-                int bit = options.layout->bit[r];
+                int bit = gt->layout->bit[r];
                 if (bit < 0)
                     continue;
                 uint64_t value = record[bit / 64] >> (bit % 64);
@@ -588,6 +703,7 @@ static void count_unread(uint32_t g)
                 row->unread[r] += value & 0xff;
             }
             records_unread++;
+            gt->unread++;
         }
         atomic_store(&state->visible, gt->write[x]);
         atomic_store(&state->read, gt->write[x]);
@@ -640,10 +756,15 @@ static bool abandoned(const struct gt *gt)
     return poll(&p, 1, 0) == 1 && p.revents & POLLERR;
 }
 
-static void reset(void)
+static bool is_of(uint32_t g, int card)
+{
+    return card < 0 || gts[g].card == (uint32_t)card;
+}
+
+static void reset(int card)
 {
     for (uint32_t g = 0; g < options.mains; g++) {
-        if (!gts[g].open || gts[g].reset)
+        if (!is_of(g, card) || !gts[g].open || gts[g].reset)
             continue;
         struct standin_stream *stream = &shared->streams[g];
         lock(stream);
@@ -653,6 +774,45 @@ static void reset(void)
         atomic_store(&stream->reset, 1);
         pthread_mutex_unlock(&stream->lock);
         wake(&gts[g]);
+    }
+}
+
+/* What was open of the card is dead, and unlike after a reset does not keep anyone from opening it when it is back. */
+static void unplug(int card)
+{
+    reset(card);
+    for (uint32_t c = 0; c < cards_count; c++)
+        if (card < 0 || c == (uint32_t)card)
+            shared->plugged[c] = shared->frozen_ns[c] = 0;
+    for (uint32_t g = 0; g < options.mains; g++)
+        if (is_of(g, card))
+            close_stream(g);
+}
+
+static void freeze(int card)
+{
+    step();
+    for (uint32_t c = 0; c < cards_count; c++)
+        if ((card < 0 || c == (uint32_t)card) && shared->plugged[c] && !shared->frozen_ns[c])
+            shared->frozen_ns[c] = now_ns;
+}
+
+/* What had not been executed comes that much later. */
+static void thaw(int card)
+{
+    step();
+    for (uint32_t c = 0; c < cards_count; c++) {
+        uint64_t since = shared->frozen_ns[c];
+        if (!since || !(card < 0 || c == (uint32_t)card))
+            continue;
+        for (size_t i = 0; i < launches_count; i++)
+            if (gts[launches[i].gt].card == c) {
+                launches[i].start += launches[i].start > since ? now_ns - since : 0;
+                launches[i].end += now_ns - since;
+            }
+        for (size_t i = 0; i < processes_count; i++)
+            processes[i].end += processes[i].end > since ? now_ns - since : 0;
+        shared->frozen_ns[c] = 0;
     }
 }
 
@@ -682,12 +842,17 @@ static void answer_driver(int fd, const struct standin_driver *question)
     uint32_t g = question->gt;
     int passed = -1, ends[2];
     if (question->op == STANDIN_DRIVER_HELLO) {
-        reply.device = device;
+        reply.cards = cards_count;
+        memcpy(reply.devices, cards, sizeof(cards));
         send_reply(fd, &reply, sizeof(reply), shared_fd);
         return;
     }
     if (g >= options.mains) {
         reply.error = EINVAL;
+    } else if (!there(g)) {
+        reply.error = ENODEV;
+    } else if (frozen(g) && question->op != STANDIN_DRIVER_DISABLE) {
+        reply.error = ETIMEDOUT; /* as when the GT does not answer to a forcewake */
     } else if (question->op == STANDIN_DRIVER_OPEN) {
         if (gts[g].open && abandoned(&gts[g]))
             close_stream(g);
@@ -763,8 +928,12 @@ static int write_ledger(void)
     }
     fprintf(file, "#records\tproduced\t%llu\n#records\tdropped\t%llu\n#records\tunread\t%llu\n",
             (unsigned long long)records_produced, (unsigned long long)records_dropped, (unsigned long long)records_unread);
+    for (uint32_t g = 0; g < options.mains; g++)
+        fprintf(file, "#gt\t%u\t%u\t%llu\t%llu\t%llu\n", gts[g].card, g - cards[gts[g].card].first,
+                (unsigned long long)gts[g].produced, (unsigned long long)gts[g].dropped, (unsigned long long)gts[g].unread);
     for (size_t i = 0; i < overflows_count; i++)
-        fprintf(file, "#overflow\t%u\t%u\t%llu\t%llu\t%llu\n", overflows[i].gt, overflows[i].xecore,
+        fprintf(file, "#overflow\t%u\t%u\t%u\t%llu\t%llu\t%llu\n", gts[overflows[i].gt].card,
+                overflows[i].gt - cards[gts[overflows[i].gt].card].first, overflows[i].xecore,
                 (unsigned long long)overflows[i].first, (unsigned long long)overflows[i].last,
                 (unsigned long long)overflows[i].records);
     for (size_t s = 0; s < sites_count; s++) {
@@ -781,23 +950,58 @@ static int write_ledger(void)
 
 /* ---- messages ---- */
 
-static void answer_fault(int fd, struct standin_fault fault)
+static int obey(const struct standin_fault *fault)
 {
-    if (fault.code == STANDIN_FAULT_RESET) {
-        reset();
-        fault.code = 0;
-    } else if (fault.code == STANDIN_FAULT_FLOOD && fault.duration_ns) {
-        options.flood.records = (double)fault.records;
-        options.flood.duration = fault.duration_ns;
+    bool of_one = fault->code == STANDIN_FAULT_UNPLUG || fault->code == STANDIN_FAULT_PLUG;
+    if (fault->card >= (int)cards_count || (of_one && fault->card < 0))
+        return EINVAL;
+    now_ns = clock_ns();
+    switch (fault->code) {
+    case STANDIN_FAULT_RESET:
+        reset(fault->card);
+        return 0;
+    case STANDIN_FAULT_FLOOD:
+        if (!fault->duration_ns)
+            return EINVAL;
+        options.flood.records = (double)fault->records;
+        options.flood.duration = fault->duration_ns;
         options.flood.produced = 0;
         options.flood.elapsed = 0;
-        options.flood.wanted = fault.records > 0;
-        fault.code = 0;
-    } else if (fault.code == STANDIN_FAULT_LEDGER) {
-        fault.code = (uint32_t)write_ledger();
-    } else {
-        fault.code = EINVAL;
+        options.flood.wanted = fault->records > 0;
+        return 0;
+    case STANDIN_FAULT_LEDGER:
+        return write_ledger();
+    case STANDIN_FAULT_UNPLUG:
+        unplug(fault->card);
+        return 0;
+    case STANDIN_FAULT_PLUG:
+        if (!shared->plugged[fault->card])
+            shared->plugged[fault->card] = (uint32_t)fault->records;
+        return 0;
+    case STANDIN_FAULT_FREEZE:
+        freeze(fault->card);
+        return 0;
+    case STANDIN_FAULT_THAW:
+        thaw(fault->card);
+        return 0;
+    case STANDIN_FAULT_OVERFLOW:
+        if (!fault->drops)
+            return EINVAL;
+        overfill.left = fault->records;
+        overfill.period = fault->duration_ns;
+        overfill.drops = fault->drops;
+        overfill.next = now_ns;
+        return 0;
+    default:
+        return EINVAL;
     }
+}
+
+static void answer_fault(int fd, const void *message, size_t size)
+{
+    struct standin_fault fault = {.card = -1};
+    memcpy(&fault, message, size < sizeof(fault) ? size : sizeof(fault));
+    fault.code = (uint32_t)obey(&fault);
     send_reply(fd, &fault, 2 * sizeof(uint32_t), -1);
 }
 
@@ -824,8 +1028,8 @@ static void handle(struct client *client, char *message, size_t size)
         client->settled = false;
     } else if (type == STANDIN_MSG_DRIVER && size == sizeof(struct standin_driver)) {
         answer_driver(client->fd, (void *)message);
-    } else if (type == STANDIN_MSG_FAULT && size == sizeof(struct standin_fault)) {
-        answer_fault(client->fd, *(struct standin_fault *)message);
+    } else if (type == STANDIN_MSG_FAULT && size >= offsetof(struct standin_fault, card)) {
+        answer_fault(client->fd, message, size);
     } else {
         fprintf(stderr, "standin-gpu: a message of type %u and %zu bytes makes no sense\n", type, size);
     }
@@ -849,12 +1053,12 @@ static void answer_syncs(void)
             continue;
         }
         bool done = now_ns >= client->until;
-        if (!process && (options.flood.wanted || options.flood.done > client->until)) {
+        if (!process && (options.flood.wanted || overfill.left || options.flood.done > client->until)) {
             client->until = options.flood.done;
             done = false;
         }
         for (uint32_t g = 0; done && g < options.mains; g++)
-            done = !gts[g].enabled || gts[g].reset || gts[g].last_poll >= client->until;
+            done = !frozen(g) && (!gts[g].enabled || gts[g].reset || gts[g].last_poll >= client->until);
         if (done) {
             struct standin_sync sync = {STANDIN_MSG_SYNC};
             send_reply(client->fd, &sync, sizeof(sync), -1);
@@ -903,7 +1107,7 @@ static void accept_clients(void)
 static void set_timer(void)
 {
     static bool running;
-    bool wanted = launches_count > 0;
+    bool wanted = launches_count > 0 || overfill.left;
     for (uint32_t g = 0; g < options.mains; g++)
         wanted |= gts[g].enabled;
     for (size_t i = 0; i < clients_count; i++)
@@ -925,18 +1129,18 @@ static void run(void)
             uint64_t tag = events[i].data.u64, value;
             if (tag == 0) {
                 accept_clients();
-            } else if (tag <= STANDIN_MAX_GTS) {
+            } else if (tag <= STANDIN_MAX_STREAMS) {
                 if (gts[tag - 1].open && abandoned(&gts[tag - 1]))
                     close_stream((uint32_t)tag - 1);
-            } else if (tag == STANDIN_MAX_GTS + 1) {
+            } else if (tag == STANDIN_MAX_STREAMS + 1) {
                 (void)!read(timer_fd, &value, sizeof(value));
-            } else if (tag == STANDIN_MAX_GTS + 2) {
+            } else if (tag == STANDIN_MAX_STREAMS + 2) {
                 struct signalfd_siginfo info;
                 if (read(signal_fd, &info, sizeof(info)) != sizeof(info))
                     continue;
                 if (info.ssi_signo != SIGUSR1)
                     return;
-                reset();
+                reset(-1);
             } else {
                 drain_client(events[i].data.ptr);
             }
@@ -944,6 +1148,7 @@ static void run(void)
         now_ns = clock_ns();
         if (now_ns - stepped_ns >= STEP) {
             step();
+            overflow_when_due();
             for (uint32_t g = 0; g < options.mains; g++)
                 poll_buffers(g);
             answer_syncs();
@@ -954,32 +1159,51 @@ static void run(void)
 
 /* ---- the start ---- */
 
-static void choose_device(const char *name, int mains)
+static const struct layout *find_layout(const char *name)
 {
-    for (size_t i = 0; i < sizeof(devices) / sizeof(*devices); i++) {
-        const struct device *d = &devices[i];
-        if (strcmp(d->name, name))
-            continue;
-        options.mains = mains > 0 ? (uint32_t)mains : d->gts;
-        device = (struct standin_device){.device_id = d->id, .va_bits = d->va_bits, .has_vram = d->vram,
-                                         .reference_clock = d->reference_clock, .mains = options.mains};
-        snprintf(device.name, sizeof(device.name), "%s", d->name);
-        for (uint32_t tile = 0; tile < options.mains && device.gts < STANDIN_MAX_GTS; tile++) {
-            uint16_t id = (uint16_t)device.gts, t = (uint16_t)tile;
-            device.gt[device.gts++] = (struct standin_gt){0, t, id, d->major, d->minor, 0};
-            if (d->media && device.gts < STANDIN_MAX_GTS)
-                device.gt[device.gts++] = (struct standin_gt){1, t, (uint16_t)(id + 1), d->media, d->media_minor, 0};
-        }
-        for (size_t l = 0; !options.layout && l < sizeof(layouts) / sizeof(*layouts); l++)
-            if (!strcmp(layouts[l].name, d->layout))
-                options.layout = &layouts[l];
+    for (size_t l = 0; l < LAYOUTS; l++)
+        if (!strcmp(layouts[l].name, name))
+            return &layouts[l];
+    return NULL;
+}
+
+static void refuse(void)
+{
+    fprintf(stderr, "standin-gpu: a device, a layout or a number that there is not\n");
+    exit(2);
+}
+
+static void add_card(const char *name, int mains)
+{
+    const struct device *d = devices;
+    while (d < devices + sizeof(devices) / sizeof(*devices) && strcmp(d->name, name))
+        d++;
+    if (d == devices + sizeof(devices) / sizeof(*devices) || cards_count == STANDIN_MAX_CARDS)
+        refuse();
+    struct standin_device *card = &cards[cards_count];
+    uint32_t tiles = mains > 0 ? (uint32_t)mains : d->gts;
+    /* Every main GT needs its place in the lists, and where there are media GTs they take half of the card's. */
+    if (tiles > (d->media ? STANDIN_MAX_GTS / 2 : STANDIN_MAX_GTS) || options.mains + tiles > STANDIN_MAX_STREAMS)
+        refuse();
+    *card = (struct standin_device){.device_id = d->id, .va_bits = d->va_bits, .has_vram = d->vram, .mains = tiles,
+                                    .reference_clock = d->reference_clock, .first = options.mains,
+                                    .xecores = options.xecores};
+    snprintf(card->name, sizeof(card->name), "%s", d->name);
+    for (uint32_t tile = 0; tile < tiles; tile++) {
+        uint16_t id = (uint16_t)card->gts, t = (uint16_t)tile;
+        card->gt[card->gts++] = (struct standin_gt){0, t, id, d->major, d->minor, 0};
+        if (d->media)
+            card->gt[card->gts++] = (struct standin_gt){1, t, (uint16_t)(id + 1), d->media, d->media_minor, 0};
+        gts[options.mains].layout = options.layout ? options.layout : find_layout(d->layout);
+        gts[options.mains++].card = cards_count;
     }
+    cards_count++;
 }
 
 static void read_options(int argc, char **argv)
 {
-    const char *chosen = "bmg";
-    int mains = 0;
+    const char *chosen[STANDIN_MAX_CARDS] = {"bmg"};
+    int mains = 0, wanted = 0;
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--with-parent")) {
@@ -993,8 +1217,12 @@ static void read_options(int argc, char **argv)
             i += 2;
             continue;
         }
-        if (!strcmp(argv[i], "--device"))
-            chosen = value;
+        if (!strcmp(argv[i], "--device")) {
+            if (wanted == STANDIN_MAX_CARDS)
+                refuse();
+            chosen[wanted++] = value;
+        } else if (!strcmp(argv[i], "--unplugged"))
+            options.unplugged |= 1u << (atoi(value) & 31);
         else if (!strcmp(argv[i], "--xecores"))
             options.xecores = (uint32_t)atoi(value);
         else if (!strcmp(argv[i], "--gts"))
@@ -1004,24 +1232,19 @@ static void read_options(int argc, char **argv)
         else if (!strcmp(argv[i], "--seed"))
             options.seed = strtoull(value, NULL, 0);
         else if (!strcmp(argv[i], "--layout")) {
-            for (size_t l = 0; l < sizeof(layouts) / sizeof(*layouts); l++)
-                if (!strcmp(layouts[l].name, value))
-                    options.layout = &layouts[l];
+            options.layout = find_layout(value);
+            if (!options.layout)
+                refuse();
         } else {
             fprintf(stderr, "standin-gpu: no such option: %s\n", argv[i]);
             exit(2);
         }
         i++;
     }
-    choose_device(chosen, mains);
-    /* Every main GT needs its place in the list, and where there are media GTs they take half of it. */
-    uint32_t most = device.gts > 1 && device.gt[1].type ? STANDIN_MAX_GTS / 2 : STANDIN_MAX_GTS;
-    if (!options.layout || options.xecores < 1 || options.xecores > STANDIN_MAX_XECORES || !device.gts ||
-        options.mains > most) {
-        fprintf(stderr, "standin-gpu: a device, a layout or a number that there is not\n");
-        exit(2);
-    }
-    device.xecores = options.xecores;
+    if (options.xecores < 1 || options.xecores > STANDIN_MAX_XECORES)
+        refuse();
+    for (int i = 0; i == 0 || i < wanted; i++)
+        add_card(chosen[i], mains);
     random_state = mix(options.seed);
 }
 
@@ -1036,6 +1259,8 @@ static void make_shared_memory(void)
     check(shared != MAP_FAILED, "shared memory");
     shared->data_offset = head;
     shared->size = size;
+    for (uint32_t c = 0; c < cards_count; c++)
+        shared->plugged[c] = !(options.unplugged >> c & 1);
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
@@ -1082,7 +1307,12 @@ int main(int argc, char **argv)
     }
     signal(SIGPIPE, SIG_IGN);
     setpriority(PRIO_PROCESS, 0, -15); /* hardware does not wait for a CPU; without the right to it, so be it */
-    make_patterns();
+    for (size_t l = 0; l < LAYOUTS; l++)
+        for (uint32_t g = 0, made = 0; g < options.mains && !made; g++)
+            if (gts[g].layout == &layouts[l]) {
+                make_patterns(&layouts[l]);
+                made = 1;
+            }
     make_shared_memory();
     listen_in(argv[1]);
 
@@ -1096,8 +1326,8 @@ int main(int argc, char **argv)
     timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     signal_fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
     watch(listen_fd, 0);
-    watch(timer_fd, STANDIN_MAX_GTS + 1);
-    watch(signal_fd, STANDIN_MAX_GTS + 2);
+    watch(timer_fd, STANDIN_MAX_STREAMS + 1);
+    watch(signal_fd, STANDIN_MAX_STREAMS + 2);
     stepped_ns = clock_ns();
     puts("ready");
     fflush(stdout);

@@ -6,6 +6,36 @@
     ledger = hardware.ledger()
     captured = sum(row.captured for row in ledger.rows)
 
+More than one card, cards that come and go, and what goes wrong with them:
+
+    hardware = Hardware(folder, cards=("bmg", "pvc", "lnl"), unplugged=(2,), faults=["busy@1.0", "no-eu-stall@2"])
+
+- `cards[i]` says where card i sits (`address`, `node` card0.., `render_node` renderD128.., `pmu`, `pmu_type`). Launches
+  go to the main GTs of all cards that are there in turn; `Runtime.launch(..., gt=g)` chooses one, counted over all
+  cards. Ledger: `Overflow` has `card`, `gt` and `xecore`, `gts` has what was produced and lost by card and main GT.
+- `set_faults(...)`: no-device, not-xe, no-eu-stall, busy, eacces, slow-reader. `name@1` is card 1's only, `busy@0.1`
+  (and eacces, slow-reader) that of main GT 1 of card 0.
+- `unplug(i)`: its files vanish, open streams and old nodes give ENODEV, records that were not read are unread, events
+  of its PMU read as empty, its sensors give ENODEV. What it had to execute is gone with it. `plug(i)`: it comes (back)
+  as a new device at the same place.
+- `reset()` or `reset(i)`: streams give ENODEV until they are opened again.
+- `freeze()` or `freeze(i)`: no records, no POLLIN; reads take what was visible, then EAGAIN. Opening or enabling a
+  stream fails with ETIMEDOUT after 50 ms (the driver's wait for a forcewake), opening an event with EINVAL. Counters
+  stand. `thaw()`: it executes what it had not, that much later.
+- `flood(records, seconds)`; `overflow(times, period, records)`: `times` overflows of `records` dropped records each,
+  one every `period` seconds or later: as soon as the reader has met the one before. Each costs 8192 records to fill the
+  buffer. 1000 at 15 ms take 15 to 20 s. `Runtime.sync()` of a process that launched nothing waits for the end of both.
+
+The PMU (type and encodings are in the tree; perf_event_open through libc's syscall): engine-active-ticks of the compute
+engine grow while at least one launch executes on that main GT, at `reference_clock` (19.2 MHz, PVC 25 MHz), also
+between two looks of the GPU process; engine-total-ticks always. So a launch of 0.4 s in a second makes 40 %. Floods and
+ordered overflows count as work only for the time of the flood. Frequencies are added up at each read, as xe_pmu.c does:
+400 MHz idle; while executing, and 5 ms after, 2400 actual and 2850 requested. gt-c6-residency counts the idle ms.
+xe_pmu.c says ENOENT, not EINVAL, to a config that it does not know; EINVAL to sampling, cpu -1 and a pid.
+freq0/act_freq and cur_freq say the same. hwmon (discrete cards): the energy of the card is 20 W, and 150 W more while a
+main GT executes; of the package, 70 % of it; temperatures and the fan rise by 20 degrees and 620 RPM while executing
+and wobble a little. A test that writes into one of those files below `folder / "sysfs"` shows what it wrote.
+
 The GPU itself is gpu.c, a process of its own; the driver is xe.c, preloaded into the recorder. The runtime of the
 profiled program (ze.c) is not here: a program finds the GPU by the environment variable STANDIN_DIR, which `env()` has,
 too. A test that needs no real program speaks for one through `Runtime`.
@@ -17,13 +47,13 @@ import shutil
 import socket
 import struct
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from standin.sysfs import Card, make_tree
+from standin.sysfs import Card, add_card, make_tree, place_cards, remove_card
 
 SOURCES = Path(__file__).resolve().parent
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -31,7 +61,8 @@ LONGEST_WAIT = 60.0  # seconds that a test waits for the GPU before it gives up
 
 # enum in protocol.h
 MSG_KERNEL, MSG_LAUNCH, _MSG_DRIVER, MSG_SYNC, MSG_FAULT = 1, 2, 3, 4, 5
-FAULT_RESET, FAULT_FLOOD, FAULT_LEDGER = 1, 2, 3
+FAULT_RESET, FAULT_FLOOD, FAULT_LEDGER, FAULT_UNPLUG, FAULT_PLUG, FAULT_FREEZE, FAULT_THAW, FAULT_OVERFLOW = range(1, 9)
+ALL_CARDS = -1
 
 
 @dataclass(frozen=True)
@@ -91,11 +122,28 @@ class LedgerRow:
 class Overflow:
     """A buffer that was full: from the first dropped record to the last before the driver cleared the state."""
 
-    gt: int  # which main GT, counted from 0
+    gt: int  # which main GT of the card, counted from 0
     xecore: int
     first_ns: int  # CLOCK_MONOTONIC
     last_ns: int
     records: int
+    card: int = 0
+
+
+@dataclass(frozen=True)
+class GtCount:
+    """Records of one main GT."""
+
+    card: int
+    gt: int  # which main GT of the card, counted from 0
+    produced: int
+    dropped: int
+    unread: int
+
+    @property
+    def captured(self) -> int:
+        """What a reader got."""
+        return self.produced - self.dropped - self.unread
 
 
 @dataclass(frozen=True)
@@ -116,6 +164,7 @@ class Ledger:
     rows: list[LedgerRow] = field(default_factory=list)
     overflows: list[Overflow] = field(default_factory=list)
     launches: list[LaunchCount] = field(default_factory=list)
+    gts: list[GtCount] = field(default_factory=list)
     records_produced: int = 0
     records_dropped: int = 0
     records_unread: int = 0
@@ -142,8 +191,10 @@ class Ledger:
                 case ["#records", what, count]:
                     setattr(ledger, f"records_{what}", int(count))
                 case ["#overflow", *numbers]:
-                    gt, xecore, first, last, records = map(int, numbers)
-                    ledger.overflows.append(Overflow(gt, xecore, first, last, records))
+                    card, gt, xecore, first, last, records = map(int, numbers)
+                    ledger.overflows.append(Overflow(gt, xecore, first, last, records, card))
+                case ["#gt", *numbers]:
+                    ledger.gts.append(GtCount(*map(int, numbers)))
                 case ["#launch", pid, stack, kernel, address, count]:
                     ledger.launches.append(LaunchCount(int(pid), stack, kernel, int(address, 16), int(count)))
                 case [pid, stack, kernel, address, offset, reason, produced, dropped, unread]:
@@ -156,7 +207,7 @@ class Ledger:
 
 
 class Hardware:
-    """A device with its GPU process, in a folder of its own (STANDIN_DIR)."""
+    """The cards of a machine with their GPU process, in a folder of its own (STANDIN_DIR)."""
 
     def __init__(
         self,
@@ -170,20 +221,31 @@ class Hardware:
         layout: str | None = None,
         flood: tuple[int, float] | None = None,
         faults: Iterable[str] = (),
+        cards: Sequence[str] = (),
+        unplugged: Collection[int] = (),
         programs: Programs | None = None,
     ) -> None:
         """Make the tree and start the GPU.
 
-        `rate` is records per second of execution and XeCore, `flood` (records, seconds), `faults` as xe.c names them.
+        `cards` are devices, in the order of their nodes; without any there is one, `device`. `unplugged` are not there
+        until they are plugged in. `xecores` and `gts` are those of each card, `rate` is records per second of execution
+        and XeCore, `flood` (records, seconds), `faults` as xe.c names them.
         """
         self.folder = folder.resolve()
         self.programs = programs or build()
         shutil.rmtree(self.folder / "sysfs", ignore_errors=True)
         (self.folder / "ledger.tsv").unlink(missing_ok=True)
-        self.card: Card = make_tree(self.folder / "sysfs", device, gts)
+        devices = cards or (device,)
+        self.cards: list[Card] = place_cards(devices, gts)
+        self.card: Card = self.cards[0]
+        self._generations = [0 if card.index in unplugged else 1 for card in self.cards]
+        self._there = [card.index not in unplugged for card in self.cards]
+        make_tree(self.folder / "sysfs")
+        for card in self.cards:
+            if self._there[card.index]:
+                add_card(self.folder / "sysfs", card, 1)
         self.set_faults(*faults)
         options = {
-            "--device": device,
             "--xecores": xecores,
             "--gts": gts,
             "--rate": rate,
@@ -191,6 +253,10 @@ class Hardware:
             "--layout": layout,
         }
         command = [str(self.programs.gpu), str(self.folder), "--with-parent"]
+        for name in devices:
+            command += ["--device", name]
+        for index in unplugged:
+            command += ["--unplugged", str(index)]
         for name, value in options.items():
             command += [] if value is None else [name, str(value)]
         command += [] if flood is None else ["--flood", str(flood[0]), str(flood[1])]
@@ -217,9 +283,38 @@ class Hardware:
         """From now on the driver has these faults and no others."""
         (self.folder / "faults").write_text(",".join(faults))
 
-    def reset(self) -> None:
+    def reset(self, card: int = ALL_CARDS) -> None:
         """A GPU reset: every open stream dies."""
-        self._fault(FAULT_RESET)
+        self._fault(FAULT_RESET, card=card)
+
+    def unplug(self, card: int) -> None:
+        """The card is gone, with its files and what it had to execute."""
+        if not self._there[card]:
+            raise ValueError(f"card {card} is not there")
+        self._there[card] = False
+        self._fault(FAULT_UNPLUG, card=card)
+        remove_card(self.folder / "sysfs", self.cards[card])
+
+    def plug(self, card: int) -> None:
+        """The card is there (again): a new device at the same place."""
+        if self._there[card]:
+            raise ValueError(f"card {card} is there already")
+        self._there[card] = True
+        self._generations[card] += 1
+        self._fault(FAULT_PLUG, self._generations[card], card=card)
+        add_card(self.folder / "sysfs", self.cards[card], self._generations[card])
+
+    def freeze(self, card: int = ALL_CARDS) -> None:
+        """The card stands still: it makes no records and does not answer."""
+        self._fault(FAULT_FREEZE, card=card)
+
+    def thaw(self, card: int = ALL_CARDS) -> None:
+        """It goes on where it stood."""
+        self._fault(FAULT_THAW, card=card)
+
+    def overflow(self, times: int, period: float, records: int = 100) -> None:
+        """Fill a buffer and drop `records` more, `times` times, one every `period` seconds once the last was met."""
+        self._fault(FAULT_OVERFLOW, times, int(period * 1e9), drops=records)
 
     def flood(self, records: int, seconds: float) -> None:
         """Make that many records of the first kernel, evenly over that time, as soon as a stream is enabled."""
@@ -250,9 +345,11 @@ class Hardware:
         """A voice for a profiled program that is not there."""
         return Runtime(self.folder)
 
-    def _fault(self, code: int, records: int = 0, duration_ns: int = 0) -> None:
+    def _fault(
+        self, code: int, records: int = 0, duration_ns: int = 0, *, card: int = ALL_CARDS, drops: int = 0
+    ) -> None:
         with _connect(self.folder) as gpu:
-            gpu.send(struct.pack("=IIQQ", MSG_FAULT, code, records, duration_ns))
+            gpu.send(struct.pack("=IIQQiI", MSG_FAULT, code, records, duration_ns, card, drops))
             _, error = struct.unpack("=II", gpu.recv(64))
         if error:
             raise OSError(error, os.strerror(error))
@@ -282,12 +379,26 @@ class Runtime:
         self._gpu.send(head + struct.pack(f"={len(offsets)}I", *offsets))
 
     def launch(
-        self, address: int, duration: float, stack: str = "main", *, delay: float = 0, pid: int | None = None
+        self,
+        address: int,
+        duration: float,
+        stack: str = "main",
+        *,
+        delay: float = 0,
+        pid: int | None = None,
+        gt: int | None = None,
     ) -> None:
-        """Launch the kernel at `address`; it executes for `duration` seconds, `delay` seconds from now."""
+        """Launch the kernel at `address`; it executes for `duration` seconds, `delay` seconds from now.
+
+        `gt` is on which main GT, counted over all cards; without it they have their turns.
+        """
         pid = pid or os.getpid()
         times = (int(delay * 1e9), int(duration * 1e9))
-        self._gpu.send(struct.pack("=IIIIQQQ512s", MSG_LAUNCH, pid, pid, 0, address, *times, stack.encode()))
+        self._gpu.send(
+            struct.pack(
+                "=IIIIQQQ512s", MSG_LAUNCH, pid, pid, 0 if gt is None else 1 + gt, address, *times, stack.encode()
+            )
+        )
 
     def sync(self) -> None:
         """Wait until all that was launched has executed and its records are visible to a reader."""

@@ -31,7 +31,7 @@ struct standin_launch {
     uint32_t type; /* STANDIN_MSG_LAUNCH */
     uint32_t pid;
     uint32_t tid;
-    uint32_t pad;
+    uint32_t gt;          /* 0 any that is there (all runtimes say so), else 1 + which main GT, counted over all cards */
     uint64_t address;     /* which kernel */
     uint64_t delay_ns;    /* how long after now the kernel starts to execute */
     uint64_t duration_ns; /* how long it executes: the GPU makes stalls in proportion */
@@ -51,25 +51,27 @@ enum { STANDIN_DRIVER_HELLO = 1, STANDIN_DRIVER_OPEN = 2, STANDIN_DRIVER_ENABLE 
 struct standin_driver {
     uint32_t type; /* STANDIN_MSG_DRIVER */
     uint32_t op;   /* STANDIN_DRIVER_* */
-    uint32_t gt;   /* OPEN, ENABLE, DISABLE: which main GT, counted from 0 (not its GT_ID) */
+    uint32_t gt;   /* OPEN, ENABLE, DISABLE: which main GT, counted from 0 over all cards (not its GT_ID) */
     uint32_t rate; /* OPEN: the sampling rate in GPU cycles */
     uint64_t wait_reports; /* OPEN */
     uint64_t stream;       /* ENABLE, DISABLE: the number that OPEN gave */
 };
 
-enum { STANDIN_MAX_GTS = 8, STANDIN_MAX_XECORES = 64 };
+enum { STANDIN_MAX_CARDS = 4, STANDIN_MAX_XECORES = 64 };
+enum { STANDIN_MAX_GTS = 8, STANDIN_MAX_STREAMS = 16 }; /* GTs of a card, media ones too; main GTs of all cards */
 enum { STANDIN_XECORE_BYTES = 512 * 1024, STANDIN_RECORD_BYTES = 64 };
 
 struct standin_gt {
     uint16_t type, tile, id, major, minor, revision; /* type 0 main, 1 media */
 };
 
-/* What the driver tells of the device; the GPU process is the only place that knows. */
+/* What the driver tells of a card; the GPU process is the only place that knows. */
 struct standin_device {
     char name[16];
     uint16_t device_id, revision;
     uint32_t va_bits, has_vram, reference_clock;
     uint32_t mains; /* how many main GTs: each can have one stream */
+    uint32_t first; /* the number of its first main GT among those of all cards */
     uint32_t xecores; /* of each main GT */
     uint32_t gts;
     struct standin_gt gt[STANDIN_MAX_GTS];
@@ -82,16 +84,46 @@ struct standin_driver_reply {
     uint32_t type;  /* STANDIN_MSG_DRIVER */
     int32_t error;  /* 0 or an errno */
     uint64_t stream;
-    struct standin_device device; /* HELLO */
+    uint32_t cards; /* HELLO */
+    struct standin_device devices[STANDIN_MAX_CARDS];
 };
 
-/* Tests ask the GPU for things that hardware does by itself. The answer is the first two words with code set to 0 or an errno. */
-enum { STANDIN_FAULT_RESET = 1, STANDIN_FAULT_FLOOD = 2, STANDIN_FAULT_LEDGER = 3 };
+/* Tests ask the GPU for things that hardware does by itself. The answer is the first two words with code set to 0 or an errno. A
+ * message may end before `card`: that means all cards. */
+enum {
+    STANDIN_FAULT_RESET = 1,    /* every stream dies with ENODEV */
+    STANDIN_FAULT_FLOOD = 2,    /* make `records` records in duration_ns, as with --flood */
+    STANDIN_FAULT_LEDGER = 3,   /* write the ledger now */
+    STANDIN_FAULT_UNPLUG = 4,   /* the card is gone, what it executed with it */
+    STANDIN_FAULT_PLUG = 5,     /* it is back; `records` is its generation, as its files are marked */
+    STANDIN_FAULT_FREEZE = 6,   /* it stands still and does not answer */
+    STANDIN_FAULT_THAW = 7,     /* and goes on where it stood */
+    STANDIN_FAULT_OVERFLOW = 8, /* `records` times, every duration_ns: a buffer is filled and `drops` more records are dropped */
+};
 struct standin_fault {
     uint32_t type; /* STANDIN_MSG_FAULT */
-    uint32_t code; /* RESET: every stream dies with ENODEV; FLOOD: make records as with --flood; LEDGER: write the ledger now */
-    uint64_t records, duration_ns; /* FLOOD */
+    uint32_t code;
+    uint64_t records, duration_ns;
+    int32_t card;   /* -1: all. RESET, UNPLUG, PLUG, FREEZE, THAW */
+    uint32_t drops; /* OVERFLOW */
 };
+
+/* ---- Between the tree (sysfs.py) and the driver (xe.c) ----
+ *
+ * A file for which the driver answers has a time of modification that says what it is: seconds STANDIN_MARK + its card's generation
+ * (1, and one more each time that the card is plugged in), nanoseconds kind * 1000000 + card * 10000 + number. So the driver knows a
+ * descriptor by one fstat, whenever the file was made. A test that writes into such a file gets what it wrote. */
+enum { STANDIN_MARK = 1000000000, STANDIN_MARK_GENERATIONS = 86400 };
+enum {
+    STANDIN_NODE = 1,   /* a device node; number: its minor */
+    STANDIN_ENERGY = 2, /* below hwmon, number as in the name of the file: 1 the card, 2 the package */
+    STANDIN_TEMPERATURE = 3,
+    STANDIN_FAN = 4,
+    STANDIN_ACTUAL = 5, /* below freq0; number: the GT's id */
+    STANDIN_REQUESTED = 6,
+    STANDIN_KINDS = 7,
+};
+enum { STANDIN_PMU_TYPE = 1000061 }; /* of the first card, the others follow; the kernel's own are far smaller */
 
 #ifdef STANDIN_WITH_SHARED_MEMORY
 #include <pthread.h>
@@ -114,10 +146,20 @@ struct standin_stream {
     struct standin_xecore xecores[STANDIN_MAX_XECORES];
 };
 
+/* How long a main GT has executed. Written by the GPU at each step, in between time goes on by itself: at time t (CLOCK_MONOTONIC) it
+ * has been busy for busy_ns, and for what of as_of..until is over at t. */
+struct standin_work {
+    _Alignas(64) _Atomic uint32_t turn; /* odd while the others change */
+    _Atomic uint64_t busy_ns, as_of, until;
+};
+
 /* The buffers follow at data_offset: main GT after main GT, XeCore after XeCore. */
 struct standin_shared {
     uint64_t data_offset, size;
-    struct standin_stream streams[STANDIN_MAX_GTS];
+    _Atomic uint32_t plugged[STANDIN_MAX_CARDS];   /* the card's generation, 0: it is not there */
+    _Atomic uint64_t frozen_ns[STANDIN_MAX_CARDS]; /* since when the card stands still, 0: it does not */
+    struct standin_work work[STANDIN_MAX_STREAMS];
+    struct standin_stream streams[STANDIN_MAX_STREAMS];
 };
 #endif
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the stand-in's device: what /dev/dri, /sys and the xe PMU show of it.
+"""The files of the stand-in's cards: what /dev/dri, /sys and the xe PMUs show of them.
 
 `make_tree` writes them below one folder; xe.c shows that folder's `sys/class/drm` as `/sys/class/drm`, and so on. The
 links and names are those of a real machine (an Arc B580, a Lunar Lake laptop). What the driver answers through ioctls
-is not here but in gpu.c, which alone knows the device's numbers.
+is not here but in gpu.c, which alone knows the devices' numbers. For files whose content moves (hwmon's inputs, freq0)
+xe.c answers: it knows them, and the device nodes, by a mark in their time of modification (protocol.h). So a test that
+writes into such a file shows the recorder what it wrote.
 """
 
 import os
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -16,10 +20,26 @@ class Card:
     """Where a device sits, and what its files say of it."""
 
     device_id: int
-    bridges: tuple[str, ...]  # the PCI path down to the device, below /sys/devices
     mains: int  # GTs that can have an EU-stall stream, one per tile
     media: bool  # a media GT next to each of them
     discrete: bool
+    index: int = 0  # among the cards
+    twin: int = 0  # among those that are discrete too, or integrated
+
+    @property
+    def bridges(self) -> tuple[str, ...]:
+        """The PCI path down to the device, below /sys/devices."""
+        n = self.twin
+        if not self.discrete:
+            return ("pci0000:00", f"0000:00:02.{n}")
+        first = 4 * n + 1
+        return (
+            "pci0000:00",
+            f"0000:00:01.{n}",
+            f"0000:{first:02x}:00.0",
+            f"0000:{first + 1:02x}:01.0",
+            f"0000:{first + 2:02x}:00.0",
+        )
 
     @property
     def address(self) -> str:
@@ -31,19 +51,34 @@ class Card:
         """The PMU's name: perf reserves the colon."""
         return "xe_" + self.address.replace(":", "_")
 
+    @property
+    def node(self) -> str:
+        """The name of the node that mode setting uses, such as card0."""
+        return f"card{self.index}"
 
-INTEGRATED = ("pci0000:00", "0000:00:02.0")
-DISCRETE = ("pci0000:00", "0000:00:01.0", "0000:01:00.0", "0000:02:01.0", "0000:03:00.0")
+    @property
+    def render_node(self) -> str:
+        """The name of the render node, such as renderD128."""
+        return f"renderD{128 + self.index}"
+
+    @property
+    def pmu_type(self) -> int:
+        """What perf_event_open calls the PMU."""
+        return PMU_TYPE + self.index
+
 
 CARDS = {
-    "bmg": Card(0xE20B, DISCRETE, 1, True, True),
-    "lnl": Card(0x64A0, INTEGRATED, 1, True, False),
-    "ptl": Card(0xB080, INTEGRATED, 1, True, False),
-    "pvc": Card(0x0BD5, DISCRETE, 2, False, True),
-    "xe3p": Card(0xD750, INTEGRATED, 1, True, False),
+    "bmg": Card(0xE20B, 1, True, True),
+    "lnl": Card(0x64A0, 1, True, False),
+    "ptl": Card(0xB080, 1, True, False),
+    "pvc": Card(0x0BD5, 2, False, True),
+    "xe3p": Card(0xD750, 1, True, False),
 }
 
-PMU_TYPE = 61  # no PMU of a real machine has it, so that perf_event_open refuses it instead of measuring something else
+# enums in protocol.h
+PMU_TYPE = 1_000_061
+MARK = 1_000_000_000
+NODE, ENERGY, TEMPERATURE, FAN, ACTUAL, REQUESTED = range(1, 7)
 
 # As Linux's xe_pmu.c prints them.
 PMU_FORMAT = {
@@ -78,27 +113,98 @@ HWMON = {
     "temp3_label": "vram",
     "fan1_input": "1180",
 }
+MARKED_HWMON = {
+    "energy1_input": (ENERGY, 1),
+    "energy2_input": (ENERGY, 2),
+    "temp2_input": (TEMPERATURE, 2),
+    "temp3_input": (TEMPERATURE, 3),
+    "fan1_input": (FAN, 1),
+}
 FREQUENCY = {"act_freq": "2400", "cur_freq": "2400", "min_freq": "400", "max_freq": "2850", "rp0_freq": "2850"}
 
 
-def make_tree(root: Path, device: str, gts: int | None = None, real_pmus: Path | None = None) -> Card:
-    """Write the tree of `device` below `root`, with `gts` tiles if given, and say what card it is.
+def place_cards(devices: Sequence[str], gts: int | None = None) -> list[Card]:
+    """The cards of a machine with these devices, with `gts` tiles each if given."""
+    cards: list[Card] = []
+    for name in devices:
+        card = CARDS[name]
+        twins = sum(other.discrete == card.discrete for other in cards)
+        cards.append(replace(card, mains=gts or card.mains, index=len(cards), twin=twins))
+    return cards
+
+
+def make_tree(root: Path, real_pmus: Path = Path("/sys/bus/event_source/devices")) -> None:
+    """Write what is there without any card below `root`.
 
     `real_pmus` is where the machine's own PMUs are listed; the listing here gets a link to each.
     """
-    card = CARDS[device]
-    folder = root / "sys/devices" / Path(*card.bridges)
-    _write_device(folder, card, gts or card.mains)
-    _write_nodes(root, folder, card)
-    _write_pmu(root, card, real_pmus or Path("/sys/bus/event_source/devices"))
+    for folder in ("dev/dri/by-path", "sys/devices", "sys/dev/char", "sys/bus/pci/devices", "sys/bus/pci/drivers/xe"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
     _write(root / "proc/sys/dev/xe", {"observation_paranoid": "1"})
-    return card
+    _write(root / "sys/class/drm", {"version": "drm 1.1.0 20060810"})
+    listing = root / "sys/bus/event_source/devices"
+    listing.mkdir(parents=True, exist_ok=True)
+    for entry in sorted(real_pmus.iterdir()) if real_pmus.is_dir() else []:
+        if not entry.name.startswith("xe_"):
+            (listing / entry.name).symlink_to(entry.resolve())
+
+
+def add_card(root: Path, card: Card, generation: int) -> None:
+    """The card's files appear, its nodes last; it is plugged in for the `generation`th time."""
+    folder = _folder(root, card)
+    _write_device(folder, card, generation)
+    _write_pmu(root, card)
+    for name, minor in ((card.node, card.index), (card.render_node, 128 + card.index)):
+        shown = folder / "drm" / name
+        uevent = f"MAJOR=226\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
+        _write(shown, {"dev": f"226:{minor}", "uevent": uevent})
+        _link(shown / "device", folder)
+    output = f"{card.node}-DP-1"
+    _write(folder / "drm" / card.node / output, {"status": "disconnected"})
+    for path, to in _links(root, card):
+        _link(path, to)
+    for name, minor in ((card.node, card.index), (card.render_node, 128 + card.index)):
+        _write_node(root, name, minor, card, generation)
+
+
+def remove_card(root: Path, card: Card) -> None:
+    """The card's files vanish, its nodes first."""
+    for name in (card.node, card.render_node):
+        (root / "dev/dri" / name).unlink()
+    for path, _ in _links(root, card):
+        path.unlink()
+    shutil.rmtree(root / "sys/devices" / card.pmu)
+    shutil.rmtree(_folder(root, card))
+
+
+def _folder(root: Path, card: Card) -> Path:
+    return root / "sys/devices" / Path(*card.bridges)
+
+
+def _links(root: Path, card: Card) -> Iterator[tuple[Path, Path]]:
+    """The links to a card's folders and nodes, and where each leads."""
+    folder = _folder(root, card)
+    for name in (card.node, card.render_node, f"{card.node}-DP-1"):
+        inside = f"{card.node}/{name}" if name.endswith("-DP-1") else name
+        yield root / "sys/class/drm" / name, folder / "drm" / inside
+    yield root / f"sys/dev/char/226:{card.index}", folder / "drm" / card.node
+    yield root / f"sys/dev/char/226:{128 + card.index}", folder / "drm" / card.render_node
+    yield root / f"dev/dri/by-path/pci-{card.address}-card", root / "dev/dri" / card.node
+    yield root / f"dev/dri/by-path/pci-{card.address}-render", root / "dev/dri" / card.render_node
+    yield root / f"sys/bus/pci/devices/{card.address}", folder
+    yield root / "sys/bus/event_source/devices" / card.pmu, root / "sys/devices" / card.pmu
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text + "\n")
+
+
+def _mark(path: Path, kind: int, card: Card, number: int, generation: int) -> None:
+    """Say in the file's time of modification what xe.c answers for it."""
+    time = (MARK + generation) * 1_000_000_000 + kind * 1_000_000 + card.index * 10_000 + number
+    os.utime(path, ns=(time, time))
 
 
 def _link(path: Path, to: Path) -> None:
@@ -108,7 +214,7 @@ def _link(path: Path, to: Path) -> None:
     path.symlink_to(os.path.relpath(to, path.parent))
 
 
-def _write_device(folder: Path, card: Card, tiles: int) -> None:
+def _write_device(folder: Path, card: Card, generation: int) -> None:
     identity = {
         "vendor": "0x8086",
         "device": f"0x{card.device_id:04x}",
@@ -119,46 +225,33 @@ def _write_device(folder: Path, card: Card, tiles: int) -> None:
         "uevent": f"DRIVER=xe\nPCI_CLASS=30000\nPCI_ID=8086:{card.device_id:04X}\nPCI_SLOT_NAME={card.address}",
     }
     _write(folder, identity)
-    for tile in range(tiles):
+    for tile in range(card.mains):
         for gt in range(2 if card.media else 1):
             number = tile * (2 if card.media else 1) + gt
-            _write(folder / f"tile{tile}" / f"gt{number}" / "freq0", FREQUENCY)
+            frequencies = folder / f"tile{tile}" / f"gt{number}" / "freq0"
+            _write(frequencies, FREQUENCY)
+            _mark(frequencies / "act_freq", ACTUAL, card, number, generation)
+            _mark(frequencies / "cur_freq", REQUESTED, card, number, generation)
     if card.discrete:
-        _write(folder / "hwmon/hwmon3", HWMON)
-        _link(folder / "hwmon/hwmon3/device", folder)
+        hwmon = folder / f"hwmon/hwmon{3 + card.index}"
+        _write(hwmon, HWMON)
+        for name, (kind, number) in MARKED_HWMON.items():
+            _mark(hwmon / name, kind, card, number, generation)
+        _link(hwmon / "device", folder)
+    _link(folder / "driver", folder.parents[len(card.bridges)] / "bus/pci/drivers/xe")
 
 
-def _write_nodes(root: Path, folder: Path, card: Card) -> None:
-    """The device nodes are ordinary files here; xe.c makes character devices of them."""
-    for name, minor in (("card0", 0), ("renderD128", 128)):
-        node = root / "dev/dri" / name
-        node.parent.mkdir(parents=True, exist_ok=True)
-        node.touch()
-        node.chmod(0o660)
-        shown = folder / "drm" / name
-        uevent = f"MAJOR=226\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
-        _write(shown, {"dev": f"226:{minor}", "uevent": uevent})
-        _link(shown / "device", folder)
-        _link(root / "sys/class/drm" / name, shown)
-        _link(root / f"sys/dev/char/226:{minor}", shown)
-    _write(folder / "drm/card0/card0-DP-1", {"status": "disconnected"})
-    _link(root / "sys/class/drm/card0-DP-1", folder / "drm/card0/card0-DP-1")
-    _write(root / "sys/class/drm", {"version": "drm 1.1.0 20060810"})
-    _link(root / f"dev/dri/by-path/pci-{card.address}-card", root / "dev/dri/card0")
-    _link(root / f"dev/dri/by-path/pci-{card.address}-render", root / "dev/dri/renderD128")
-    _link(root / f"sys/bus/pci/devices/{card.address}", folder)
-    (root / "sys/bus/pci/drivers/xe").mkdir(parents=True, exist_ok=True)
-    _link(folder / "driver", root / "sys/bus/pci/drivers/xe")
+def _write_node(root: Path, name: str, minor: int, card: Card, generation: int) -> None:
+    """The device nodes are ordinary files here; xe.c makes character devices of them. They appear as what they are."""
+    fresh = root / f"{name}.new"
+    fresh.touch()
+    fresh.chmod(0o660)
+    _mark(fresh, NODE, card, minor, generation)
+    fresh.rename(root / "dev/dri" / name)
 
 
-def _write_pmu(root: Path, card: Card, real: Path) -> None:
+def _write_pmu(root: Path, card: Card) -> None:
     pmu = root / "sys/devices" / card.pmu
-    _write(pmu, {"type": str(PMU_TYPE), "cpumask": "0", "perf_event_mux_interval_ms": "4"})
+    _write(pmu, {"type": str(card.pmu_type), "cpumask": "0", "perf_event_mux_interval_ms": "4"})
     _write(pmu / "format", PMU_FORMAT)
     _write(pmu / "events", PMU_EVENTS)
-    listing = root / "sys/bus/event_source/devices"
-    listing.mkdir(parents=True, exist_ok=True)
-    for entry in sorted(real.iterdir()) if real.is_dir() else []:
-        if not entry.name.startswith("xe_"):
-            (listing / entry.name).symlink_to(entry.resolve())
-    _link(listing / card.pmu, pmu)

@@ -9,12 +9,18 @@
  * a sampling rate has to be in the list (Linux rounds down to one), and disabling and enabling does not revive a stream after a reset.
  *
  * Descriptors are real ones: a device node is a file of the tree, a stream is the reading end of a pipe that holds a byte while POLLIN
- * is set. So fcntl, dup, poll, epoll, close and inheritance need no answer from here: a descriptor is known by its inode.
+ * is set, an event of the PMU is an empty file in memory. So fcntl, dup, poll, epoll, close and inheritance need no answer from here: a
+ * descriptor is known by its inode, one of the tree by its mark (protocol.h).
+ *
+ * The PMU follows xe_pmu.c of Linux 6.18: what it does not know is ENOENT, frequencies are added up at each read, an event whose card is
+ * gone reads as empty. An event stays in its group until the leader is closed, and events of other PMUs cannot be in it. Unlike on a real
+ * card an open event does not keep the GT from C6, and what a library reads through stdio below hwmon is the tree's text as it stands.
  *
  * It leaves the environment of everything that the recorder starts: the profiled command never sees it.
  *
  * Faults, a list in STANDIN_FAULTS or in the file STANDIN_DIR/faults: no-device, not-xe (an i915), no-eu-stall, busy, eacces,
- * slow-reader (each read of a stream takes STANDIN_SLOW_MS longer, 100 by default). */
+ * slow-reader (each read of a stream takes STANDIN_SLOW_MS longer, 100 by default). With @CARD they are that card's only, and busy, eacces
+ * and slow-reader with @CARD.GT that main GT's (both counted from 0). */
 #define _GNU_SOURCE
 #define STANDIN_WITH_SHARED_MEMORY
 #include "protocol.h"
@@ -24,6 +30,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/perf_event.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -34,6 +41,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <sys/un.h>
@@ -76,13 +84,9 @@ static int fail(int error)
 
 static char root[PATH_MAX]; /* STANDIN_DIR/sysfs; empty: this library does nothing */
 static char directory[PATH_MAX];
-static struct {
-    dev_t device;
-    ino_t inode;
-    unsigned minor;
-} nodes[2];
 
-static bool has_fault(const char *name)
+/* Does the fault stand in the list for this card and main GT (-1: none in particular)? */
+static bool has_fault(const char *name, int card, int gt)
 {
     char text[512];
     const char *lists[2] = {getenv("STANDIN_FAULTS"), NULL};
@@ -98,7 +102,13 @@ static bool has_fault(const char *name)
     for (int i = 0; i < 2; i++)
         for (const char *at = lists[i]; at && *at; at += strcspn(at, ", \n")) {
             at += strspn(at, ", \n");
-            if (strcspn(at, ", \n") == strlen(name) && !strncmp(at, name, strlen(name)))
+            size_t n = strlen(name);
+            if (strncmp(at, name, n))
+                continue;
+            if (strcspn(at, ", \n") == n)
+                return true;
+            char *end;
+            if (at[n] == '@' && strtol(at + n + 1, &end, 10) == card && (*end != '.' || strtol(end + 1, NULL, 10) == gt))
                 return true;
         }
     return false;
@@ -136,7 +146,7 @@ static const char *shown(const char *path, char space[PATH_MAX])
         maybe |= below(clean, shared_with_real[i]) && clean[strlen(shared_with_real[i])];
     if (!ours && !maybe)
         return path;
-    if (has_fault("no-device")) {
+    if (has_fault("no-device", -1, -1)) {
         if (maybe || !strcmp(clean, pmus))
             return path;
         if ((size_t)snprintf(space, PATH_MAX, "%s/absent%s", root, clean) >= PATH_MAX)
@@ -157,18 +167,29 @@ static const char *shown(const char *path, char space[PATH_MAX])
     return space;
 }
 
-static int node_of(dev_t device, ino_t inode)
+/* What a file of the tree is marked as (protocol.h); kind 0: nothing. */
+struct mark {
+    unsigned kind, card, number, generation;
+};
+
+static struct mark mark_of(int64_t seconds, int64_t nanoseconds)
 {
-    for (int i = 0; i < 2; i++)
-        if (nodes[i].inode && nodes[i].inode == inode && nodes[i].device == device)
-            return i;
-    return -1;
+    struct mark mark = {(unsigned)(nanoseconds / 1000000), (unsigned)(nanoseconds / 10000 % 100), (unsigned)(nanoseconds % 10000),
+                        (unsigned)(seconds - STANDIN_MARK)};
+    if (!root[0] || seconds <= STANDIN_MARK || seconds > STANDIN_MARK + STANDIN_MARK_GENERATIONS || mark.kind >= STANDIN_KINDS ||
+        mark.card >= STANDIN_MAX_CARDS)
+        mark.kind = 0;
+    return mark;
 }
 
-static bool is_device(int fd)
+static struct mark mark_of_fd(int fd)
 {
     struct stat st;
-    return root[0] && real_fd_stat(fd, &st) == 0 && node_of(st.st_dev, st.st_ino) >= 0;
+    int error = errno;
+    struct mark none = {0};
+    bool there = root[0] && real_fd_stat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    errno = error;
+    return there ? mark_of(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) : none;
 }
 
 /* The launchers between whoever set LD_PRELOAD and the recorder hand it on; everyone else takes it out. */
@@ -197,40 +218,33 @@ static void leave_environment(void)
 
 __attribute__((constructor)) static void start(void)
 {
-    static const struct {
-        const char *path;
-        unsigned minor;
-    } files[2] = {{"dev/dri/card0", 0}, {"dev/dri/renderD128", 128}};
     const char *dir = getenv("STANDIN_DIR");
     leave_environment();
     if (!dir || strlen(dir) > PATH_MAX - 64)
         return;
     snprintf(directory, sizeof(directory), "%s", dir);
-    for (int i = 0; i < 2; i++) {
-        char path[PATH_MAX + 32];
-        struct stat st;
-        snprintf(path, sizeof(path), "%s/sysfs/%s", dir, files[i].path);
-        REAL(stat);
-        if (real_stat(path, &st) == 0) {
-            nodes[i].device = st.st_dev;
-            nodes[i].inode = st.st_ino;
-            nodes[i].minor = files[i].minor;
-        }
-    }
     snprintf(root, sizeof(root), "%.*s/sysfs", (int)(sizeof(root) - 16), dir);
 }
 
 /* ---- the GPU process ---- */
 
-static struct standin_device device;
+static struct standin_device cards[STANDIN_MAX_CARDS];
+static uint32_t cards_known;
 static struct standin_shared *shared;
-/* This process's streams, by main GT. The GPU allows one for each. */
+/* This process's streams. The GPU allows one for each main GT, so a new one takes the place of the last; only what is left of a card that
+ * was unplugged stays, as long as there is room. */
 static struct stream {
     dev_t device;
     ino_t inode;
     uint64_t id;
-} streams[STANDIN_MAX_GTS];
+    uint32_t gt, card, generation;
+} streams[64];
 static _Atomic int streams_known;
+
+static bool is_there(uint32_t card, uint32_t generation)
+{
+    return generation && shared->plugged[card] == generation;
+}
 
 static int ask(struct standin_driver question, struct standin_driver_reply *reply, int *passed, int flags)
 {
@@ -281,7 +295,8 @@ static int meet_gpu(void)
     close(memory);
     if (map == MAP_FAILED)
         return ENOMEM;
-    device = reply.device;
+    cards_known = reply.cards < STANDIN_MAX_CARDS ? reply.cards : STANDIN_MAX_CARDS;
+    memcpy(cards, reply.devices, sizeof(cards));
     shared = map;
     return 0;
 }
@@ -311,8 +326,13 @@ static int copy_out(uint64_t to, const void *from, size_t size)
     return 0;
 }
 
+static int number_of(const struct standin_device *device)
+{
+    return (int)(device - cards);
+}
+
 /* struct drm_version, drm.h. A name is copied as far as the caller has room; its length is always told. */
-static int answer_version(uint64_t arg)
+static int answer_version(const struct standin_device *device, uint64_t arg)
 {
     struct {
         int major, minor, patch;
@@ -323,7 +343,7 @@ static int answer_version(uint64_t arg)
         size_t text_size;
         uint64_t text;
     } v;
-    bool xe = !has_fault("not-xe");
+    bool xe = !has_fault("not-xe", number_of(device), -1);
     const char *name = xe ? "xe" : "i915", *text = xe ? "Intel Xe2 Graphics" : "Intel Graphics", *date = "0";
     struct {
         const char *value;
@@ -365,21 +385,87 @@ static int give(struct query *query, uint64_t arg, const void *answer, uint32_t 
     return copy_out(query->data, answer, size);
 }
 
-static int query_config(struct query *query, uint64_t arg)
+/* The engine classes of a GT, a bit each: 0 render (not on PVC), 1 copy, 2 and 3 video, 4 compute. Each has instance 0. */
+static unsigned engines_of(const struct standin_gt *gt)
+{
+    return gt->type ? 1 << 2 | 1 << 3 : 1 << 1 | 1 << 4 | (gt->major != 12);
+}
+
+static bool has_engine(const struct standin_device *device, unsigned gt, unsigned class, unsigned instance)
+{
+    for (uint32_t i = 0; i < device->gts; i++)
+        if (device->gt[i].id == gt)
+            return instance == 0 && class < 5 && engines_of(&device->gt[i]) >> class & 1;
+    return false;
+}
+
+/* struct drm_xe_query_engines: 32 bytes for each, in the driver's order. */
+static int query_engines(const struct standin_device *device, struct query *query, uint64_t arg)
+{
+    struct {
+        uint32_t count, pad;
+        struct {
+            uint16_t class, instance, gt, pad;
+            uint64_t reserved[3];
+        } engine[STANDIN_MAX_GTS * 5];
+    } list = {0};
+    for (uint32_t i = 0; i < device->gts; i++)
+        for (uint16_t class = 0; class < 5; class++)
+            if (engines_of(&device->gt[i]) >> class & 1) {
+                list.engine[list.count].class = class;
+                list.engine[list.count++].gt = device->gt[i].id;
+            }
+    return give(query, arg, &list, 8 + 32 * list.count);
+}
+
+/* One struct drm_xe_query_topology_mask after the other. A DSS is what is called XeCore now; some of them are fused off. */
+static int query_topology(const struct standin_device *device, struct query *query, uint64_t arg)
+{
+    enum { GEOMETRY = 1, COMPUTE, L3_BANK, EU_PER_DSS, SIMD16_EU_PER_DSS };
+    static const struct {
+        uint16_t type;
+        uint32_t bytes;
+    } masks[] = {{GEOMETRY, 16}, {COMPUTE, 16}, {L3_BANK, 8}, {SIMD16_EU_PER_DSS, 8}}; /* as long as the driver's bitmaps */
+    char answer[STANDIN_MAX_GTS * 80];
+    uint32_t size = 0;
+    memset(answer, 0, sizeof(answer));
+    for (uint32_t i = 0; i < device->gts; i++) {
+        const struct standin_gt *gt = &device->gt[i];
+        for (size_t m = 0; m < sizeof(masks) / sizeof(*masks); m++) {
+            if (masks[m].type == L3_BANK && gt->type && gt->major == 30) /* left out where the driver cannot know it */
+                continue;
+            memcpy(answer + size, &gt->id, 2);
+            memcpy(answer + size + 2, &masks[m].type, 2);
+            memcpy(answer + size + 4, &masks[m].bytes, 4);
+            char *mask = answer + size + 8;
+            size += 8 + masks[m].bytes;
+            if (gt->type || (masks[m].type == GEOMETRY && gt->major == 12)) /* PVC draws nothing */
+                continue;
+            if (masks[m].type == L3_BANK || masks[m].type == SIMD16_EU_PER_DSS)
+                mask[0] = (char)0xff;
+            else
+                for (uint32_t x = 0; x < device->xecores; x++)
+                    mask[(x + x / 10) / 8] |= (char)(1 << (x + x / 10) % 8);
+        }
+    }
+    return give(query, arg, answer, size);
+}
+
+static int query_config(const struct standin_device *device, struct query *query, uint64_t arg)
 {
     struct {
         uint32_t count, pad;
         uint64_t info[5];
     } config = {.count = 5};
-    config.info[0] = (uint64_t)device.revision << 16 | device.device_id;
-    config.info[1] = device.has_vram ? 1 : 0;
-    config.info[2] = device.has_vram ? 65536 : 4096;
-    config.info[3] = device.va_bits;
+    config.info[0] = (uint64_t)device->revision << 16 | device->device_id;
+    config.info[1] = device->has_vram ? 1 : 0;
+    config.info[2] = device->has_vram ? 65536 : 4096;
+    config.info[3] = device->va_bits;
     config.info[4] = 2;
     return give(query, arg, &config, sizeof(config));
 }
 
-static int query_gts(struct query *query, uint64_t arg)
+static int query_gts(const struct standin_device *device, struct query *query, uint64_t arg)
 {
     struct {
         uint32_t count, pad;
@@ -390,37 +476,37 @@ static int query_gts(struct query *query, uint64_t arg)
             uint16_t major, minor, revision, pad2;
             uint64_t reserved[7];
         } gt[STANDIN_MAX_GTS];
-    } list = {.count = device.gts};
-    for (uint32_t i = 0; i < device.gts; i++) {
-        uint64_t all = device.has_vram ? 3 : 1;
-        list.gt[i].type = device.gt[i].type;
-        list.gt[i].tile = device.gt[i].tile;
-        list.gt[i].id = device.gt[i].id;
-        list.gt[i].reference_clock = device.reference_clock;
-        list.gt[i].near = device.has_vram ? 2ull << device.gt[i].tile : 1;
+    } list = {.count = device->gts};
+    for (uint32_t i = 0; i < device->gts; i++) {
+        uint64_t all = device->has_vram ? 3 : 1;
+        list.gt[i].type = device->gt[i].type;
+        list.gt[i].tile = device->gt[i].tile;
+        list.gt[i].id = device->gt[i].id;
+        list.gt[i].reference_clock = device->reference_clock;
+        list.gt[i].near = device->has_vram ? 2ull << device->gt[i].tile : 1;
         list.gt[i].far = all & ~list.gt[i].near;
-        list.gt[i].major = device.gt[i].major;
-        list.gt[i].minor = device.gt[i].minor;
-        list.gt[i].revision = device.gt[i].revision;
+        list.gt[i].major = device->gt[i].major;
+        list.gt[i].minor = device->gt[i].minor;
+        list.gt[i].revision = device->gt[i].revision;
     }
-    return give(query, arg, &list, 8 + 96 * device.gts);
+    return give(query, arg, &list, 8 + 96 * device->gts);
 }
 
 enum { CYCLES = 251, RATES = 7 };
 
-static int query_eu_stall(struct query *query, uint64_t arg)
+static int query_eu_stall(const struct standin_device *device, struct query *query, uint64_t arg)
 {
     struct {
         uint64_t extensions, capabilities, record_size, buffer_size, reserved[5], count, rates[RATES];
     } answer = {.capabilities = 1, .record_size = STANDIN_RECORD_BYTES, .buffer_size = STANDIN_XECORE_BYTES, .count = RATES};
-    if (has_fault("no-eu-stall"))
+    if (has_fault("no-eu-stall", number_of(device), -1))
         return ENODEV;
     for (int i = 0; i < RATES; i++)
         answer.rates[i] = CYCLES * (uint64_t)(i + 1);
     return give(query, arg, &answer, sizeof(answer));
 }
 
-static int query_cycles(struct query *query, uint64_t arg)
+static int query_cycles(const struct standin_device *device, struct query *query, uint64_t arg)
 {
     static const int clocks[] = {CLOCK_MONOTONIC, CLOCK_MONOTONIC_RAW, CLOCK_REALTIME, CLOCK_BOOTTIME, CLOCK_TAI};
     struct {
@@ -437,26 +523,22 @@ static int query_cycles(struct query *query, uint64_t arg)
         return EFAULT;
     for (size_t i = 0; i < sizeof(clocks) / sizeof(*clocks); i++)
         known |= clocks[i] == c.clock;
-    for (uint32_t i = 0; i < device.gts; i++) /* classes: 0 render (not on PVC), 1 copy, 2 and 3 video, 4 compute */
-        if (device.gt[i].id == c.gt)
-            engine = c.instance == 0 && (device.gt[i].type ? c.engine == 2 || c.engine == 3
-                                                           : c.engine == 1 || c.engine == 4 ||
-                                                                 (c.engine == 0 && device.gt[i].major != 12));
+    engine = has_engine(device, c.gt, c.engine, c.instance);
     if (!known || !engine)
         return EINVAL;
     clock_gettime(c.clock, &t);
     clock_gettime(CLOCK_MONOTONIC_RAW, &gpu);
     c.cpu_time = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
     c.cpu_delta = 500;
-    c.cycles = (uint64_t)gpu.tv_sec * device.reference_clock +
-               (uint64_t)((double)gpu.tv_nsec * device.reference_clock / 1e9);
-    c.width = device.gt[0].major >= 20 ? 64 : 36;
+    c.cycles = (uint64_t)gpu.tv_sec * device->reference_clock +
+               (uint64_t)((double)gpu.tv_nsec * device->reference_clock / 1e9);
+    c.width = device->gt[0].major >= 20 ? 64 : 36;
     if (c.width < 64)
         c.cycles &= (1ull << c.width) - 1;
     return copy_out(query->data, &c, sizeof(c));
 }
 
-static int answer_query(uint64_t arg)
+static int answer_query(const struct standin_device *device, uint64_t arg)
 {
     struct query query;
     if (copy_in(&query, arg, sizeof(query)))
@@ -464,35 +546,39 @@ static int answer_query(uint64_t arg)
     if (query.extensions || query.reserved[0] || query.reserved[1])
         return EINVAL;
     switch (query.query) {
+    case 0:
+        return query_engines(device, &query, arg);
     case 2:
-        return query_config(&query, arg);
+        return query_config(device, &query, arg);
     case 3:
-        return query_gts(&query, arg);
+        return query_gts(device, &query, arg);
+    case 5:
+        return query_topology(device, &query, arg);
     case 6:
-        return query_cycles(&query, arg);
+        return query_cycles(device, &query, arg);
     case 10:
-        return query_eu_stall(&query, arg);
+        return query_eu_stall(device, &query, arg);
     default: /* others that Linux knows are not needed by a recorder */
         return EINVAL;
     }
 }
 
 struct wishes {
-    int gt; /* which main GT; -1 none given; -2 a media GT, which has no XeCores */
+    int gt; /* which main GT of the card; -1 none given; -2 a media GT, which has no XeCores */
     uint32_t rate, wait_reports;
 };
 
-static int read_property(uint64_t name, uint64_t value, struct wishes *wishes)
+static int read_property(const struct standin_device *device, uint64_t name, uint64_t value, struct wishes *wishes)
 {
     int mains = 0;
     switch (name) {
     case 1: /* GT_ID */
-        for (uint32_t i = 0; i < device.gts; i++) {
-            if (device.gt[i].id == value) {
-                wishes->gt = device.gt[i].type ? -2 : mains;
+        for (uint32_t i = 0; i < device->gts; i++) {
+            if (device->gt[i].id == value) {
+                wishes->gt = device->gt[i].type ? -2 : mains;
                 return 0;
             }
-            mains += !device.gt[i].type;
+            mains += !device->gt[i].type;
         }
         return EINVAL;
     case 2: /* SAMPLE_RATE */
@@ -508,7 +594,7 @@ static int read_property(uint64_t name, uint64_t value, struct wishes *wishes)
     }
 }
 
-static int answer_observation(uint64_t arg, int *fd)
+static int answer_observation(const struct standin_device *device, uint64_t arg, int *fd)
 {
     struct {
         uint64_t extensions, type, op, param;
@@ -526,9 +612,9 @@ static int answer_observation(uint64_t arg, int *fd)
         return EFAULT;
     if (observation.extensions || observation.type != 1 || observation.op != 0)
         return EINVAL;
-    if (has_fault("no-eu-stall"))
+    if (has_fault("no-eu-stall", number_of(device), -1))
         return ENODEV;
-    if (has_fault("eacces"))
+    if (has_fault("eacces", number_of(device), -1))
         return EACCES;
     ext.next = observation.param;
     for (int i = 0; i == 0 || ext.next; i++) {
@@ -538,39 +624,60 @@ static int answer_observation(uint64_t arg, int *fd)
             return EFAULT;
         if (ext.pad || ext.name || ext.pad2)
             return EINVAL;
-        int error = read_property(ext.property, ext.value, &wishes);
+        int error = read_property(device, ext.property, ext.value, &wishes);
         if (error)
             return error;
     }
     if (wishes.gt < 0)
         return EINVAL;
-    if (has_fault("busy"))
+    if (has_fault("eacces", number_of(device), wishes.gt))
+        return EACCES;
+    if (has_fault("busy", number_of(device), wishes.gt))
         return EBUSY;
-    int error = ask((struct standin_driver){.op = STANDIN_DRIVER_OPEN, .gt = (uint32_t)wishes.gt, .rate = wishes.rate,
+    uint32_t gt = device->first + (uint32_t)wishes.gt, card = (uint32_t)number_of(device);
+    int error = ask((struct standin_driver){.op = STANDIN_DRIVER_OPEN, .gt = gt, .rate = wishes.rate,
                                             .wait_reports = wishes.wait_reports}, &reply, fd, 0);
     if (error)
         return error;
     if (real_fd_stat(*fd, &st))
         return errno;
-    streams[wishes.gt] = (struct stream){st.st_dev, st.st_ino, reply.stream};
-    streams_known = 1;
+    int place = 0;
+    while (place < streams_known && !(streams[place].gt == gt && is_there(card, streams[place].generation)))
+        place++;
+    if (place == (int)(sizeof(streams) / sizeof(*streams)))
+        place = (int)(reply.stream % (sizeof(streams) / sizeof(*streams)));
+    streams[place] = (struct stream){st.st_dev, st.st_ino, reply.stream, gt, card, shared->plugged[card]};
+    if (place >= streams_known)
+        streams_known = place + 1;
     return 0;
 }
 
-static int device_ioctl(unsigned long request, uint64_t arg)
+/* How long the driver waits for a GT that stands still (XE_FORCE_WAKE_ACK_TIMEOUT_MS). */
+static int waited(int error)
+{
+    struct timespec t = {0, 50 * 1000000};
+    if (error == ETIMEDOUT)
+        nanosleep(&t, NULL);
+    return error;
+}
+
+static int device_ioctl(struct mark node, unsigned long request, uint64_t arg)
 {
     int fd = -1, error = meet_gpu();
+    if (!error && (node.card >= cards_known || !is_there(node.card, node.generation)))
+        error = ENODEV;
     if (error)
         return fail(error);
+    const struct standin_device *device = &cards[node.card];
     switch ((uint32_t)request) {
     case 0xc0406400:
-        error = answer_version(arg);
+        error = answer_version(device, arg);
         break;
     case 0xc0286440:
-        error = has_fault("not-xe") ? EINVAL : answer_query(arg);
+        error = has_fault("not-xe", (int)node.card, -1) ? EINVAL : answer_query(device, arg);
         break;
     case 0x4020644b:
-        error = has_fault("not-xe") ? EINVAL : answer_observation(arg, &fd);
+        error = has_fault("not-xe", (int)node.card, -1) ? EINVAL : waited(answer_observation(device, arg, &fd));
         break;
     default:
         error = (request >> 8 & 0xff) == 'd' ? EINVAL : ENOTTY;
@@ -582,32 +689,39 @@ static int device_ioctl(unsigned long request, uint64_t arg)
 
 /* ---- a stream ---- */
 
-/* Which stream the descriptor is, or -1. By inode, so that copies of it are it, and a number that was closed is not. */
-static int stream_of(int fd)
+static struct stream *stream_with(const struct stat *st)
+{
+    for (int i = 0; S_ISFIFO(st->st_mode) && i < streams_known; i++)
+        if (streams[i].inode == st->st_ino && streams[i].device == st->st_dev)
+            return &streams[i];
+    return NULL;
+}
+
+/* Which stream the descriptor is, or none. By inode, so that copies of it are it, and a number that was closed is not. */
+static struct stream *stream_of(int fd)
 {
     struct stat st;
     if (!streams_known)
-        return -1;
-    int error = errno, found = -1;
-    if (real_fd_stat(fd, &st) == 0 && S_ISFIFO(st.st_mode))
-        for (int g = 0; g < STANDIN_MAX_GTS; g++)
-            if (streams[g].id && streams[g].inode == st.st_ino && streams[g].device == st.st_dev)
-                found = g;
+        return NULL;
+    int error = errno;
+    bool known = real_fd_stat(fd, &st) == 0;
     errno = error;
-    return found;
+    return known ? stream_with(&st) : NULL;
 }
 
-static int stream_ioctl(int g, unsigned long request)
+static int stream_ioctl(const struct stream *opened, unsigned long request)
 {
     struct standin_driver_reply reply;
-    struct standin_driver question = {.gt = (uint32_t)g, .stream = streams[g].id};
+    struct standin_driver question = {.gt = opened->gt, .stream = opened->id};
+    if (!is_there(opened->card, opened->generation))
+        return fail(ENODEV);
     if (request == 0x6900)
         question.op = STANDIN_DRIVER_ENABLE;
     else if (request == 0x6901)
         question.op = STANDIN_DRIVER_DISABLE;
     else
         return fail(EINVAL);
-    int error = ask(question, &reply, NULL, 0);
+    int error = waited(ask(question, &reply, NULL, 0));
     return error ? fail(error) : 0;
 }
 
@@ -618,12 +732,12 @@ static void lock(struct standin_stream *stream)
 }
 
 /* What is visible of one XeCore's buffer, as far as there is room. */
-static size_t empty_xecore(int g, uint32_t xecore, char *to, size_t room)
+static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *to, size_t room)
 {
     enum { SLOTS = STANDIN_XECORE_BYTES / STANDIN_RECORD_BYTES };
     struct standin_xecore *state = &shared->streams[g].xecores[xecore];
     const char *buffer =
-        (char *)shared + shared->data_offset + ((size_t)g * device.xecores + xecore) * STANDIN_XECORE_BYTES;
+        (char *)shared + shared->data_offset + ((size_t)g * xecores + xecore) * STANDIN_XECORE_BYTES;
     uint64_t read = atomic_load_explicit(&state->read, memory_order_relaxed);
     uint64_t count = atomic_load_explicit(&state->visible, memory_order_acquire) - read;
     if (count > room / STANDIN_RECORD_BYTES)
@@ -637,16 +751,19 @@ static size_t empty_xecore(int g, uint32_t xecore, char *to, size_t room)
     return count * STANDIN_RECORD_BYTES;
 }
 
-static ssize_t read_locked(int g, char *to, size_t count)
+static ssize_t read_locked(const struct stream *opened, char *to, size_t count)
 {
-    struct standin_stream *stream = &shared->streams[g];
+    struct standin_stream *stream = &shared->streams[opened->gt];
+    uint32_t xecores = cards[opened->card].xecores;
     bool dropped = false;
     size_t total = 0;
-    if (stream->id != streams[g].id || !stream->enabled)
+    if (!is_there(opened->card, opened->generation))
+        return -ENODEV;
+    if (stream->id != opened->id || !stream->enabled)
         return -EINVAL;
     if (stream->reset)
         return -ENODEV;
-    for (uint32_t x = 0; x < device.xecores; x++)
+    for (uint32_t x = 0; x < xecores; x++)
         dropped |= stream->xecores[x].drop == 2;
     if (dropped && !stream->reported) { /* once; the next read goes on */
         stream->reported = 1;
@@ -654,8 +771,8 @@ static ssize_t read_locked(int g, char *to, size_t count)
     }
     if (dropped)
         stream->reported = 0;
-    for (uint32_t x = 0; x < device.xecores && total < count; x++)
-        total += empty_xecore(g, x, to + total, count - total);
+    for (uint32_t x = 0; x < xecores && total < count; x++)
+        total += empty_xecore(opened->gt, xecores, x, to + total, count - total);
     return total ? (ssize_t)total : -EAGAIN;
 }
 
@@ -670,14 +787,16 @@ static bool clear_pollin(int fd)
     return !(p.revents & POLLHUP);
 }
 
-static ssize_t stream_read(int fd, int g, void *buffer, size_t count)
+static ssize_t stream_read(int fd, const struct stream *opened, void *buffer, size_t count)
 {
-    struct standin_stream *stream = &shared->streams[g];
+    struct standin_stream *stream = &shared->streams[opened->gt];
     ssize_t result;
     count -= count % STANDIN_RECORD_BYTES;
-    if (count == 0 || stream->id != streams[g].id || !stream->enabled)
+    if (!is_there(opened->card, opened->generation))
+        return fail(ENODEV);
+    if (count == 0 || stream->id != opened->id || !stream->enabled)
         return fail(EINVAL);
-    if (has_fault("slow-reader")) {
+    if (has_fault("slow-reader", (int)opened->card, (int)(opened->gt - cards[opened->card].first))) {
         const char *ms = getenv("STANDIN_SLOW_MS");
         long wait = ms ? atol(ms) : 100;
         struct timespec t = {wait / 1000, wait % 1000 * 1000000};
@@ -689,7 +808,7 @@ static ssize_t stream_read(int fd, int g, void *buffer, size_t count)
         if (waits && poll(&p, 1, -1) < 0)
             return -1;
         lock(stream);
-        result = read_locked(g, buffer, count);
+        result = read_locked(opened, buffer, count);
         if (!stream->reset && !clear_pollin(fd) && result == -EAGAIN)
             result = -ENODEV;
         pthread_mutex_unlock(&stream->lock);
@@ -697,7 +816,333 @@ static ssize_t stream_read(int fd, int g, void *buffer, size_t count)
     return result < 0 ? fail((int)-result) : result;
 }
 
+/* ---- how busy the GPU is: the PMU, hwmon and freq0 ---- */
+
+enum { C6_RESIDENCY = 1, ACTIVE_TICKS, TOTAL_TICKS, ACTUAL_FREQUENCY, REQUESTED_FREQUENCY }; /* xe_pmu.c */
+enum { IDLE_MHZ = 400, BUSY_MHZ = 2400, REQUESTED_MHZ = 2850 };
+enum { IDLE_WATTS = 20, BUSY_WATTS = 150 };     /* BUSY: more for each main GT that executes */
+static const uint64_t SLOW_DOWN_NS = 5000000; /* after the last execution */
+
+static uint64_t monotonic_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+/* The card's time: it stands still with the card. */
+static uint64_t card_ns(uint32_t card)
+{
+    uint64_t frozen = shared->frozen_ns[card];
+    return frozen ? frozen : monotonic_ns();
+}
+
+static void work_of(uint32_t gt, uint64_t now, uint64_t *busy_ns, bool *fast)
+{
+    struct standin_work *work = &shared->work[gt];
+    uint32_t turn;
+    uint64_t as_of, until;
+    do {
+        turn = work->turn;
+        *busy_ns = work->busy_ns;
+        as_of = work->as_of;
+        until = work->until;
+    } while (turn & 1 || turn != work->turn);
+    uint64_t end = now < until ? now : until;
+    *busy_ns += end > as_of ? end - as_of : 0;
+    *fast = now < until + SLOW_DOWN_NS;
+}
+
+/* What a counter stands at. A GT's media engines, and all its engines but the compute one, never have anything to do. */
+static uint64_t counter_value(uint32_t card, uint64_t config)
+{
+    const struct standin_device *device = &cards[card];
+    uint64_t now = card_ns(card), busy = 0;
+    uint32_t main = 0, gt = config >> 60, class = config >> 20 & 0xff;
+    bool fast = false;
+    for (uint32_t i = 0; i < device->gts && device->gt[i].id != gt; i++)
+        main += !device->gt[i].type;
+    for (uint32_t i = 0; i < device->gts; i++)
+        if (device->gt[i].id == gt && !device->gt[i].type)
+            work_of(device->first + main, now, &busy, &fast);
+    switch (config & 0xfff) {
+    case C6_RESIDENCY:
+        return (now - busy) / 1000000;
+    case ACTIVE_TICKS:
+        return class == 4 ? (uint64_t)((unsigned __int128)busy * device->reference_clock / 1000000000) : 0;
+    case TOTAL_TICKS:
+        return (uint64_t)((unsigned __int128)now * device->reference_clock / 1000000000);
+    case ACTUAL_FREQUENCY:
+        return fast ? BUSY_MHZ : IDLE_MHZ;
+    default:
+        return fast ? REQUESTED_MHZ : IDLE_MHZ;
+    }
+}
+
+static bool counter_exists(const struct standin_device *device, uint64_t config)
+{
+    unsigned gt = config >> 60, function = config >> 44 & 0xffff, class = config >> 20 & 0xff, instance = config >> 12 & 0xff;
+    bool known = false;
+    for (uint32_t i = 0; i < device->gts; i++)
+        known |= device->gt[i].id == gt;
+    switch (config & 0xfff) {
+    case C6_RESIDENCY:
+    case ACTUAL_FREQUENCY:
+    case REQUESTED_FREQUENCY:
+        return known && !class && !instance && !function;
+    case ACTIVE_TICKS:
+    case TOTAL_TICKS:
+        return has_engine(device, gt, class, instance) && !function;
+    default:
+        return false;
+    }
+}
+
+/* The text of a file of hwmon or freq0 as it is now; its length, or -1 if the card is gone. */
+static int sensor_text(struct mark mark, char text[32])
+{
+    uint64_t value, busy = 0;
+    bool fast = false;
+    if (meet_gpu() || mark.card >= cards_known || !is_there(mark.card, mark.generation))
+        return -1;
+    const struct standin_device *device = &cards[mark.card];
+    uint64_t now = card_ns(mark.card), wobble = now / 100000000 % 10;
+    for (uint32_t i = 0; i < device->mains; i++) {
+        uint64_t one;
+        bool runs;
+        work_of(device->first + i, now, &one, &runs);
+        busy += one;
+        fast |= runs;
+    }
+    switch (mark.kind) {
+    case STANDIN_ENERGY: /* in microjoules; the package's is a part of the card's */
+        value = now / 1000 * IDLE_WATTS + busy / 1000 * BUSY_WATTS;
+        value = mark.number == 1 ? value : value / 10 * 7;
+        break;
+    case STANDIN_TEMPERATURE:
+        value = 41000 + 2000 * mark.number + (fast ? 20000 : 0) + 100 * wobble;
+        break;
+    case STANDIN_FAN:
+        value = (fast ? 1800 : 1180) + wobble;
+        break;
+    case STANDIN_ACTUAL:
+        value = counter_value(mark.card, (uint64_t)mark.number << 60 | ACTUAL_FREQUENCY);
+        break;
+    default:
+        value = counter_value(mark.card, (uint64_t)mark.number << 60 | REQUESTED_FREQUENCY);
+    }
+    return snprintf(text, 32, "%llu\n", (unsigned long long)value);
+}
+
+static ssize_t sensor_read(struct mark mark, void *buffer, size_t count, off64_t offset)
+{
+    char text[32];
+    int length = sensor_text(mark, text);
+    if (length < 0)
+        return fail(ENODEV);
+    if (offset >= length)
+        return 0;
+    size_t size = (size_t)(length - offset) < count ? (size_t)(length - offset) : count;
+    memcpy(buffer, text + offset, size);
+    return (ssize_t)size;
+}
+
+/* Events of this process, a descriptor each: an empty file in memory that is as long as its place here, plus one. A new one takes the
+ * oldest one's place. */
+static struct event {
+    dev_t device;
+    ino_t inode;
+    uint32_t card, generation;
+    uint64_t config, read_format, id;
+    uint64_t count, last;                  /* last: what the counter stood at when `count` was counted */
+    uint64_t enabled_ns, since;            /* how long it was enabled, and since when it has been */
+    bool enabled;
+    int leader, members, member[63]; /* places; the leader's members are those after it */
+} events[1024];
+static _Atomic uint64_t events_made;
+
+static struct event *event_with(const struct stat *st)
+{
+    size_t place = (size_t)st->st_size - 1;
+    if (!S_ISREG(st->st_mode) || st->st_nlink || place >= sizeof(events) / sizeof(*events) || events[place].inode != st->st_ino ||
+        events[place].device != st->st_dev)
+        return NULL;
+    return &events[place];
+}
+
+static struct event *event_of(int fd)
+{
+    struct stat st;
+    if (!events_made)
+        return NULL;
+    int error = errno;
+    bool known = real_fd_stat(fd, &st) == 0;
+    errno = error;
+    return known ? event_with(&st) : NULL;
+}
+
+static bool counts(const struct event *event)
+{
+    return event->enabled && events[event->leader].enabled;
+}
+
+/* Counters only grow, also where the GPU has corrected itself since the last look. */
+static void count_up(struct event *event, uint64_t now)
+{
+    if (!counts(event))
+        return;
+    uint64_t value = counter_value(event->card, event->config);
+    if ((event->config & 0xfff) >= ACTUAL_FREQUENCY) {
+        event->count += value;
+    } else if (value > event->last) {
+        event->count += value - event->last;
+        event->last = value;
+    }
+    event->enabled_ns += now - event->since;
+    event->since = now;
+}
+
+static void restart(struct event *event, uint64_t now)
+{
+    event->last = counter_value(event->card, event->config);
+    event->since = now;
+}
+
+static void switch_event(struct event *event, bool on)
+{
+    uint64_t now = monotonic_ns();
+    for (int i = -1; i < event->members; i++) /* only a leader has members, and they count while it does */
+        count_up(i < 0 ? event : &events[event->member[i]], now);
+    event->enabled = on;
+    for (int i = -1; i < event->members; i++)
+        restart(i < 0 ? event : &events[event->member[i]], now);
+}
+
+static int event_ioctl(struct event *event, unsigned long request, uint64_t arg)
+{
+    struct event *leader = &events[event->leader];
+    int members = arg & PERF_IOC_FLAG_GROUP ? leader->members : -1;
+    if (request == PERF_EVENT_IOC_ID)
+        return copy_out(arg, &event->id, 8) ? fail(EFAULT) : 0;
+    if (request != PERF_EVENT_IOC_ENABLE && request != PERF_EVENT_IOC_DISABLE && request != PERF_EVENT_IOC_RESET)
+        return fail(ENOTTY);
+    for (int i = -1; i == -1 || i < members; i++) {
+        struct event *each = members < 0 ? event : i < 0 ? leader : &events[leader->member[i]];
+        if (request == PERF_EVENT_IOC_RESET) {
+            count_up(each, monotonic_ns());
+            each->count = 0;
+        } else if (each->enabled != (request == PERF_EVENT_IOC_ENABLE)) {
+            switch_event(each, request == PERF_EVENT_IOC_ENABLE);
+        }
+    }
+    return 0;
+}
+
+static ssize_t event_read(struct event *event, void *buffer, size_t count)
+{
+    uint64_t words[4 + 3 * 64], now = monotonic_ns();
+    struct event *leader = &events[event->leader];
+    bool group = event->read_format & PERF_FORMAT_GROUP;
+    size_t n = 0;
+    if (!is_there(event->card, event->generation))
+        return 0;
+    for (int i = -1; i < (group ? leader->members : 0); i++) {
+        struct event *each = !group ? event : i < 0 ? leader : &events[leader->member[i]];
+        count_up(each, now);
+        if (i < 0) {
+            if (group)
+                words[n++] = 1 + (uint64_t)leader->members;
+            else
+                words[n++] = each->count;
+            if (event->read_format & PERF_FORMAT_TOTAL_TIME_ENABLED)
+                words[n++] = each->enabled_ns;
+            if (event->read_format & PERF_FORMAT_TOTAL_TIME_RUNNING)
+                words[n++] = each->enabled_ns;
+        }
+        if (group)
+            words[n++] = each->count;
+        if (event->read_format & PERF_FORMAT_ID)
+            words[n++] = each->id;
+        if (event->read_format & PERF_FORMAT_LOST)
+            words[n++] = 0;
+    }
+    if (count < 8 * n)
+        return fail(ENOSPC);
+    memcpy(buffer, words, 8 * n);
+    return (ssize_t)(8 * n);
+}
+
+/* In the kernel's order: the attributes, the group's descriptor, the PMU's own refusals, what the group wants. */
+static int open_event(uint64_t where, int pid, int cpu, int group_fd, unsigned long flags)
+{
+    struct perf_event_attr attr = {0};
+    struct stat st;
+    uint32_t head[2];
+    if (flags & ~(unsigned long)(PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT | PERF_FLAG_PID_CGROUP | PERF_FLAG_FD_CLOEXEC))
+        return fail(EINVAL);
+    if (copy_in(head, where, sizeof(head)))
+        return fail(EFAULT);
+    size_t size = head[1] ? head[1] : PERF_ATTR_SIZE_VER0;
+    if (size < PERF_ATTR_SIZE_VER0 || size > 4096)
+        return fail(E2BIG);
+    if (copy_in(&attr, where, size < sizeof(attr) ? size : sizeof(attr)))
+        return fail(EFAULT);
+    if (attr.read_format & ~31ull)
+        return fail(EINVAL);
+    if (group_fd != -1 && !event_of(group_fd))
+        return fail(EBADF);
+    struct event *leader = group_fd == -1 || flags & PERF_FLAG_FD_NO_GROUP ? NULL : event_of(group_fd);
+    if (cpu < -1 || cpu >= sysconf(_SC_NPROCESSORS_CONF))
+        return fail(EINVAL);
+    int error = meet_gpu();
+    uint32_t card = attr.type - STANDIN_PMU_TYPE;
+    if (error || card >= cards_known || !shared->plugged[card])
+        return fail(ENOENT);
+    if (attr.sample_period || cpu < 0)
+        return fail(EINVAL);
+    if (!counter_exists(&cards[card], attr.config))
+        return fail(ENOENT);
+    if (attr.sample_type & PERF_SAMPLE_BRANCH_STACK)
+        return fail(EOPNOTSUPP);
+    if (shared->frozen_ns[card] && (attr.config & 0xfff) != C6_RESIDENCY)
+        return waited(ETIMEDOUT), fail(EINVAL); /* the GT cannot be kept awake */
+    if (pid != -1)
+        return fail(EINVAL); /* it counts for all, not for a task */
+    if (leader && (leader != &events[leader->leader] || leader->card != card || attr.exclusive || attr.pinned ||
+                   leader->members == (int)(sizeof(leader->member) / sizeof(*leader->member))))
+        return fail(EINVAL);
+    int fd = memfd_create("perf_event", flags & PERF_FLAG_FD_CLOEXEC ? MFD_CLOEXEC : 0);
+    size_t place = (size_t)(events_made % (sizeof(events) / sizeof(*events)));
+    if (fd < 0 || ftruncate(fd, (off_t)place + 1) || real_fd_stat(fd, &st))
+        return -1;
+    struct event *event = &events[place];
+    *event = (struct event){.device = st.st_dev, .inode = st.st_ino, .card = card, .generation = shared->plugged[card],
+                            .config = attr.config, .read_format = attr.read_format, .id = ++events_made, .enabled = !attr.disabled,
+                            .leader = leader ? (int)(leader - events) : (int)place};
+    if (leader)
+        leader->member[leader->members++] = (int)place;
+    restart(event, monotonic_ns());
+    return fd;
+}
+
 /* ---- the C library's functions that are answered ---- */
+
+/* perf_event_open has no function of its own. All arguments are words, whatever they mean. */
+EXPORT long syscall(long number, ...)
+{
+    long a[6];
+    uint32_t type = 0;
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(list, long);
+    va_end(list);
+    if (number == SYS_perf_event_open && root[0] && copy_in(&type, (uint64_t)a[0], sizeof(type)) == 0 &&
+        type - STANDIN_PMU_TYPE < STANDIN_MAX_CARDS)
+        return open_event((uint64_t)a[0], (int)a[1], (int)a[2], (int)a[3], (unsigned long)a[4]);
+    REAL(syscall);
+    return real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
 
 EXPORT int ioctl(int fd, unsigned long request, ...)
 {
@@ -708,19 +1153,54 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
     REAL(ioctl);
     unsigned kind = request >> 8 & 0xff;
     if (kind != 'T') { /* FIONBIO, FIOCLEX: the kernel does these to any file */
-        int g = stream_of(fd);
-        if (g >= 0)
-            return stream_ioctl(g, request & 0xffffffff);
-        if (kind == 'd' && is_device(fd))
-            return device_ioctl(request, arg);
+        struct stream *stream = stream_of(fd);
+        if (stream)
+            return stream_ioctl(stream, request & 0xffffffff);
+        struct event *event = kind == '$' ? event_of(fd) : NULL;
+        if (event)
+            return event_ioctl(event, request & 0xffffffff, arg);
+        struct mark mark = kind == 'd' ? mark_of_fd(fd) : (struct mark){0};
+        if (mark.kind == STANDIN_NODE)
+            return device_ioctl(mark, request, arg);
     }
     return real_ioctl(fd, request, arg);
 }
 
+/* What the descriptor is of what this library answers reads for: one fstat, and no more for what it does not know. */
+static ssize_t read_as(int fd, void *buffer, size_t count, off64_t offset, bool *ours)
+{
+    struct stat st;
+    struct stream *stream;
+    struct event *event;
+    int error = errno;
+    *ours = false;
+    if (!root[0] || real_fd_stat(fd, &st)) {
+        errno = error;
+        return 0;
+    }
+    *ours = true;
+    if ((stream = stream_with(&st)))
+        return stream_read(fd, stream, buffer, count);
+    if (S_ISREG(st.st_mode)) {
+        struct mark mark = mark_of(st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+        if (mark.kind > STANDIN_NODE) {
+            ssize_t size = sensor_read(mark, buffer, count, offset >= 0 ? offset : lseek(fd, 0, SEEK_CUR));
+            if (offset < 0 && size > 0)
+                lseek(fd, size, SEEK_CUR);
+            return size;
+        }
+        if ((event = event_with(&st)))
+            return event_read(event, buffer, count);
+    }
+    *ours = false;
+    return 0;
+}
+
 EXPORT ssize_t read(int fd, void *buffer, size_t count)
 {
-    int g = stream_of(fd);
-    return g >= 0 ? stream_read(fd, g, buffer, count) : real_fd_read(fd, buffer, count);
+    bool ours;
+    ssize_t result = read_as(fd, buffer, count, -1, &ours);
+    return ours ? result : real_fd_read(fd, buffer, count);
 }
 
 EXPORT ssize_t __read_chk(int fd, void *buffer, size_t count, size_t room)
@@ -734,12 +1214,12 @@ EXPORT ssize_t __read_chk(int fd, void *buffer, size_t count, size_t room)
 EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
 {
     ssize_t total = 0;
-    int g = stream_of(fd);
+    struct stream *stream = stream_of(fd);
     REAL(readv);
-    if (g < 0)
+    if (!stream)
         return real_readv(fd, parts, count);
     for (int i = 0; i < count; i++) {
-        ssize_t size = parts[i].iov_len ? stream_read(fd, g, parts[i].iov_base, parts[i].iov_len) : 0;
+        ssize_t size = parts[i].iov_len ? stream_read(fd, stream, parts[i].iov_base, parts[i].iov_len) : 0;
         if (size < 0)
             return total ? total : size;
         total += size;
@@ -751,9 +1231,10 @@ EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
 
 EXPORT ssize_t pread64(int fd, void *buffer, size_t count, off64_t offset)
 {
-    int g = stream_of(fd);
+    bool ours;
+    ssize_t result = read_as(fd, buffer, count, offset < 0 ? 0 : offset, &ours);
     REAL(pread64);
-    return g >= 0 ? stream_read(fd, g, buffer, count) : real_pread64(fd, buffer, count, offset);
+    return ours ? result : real_pread64(fd, buffer, count, offset);
 }
 
 EXPORT ssize_t pread(int fd, void *buffer, size_t count, off_t offset)
@@ -822,14 +1303,14 @@ EXPORT int __openat64_2(int dir, const char *path, int flags)
 }
 
 /* In the tree the nodes are ordinary files; here they become what they stand for. */
-#define AS_NODE(st)                                                           \
-    do {                                                                      \
-        int node = node_of((st)->st_dev, (st)->st_ino);                       \
-        if (node >= 0) {                                                      \
-            (st)->st_mode = S_IFCHR | ((st)->st_mode & 07777);                \
-            (st)->st_rdev = makedev(226, nodes[node].minor);                  \
-            (st)->st_size = 0;                                                \
-        }                                                                     \
+#define AS_NODE(st)                                                              \
+    do {                                                                         \
+        struct mark mark = mark_of((st)->st_mtim.tv_sec, (st)->st_mtim.tv_nsec); \
+        if (mark.kind == STANDIN_NODE && S_ISREG((st)->st_mode)) {               \
+            (st)->st_mode = S_IFCHR | ((st)->st_mode & 07777);                   \
+            (st)->st_rdev = makedev(226, mark.number);                           \
+            (st)->st_size = 0;                                                   \
+        }                                                                        \
     } while (0)
 
 #define STAT_BY_PATH(name, type)                          \
@@ -877,11 +1358,11 @@ EXPORT int statx(int dir, const char *restrict path, int flags, unsigned mask, s
     char space[PATH_MAX];
     REAL(statx);
     int result = real_statx(dir, shown(path, space), flags, mask, st);
-    int node = result ? -1 : node_of(makedev(st->stx_dev_major, st->stx_dev_minor), st->stx_ino);
-    if (node >= 0) {
+    struct mark mark = result ? (struct mark){0} : mark_of(st->stx_mtime.tv_sec, st->stx_mtime.tv_nsec);
+    if (mark.kind == STANDIN_NODE && S_ISREG(st->stx_mode)) {
         st->stx_mode = (uint16_t)(S_IFCHR | (st->stx_mode & 07777));
         st->stx_rdev_major = 226;
-        st->stx_rdev_minor = nodes[node].minor;
+        st->stx_rdev_minor = mark.number;
         st->stx_size = 0;
     }
     return result;
@@ -916,16 +1397,25 @@ EXPORT DIR *opendir(const char *path)
     return real_opendir(shown(path, space));
 }
 
-#define READDIR(name, type)                                                                       \
-    EXPORT struct type *name(DIR *dir)                                                            \
-    {                                                                                             \
-        REAL(name);                                                                               \
-        struct type *entry = real_##name(dir);                                                    \
-        for (int i = 0; entry && i < 2; i++)                                                      \
-            if (entry->d_type == DT_REG && nodes[i].inode && entry->d_ino == nodes[i].inode &&    \
-                !strcmp(entry->d_name, i ? "renderD128" : "card0"))                               \
-                entry->d_type = DT_CHR;                                                           \
-        return entry;                                                                             \
+static bool is_node_in(DIR *dir, const char *name)
+{
+    struct stat st;
+    int error = errno;
+    REAL(fstatat);
+    bool known = (!strncmp(name, "card", 4) || !strncmp(name, "renderD", 7)) &&
+                 real_fstatat(dirfd(dir), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
+    errno = error;
+    return known && mark_of(st.st_mtim.tv_sec, st.st_mtim.tv_nsec).kind == STANDIN_NODE;
+}
+
+#define READDIR(name, type)                                                     \
+    EXPORT struct type *name(DIR *dir)                                          \
+    {                                                                           \
+        REAL(name);                                                             \
+        struct type *entry = real_##name(dir);                                  \
+        if (entry && entry->d_type == DT_REG && is_node_in(dir, entry->d_name)) \
+            entry->d_type = DT_CHR;                                             \
+        return entry;                                                           \
     }
 READDIR(readdir, dirent)
 READDIR(readdir64, dirent64)

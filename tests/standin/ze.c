@@ -732,7 +732,7 @@ static inline ze_result_t tell_gpu(const struct image *image)
     launch.type = STANDIN_MSG_LAUNCH;
     launch.pid = own_pid;
     launch.tid = own_tid;
-    launch.pad = 0;
+    launch.gt = 0;
     launch.address = image->address;
     launch.delay_ns = launch_as.delay_ns;
     launch.duration_ns = launch_as.duration_ns;

@@ -101,6 +101,24 @@ def fault(code, records=0, ns=0):
 
 def say(**values):
     print(json.dumps(values))
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+ACTIVE, TOTAL, ACTUAL, REQUESTED, C6 = 2, 3, 4, 5, 1
+GROUP, TOTAL_TIMES, ID = 8, 3, 4
+
+def engine(event, kind=4, gt=0, instance=0):
+    return event | instance << 12 | kind << 20 | gt << 60
+
+def counter(config, leader=-1, read_format=GROUP, cpu=0, pid=-1, period=0, disabled=0, card=0):
+    attr = struct.pack("=IIQQQQQ", 1_000_061 + card, 128, config, period, 0, read_format, disabled).ljust(128, bytes(1))
+    fd = LIBC.syscall(298, ctypes.c_char_p(attr), ctypes.c_int(pid), ctypes.c_int(cpu), ctypes.c_int(leader),
+                      ctypes.c_ulong(8))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), "perf_event_open")
+    return fd
+
+def counts(fd):
+    return struct.unpack(f"={len(data) // 8}Q", data) if (data := os.read(fd, 4096)) else ()
 """
 
 C_READER = r"""
@@ -347,6 +365,213 @@ def test_every_device_says_what_it_is(
     assert said == {
         "id": device_id, "version": version, "mains": mains, "tiles": list(range(mains)), "streams": mains,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "xecores", "engines"),
+    [
+        ("bmg", 20, [[0, 0, 0], [1, 0, 0], [4, 0, 0], [2, 0, 1], [3, 0, 1]]),
+        ("pvc", 64, [[1, 0, 0], [4, 0, 0], [1, 0, 1], [4, 0, 1]]),
+    ],
+)
+def test_engines_and_topology(
+    tmp_path: Path, programs: Programs, name: str, xecores: int, engines: list[list[int]]
+) -> None:
+    with Hardware(tmp_path / "gpu", name, programs=programs, xecores=xecores) as hardware:
+        said = client(
+            hardware,
+            """
+            fd = device()
+            engines, topology, masks, at = query(fd, 0), query(fd, 5), [], 0
+            while at < len(topology):
+                gt, kind, size = struct.unpack_from("=HHI", topology, at)
+                masks.append((gt, kind, size, int.from_bytes(topology[at + 8 : at + 8 + size], "little").bit_count()))
+                at += 8 + size
+            count = struct.unpack_from("=I", engines)[0]
+            say(engines=[struct.unpack_from("=HHH", engines, 8 + 32 * i) for i in range(count)], size=len(engines),
+                masks=masks, refused=refusal(query, fd, 5, size=8))
+            """,
+        )
+    assert said["engines"] == engines
+    assert said["size"] == 8 + 32 * len(engines)
+    assert said["refused"] == "EINVAL"
+    # then main GTs have the XeCores that were asked for; PVC has none that draw, media GTs have none at all
+    drawing = 0 if name == "pvc" else xecores
+    assert said["masks"][:4] == [[0, 1, 16, drawing], [0, 2, 16, xecores], [0, 3, 8, 8], [0, 5, 8, 8]]
+    other = xecores if name == "pvc" else 0
+    assert [mask for mask in said["masks"] if mask[:2] == [1, 2]] == [[1, 2, 16, other]]
+
+
+# ---- how busy it is ----
+
+
+def test_ticks_of_the_compute_engine_follow_the_launches(hardware: Hardware) -> None:
+    # given the compute engine's and the copy engine's counters in a group
+    said = client(
+        hardware,
+        """
+        leader = counter(engine(ACTIVE), read_format=GROUP | TOTAL_TIMES | ID)
+        for config in (engine(TOTAL), engine(ACTIVE, 1), engine(TOTAL, 1), C6):
+            counter(config, leader)
+        GPU.kernel("k", KERNEL, OFFSETS)
+        first, start = counts(leader), time.monotonic()
+        # when two launches at the same time take 0.4 s of a second, and one of 20 more a ms each
+        GPU.launch(KERNEL, 0.4, delay=0.1), GPU.launch(KERNEL, 0.2, delay=0.2)
+        for turn in range(20):
+            GPU.launch(KERNEL, 0.001, delay=0.6 + turn / 100)
+        looks = []
+        while time.monotonic() < start + 1:
+            time.sleep(0.01)
+            looks.append(counts(leader)[3::2])
+        say(first=first, last=counts(leader), seconds=time.monotonic() - start, looks=looks)
+        """,
+    )
+    first, last = said["first"], said["last"]
+    assert first[0] == 5
+    assert len(first) == 3 + 2 * 5
+    ids = first[4::2]
+    assert len(set(ids)) == 5
+    assert last[4::2] == ids
+    enabled = (last[1] - first[1]) / 1e9
+    assert enabled == pytest.approx(said["seconds"], abs=0.1)
+    assert last[1] == last[2]
+    active, total, copying, copy_total, c6_ms = (b - a for a, b in zip(first[3::2], last[3::2], strict=True))
+    # then it was busy for 0.42 s
+    assert active / 19.2e6 == pytest.approx(0.42, abs=0.02)
+    assert total / 19.2e6 == pytest.approx(enabled, abs=0.02)
+    assert copying == 0
+    assert copy_total == pytest.approx(total, abs=1000)  # they are read one after the other
+    assert c6_ms == pytest.approx(1000 * (enabled - 0.42), abs=20)
+    # and at any look the engine was either busy all the time or not at all, or it changed in between
+    shares = [
+        (b[0] - a[0]) / (b[1] - a[1]) for a, b in zip(said["looks"], said["looks"][1:], strict=False) if b[1] > a[1]
+    ]
+    assert min(shares) >= 0
+    assert max(shares) <= 1.01
+    assert sum(share > 0.97 for share in shares) >= 0.4 / (1 / len(shares)) * 0.7
+
+
+def test_frequencies_are_added_up_and_rise_with_work(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        leader = counter(ACTUAL)
+        counter(REQUESTED, leader), counter(ACTUAL | 1 << 60, leader)
+        freq0 = Path("/sys/class/drm/renderD128/device/tile0/gt0/freq0")
+        GPU.kernel("k", KERNEL, OFFSETS)
+        seen, before = [], [0] * 4
+        def look():
+            global before
+            now = counts(leader)
+            seen.append([b - a for a, b in zip(before[1:], now[1:])] + [
+                int((freq0 / name).read_text()) for name in ("act_freq", "cur_freq", "max_freq")])
+            before = now
+        look()
+        GPU.launch(KERNEL, 0.2)
+        time.sleep(0.1)
+        look()
+        time.sleep(0.2)
+        look()
+        say(seen=seen)
+        """,
+    )
+    assert said["seen"] == [
+        [400, 400, 400, 400, 400, 2850], [2400, 2850, 400, 2400, 2850, 2850], [400, 400, 400, 400, 400, 2850],
+    ]  # fmt: skip
+
+
+def test_events_are_refused_as_the_kernel_refuses_them(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        cpus = os.sysconf("SC_NPROCESSORS_CONF")
+        leader, other = counter(C6), counter(C6)
+        member = counter(C6, leader)
+        file = os.open("/dev/null", os.O_RDONLY)
+        real = refusal(LIBC.syscall, 298, None, 0, 0, -1, 0), ctypes.get_errno()
+        say(unknown=[refusal(counter, config) for config in (
+                0, 6, engine(C6), engine(C6, 0, instance=1), engine(ACTIVE, 2), engine(ACTIVE, 5), C6 | 2 << 60,
+                engine(ACTIVE, instance=1), engine(ACTIVE) | 1 << 44)],
+            invalid=[refusal(counter, C6, **how) for how in (
+                {"cpu": -1}, {"cpu": cpus}, {"period": 1000}, {"pid": os.getpid()}, {"leader": member},
+                {"read_format": 32})],
+            none=refusal(counter, C6, file), absent=refusal(counter, C6, card=1), real=real,
+            small=refusal(os.read, leader, 16), media=refusal(counter, engine(ACTIVE, 2, 1)),
+            ioctl=refusal(fcntl.ioctl, leader, 0x2405))
+        """,
+    )
+    assert set(said["unknown"]) == {"ENOENT"}
+    assert set(said["invalid"]) == {"EINVAL"}
+    assert (said["none"], said["absent"], said["small"], said["media"]) == ("EBADF", "ENOENT", "ENOSPC", "")
+    assert said["ioctl"] == "ENOTTY"
+
+
+def test_an_event_can_wait_be_stopped_and_be_set_to_zero(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        ENABLE, DISABLE, RESET, NUMBER, WHOLE = 0x2400, 0x2401, 0x2403, 0x80082407, 1
+        leader = counter(engine(TOTAL), read_format=GROUP | ID, disabled=1)
+        member = counter(engine(TOTAL), leader, read_format=TOTAL_TIMES)
+        number = bytearray(8)
+        fcntl.ioctl(member, NUMBER, number)
+        look = lambda: (counts(leader)[1::2], counts(member))
+        time.sleep(0.05)
+        looks = [look()]
+        for request in (ENABLE, DISABLE):
+            fcntl.ioctl(leader, request)
+            time.sleep(0.05)
+            looks.append(look())
+        time.sleep(0.05)
+        looks.append(look())
+        fcntl.ioctl(leader, RESET, WHOLE)
+        looks.append(look())
+        say(looks=looks, same=struct.unpack("=Q", number)[0] == counts(leader)[4],
+            copy=counts(os.dup(member))[0] == counts(member)[0])
+        """,
+    )
+    before, running, stopped, later, zero = said["looks"]
+    assert before == [[0, 0], [0, 0, 0]]
+    assert min(running[0]) >= 0.05 * 19.2e6
+    assert stopped == later
+    assert stopped[1][0] >= running[1][0]
+    assert zero[0] == [0, 0]
+    assert zero[1][0] == 0
+    assert zero[1][1:] == later[1][1:]
+    assert said["same"]
+    assert said["copy"]
+
+
+def test_sensors_follow_the_work(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        hwmon = Path("/sys/class/drm/card0/device/hwmon/hwmon3")
+        files = {path.name: os.open(path, os.O_RDONLY) for path in hwmon.glob("*_input")}
+        look = lambda: (time.monotonic(), {name: int(os.pread(fd, 64, 0)) for name, fd in files.items()})
+        GPU.kernel("k", KERNEL, OFFSETS)
+        looks = [look()]
+        time.sleep(0.3)
+        looks.append(look())
+        GPU.launch(KERNEL, 0.4)
+        time.sleep(0.3)
+        looks.append(look())
+        energy = (hwmon / "energy1_input").read_text(), os.pread(files["energy1_input"], 3, 0)
+        say(looks=looks, energy=[energy[0], energy[1].decode()], label=(hwmon / "energy1_label").read_text())
+        """,
+    )
+    (t0, cold), (t1, cool), (t2, hot) = said["looks"]
+    assert set(cold) == {"energy1_input", "energy2_input", "temp2_input", "temp3_input", "fan1_input"}
+    idle = (cool["energy1_input"] - cold["energy1_input"]) / 1e6 / (t1 - t0)
+    busy = (hot["energy1_input"] - cool["energy1_input"]) / 1e6 / (t2 - t1)
+    assert idle == pytest.approx(20, rel=0.05)
+    assert busy == pytest.approx(170, rel=0.1)
+    assert cold["energy2_input"] < cool["energy2_input"] < hot["energy2_input"] < hot["energy1_input"]
+    assert hot["temp2_input"] > cool["temp2_input"] + 15_000
+    assert hot["fan1_input"] > cool["fan1_input"] + 500
+    assert said["energy"][0].endswith("\n")
+    assert said["energy"][0].startswith(said["energy"][1])
+    assert said["label"] == "card\n"
 
 
 # ---- opening a stream ----

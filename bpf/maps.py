@@ -1,0 +1,105 @@
+"""Reading and writing BPF maps by their descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.bpf.syscall import (
+    BPF_MAP_CREATE,
+    BPF_MAP_DELETE_ELEM,
+    BPF_MAP_LOOKUP_ELEM,
+    BPF_MAP_UPDATE_BATCH,
+    BPF_MAP_UPDATE_ELEM,
+    bpf,
+)
+
+_ARRAY, _ARRAY_OF_MAPS = 2, 12  # enum bpf_map_type
+
+
+def _element(fd: int, key: int, value: int = 0) -> bytes:
+    """The part of union bpf_attr that calls on one element take: map, addresses of key and value, flags."""
+    return struct.pack("<IxxxxQQQ", fd, key, value, 0)
+
+
+def write_slot(fd: int, index: int, value: bytes) -> None:
+    """Writes an array map's element.
+
+    Raises:
+        OSError: there is no such element.
+    """
+    key = ctypes.c_uint32(index)
+    data = ctypes.create_string_buffer(value, len(value))
+    bpf(BPF_MAP_UPDATE_ELEM, _element(fd, ctypes.addressof(key), ctypes.addressof(data)))
+
+
+class PerCpuCounters:
+    """A per-CPU array map of one element, which is an array of 64-bit counters."""
+
+    def __init__(self, fd: int, cpus: int, counters: int) -> None:
+        """Allocates what every read uses.
+
+        Args:
+            fd: the map's; it stays the caller's.
+            cpus: how many may ever be there.
+            counters: how many each CPU has.
+        """
+        self._key = ctypes.c_uint32(0)
+        self._values = np.zeros((cpus, counters), np.uint64)
+        self._request = _element(fd, ctypes.addressof(self._key), self._values.ctypes.data)
+
+    def read(self) -> NDArray[np.uint64]:
+        """The counters, uint64[counters], all CPUs together: one system call."""
+        bpf(BPF_MAP_LOOKUP_ELEM, self._request)
+        totals: NDArray[np.uint64] = self._values.sum(axis=0, dtype=np.uint64)
+        return totals
+
+
+def add_keys(fd: int, keys: NDArray[np.uint32]) -> None:
+    """Puts keys (uint32[n]) with the value 1 (uint32) into a hash map, with one system call.
+
+    Raises:
+        OSError: there is no room, in a map that does not forget.
+    """
+    if len(keys) == 0:
+        return
+    keys, values = np.ascontiguousarray(keys), np.ones(len(keys), np.uint32)
+    # The part of union bpf_attr that batches take: where from, where to, keys, values, count, map, flags.
+    bpf(BPF_MAP_UPDATE_BATCH, struct.pack("<QQQQIIQQ", 0, 0, keys.ctypes.data, values.ctypes.data, len(keys), fd, 0, 0))
+
+
+def remove_keys(fd: int, keys: NDArray[np.uint32]) -> None:
+    """Takes keys (uint32[n]) out of a hash map, those that are there.
+
+    One by one, as a batch ends at the first key that is not there.
+    """
+    key = ctypes.c_uint32(0)
+    request = _element(fd, ctypes.addressof(key))
+    for key.value in keys.tolist():
+        with contextlib.suppress(FileNotFoundError):
+            bpf(BPF_MAP_DELETE_ELEM, request)
+
+
+def wait_for_running_programs() -> None:
+    """Returns when every BPF program that runs now has ended, but those that may sleep.
+
+    That is what the kernel does when an element of an array of maps is replaced, so that who replaced it may rely on
+    no program using the old one (Linux 4.20).
+
+    Raises:
+        OSError: no room for two small maps.
+    """
+    inner = bpf(BPF_MAP_CREATE, struct.pack("<IIII", _ARRAY, 4, 4, 1))
+    try:
+        outer = bpf(BPF_MAP_CREATE, struct.pack("<IIIIII", _ARRAY_OF_MAPS, 4, 4, 1, 0, inner))
+        try:
+            write_slot(outer, 0, struct.pack("<I", inner))
+        finally:
+            os.close(outer)
+    finally:
+        os.close(inner)

@@ -1,0 +1,168 @@
+"""Several GPUs and tiles, some of which are held, vanish, come back or appear: each sample is accounted for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from integration.recording import IAPROF, by_instruction, environment, folded, iaprof, ledger_by_instruction, record
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+
+
+def workload(*options: str | float) -> list[str]:
+    return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
+
+
+def start(hardware: Hardware, capture: Path, *words: str) -> subprocess.Popen[str]:
+    """A recorder that has begun."""
+    command = [*IAPROF, "record", "-o", str(capture), *words]
+    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
+    spool = capture.with_name(capture.name + ".spool")
+    until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)
+    time.sleep(0.2)
+    return recorder
+
+
+def until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(recorder: subprocess.Popen[str]) -> str:
+    recorder.send_signal(signal.SIGINT)
+    _, errors = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0, errors
+    return errors
+
+
+def losses(capture: Path) -> dict[tuple[str, str], list[dict[str, object]]]:
+    found: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for row in CaptureReader(capture).table("loss").to_pylist():
+        found.setdefault((row["source"], row["what"]), []).append(row)
+    return found
+
+
+def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "pvc")) as hardware:
+        record(hardware, tmp_path / "c", "--", *workload("--seconds", 2, "--threads", 2))
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    streams = reader.header["streams"]
+    assert [(s["card"], s["tile"], s["layout"]) for s in streams] == [
+        ("card0", 0, "xe2"), ("card1", 0, "pvc"), ("card1", 1, "pvc"),
+    ]  # fmt: skip
+    assert [s["xecores"] for s in streams] == [20, 20, 20]
+    # each stream has what its GT produced
+    by_stream = dict.fromkeys(range(3), 0)
+    for stall in reader.table("stall", ("stream", "w0")).to_pylist():
+        by_stream[stall["stream"]] += len(stall["w0"])
+    assert list(by_stream.values()) == [gt.captured for gt in ledger.gts]
+    assert min(by_stream.values()) > 0
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+
+
+@pytest.mark.parametrize("name", ["card1", "1", "renderD129", "/dev/dri/renderD129"])
+def test_one_device_of_two(tmp_path: Path, name: str) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "lnl")) as hardware:
+        address = hardware.cards[1].address
+        record(hardware, tmp_path / "c", "--device", name, "-d", "0.2")
+        record(hardware, tmp_path / "d", "--device", address, "-d", "0.2")
+        done = iaprof("record", "-o", tmp_path / "e", "--device", "card7", env=hardware.env())
+    for capture in (tmp_path / "c", tmp_path / "d"):
+        assert [s["pci_address"] for s in CaptureReader(capture).header["streams"]] == [address]
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "card1" in done.err
+
+
+def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Path) -> None:
+    faults = ["busy@0.1", "no-eu-stall@1"]
+    with Hardware(tmp_path / "gpu", cards=("pvc", "bmg"), faults=faults) as hardware:
+        done = record(hardware, tmp_path / "c", "--", *workload("--seconds", 1))
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    assert [(s["card"], s["tile"]) for s in reader.header["streams"]] == [("card0", 0)]
+    told = [row["detail"] for row in losses(tmp_path / "c")["devices", "not recorded"]]
+    assert any("held by another profiler" in text for text in told)
+    assert any("has no EU stall sampling" in text for text in told)
+    for text in told:
+        assert text in done.err
+    assert reader.header["totals"]["stalls"] == ledger.records_captured > 0
+
+
+def test_a_card_that_appears_and_one_that_vanishes_and_comes_back(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "lnl"), unplugged=(1,)) as hardware:
+        recorder = start(hardware, tmp_path / "c")
+        environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
+        program = subprocess.Popen(workload("--seconds", 8), env=environment, stdout=subprocess.DEVNULL)
+        # when one appears
+        hardware.plug(1)
+        time.sleep(2)
+        # and the other vanishes, and comes back
+        gone = time.monotonic_ns()
+        hardware.unplug(0)
+        time.sleep(2)
+        back = time.monotonic_ns()
+        hardware.plug(0)
+        program.wait()
+        errors = ended(recorder)
+    # then all that could be read was, and what is missing lies in a reported span
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    assert [s["card"] for s in reader.header["streams"]] == ["card0", "card1"]
+    assert reader.header["totals"]["stalls"] == ledger.records_captured
+    assert {row["stream"] for row in reader.table("stall", ("stream",)).to_pylist()} == {0, 1}
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+    assert "renderD129 appeared" in errors
+    assert "renderD128 vanished" in errors
+    found = losses(tmp_path / "c")
+    [gap] = [row for (source, what), rows in found.items() if what == "gap" for row in rows]
+    assert gap["begin_ns"] <= gone + 50_000_000  # type: ignore[operator]
+    assert back <= gap["time_ns"] <= back + 500_000_000  # type: ignore[operator]
+
+
+def test_a_card_that_vanishes_for_good(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "lnl")) as hardware:
+        recorder = start(hardware, tmp_path / "c")
+        environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
+        program = subprocess.Popen(workload("--seconds", 2), env=environment, stdout=subprocess.DEVNULL)
+        time.sleep(0.7)
+        hardware.unplug(1)
+        program.wait()
+        ended(recorder)
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    assert reader.header["totals"]["stalls"] == ledger.records_captured
+    [gap] = [row for (_, what), rows in losses(tmp_path / "c").items() if what == "gap" for row in rows]
+    assert "the device vanished" in str(gap["detail"])
+
+
+def test_a_gpu_that_stops_answering(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        recorder = start(hardware, tmp_path / "c")
+        environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
+        program = subprocess.Popen(workload("--seconds", 3), env=environment, stdout=subprocess.DEVNULL)
+        time.sleep(0.7)
+        # when it neither samples nor lets its stream be opened, which a reset asks for
+        hardware.freeze()
+        time.sleep(0.3)
+        hardware.reset()
+        time.sleep(0.8)
+        hardware.thaw()
+        program.wait()
+        ended(recorder)
+    ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
+    assert reader.header["totals"]["stalls"] == ledger.records_captured
+    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+    assert {what for _, what in losses(tmp_path / "c")} == {"reset", "gap"}
+    # and launches were recorded all the while
+    launched = sum(launch.count for launch in ledger.launches)
+    assert reader.header["totals"]["launches"] >= launched
