@@ -91,7 +91,7 @@ class Loader:
         try:
             self._wait_for_answer(interruption)
             try:
-                message, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+                message, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE, _MAX_FDS)
             except ConnectionResetError:  # before it read the request
                 message, fds = b"", []
             if not message:
@@ -100,6 +100,8 @@ class Loader:
                 )
         finally:
             self.close()
+        for fd in fds:
+            os.set_inheritable(fd, False)
         answer = json.loads(message)
         if "error" in answer:
             raise BpfUnavailable(answer["error"])
@@ -136,6 +138,6 @@ class Loader:
         """Ends the process, whatever it does."""
         self._channel.close()
         if self._child is not None:
-            self._child.kill()
+            os.kill(self._child.pid, signal.SIGKILL)  # Popen.kill would reap it, and its CPU time with it
             self._reap()
         shutil.rmtree(self._folder, ignore_errors=True)

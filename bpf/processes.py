@@ -66,7 +66,12 @@ def snapshot(time_ns: int) -> Iterator[bytes]:
         time_ns: CLOCK_MONOTONIC, since when all of it is said to be so.
     """
     for pid in running_pids():
-        yield b"".join(_describe(pid, time_ns))
+        yield describe(pid, time_ns)
+
+
+def describe(pid: int, time_ns: int) -> bytes:
+    """The same of one process; empty if it has ended."""
+    return b"".join(_describe(pid, time_ns))
 
 
 def _describe(pid: int, now: int) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ Source of the layouts: include/uapi/linux/perf_event.h, Linux 6.18.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ _TASK = struct.Struct("<IIIIQ")  # pid, ppid, tid, ptid, time
 _LOST = struct.Struct("<QQ")  # id, how many
 _FILE = struct.Struct("<IIQQ")  # major, minor, inode, generation
 
-# Of a sample with TID | TIME | CPU | CALLCHAIN, in words: header, pid and tid, time, cpu, how many addresses; they follow.
+# Of a sample with TID | TIME | CPU | CALLCHAIN, in words: header, pid and tid, time, cpu, how many addresses follow.
 _CHAIN = 5
 
 LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 2, 3, 4, 7, 9, 10, 13
@@ -235,6 +235,15 @@ def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
             pid, parent, tid, _, time = _TASK.unpack_from(data, start)
             if pid == tid:  # else a thread
                 yield time, pid, parent, kind == FORK
+
+
+def records_of(data: bytes, pids: Container[int]) -> bytes:
+    """The records that say what these processes mapped, who forked them and what they are called."""
+    kept = []
+    for kind, _, start, end in _records(data)[0]:
+        if kind in (MMAP2, COMM, FORK) and end - start >= 4 and struct.unpack_from("<I", data, start)[0] in pids:
+            kept.append(data[start - _HEADER.size : end])
+    return b"".join(kept)
 
 
 def mapping_record(

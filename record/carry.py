@@ -1,8 +1,8 @@
 """What the next output file needs from the one before, when a recording goes on in another file.
 
-A file has to be readable by itself. Mappings and names are told anew from /proc, and stacks travel again; what cannot
-be had again is here: the modules of processes that still run, and the last launch of each kernel, as what the GPU
-samples next may have been launched before.
+A file has to be readable by itself. Mappings and names are told anew from /proc, and stacks travel again. What cannot
+be had again is here: the modules of processes that run; the last launch of each kernel, as what the GPU samples next
+may have been launched before; and the mappings of who launched it and has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
-from iaprof.formats.sideband import tasks
+from iaprof.formats.sideband import records_of, tasks
 from iaprof.record.spool import Frame, FrameKind, SpoolReader, framed
 
 LINGER_NS = 2_000_000_000  # what a process launched may still run so long after its end
@@ -26,6 +26,7 @@ class Carry:
     def __init__(self) -> None:
         self._last: dict[tuple[int, int], NDArray[np.void]] = {}  # by process and kernel, in order of time
         self._ended: dict[int, int] = {}  # when
+        self._parents: dict[int, int] = {}
         self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
         self._now = 0
 
@@ -38,9 +39,10 @@ class Carry:
             about = json.loads(frame.payload[: frame.part])
             self._users.setdefault(about["digest"], set()).add(about["pid"])
         elif frame.kind is FrameKind.SIDEBAND:
-            for time, pid, _, begins in tasks(frame.payload):
+            for time, pid, parent, begins in tasks(frame.payload):
                 if begins:
                     self._ended.pop(pid, None)
+                    self._parents[pid] = parent
                 else:
                     self._ended[pid] = time
 
@@ -69,10 +71,19 @@ class Carry:
             OSError: it cannot be written.
         """
         launches = [launch for (pid, _), launch in self._last.items() if self._lives(pid)]
+        # What ended cannot be asked for its mappings any more; what it has not mapped itself, it has of its parents.
+        ended: set[int] = set()
+        for pid in {int(launch["pid"]) for launch in launches} & self._ended.keys():
+            while pid in self._parents and pid not in ended:
+                ended.add(pid)
+                pid = self._parents[pid]
         stacks = np.array([launch["stack"] for launch in launches], np.uint64)
         with open(out, "wb", closefd=False) as file:
-            for frame in spool.frames({FrameKind.KERNEL, FrameKind.STACKS}):
-                if frame.kind is FrameKind.STACKS:
+            for frame in spool.frames({FrameKind.KERNEL, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}):
+                if frame.kind is FrameKind.SIDEBAND:
+                    if told := records_of(frame.payload, ended):
+                        file.writelines(framed(frame.kind, told, time=frame.time))
+                elif frame.kind is FrameKind.STACKS:
                     records = np.frombuffer(frame.payload, stack_dtype(frame.part))
                     records = records[np.isin(records["id"], stacks)].copy()
                     records["time"] = self._now  # mappings are told anew, as they are now

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Outcome
 from iaprof.formats.launches import Counter, LaunchFlags
@@ -118,12 +119,18 @@ class Launches:
         self._described[pid] = None
         self._journal.json(FrameKind.PROCESS, {"pid": pid, **describe(pid)})
 
-    def describe_again(self) -> None:
-        """Writes down once more what is known of processes, and the new epoch's first stacks, into another spool."""
+    def describe_again(self, time_ns: int) -> None:
+        """Writes down once more what is known of processes, and the new epoch's first stacks, into another spool.
+
+        Args:
+            time_ns: since when it is said to be so.
+        """
         self._write_stacks(self._first_stacks, time.monotonic_ns())
         known, self._described = list(self._described), {}
         for pid in known:
-            self._describe(pid)
+            if records := processes.describe(pid, time_ns):
+                self._describe(pid)
+                self._journal.write(FrameKind.SIDEBAND, records, time=time_ns)
 
     # Modules
 

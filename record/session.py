@@ -313,7 +313,7 @@ class Session:
         self._journal.json(FrameKind.END, self._footer(now))
         self._rotation.rotate()
         self._journal.json(FrameKind.HEADER, self._header())
-        self._launches.describe_again()
+        self._launches.describe_again(now)
         self._launches.take_modules_again()
         self._pieces = snapshot(now)
         self._loop.go_on_with("snapshot", self._tell_what_runs)

@@ -6,12 +6,14 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
+from iaprof.bpf.usdt import read_probes
 from iaprof.formats.launches import Counter, LaunchFlags
 from integration.recording import copy_of_build
 from standin import runtime
@@ -34,12 +36,17 @@ def probes_on(folder: Path, sizes: Sizes | None = None) -> LaunchProbes:
     return probes
 
 
-def run(folder: Path, *options: str | int | float, env: dict[str, str] | None = None) -> int:
-    """Runs the workload without a GPU; gives its process id."""
+def start(folder: Path, *options: str | int | float) -> subprocess.Popen[bytes]:
+    """Starts the workload without a GPU."""
     programs = runtime.build(folder)
     words = runtime.command([runtime.debug_elf("bmg", "matmul")], *options, programs=programs)
-    environment = {key: value for key, value in os.environ.items() if key != "STANDIN_DIR"} | (env or {})
-    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    environment = {key: value for key, value in os.environ.items() if key != "STANDIN_DIR"}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+
+
+def run(folder: Path, *options: str | int | float) -> int:
+    """Runs the workload without a GPU; gives its process id."""
+    process = start(folder, *options)
     assert process.wait() == 0
     return process.pid
 
@@ -174,10 +181,168 @@ def test_no_room_for_stacks_is_counted_and_marked(folder: Path, closing: list[La
 
 
 def test_a_stack_deeper_than_the_limit_is_as_deep_as_the_limit(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given
     probes = probes_on(folder)
     closing.append(probes)
-    run(folder, "--launches", 30, "--rate", 0, "--depth", stack_depth() + 10)
-    assert probes.stacks.read()["depth"].max() == stack_depth()
+    # when
+    run(folder, "--launches", 30, "--rate", 0)
+    run(folder, "--launches", 40, "--rate", 0, "--depth", stack_depth() + 10)
+    # then launches are counted whose stack may be deeper, not their different stacks
+    launches, stacks = probes.launches.read(), probes.stacks.read()
+    assert stacks["depth"].max() == stack_depth()
+    deep = stacks["id"][stacks["depth"] == stack_depth()]
+    truncated = int(np.isin(launches["stack"], deep).sum())
+    assert len(deep) < truncated == probes.counters()[Counter.STACKS_TRUNCATED] == 40
+
+
+def test_in_a_new_epoch_every_stack_travels_again(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given a process that launches all the time
+    probes = probes_on(folder, Sizes(launch_pages=4096))
+    closing.append(probes)
+    process = start(folder, "--seconds", 3, "--rate", 5000, "--threads", 3)
+    launches, stacks = [], []
+    # when epochs begin meanwhile
+    while process.poll() is None:
+        time.sleep(0.1)
+        launches.append(probes.launches.read())
+        first = probes.stacks.read()
+        probes.new_epoch()
+        launches[-1] = np.concatenate([launches[-1], probes.launches.read()])
+        stacks.append(np.concatenate([first, probes.stacks.read()]))
+    # then the launches of each have all their stacks in it, or in what was read last before it
+    assert len(launches) > 10
+    assert probes.counters()[Counter.LAUNCHES_LOST] == 0
+    epochs = 0
+    for index, batch in enumerate(launches):
+        known = np.concatenate(stacks[max(0, index - 1) : index + 1])
+        assert not (batch["flags"] & LaunchFlags.NO_STACK).any()
+        assert set(batch["stack"].tolist()) <= set(known["id"].tolist())
+        if index and len(batch) and len(launches[index - 1]):
+            epochs += 1
+    assert epochs > 10
+    # and stacks of three epochs are the same addresses under different ids
+    some = stacks[3], stacks[5], stacks[7]
+    assert not set(some[0]["id"].tolist()) & set(some[2]["id"].tolist())
+    assert set(map(bytes, some[0]["ips"])) & set(map(bytes, some[1]["ips"])) & set(map(bytes, some[2]["ips"]))
+
+
+def test_launches_of_others_are_kept_short(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given a process that is excluded, one that is not, and one that was and is no longer
+    probes = probes_on(folder)
+    closing.append(probes)
+    processes = [start(folder, "--launches", 200, "--rate", 400) for _ in range(3)]
+    other, meant, again = (process.pid for process in processes)
+    # when
+    probes.exclude([other, again, *range(5_000_000, 5_010_000)])
+    probes.include([again, 6_000_000])
+    began = time.monotonic_ns()
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    # then
+    launches = probes.launches.read()
+    launches = launches[launches["time"] > began]
+    of_other = launches[launches["pid"] == other]
+    assert len(of_other) > 50
+    assert set(of_other["flags"].tolist()) == {LaunchFlags.OTHER}
+    assert set(of_other["comm"].tolist()) == set(of_other["name"].tolist()) == {b""}
+    assert set(of_other["stack"].tolist()) == {0}
+    assert (of_other["address"] != 0).all()
+    assert (of_other["size"] != 0).all()
+    for pid in (meant, again):
+        whole = launches[launches["pid"] == pid]
+        assert len(whole) > 50
+        assert set(whole["flags"].tolist()) == {0}
+        assert b"" not in whole["name"].tolist()
+    # and those of others are counted, and come without stacks
+    counters = probes.counters()
+    assert len(of_other) <= counters[Counter.OTHERS] <= 200
+    assert counters[Counter.LAUNCHES] == 600
+    stacks = probes.stacks.read()
+    assert other not in stacks["pid"][stacks["time"] > began].tolist()
+
+
+def test_others_beyond_the_maps_room_come_in_full(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given more processes than can be remembered, the one that launches first
+    probes = probes_on(folder, Sizes(others_remembered=64))
+    closing.append(probes)
+    process = start(folder, "--launches", 100, "--rate", 400)
+    probes.exclude([process.pid])
+    probes.exclude(range(5_000_000, 5_010_000))
+    began = time.monotonic_ns()
+    assert process.wait() == 0
+    launches = probes.launches.read()
+    launches = launches[launches["time"] > began]
+    assert len(launches) > 10
+    assert set(launches["flags"].tolist()) == {0}
+
+
+def semaphores(pid: int, library: Path, offsets: set[int]) -> set[int]:
+    """The values of a library's semaphores in a process."""
+    values = set()
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        words = line.split()
+        if words[-1] == str(library):
+            begin, end = (int(part, 16) for part in words[0].split("-"))
+            first = int(words[2], 16)
+            with open(f"/proc/{pid}/mem", "rb") as memory:
+                for offset in (
+                    offset for offset in offsets if first <= offset < first + end - begin and "w" in words[1]
+                ):
+                    memory.seek(begin + offset - first)
+                    values.add(int.from_bytes(memory.read(2), "little"))
+    return values
+
+
+def test_detaching_many_libraries_takes_as_long_as_one(tmp_path: Path, closing: list[LaunchProbes]) -> None:
+    # given probes in 15 libraries, and a process that has mapped one
+    builds = [copy_of_build(tmp_path / f"build-{number}") for number in range(15)]
+    programs = runtime.build(builds[7])
+    with programs.library.open("rb") as file:
+        offsets = {probe.semaphore_offset for probe in read_probes(file, "level_zero", ("launch_kernel",))}
+    probes = LaunchProbes()
+    closing.append(probes)
+    outcomes = list(probes.libraries.installed(tuple(map(str, builds))))
+    assert [outcome.problem for outcome in outcomes] == [""] * 15
+    process = start(builds[7], "--seconds", 60, "--rate", 100)
+    try:
+        while not probes.counters()[Counter.LAUNCHES]:
+            assert process.poll() is None
+        assert semaphores(process.pid, programs.library, offsets) == {1}
+        # when
+        began = time.monotonic()
+        probes.detach()
+        took = time.monotonic() - began
+        # then: one after the other they would take 15 times two of the kernel's grace periods, of 50 ms and more
+        assert took < 0.75
+        assert semaphores(process.pid, programs.library, offsets) == {0}
+        fired = probes.counters()[Counter.LAUNCHES]
+        time.sleep(0.1)
+        assert probes.counters()[Counter.LAUNCHES] == fired
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_program_goes_to_all_locations_or_to_none(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given a location that the kernel refuses, after one that it takes
+    probes = LaunchProbes()
+    closing.append(probes)
+    programs = runtime.build(folder)
+    with programs.library.open("rb") as file:
+        launch, *_ = read_probes(file, "level_zero", ("launch_kernel",))
+        beyond = replace(launch, offset=1 << 40)
+        # when
+        with pytest.raises(OSError, match="Invalid argument"):
+            probes._attach(file.fileno(), [launch, beyond])
+        # and a second program's
+        with pytest.raises(OSError, match="Invalid argument"):
+            probes._attach(file.fileno(), [launch, replace(beyond, name="compile_kernel")])
+    # then
+    run(folder, "--launches", 10, "--rate", 0)
+    assert probes.counters()[Counter.LAUNCHES] == 0
+    # and the library can still be taken
+    assert [outcome.problem for outcome in probes.libraries.installed((str(folder),))] == [""]
+    run(folder, "--launches", 10, "--rate", 0)
+    assert probes.counters()[Counter.LAUNCHES] == 10
 
 
 def test_one_library_under_two_names_is_probed_once(folder: Path, closing: list[LaunchProbes]) -> None:

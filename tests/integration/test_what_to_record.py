@@ -67,7 +67,7 @@ def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a shell, which starts a program only when it is recorded already, and another program
         gate = tmp_path / "gate"
-        wanted = workload("matmul", "--seconds", 1.5, "--threads", 2)
+        wanted = workload("matmul", "--seconds", 1.5, "--threads", 2, "--one-place")
         shell = launch_in(
             hardware, tmp_path / "a", ["sh", "-c", f"until [ -e {gate} ]; do sleep 0.02; done; {' '.join(wanted)}"]
         )
@@ -200,7 +200,7 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
         recorder = start(hardware, capture)
         # given a program that compiles once, and then launches what executes 30 ms later
         program = launch_in(
-            hardware, tmp_path, workload("matmul", "--seconds", 4, "--threads", 2, "--delay-us", 30_000)
+            hardware, tmp_path, workload("matmul", "--seconds", 4, "--threads", 2, "--one-place", "--delay-us", 30_000)
         )
         # when
         for number in range(1, 4):
@@ -223,7 +223,7 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
 def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
-        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 3))
+        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 3, "--one-place"))
         by_size = parts(capture)
         assert len(by_size) > 2
         whole(by_size, hardware.ledger())

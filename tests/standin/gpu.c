@@ -126,6 +126,7 @@ struct client {
     int fd;
     pid_t pid;
     bool waits, settled; /* settled: `until` is known */
+    bool for_all;        /* waits for everybody's, not its process's */
     uint64_t until;
 };
 
@@ -1025,6 +1026,7 @@ static void handle(struct client *client, char *message, size_t size)
         add_launch(client, &launch);
     } else if (type == STANDIN_MSG_SYNC) {
         client->waits = true;
+        client->for_all = size >= 8 && message[4];
         client->settled = false;
     } else if (type == STANDIN_MSG_DRIVER && size == sizeof(struct standin_driver)) {
         answer_driver(client->fd, (void *)message);
@@ -1041,7 +1043,7 @@ static void answer_syncs(void)
 {
     for (size_t i = 0; i < clients_count; i++) {
         struct client *client = clients[i];
-        struct process *process = find_process(client->pid);
+        struct process *process = client->for_all ? NULL : find_process(client->pid);
         if (!client->waits)
             continue;
         if (!client->settled) {

@@ -24,13 +24,15 @@ More than one card, cards that come and go, and what goes wrong with them:
   stand. `thaw()`: it executes what it had not, that much later.
 - `flood(records, seconds)`; `overflow(times, period, records)`: `times` overflows of `records` dropped records each,
   one every `period` seconds or later: as soon as the reader has met the one before. Each costs 8192 records to fill the
-  buffer. 1000 at 15 ms take 15 to 20 s. `Runtime.sync()` of a process that launched nothing waits for the end of both.
+  buffer. 1000 at 12 ms take some 14 s. They begin when a kernel is known (`Runtime.kernel`, a first launch).
+- `wait()` returns when all launches, the flood and the overflows are over and their records visible. `Runtime.sync()`
+  waits for the launches of its process only (of a process that launched nothing: for all, as `wait()`).
 
 The PMU (type and encodings are in the tree; perf_event_open through libc's syscall): engine-active-ticks of the compute
 engine grow while at least one launch executes on that main GT, at `reference_clock` (19.2 MHz, PVC 25 MHz), also
-between two looks of the GPU process; engine-total-ticks always. So a launch of 0.4 s in a second makes 40 %. Floods and
-ordered overflows count as work only for the time of the flood. Frequencies are added up at each read, as xe_pmu.c does:
-400 MHz idle; while executing, and 5 ms after, 2400 actual and 2850 requested. gt-c6-residency counts the idle ms.
+between two looks of the GPU process; engine-total-ticks always. So a launch of 0.4 s in a second makes 40 %. A flood is
+work as long as it lasts, ordered overflows are none. Frequencies are added up at each read, as xe_pmu.c does: 400 MHz
+idle; while executing, and 5 ms after, 2400 actual and 2850 requested. gt-c6-residency counts the idle milliseconds.
 xe_pmu.c says ENOENT, not EINVAL, to a config that it does not know; EINVAL to sampling, cpu -1 and a pid.
 freq0/act_freq and cur_freq say the same. hwmon (discrete cards): the energy of the card is 20 W, and 150 W more while a
 main GT executes; of the package, 70 % of it; temperatures and the fan rise by 20 degrees and 620 RPM while executing
@@ -334,6 +336,12 @@ class Hardware:
             self.process.stdout.close()
         if code != 0 and not self._killed:
             raise RuntimeError(f"the GPU ended with {code}")
+
+    def wait(self) -> None:
+        """Wait until all launches, floods and overflows are over and their records visible to a reader."""
+        with _connect(self.folder) as gpu:
+            gpu.send(struct.pack("=II", MSG_SYNC, 1))
+            gpu.recv(64)
 
     def ledger(self) -> Ledger:
         """What was produced: up to now, or in all if it was stopped."""

@@ -38,7 +38,8 @@ struct standin_launch {
     char stack[512];      /* the launching functions of the program, outermost first, joined with ';' */
 };
 
-/* A runtime that waits until the GPU has executed all that it launched sends the type alone and gets it back. */
+/* A runtime that waits until the GPU has executed all that it launched sends the type alone and gets it back. A test that waits until the
+ * GPU has nothing to do any more sends a second word that is not 0. */
 struct standin_sync {
     uint32_t type; /* STANDIN_MSG_SYNC */
 };

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.sideband import SideBand, decode, mapping_record, running_record
 from iaprof.record.carry import LINGER_NS, Carry
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 
@@ -90,6 +91,25 @@ def test_the_last_launch_of_each_kernel_with_its_stack_and_modules_of_who_runs(t
     modules = [(json.loads(data[:part]), data[part:]) for kind, data, part in frames if kind is FrameKind.KERNEL]
     assert {about["digest"] for about, _ in modules} == {"aa", "cc"}
     assert {about["digest"]: elf for about, elf in modules if elf} == {"aa": b"one", "cc": b"dri"}
+
+
+def test_the_mappings_of_who_ended_and_of_its_parents(tmp_path: Path) -> None:
+    # given a process that ended a moment ago, whose parent mapped what it runs, and a stranger
+    now, parent, child, stranger = 100 * SECOND, 5, 12, 13
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.LAUNCHES, launches((5, child, 7, 1), (6, stranger, 7, 1)), time=6)
+    mapped = [mapping_record(1, pid, 0x1000, 0x1000, 0, b"/x", b"id", (0, 0, 0)) for pid in (parent, child, stranger)]
+    begun = running_record(1, parent, 1) + running_record(2, child, parent) + running_record(2, stranger, 1)
+    spool.write(FrameKind.SIDEBAND, b"".join(mapped) + begun + ended(child, now - SECOND), time=now)
+    spool.close()
+    # when
+    found = SideBand()
+    for kind, payload, _ in carried(tmp_path):
+        if kind is FrameKind.SIDEBAND:
+            decode(payload, found)
+    # then
+    assert found.mappings.pid == [parent, child]
+    assert list(zip(found.processes.pid, found.processes.ppid, strict=True)) == [(parent, 1), (child, parent)]
 
 
 def test_nothing_to_carry(tmp_path: Path) -> None:

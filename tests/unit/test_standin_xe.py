@@ -10,8 +10,10 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +171,26 @@ def hardware(tmp_path: Path, programs: Programs) -> Iterator[Hardware]:
         yield made
 
 
-def client(hardware: Hardware, body: str, **environment: str) -> dict[str, Any]:
-    """Run CLIENT and `body` under the preload; what it said."""
+def client(
+    hardware: Hardware, body: str, environment: Mapping[str, str] | None = None, **orders: Callable[[], None]
+) -> dict[str, Any]:
+    """Run CLIENT and `body` under the preload; what it said. A line before that is an order, whose end it waits for."""
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT + textwrap.dedent(body)],
-        env=os.environ | {"PYTHONPATH": str(TESTS)} | hardware.env() | environment,
+        env=os.environ | {"PYTHONPATH": str(TESTS)} | hardware.env() | (environment or {}),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        output, _ = process.communicate(timeout=60)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        output = process.stdout.readline()
+        while output.strip() in orders:
+            orders[output.strip()]()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            output = process.stdout.readline()
+        process.wait(60)
     assert process.returncode == 0
     said = json.loads(output)
     assert isinstance(said, dict)
@@ -264,7 +277,7 @@ def test_the_preload_does_not_reach_a_child(hardware: Hardware) -> None:
 
 def test_another_preload_stays(hardware: Hardware) -> None:
     said = client(hardware, "say(preload=os.environ['LD_PRELOAD'])",
-                  LD_PRELOAD=f"libutil.so.1:{hardware.programs.driver}")  # fmt: skip
+                  {"LD_PRELOAD": f"libutil.so.1:{hardware.programs.driver}"})  # fmt: skip
     assert said["preload"] == "libutil.so.1"
 
 
@@ -443,9 +456,7 @@ def test_ticks_of_the_compute_engine_follow_the_launches(hardware: Hardware) -> 
     assert copy_total == pytest.approx(total, abs=1000)  # they are read one after the other
     assert c6_ms == pytest.approx(1000 * (enabled - 0.42), abs=20)
     # and at any look the engine was either busy all the time or not at all, or it changed in between
-    shares = [
-        (b[0] - a[0]) / (b[1] - a[1]) for a, b in zip(said["looks"], said["looks"][1:], strict=False) if b[1] > a[1]
-    ]
+    shares = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(said["looks"]) if b[1] > a[1]]
     assert min(shares) >= 0
     assert max(shares) <= 1.01
     assert sum(share > 0.97 for share in shares) >= 0.4 / (1 / len(shares)) * 0.7
@@ -663,8 +674,8 @@ def test_no_device_and_another_driver(hardware: Hardware) -> None:
             fcntl.ioctl(device(), VERSION, version)
         say(there=there, node=refusal(device), name=name.decode().rstrip("\\0"))
         """
-    gone = client(hardware, body, STANDIN_FAULTS="no-device")
-    other = client(hardware, body, STANDIN_FAULTS="slow-reader,not-xe")
+    gone = client(hardware, body, {"STANDIN_FAULTS": "no-device"})
+    other = client(hardware, body, {"STANDIN_FAULTS": "slow-reader,not-xe"})
     assert gone == {"there": [False, False], "node": "ENOENT", "name": ""}
     assert other == {"there": [True, True], "node": "", "name": "i915"}
 
@@ -959,7 +970,7 @@ def test_a_slow_reader_loses_and_the_ledger_says_so(tmp_path: Path, programs: Pr
             fcntl.ioctl(stream, DISABLE)
             say(records=records, lost=lost)
             """,
-            STANDIN_SLOW_MS="300",
+            {"STANDIN_SLOW_MS": "300"},
         )
     ledger = hardware.ledger()
     # then it saw EIO, and the ledger holds exactly what it missed
@@ -1009,3 +1020,350 @@ def test_two_million_records_in_a_second_are_drained_without_loss(tmp_path: Path
     assert said["eio"] == 0
     assert ledger.records_dropped == 0
     assert said["records"] == ledger.records_captured == ledger.records_produced == 2_000_000
+
+
+# ---- several cards ----
+
+
+def test_every_card_has_its_place_nodes_counters_and_streams(tmp_path: Path, programs: Programs) -> None:
+    # given a machine with three cards, two of them discrete
+    with Hardware(tmp_path / "gpu", cards=("bmg", "pvc", "lnl"), programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            import glob
+            nodes = [f"/dev/dri/renderD{128 + card}" for card in range(3)]
+            places = [os.path.realpath(f"/sys/class/drm/{os.path.basename(node)}/device") for node in nodes]
+            ids = [struct.unpack_from("=Q", query(device(node), 2), 8)[0] & 0xffff for node in nodes]
+            streams = [[open_stream(device(nodes[card]), (GT_ID, gt)) for gt in gts] for card, gts in
+                       enumerate(([0], [0, 1], [0]))]
+            for stream in sum(streams, []):
+                os.set_blocking(stream, False)
+                fcntl.ioctl(stream, ENABLE)
+            active = [counter(engine(ACTIVE), card=card) for card in range(3)]
+            GPU.kernel("k", KERNEL, OFFSETS)
+            before = [counts(fd)[1] for fd in active]
+            # when each main GT gets as many launches, and card 2 one more
+            for turn in range(8):
+                GPU.launch(KERNEL, 0.02)
+            GPU.launch(KERNEL, 0.2, gt=3)
+            GPU.sync()
+            data = [[drain(stream)[0] for stream in each] for each in streams]
+            for card, name in enumerate(("bmg", "pvc", "lnl")):
+                Path(os.environ["STANDIN_DIR"], name).write_bytes(b"".join(data[card]))
+            say(places=places, ids=ids, cards=sorted(os.listdir("/dev/dri")),
+                active=[counts(fd)[1] - first for fd, first in zip(active, before)],
+                pmus=[name for name in os.listdir("/sys/bus/event_source/devices") if name.startswith("xe_")],
+                sizes=[[len(part) // 64 for part in each] for each in data], busy=refusal(
+                    open_stream, device(nodes[1]), (GT_ID, 1)), none=refusal(open_stream, device(nodes[2]), (GT_ID, 2)),
+                energy=[len(glob.glob(f"/sys/class/drm/card{card}/device/hwmon/*/energy1_input")) for card in range(3)])
+            """,
+        )
+    ledger = hardware.ledger()
+    # then each is a device of its own
+    assert [place.rsplit("/", 1)[1] for place in said["places"]] == ["0000:03:00.0", "0000:07:00.0", "0000:00:02.0"]
+    assert [card.address for card in hardware.cards] == [place.rsplit("/", 1)[1] for place in said["places"]]
+    assert said["ids"] == [0xE20B, 0x0BD5, 0x64A0]
+    assert {"card0", "card1", "card2", "renderD128", "renderD129", "renderD130"} <= set(said["cards"])
+    assert set(said["pmus"]) == {card.pmu for card in hardware.cards}
+    assert said["energy"] == [1, 1, 0]
+    assert (said["busy"], said["none"]) == ("EBUSY", "EINVAL")
+    # and all counted and sampled what it executed, in the layout of its kind
+    clocks = [19.2e6, 25e6, 19.2e6]
+    seconds = [ticks / clock for ticks, clock in zip(said["active"], clocks, strict=True)]
+    assert seconds == [pytest.approx(each, abs=0.005) for each in (0.02, 0.02, 0.2)]
+    by_gt = {(count.card, count.gt): count.captured for count in ledger.gts}
+    assert [[by_gt[0, 0]], [by_gt[1, 0], by_gt[1, 1]], [by_gt[2, 0]]] == said["sizes"]
+    assert min(by_gt.values()) > 500
+    assert by_gt[2, 0] > 4 * by_gt[0, 0]
+    got: Counter[str] = Counter()
+    for name, layout in (("bmg", "xe2"), ("pvc", "pvc"), ("lnl", "xe2")):
+        for (_, reason), count in samples((hardware.folder / name).read_bytes(), layout).items():
+            got[reason] += count
+    made: Counter[str] = Counter()
+    for row in ledger.rows:
+        made[row.reason] += row.captured
+    assert got == made
+
+
+def test_overflows_say_whose_they_are(tmp_path: Path, programs: Programs) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "pvc"), xecores=2, programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            stream = open_stream(device("/dev/dri/renderD129"), (GT_ID, 1))
+            os.set_blocking(stream, False)
+            fcntl.ioctl(stream, ENABLE)
+            GPU.kernel("k", KERNEL, OFFSETS)
+            fault(FAULT_FLOOD, 30_000, 50_000_000)
+            with Runtime(Path(os.environ["STANDIN_DIR"])) as other:
+                other.sync()
+            data, lost = drain(stream)
+            say(records=len(data) // 64, lost=lost)
+            """,
+        )
+    ledger = hardware.ledger()
+    assert said == {"records": 2 * 8192, "lost": 1}
+    assert {(each.card, each.gt, each.xecore) for each in ledger.overflows} == {(1, 1, 0), (1, 1, 1)}
+    assert [count.dropped for count in ledger.gts] == [0, 0, 30_000 - 2 * 8192]
+
+
+def test_faults_of_one_card_or_gt(tmp_path: Path, programs: Programs) -> None:
+    faults = ["busy@0.1", "no-eu-stall@1", "not-xe@2", "eacces@3.0"]
+    cards = ("pvc", "bmg", "lnl", "bmg")
+    with Hardware(tmp_path / "gpu", cards=cards, xecores=1, faults=faults, programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            fds = [device(f"/dev/dri/renderD{128 + card}") for card in range(4)]
+            say(open=[refusal(lambda: os.close(open_stream(fd, (GT_ID, gt)))) for fd, gt in zip(fds[:1] * 2 + fds[1:],
+                (0, 1, 0, 0, 0))], stall=[refusal(query, fd, 10) for fd in fds])
+            """,
+        )
+    assert said == {"open": ["", "EBUSY", "ENODEV", "EINVAL", "EACCES"], "stall": ["", "ENODEV", "EINVAL", ""]}
+
+
+# ---- cards that come and go ----
+
+
+def test_a_card_that_is_unplugged_is_gone_and_comes_back(tmp_path: Path, programs: Programs) -> None:
+    # given two cards that are sampled, one with records that nobody has read
+    with Hardware(tmp_path / "gpu", cards=("bmg", "lnl"), programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            def look():
+                return [sorted(name for name in os.listdir(folder) if any(part in name for part in (
+                    "card0", "renderD128", "03:00", "03_00"))) for folder in (
+                    "/dev/dri", "/dev/dri/by-path", "/sys/class/drm", "/sys/bus/pci/devices",
+                    "/sys/bus/event_source/devices")] + [os.path.exists("/sys/dev/char/226:128")]
+            def opened(node):
+                stream = open_stream(device(node), (GT_ID, 0))
+                os.set_blocking(stream, False)
+                fcntl.ioctl(stream, ENABLE)
+                return stream
+            node = device()
+            streams = [opened("/dev/dri/renderD128"), opened("/dev/dri/renderD129")]
+            event, other = counter(engine(TOTAL)), counter(engine(TOTAL), card=1)
+            energy = os.open("/sys/class/drm/card0/device/hwmon/hwmon3/energy1_input", os.O_RDONLY)
+            GPU.kernel("k", KERNEL, OFFSETS)
+            GPU.launch(KERNEL, 0.05, gt=0), GPU.launch(KERNEL, 0.05, gt=1)
+            GPU.sync()
+            before = look()
+            # when the first is unplugged
+            print("unplug", flush=True), sys.stdin.readline()
+            gone = look(), refusal(device), [refusal(os.read, stream, 64) for stream in streams], readable(streams[0])
+            dead = [refusal(query, node, 2), refusal(open_stream, node, (GT_ID, 0)), refusal(os.pread, energy, 64, 0),
+                    refusal(fcntl.ioctl, streams[0], ENABLE), refusal(counter, engine(TOTAL))]
+            counted = len(os.read(event, 64)), len(os.read(other, 64))
+            GPU.launch(KERNEL, 0.05), GPU.launch(KERNEL, 0.05)
+            GPU.sync()
+            # and plugged in again
+            print("plug", flush=True), sys.stdin.readline()
+            again = look()
+            stream = opened("/dev/dri/renderD128")
+            GPU.launch(KERNEL, 0.05, gt=0)
+            GPU.sync()
+            data = [drain(each)[0] for each in (stream, streams[1])]
+            say(before=before, gone=gone, dead=dead, counted=counted, again=again, old=refusal(os.read, streams[0], 64),
+                node=refusal(query, node, 2), records=[64 + len(each) for each in data],
+                value=len(os.read(counter(engine(TOTAL)), 64)))
+            """,
+            unplug=lambda: hardware.unplug(0),
+            plug=lambda: hardware.plug(0),
+        )
+    ledger = hardware.ledger()
+    # then its files are there, not there, and there again
+    assert [len(names) for names in said["before"][:-1]] == [2, 2, 3, 1, 1]
+    assert said["before"][-1]
+    nothing, node, reads, told = said["gone"]
+    assert nothing == [[]] * 5 + [False]
+    assert said["again"] == said["before"]
+    # and what was open of it is dead for good, while the other card goes on
+    assert (node, reads, told) == ("ENOENT", ["ENODEV", ""], True)
+    assert said["dead"] == ["ENODEV", "ENODEV", "ENODEV", "ENODEV", "ENOENT"]
+    assert said["counted"] == [0, 16]
+    assert (said["old"], said["node"], said["value"]) == ("ENODEV", "ENODEV", 16)
+    first, second = ledger.gts
+    assert (first.unread, second.unread) == (first.produced - first.captured, 0)
+    assert first.unread > 1000
+    assert [size // 64 for size in said["records"]] == [first.captured + 1, second.captured]
+    assert second.captured > 5000
+
+
+def test_a_card_that_was_not_there_from_the_start(tmp_path: Path, programs: Programs) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "bmg"), unplugged=(1,), programs=programs) as hardware:
+        body = """
+            nodes = [name for name in sorted(os.listdir("/dev/dri")) if name.startswith("renderD")]
+            say(nodes=nodes, open=[refusal(open_stream, device("/dev/dri/" + name), (GT_ID, 0)) for name in nodes])
+            """
+        before = client(hardware, body)
+        hardware.plug(1)
+        after = client(hardware, body)
+        with pytest.raises(ValueError, match="already"):
+            hardware.plug(1)
+        hardware.unplug(0)
+        alone = client(hardware, body)
+    assert before == {"nodes": ["renderD128"], "open": [""]}
+    assert after == {"nodes": ["renderD128", "renderD129"], "open": ["", ""]}
+    assert alone == {"nodes": ["renderD129"], "open": [""]}
+
+
+# ---- a GPU that does not answer ----
+
+
+def test_a_gpu_that_stands_still_is_silent_and_goes_on_later(hardware: Hardware) -> None:
+    said = client(
+        hardware,
+        """
+        stream = started()
+        event = counter(engine(TOTAL))
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.3)
+        time.sleep(0.1)
+        # when it stands still, then what was visible can be read, and no more comes
+        print("freeze", flush=True), sys.stdin.readline()
+        first = len(drain(stream)[0]) // 64
+        ticks = counts(event)
+        quiet = readable(stream, 0.4), refusal(os.read, stream, 64), counts(event) == ticks
+        # and nobody waits long for it
+        times = []
+        def timed(function, *args):
+            start = time.monotonic()
+            times.append(refusal(function, *args))
+            times.append(time.monotonic() - start)
+        timed(fcntl.ioctl, stream, DISABLE)
+        timed(fcntl.ioctl, stream, ENABLE)
+        timed(counter, engine(TOTAL))
+        os.close(stream)
+        timed(open_stream, device(), (GT_ID, 0))
+        # and when it goes on, the rest of the launch is executed
+        print("thaw", flush=True), sys.stdin.readline()
+        stream = started()
+        GPU.sync()
+        say(first=first, quiet=quiet, times=times, rest=len(drain(stream)[0]) // 64, more=counts(event)[1] > ticks[1])
+        """,
+        freeze=hardware.freeze,
+        thaw=hardware.thaw,
+    )
+    assert 2000 < said["first"] < 5000
+    assert said["quiet"] == [False, "EAGAIN", True]
+    assert said["times"][::2] == ["", "ETIMEDOUT", "EINVAL", "ETIMEDOUT"]
+    assert max(said["times"][1::2]) < 0.1
+    assert said["rest"] > 6000
+    assert said["first"] + said["rest"] <= 12_000
+    assert said["more"]
+
+
+def test_one_card_stands_still_and_is_reset_while_another_goes_on(tmp_path: Path, programs: Programs) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", "bmg"), programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            streams = []
+            for node in ("/dev/dri/renderD128", "/dev/dri/renderD129"):
+                streams.append(open_stream(device(node), (GT_ID, 0)))
+                os.set_blocking(streams[-1], False)
+                fcntl.ioctl(streams[-1], ENABLE)
+            GPU.kernel("k", KERNEL, OFFSETS)
+            print("freeze", flush=True), sys.stdin.readline()
+            GPU.launch(KERNEL, 10, gt=0), GPU.launch(KERNEL, 10, gt=1)
+            still = readable(streams[1], 1), readable(streams[0], 0.1)
+            print("reset", flush=True), sys.stdin.readline()
+            say(still=still, after=[refusal(os.read, stream, 64) for stream in streams])
+            """,
+            freeze=lambda: hardware.freeze(0),
+            reset=lambda: hardware.reset(0),
+        )
+    assert said == {"still": [True, False], "after": ["ENODEV", ""]}
+
+
+# ---- overflows on order ----
+
+
+def test_overflows_are_made_and_dropped_as_ordered(tmp_path: Path, programs: Programs) -> None:
+    # given forty overflows of 25 records on two GTs
+    with Hardware(tmp_path / "gpu", "pvc", xecores=3, programs=programs) as hardware:
+        said = client(
+            hardware,
+            """
+            import threading
+            streams = [started(gt=gt) for gt in (0, 1)]
+            GPU.kernel("k", KERNEL, OFFSETS)
+            print("overflow", flush=True), sys.stdin.readline()
+            ended = threading.Event()
+            def wait():
+                with Runtime(Path(os.environ["STANDIN_DIR"])) as other:
+                    other.sync()
+                ended.set()
+            threading.Thread(target=wait).start()
+            # when they are read as they come
+            records, spans, before = 0, [], time.monotonic_ns()
+            while not ended.is_set():
+                for stream in select.select(streams, [], [], 0.01)[0]:
+                    try:
+                        records += len(os.read(stream, 16 << 20)) // 64
+                    except OSError as error:
+                        spans.append((before, time.monotonic_ns(), errno.errorcode[error.errno]))
+                        records += len(os.read(stream, 16 << 20)) // 64
+                    before = time.monotonic_ns()
+            for stream in streams:
+                records += len(drain(stream)[0]) // 64
+            say(records=records, spans=spans)
+            """,
+            overflow=lambda: hardware.overflow(40, 0.01, 25),
+        )
+    ledger = hardware.ledger()
+    # then each one is there with its span, and the reader was told of each
+    assert len(ledger.overflows) == len(said["spans"]) == 40
+    assert {each.records for each in ledger.overflows} == {25}
+    assert {(each.gt, each.xecore) for each in ledger.overflows} == {(gt, core) for gt in (0, 1) for core in range(3)}
+    assert all(each.first_ns < each.last_ns for each in ledger.overflows)
+    assert {told for *_, told in said["spans"]} == {"EIO"}
+    assert ledger.records_dropped == 40 * 25
+    assert ledger.records_captured == said["records"] == 40 * 8192
+    starts = sorted(each.first_ns for each in ledger.overflows)
+    assert min(b - a for a, b in pairwise(starts)) >= 0.01 * 1e9
+
+
+def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
+    # given a test that launched something, and a flood and overflows that take longer
+    said = client(
+        hardware,
+        """
+        stream = started()
+        GPU.kernel("k", KERNEL, OFFSETS)
+        GPU.launch(KERNEL, 0.01)
+        print("begin", flush=True), sys.stdin.readline()
+        GPU.sync()
+        early = time.monotonic()
+        print("wait", flush=True), sys.stdin.readline()
+        say(took=time.monotonic() - early, first=refusal(os.read, stream, 1 << 24), size=len(drain(stream)[0]) // 64)
+        """,
+        begin=lambda: (hardware.flood(1000, 0.3), hardware.overflow(1, 0.01))[0],
+        wait=hardware.wait,
+    )
+    assert said["took"] > 0.2
+    assert said["first"] == "EIO"
+    assert hardware.ledger().records_captured == said["size"] > 8192 + 900
+
+
+@pytest.mark.slow
+def test_a_thousand_overflows_take_less_than_twenty_seconds(tmp_path: Path, programs: Programs) -> None:
+    source, reader = tmp_path / "reader.c", tmp_path / "reader"
+    source.write_text(C_READER)
+    subprocess.run(["cc", "-O2", "-Wall", "-o", str(reader), str(source)], check=True)
+    with Hardware(tmp_path / "gpu", programs=programs) as hardware, hardware.runtime() as gpu:
+        gpu.kernel("k", KERNEL, OFFSETS)
+        hardware.overflow(1000, 0.012)
+        began = time.monotonic()
+        output = subprocess.run(
+            [str(reader), str(1000 * 8192)], env=os.environ | hardware.env(), stdout=subprocess.PIPE, check=True,
+            timeout=60,
+        ).stdout  # fmt: skip
+        seconds = time.monotonic() - began
+    said, ledger = json.loads(output), hardware.ledger()
+    assert len(ledger.overflows) == said["eio"] == 1000
+    assert ledger.records_dropped == 100_000
+    assert said["records"] == ledger.records_captured
+    assert seconds < 20

@@ -1,0 +1,209 @@
+"""BPF is compiled in a process apart: what it hands over, what it says where it cannot, and how waiting for it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iaprof.bpf import loader
+from iaprof.bpf.compiler import BCC_FOLDERS, BpfUnavailable
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.loader import Loader
+from iaprof.record.signals import Interrupted, StopSignals
+
+pytestmark = pytest.mark.bpf
+
+WAIT = "from iaprof.bpf.launches import LaunchProbes; p = LaunchProbes(); p.ready()"
+SAY = f"""
+from iaprof.bpf.compiler import BpfUnavailable
+try:
+    {WAIT}
+    print("loaded")
+except BpfUnavailable as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made; nothing else is there."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+@pytest.fixture
+def probes(temporary: Path) -> Iterator[LaunchProbes]:
+    opened = LaunchProbes()
+    yield opened
+    opened.close()
+
+
+def child_of(probes: LaunchProbes) -> int:
+    assert probes._loader._child is not None
+    return probes._loader._child.pid
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def said(*command: str) -> str:
+    """What a process says that tries to load, run by `command`."""
+    done = subprocess.run([*command, sys.executable, "-c", SAY], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1
+    return done.stdout.strip()
+
+
+def test_programs_and_maps_come_and_nothing_is_left(probes: LaunchProbes, temporary: Path) -> None:
+    child = child_of(probes)
+    # when
+    probes.ready()
+    # then
+    fds = probes._loaded.fds  # type: ignore[union-attr]
+    links = {name: os.readlink(f"/proc/self/fd/{fd}") for name, fd in fds.items()}
+    assert links["on_launch"] == links["on_compile"] == "anon_inode:bpf-prog"
+    assert {links[name] for name in links.keys() - {"on_launch", "on_compile"}} == {"anon_inode:bpf-map"}
+    assert not any(os.get_inheritable(fd) for fd in fds.values())
+    # and its CPU time is told
+    assert 0.05 < probes.compile_cpu_seconds < 30
+    # and it left nothing behind
+    assert not runs(child)
+    assert list(temporary.iterdir()) == []
+    # and neither do we
+    held = list(fds.values())
+    probes.close()
+    for fd in held:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_the_recorder_itself_stays_small() -> None:
+    # given the same program, without waiting for BPF and with
+    tell = "; print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')])"
+    words = [sys.executable, "-c"]
+    before = subprocess.run([*words, WAIT.replace("p.ready()", "p.close()") + tell], capture_output=True, check=True)
+    after = subprocess.run([*words, WAIT + tell], capture_output=True, check=True)
+    # then what it takes is the ring buffers: 8.5 MiB, which are mapped twice in a row
+    assert int(after.stdout) - int(before.stdout) < 20 << 10
+    # and bcc was not imported
+    no_bcc = subprocess.run(
+        [*words, WAIT + "; import sys; print('bcc' in sys.modules)"], capture_output=True, check=True
+    )
+    assert no_bcc.stdout == b"False\n"
+
+
+def test_neither_environment_nor_folder_confuse_it(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given modules of the same names as those that it imports
+    for name in ("json", "socket", "tempfile", "ctypes", "bcc", "iaprof", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("PYTHONPATH", "PYTHONHOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "json.py"))
+    # when, then
+    probes = LaunchProbes()
+    probes.ready()
+    probes.close()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "what"),
+    [
+        ([f"{folder}/bcc" for folder in BCC_FOLDERS], "bcc is not installed: install the distribution's package"),
+        (
+            ["/usr/src", "/lib/modules", "/sys/kernel"],
+            "no kernel headers were found for compiling BPF: install the headers of the running kernel",
+        ),
+    ],
+)
+def test_what_is_not_installed(hidden: list[str], what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
+    mounts = [f"mount -t tmpfs none {path} && " for path in hidden if Path(path).is_dir()]
+    assert said("unshare", "-m", "sh", "-c", "".join(mounts) + 'exec "$@"', "sh").startswith(what)
+
+
+def test_no_permission() -> None:
+    refused = said("setpriv", "--bounding-set=-sys_admin,-bpf,-perfmon")
+    assert refused.startswith("the kernel does not permit BPF here")
+
+
+def test_not_root() -> None:
+    # given another user, who may read the folder that we are in all the same
+    user = ("--reuid=65534", "--regid=65534", "--clear-groups")
+    refused = said("setpriv", *user, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    assert refused == "BPF needs root: run it with sudo"
+
+
+def test_a_program_that_the_compiler_refuses(temporary: Path) -> None:
+    loading = Loader("launches.c", {"MAX_PROBES": 1}, ("on_launch",), ())
+    with pytest.raises(BpfUnavailable, match=r"^the BPF programs did not compile or load \(.*error: "):
+        loading.wait()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_child_that_is_killed(probes: LaunchProbes, temporary: Path) -> None:
+    os.kill(child_of(probes), signal.SIGKILL)
+    with pytest.raises(BpfUnavailable, match=r"^the process that compiles BPF died \(SIGKILL\): make sure"):
+        probes.ready()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_child_that_hangs(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "TIMEOUT_S", 0.3)
+    probes = LaunchProbes()
+    child = child_of(probes)
+    os.kill(child, signal.SIGSTOP)
+    with pytest.raises(BpfUnavailable, match=r"took longer than 0.3 s: record again"):
+        probes.ready()
+    assert not runs(child)
+    assert list(temporary.iterdir()) == []
+
+
+def test_no_room_for_a_child(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(BpfUnavailable, match="cannot be started: Resource temporarily unavailable"):
+        LaunchProbes()
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_signal_ends_the_wait_at_once(probes: LaunchProbes, temporary: Path) -> None:
+    # given a child that takes its time
+    child = child_of(probes)
+    os.kill(child, signal.SIGSTOP)
+    with StopSignals() as signals:
+        # when others come first that are no reason to end
+        for delay, number in ((0.1, signal.SIGCHLD), (0.2, signal.SIGUSR2), (0.4, signal.SIGTERM)):
+            threading.Timer(delay, os.kill, (os.getpid(), number)).start()
+        begun = time.monotonic()
+        with pytest.raises(Interrupted):
+            probes.ready(signals)
+    # then
+    assert 0.35 < time.monotonic() - begun < 2
+    assert not runs(child)
+    assert list(temporary.iterdir()) == []
+
+
+def test_closed_before_it_is_ready(probes: LaunchProbes, temporary: Path) -> None:
+    child = child_of(probes)
+    begun = time.monotonic()
+    probes.close()
+    assert time.monotonic() - begun < 0.5
+    assert not runs(child)
+    assert list(temporary.iterdir()) == []
