@@ -11,15 +11,14 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Thread
 
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 
 _PROG_TYPE_KPROBE = 2  # enum bpf_prog_type; a uprobe's program is of this type
 _TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
 _LOG_BYTES = 1 << 20
-_CLOSING_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def load_uprobe_program(name: str, code: bytes) -> int:
     instructions = ctypes.create_string_buffer(code, len(code))
     license_ = ctypes.create_string_buffer(b"GPL")  # which stack walks and reads of user memory ask for
 
-    def load(level: int, log: ctypes.Array[ctypes.c_char]) -> int:
+    def load(log: ctypes.Array[ctypes.c_char] | None) -> int:
         # The part of union bpf_attr that BPF_PROG_LOAD takes: type, count, instructions, license, log, kernel version,
         # flags, name, network device, expected attach type.
         attributes = struct.pack(
@@ -53,9 +52,7 @@ def load_uprobe_program(name: str, code: bytes) -> int:
             len(code) // 8,
             ctypes.addressof(instructions),
             ctypes.addressof(license_),
-            level,
-            len(log) if level else 0,
-            ctypes.addressof(log) if level else 0,
+            *((0, 0, 0) if log is None else (1, len(log), ctypes.addressof(log))),
             0,
             0,
             name.encode(),
@@ -64,12 +61,12 @@ def load_uprobe_program(name: str, code: bytes) -> int:
         )
         return bpf(BPF_PROG_LOAD, attributes)
 
-    log = ctypes.create_string_buffer(_LOG_BYTES)
     try:
-        return load(0, log)
+        return load(None)
     except OSError as refusal:
+        log = ctypes.create_string_buffer(_LOG_BYTES)
         try:
-            return load(1, log)
+            return load(log)
         except OSError:
             said = log.value.decode(errors="replace").strip().splitlines()
             text = f"{refusal.strerror}; the verifier: {' / '.join(said[-3:-1])}" if said else refusal.strerror
@@ -126,5 +123,14 @@ def close_all(links: Iterable[UprobeLink]) -> None:
     The kernel makes each one wait some 50 ms for programs that may be running, and those that wait together wait
     once: hence the threads, which do nothing else.
     """
-    with ThreadPoolExecutor(_CLOSING_AT_ONCE) as threads:
-        list(threads.map(UprobeLink.close, links))
+    threads = []
+    for link in links:
+        thread = Thread(target=link.close)
+        try:
+            thread.start()
+        except RuntimeError:  # no room for more
+            link.close()
+        else:
+            threads.append(thread)
+    for thread in threads:
+        thread.join()

@@ -22,7 +22,7 @@ from iaprof.formats.errors import IaprofError
 
 MAX_ARGS = 4  # MAX_ARGS of launches.c
 MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
-# Compilers inline a probe's function a few times at most, and detaching takes tens of milliseconds for each.
+# Compilers inline a probe's function a few times at most.
 MAX_LOCATIONS = 8
 NO_REGISTER = 17
 EM_X86_64 = "EM_X86_64"

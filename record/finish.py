@@ -20,13 +20,15 @@ from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
-from iaprof.formats.sideband import SideBand, decode
+from iaprof.formats.sideband import SideBand, decode, sample_columns
+from iaprof.record.cpu_samples import CpuSamples
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
 KERNEL_BYTES_PER_GROUP = 64 << 20
+SAMPLE_BYTES_PER_GROUP = 16 << 20
 MAX_DEPTH = 1024
 MAX_WORDS = 3
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
@@ -80,16 +82,19 @@ class _Finishing:
         self._launch_rows = 0
         self._stack_ids: set[int] = set()
         self._sideband = SideBand()
+        self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
+        self._cpu_samples = CpuSamples()
         self._kernels: list[pa.StructArray] = []
         self._kernel_bytes = 0
         self._digests: set[str] = set()
         self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
         self._metric_rows = 0
         self._described: list[pa.StructArray] = []
-        self._last_ns = 0
+        self._first_ns = self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
         """Takes one frame; what does not have the form of its kind is counted as damaged."""
+        self._first_ns = self._first_ns or frame.time
         self._last_ns = max(self._last_ns, frame.time)
         try:
             _READERS[frame.kind](self, frame)
@@ -198,15 +203,19 @@ class _Finishing:
             self._flush_kernels()
 
     def _add_sideband(self, frame: Frame) -> None:
+        # The kernel tells of a loss when it has room again: it lies before the last read, but not before the one before.
+        before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
+        self._sideband_reads[frame.source] = last, frame.time
         try:
             decode(frame.payload, self._sideband)
         finally:
             if self._sideband.lost:
-                detail = "mappings, forks or exits that the kernel had no room for"
+                detail = "mappings, names, forks, exits or CPU samples that the kernel had no room for"
                 lost = min(self._sideband.lost, _MOST)
                 self._sideband.lost = 0
-                self._lost(frame.time, frame.time, "side-band", "lost", lost, detail)
-            if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
+                self._lost(min(before, frame.time), frame.time, "side-band", "lost", lost, detail)
+            rows = max(len(self._sideband.mappings.time), len(self._sideband.processes.time))
+            if rows >= ROWS_PER_GROUP or self._sideband.samples.size >= SAMPLE_BYTES_PER_GROUP:
                 self._flush_sideband()
 
     def _add_metrics(self, frame: Frame) -> None:
@@ -303,6 +312,12 @@ class _Finishing:
                 for field in KINDS[kind]
             ]
             self._write_rows(kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind])))
+        depth = self._header.get("stack_depth")
+        stacks, rows = self._cpu_samples.rows(
+            sample_columns(self._sideband.samples), depth if isinstance(depth, int) else MAX_DEPTH
+        )
+        self._write_rows("stack", stacks)
+        self._write_rows("cpu_sample", rows)
         self._sideband = SideBand()
 
     def _flush_kernels(self) -> None:
@@ -338,6 +353,7 @@ _PLURALS = {
     "process": "process_events",
     "kernel": "modules",
     "loss": "losses",
+    "cpu_sample": "cpu_samples",
     "metric": "metrics",
 }
 

@@ -35,6 +35,11 @@ _LOSSES = {
     Counter.BAD_ARGS: ("launches", "unreadable", "the probe's arguments could not be read"),
     Counter.STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those launches have no stack"),
     Counter.STACKS_FAILED: ("stacks", "failed", "the kernel could not walk them; those launches have no stack"),
+    Counter.STACKS_TRUNCATED: (
+        "stacks",
+        "truncated",
+        "launches from a stack that is as deep as kernel.perf_event_max_stack allows: raise that with sysctl",
+    ),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
 }
 

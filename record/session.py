@@ -196,8 +196,8 @@ class Session:
                 loop.at(begins, self._resume)
         if options.duration_s is not None:
             loop.at(begins + int(options.duration_s * 1e9), self._end_soon)
-        self._signals.check()
         if options.command:
+            self._signals.check()
             self._command = Command(options.command, self._signals)
 
     def _open_metrics(self) -> Metrics | None:

@@ -18,6 +18,7 @@ from iaprof.bpf import loader
 from iaprof.bpf.compiler import BCC_FOLDERS, BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.loader import Loader
+from iaprof.bpf.uprobe import load_uprobe_program
 from iaprof.record.signals import Interrupted, StopSignals
 
 pytestmark = pytest.mark.bpf
@@ -153,6 +154,12 @@ def test_a_program_that_the_compiler_refuses(temporary: Path) -> None:
     with pytest.raises(BpfUnavailable, match=r"^the BPF programs did not compile or load \(.*error: "):
         loading.wait()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_program_that_the_verifier_refuses() -> None:
+    exit_without_result = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
+    with pytest.raises(PermissionError, match=r"the verifier: .*R0 !read_ok"):
+        load_uprobe_program("no_result", exit_without_result)
 
 
 def test_a_child_that_is_killed(probes: LaunchProbes, temporary: Path) -> None:

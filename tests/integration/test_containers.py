@@ -29,7 +29,7 @@ IN_NAMESPACES = ["unshare", "--mount", "--propagation=private", "--pid", "--fork
 BUILD_TMP = """
 mount -t tmpfs none "$1"
 cp "$2"/libze_intel_gpu.so.1 "$2"/workload "$3" "$1"
-mkdir "$1"/gpu
+mkdir "$1"/gpu "$1"/only-inside
 mount --bind "$4" "$1"/gpu
 mount --rbind "$1" /tmp
 cd /tmp
@@ -101,7 +101,7 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
         start = [PYTHON, "-I", "-c", START_LATER, *words]
         container = subprocess.Popen(
             [*IN_NAMESPACES, "sh", "-ec", BUILD_TMP, "sh", tmp_path / "root", build, elf, hardware.folder, *start],
-            env={"STANDIN_DIR": "/tmp/gpu", "PATH": os.environ["PATH"]},
+            env={"STANDIN_DIR": "/tmp/gpu", "STANDIN_DUMP_DIR": "/tmp/only-inside", "PATH": os.environ["PATH"]},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -149,8 +149,9 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
     assert sum(launched.values()) == 800
     # and its kernels, from files that are only in its own mount namespace
     (kernel,) = (row for row in reader.table("kernel").to_pylist() if row["pid"] == host)
-    assert kernel["path"].startswith("/tmp/")
-    assert not Path(kernel["path"]).exists() or Path(kernel["path"]).read_bytes() != kernel["elf"]
+    assert kernel["path"].startswith("/tmp/only-inside/")
+    assert kernel["elf"]
+    assert not Path(kernel["path"]).exists()
     assert by_instruction(folded(capture), ledger) == ledger_by_instruction(ledger)
     # and what it is called in there stands beside it
     described = [row for row in reader.table("process").to_pylist() if row["event"] == "described"]

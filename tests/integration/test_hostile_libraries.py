@@ -98,6 +98,23 @@ def test_an_address_elsewhere_places_no_probe(folder: Path, library: bytes, prob
         assert "outside its" in outcome.problem
 
 
+def test_two_probes_in_one_place(folder: Path, library: bytes, probes: LaunchProbes) -> None:
+    # given notes that place both probes at one instruction, with a semaphore each, which no kernel can keep
+    changed = bytearray(library)
+    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    first, *others = (note["n_offset"] + 12 + 8 for note in section.iter_notes())
+    for other in others:
+        changed[other : other + 8] = changed[first : first + 8]
+    path = folder / "libze_intel_gpu.so.1"
+    path.write_bytes(changed)
+    # when
+    [outcome] = outcomes(probes, path)
+    # then none is placed
+    assert outcome.probes == 0
+    assert outcome.problem == "the kernel refuses probes in it (Invalid argument)"
+    assert probes._links == []
+
+
 def test_libraries_made_to_be_read_slowly(folder: Path, library: bytes, probes: LaunchProbes) -> None:
     # given: more sections than there can be, in section 0's words
     many = bytearray(library) + bytes(64 << 20)

@@ -306,14 +306,18 @@ def test_detaching_many_libraries_takes_as_long_as_one(tmp_path: Path, closing: 
     try:
         while not probes.counters()[Counter.LAUNCHES]:
             assert process.poll() is None
-        assert semaphores(process.pid, programs.library, offsets) == {1}
+        assert 0 not in semaphores(process.pid, programs.library, offsets)
         # when
         began = time.monotonic()
         probes.detach()
         took = time.monotonic() - began
         # then: one after the other they would take 15 times two of the kernel's grace periods, of 50 ms and more
         assert took < 0.75
-        assert semaphores(process.pid, programs.library, offsets) == {0}
+        # (a recorder that somebody else runs on this machine meanwhile holds it up, too)
+        deadline = time.monotonic() + 60
+        while semaphores(process.pid, programs.library, offsets) != {0}:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         fired = probes.counters()[Counter.LAUNCHES]
         time.sleep(0.1)
         assert probes.counters()[Counter.LAUNCHES] == fired

@@ -187,8 +187,8 @@ def test_names_that_are_taken_by_links(folder: Path) -> None:
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
-        # given a recorder whose files may have half a megabyte
-        recorder = Recorder(hardware, tmp_path / "c", {}, (resource.RLIMIT_FSIZE, 512 << 10))
+        # given a recorder whose files may have a megabyte
+        recorder = Recorder(hardware, tmp_path / "c", {}, (resource.RLIMIT_FSIZE, 1 << 20))
         # when more comes
         environ = os.environ | {"STANDIN_DIR": str(hardware.folder)}
         subprocess.run(matmul("--seconds", 2, "--rate", 100, "--duration-us", 9000), env=environ, check=True)
@@ -199,6 +199,6 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     assert errors.count("\n") == 1
     assert "File too large" in errors
     assert f"iaprof recover {tmp_path}/c.spool" in errors
-    assert (tmp_path / "c.spool").stat().st_size <= 512 << 10
+    assert (tmp_path / "c.spool").stat().st_size <= 1 << 20
     assert iaprof("recover", tmp_path / "c.spool").code == 0
     assert 0 < CaptureReader(tmp_path / "c").header["totals"]["stalls"] < hardware.ledger().records_produced

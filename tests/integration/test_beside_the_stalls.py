@@ -1,0 +1,154 @@
+"""What is recorded beside stalls and launches: metrics of GPUs, samples of CPUs, and how the recording goes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from integration.recording import IAPROF, environment, iaprof, record
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+
+BUSY = "import time; end = time.monotonic() + {}\nwhile time.monotonic() < end: sum(range(1000))"
+
+
+def workload(*options: str | float) -> list[str]:
+    return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
+
+
+def metrics(capture: Path) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in CaptureReader(capture).table("metric").to_pylist():
+        found.setdefault(row["name"], []).append(row["value"])
+    return found
+
+
+def test_how_busy_the_gpu_was(tmp_path: Path) -> None:
+    # given launches that execute for 4 ms, 100 times a second
+    with Hardware(tmp_path / "gpu") as hardware:
+        record(hardware, tmp_path / "c", "--", *workload("--seconds", 3, "--rate", 100, "--duration-us", 4000))
+    # then
+    found = metrics(tmp_path / "c")
+    rows = [row for row in CaptureReader(tmp_path / "c").table("metric").to_pylist() if row["name"] == "cpu-percent"]
+    assert statistics.mean(found["busy-compute-percent"]) == pytest.approx(40, abs=8)
+    assert max(found["frequency-actual-MHz"]) == 2400
+    assert len(found["frequency-actual-MHz"]) > 150
+    assert statistics.mean(found["power-card-W"]) == pytest.approx(20 + 0.4 * 150, rel=0.3)
+    assert 40 < statistics.mean(found["temperature-pkg-C"]) < 100
+    assert {row["stream"] for row in rows} == {None}
+    assert all(row["pid"] for row in rows)
+    # and iaprof text has both of its lines
+    done = iaprof("report", tmp_path / "c", "--format", "iaprof", "--interval", "0.5")
+    busy = [int(n) for n in re.findall(r"^metric\tbusy-percent\t(\d+)$", done.out, re.MULTILINE)]
+    frequency = [int(n) for n in re.findall(r"^metric\tfrequency-MHz\t(\d+)$", done.out, re.MULTILINE)]
+    assert 25 < statistics.median(busy) < 55
+    assert 400 < statistics.median(frequency) <= 2400
+
+
+def test_what_the_cpus_did_meanwhile(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        command = [sys.executable, "-c", BUSY.format(2)]
+        record(hardware, tmp_path / "c", "--cpu-freq", "99", "--", *command)
+        record(hardware, tmp_path / "d", "--cpu-freq", "0", "--metric-interval", "0", "-d", "0.3")
+    reader = CaptureReader(tmp_path / "c")
+    samples = reader.table("cpu_sample").to_pylist()
+    runs = [row["pid"] for row in reader.table("process").to_pylist() if row["event"] == "exec"]
+    by_pid = Counter(sample["pid"] for sample in samples)
+    pid = next(pid for pid, _ in by_pid.most_common() if pid in runs)
+    # then the busy process has its samples, two seconds' worth of one CPU
+    assert by_pid[pid] == pytest.approx(2 * 99, rel=0.25)
+    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
+    mine = [sample for sample in samples if sample["pid"] == pid]
+    assert all(sample["stack"] == 0 or stacks[sample["stack"]]["pid"] == pid for sample in mine)
+    assert sum(sample["stack"] != 0 for sample in mine) > 0.8 * len(mine)
+    # with stacks that lie in what it had mapped, and kernel stacks that lie in the kernel
+    mapped = [
+        (row["start"], row["start"] + row["length"]) for row in reader.table("mapping").to_pylist() if row["pid"] == pid
+    ]
+    leaves = [stacks[sample["stack"]]["ips"][0] for sample in mine if sample["stack"]]
+    assert sum(any(start <= ip < end for start, end in mapped) for ip in leaves) > 0.9 * len(leaves)
+    kernel = [stacks[sample["kernel_stack"]]["ips"] for sample in samples if sample["kernel_stack"]]
+    assert all(ip >= 1 << 63 for ips in kernel for ip in ips)
+    # on the recording's clock
+    assert reader.header["clock"]["monotonic_ns"] < samples[0]["time_ns"] < reader.header["end_ns"]
+    assert reader.header["totals"]["cpu_samples"] == len(samples)
+    # and who does not want them has none
+    assert len(CaptureReader(tmp_path / "d").table("cpu_sample")) == 0
+    assert len(CaptureReader(tmp_path / "d").table("metric")) == 0
+
+
+def on_a_terminal(hardware: Hardware, *words: str | Path) -> str:
+    """What a recorder of two seconds writes to a terminal of 80 columns."""
+    leader, follower = pty.openpty()
+    os.set_blocking(leader, False)
+    command = [*IAPROF, "record", *map(str, words)]
+    recorder = subprocess.Popen(
+        command, env=os.environ | environment(hardware) | {"COLUMNS": "80"}, stderr=follower, stdout=follower
+    )
+    os.close(follower)
+    written = b""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if not (piece := os.read(leader, 4096)):
+                break
+            written += piece
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:  # the other end is closed
+            break
+    os.close(leader)
+    assert recorder.wait(10) == 0
+    return written.decode()
+
+
+def test_the_status_line_is_for_terminals(tmp_path: Path) -> None:
+    quiet_program = ["sh", "-c", '"$@" > /dev/null', "sh", *workload("--seconds", 2)]
+    with Hardware(tmp_path / "gpu") as hardware:
+        shown = on_a_terminal(hardware, "-o", tmp_path / "c", "--", *quiet_program)
+        nothing = on_a_terminal(hardware, "-q", "-o", tmp_path / "d", "-d", "1.2")
+        told = record(hardware, tmp_path / "e", "-v", "--", *workload("--seconds", 1))
+    lines = [part for part in shown.split("\r\x1b[K") if "records/s" in part]
+    assert len(lines) >= 2
+    last = lines[-1]
+    assert all(len(line) < 80 for line in lines)
+    assert re.match(r"0:0\d  lost 0  \d+(\.\d)?k? records/s  \d+(\.\d)?k? launches/s  3/3 kernels  ", last), last
+    # it gives way to the last line, and the cursor stands at the beginning of a line
+    assert shown.split("\r\x1b[K")[-1].startswith("[ iaprof record: wrote")
+    assert shown.endswith("]\r\n")
+    assert nothing == ""
+    assert "\x1b" not in told.err
+    assert "records/s" not in told.err
+    assert f"{runtime.build().library}: 2 probes" in told.err
+    assert "iaprof: took " in told.err
+
+
+def test_a_signal_clears_the_line(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        leader, follower = pty.openpty()
+        recorder = subprocess.Popen(
+            [*IAPROF, "record", "-o", str(tmp_path / "c")], env=os.environ | hardware.env(), stderr=follower
+        )
+        os.close(follower)
+        written = b""
+        while b"records/s" not in written:
+            written += os.read(leader, 4096)
+        recorder.send_signal(signal.SIGINT)
+        while b"wrote" not in written:
+            written += os.read(leader, 4096)
+        os.close(leader)
+        assert recorder.wait(10) == 0
+    assert b"\r\x1b[K[ iaprof record: wrote" in written
