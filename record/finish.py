@@ -203,7 +203,7 @@ class _Finishing:
             self._flush_kernels()
 
     def _add_sideband(self, frame: Frame) -> None:
-        # The kernel tells of a loss when it has room again: it lies before the last read, but not before the one before.
+        # The kernel tells of a loss when it has room again: that was between the last two reads.
         before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
         self._sideband_reads[frame.source] = last, frame.time
         try:

@@ -1,7 +1,7 @@
 """A flood of EU-stall records through `iaprof record`, and `cat` moving as many bytes through a pipe to /dev/null.
 
-The stand-in's GPU makes the records: 5,000 addresses of one kernel, weighted by their rank to the power of -1.5, and
-every counter non-zero in about a quarter of the records. The recorder's CPU is what its capture's header says, less
+The stand-in's GPU makes the records: 5,000 addresses of one kernel, by Zipf's law (1.3), each counter
+non-zero in about a quarter of the records and 7 at most. The recorder's CPU is what its capture's header says, less
 what it had used when it began to record; an empty recording of two seconds stands in the first row. `cat` is measured
 before and after each recording, the median counts. Finishing is from SIGINT to the end of the process.
 
@@ -30,6 +30,7 @@ from iaprof.formats.stalls import RECORD_BYTES
 from standin.hardware import Hardware
 
 ADDRESSES = 5_000
+ZIPF = 1.3
 INSTRUCTION_BYTES = 16
 CATS = 3  # before, and as many after
 PIECE = 1 << 20  # bytes that `cat` is given at once
@@ -117,7 +118,7 @@ def main() -> None:
 def flood(folder: Path, records: int, rate: float) -> Flooded:
     """Records `records` records that come evenly at `rate`; without records, an empty recording of two seconds."""
     capture = folder / "flood.parquet"
-    with Hardware(folder / "gpu") as hardware, hardware.runtime() as runtime:
+    with Hardware(folder / "gpu", zipf=ZIPF, saturated=0) as hardware, hardware.runtime() as runtime:
         runtime.kernel("flooded", 0x10_0000, [INSTRUCTION_BYTES * number for number in range(ADDRESSES)])
         cats = [cat(records * RECORD_BYTES) for _ in range(CATS)]
         with Recorder(hardware, capture, OPTIONS) as recorder:

@@ -13,6 +13,8 @@
  *   --xecores N (20)  --gts N (1; 2 for pvc)   of each card
  *   --rate R (2000)   records per second of execution and XeCore
  *   --seed S (1)      of everything that looks random
+ *   --zipf X (1.5)    an instruction's weight is its rank to the power of -X
+ *   --saturated P (0.004)   part of the counters that are full, at 255; the others are 7 at most
  *   --flood RECORDS SECONDS         once a stream is enabled and a kernel is known: that many records, evenly over that time
  *   --with-parent     ends when the process that started it ends
  *
@@ -23,6 +25,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -148,7 +151,7 @@ struct gt {
 static struct {
     const struct layout *layout;
     uint32_t mains, xecores;
-    double rate;
+    double rate, zipf, saturated;
     uint64_t seed;
     uint32_t unplugged; /* a bit for each card */
     struct {
@@ -157,7 +160,7 @@ static struct {
         bool wanted;
     } flood;
     bool with_parent;
-} options = {.xecores = 20, .rate = 2000, .seed = 1};
+} options = {.xecores = 20, .rate = 2000, .zipf = 1.5, .saturated = 0.004, .seed = 1};
 
 static struct standin_device cards[STANDIN_MAX_CARDS];
 static uint32_t cards_count;
@@ -256,7 +259,7 @@ static void make_patterns(const struct layout *layout)
                 unsigned value = 1;
                 while (value < 7 && random_unit() < 0.45)
                     value++;
-                if (random_unit() < 0.004)
+                if (random_unit() < options.saturated)
                     value = 255;
                 pattern->counts[r] = (uint8_t)value;
                 any = true;
@@ -276,7 +279,7 @@ static void make_patterns(const struct layout *layout)
 
 /* ---- kernels and launches ---- */
 
-/* A few instructions are hot: weights fall with the rank to the power of 1.5, ranks are shuffled. Vose's alias tables. */
+/* A few instructions are hot: weights fall with a power of the rank, ranks are shuffled. Vose's alias tables. */
 static void make_weights(struct kernel *k)
 {
     uint32_t n = k->instructions, smalls = 0, larges = 0;
@@ -291,10 +294,7 @@ static void make_weights(struct kernel *k)
         order[j] = i;
     }
     for (uint32_t i = 0; i < n; i++) {
-        double rank = order[i] + 1.0, root = rank;
-        for (int step = 0; step < 30; step++)
-            root = 0.5 * (root + rank / root);
-        weight[i] = 1.0 / (rank * root);
+        weight[i] = pow(order[i] + 1.0, -options.zipf);
         sum += weight[i];
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -1231,6 +1231,10 @@ static void read_options(int argc, char **argv)
             mains = atoi(value);
         else if (!strcmp(argv[i], "--rate"))
             options.rate = atof(value);
+        else if (!strcmp(argv[i], "--zipf"))
+            options.zipf = atof(value);
+        else if (!strcmp(argv[i], "--saturated"))
+            options.saturated = atof(value);
         else if (!strcmp(argv[i], "--seed"))
             options.seed = strtoull(value, NULL, 0);
         else if (!strcmp(argv[i], "--layout")) {

@@ -81,7 +81,7 @@ def build(folder: Path = SOURCES / "build") -> Programs:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _compile("gpu.c", programs.gpu, ())
+        _compile("gpu.c", programs.gpu, ("-lm",))
         _compile("xe.c", programs.driver, ("-fPIC", "-shared", "-fvisibility=hidden", "-ldl"))
     if os.geteuid() == 0:  # tests run through sudo must not lock out the user whose checkout it is
         owner = SOURCES.stat()
@@ -219,6 +219,8 @@ class Hardware:
         xecores: int | None = None,
         gts: int | None = None,
         rate: float | None = None,
+        zipf: float | None = None,
+        saturated: float | None = None,
         seed: int | None = None,
         layout: str | None = None,
         flood: tuple[int, float] | None = None,
@@ -251,6 +253,8 @@ class Hardware:
             "--xecores": xecores,
             "--gts": gts,
             "--rate": rate,
+            "--zipf": zipf,
+            "--saturated": saturated,
             "--seed": seed,
             "--layout": layout,
         }
