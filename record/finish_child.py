@@ -8,6 +8,7 @@ do; and it stays apart so that the recorder itself stays small.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import traceback
@@ -48,6 +49,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 def main() -> None:
     """Serves one request; without one, ends."""
     signal.signal(signal.SIGTERM, _leave)
+    os.setpriority(os.PRIO_PROCESS, 0, 0)  # what records goes first
     line = sys.stdin.readline()
     if line:
         answer = _serve(json.loads(line))

@@ -78,7 +78,7 @@ class Gpus:
             self._not_recorded(problem, now)
         for stream in self.streams:
             self._wait_for(stream)
-        loop.every(LOOK_NS, self._look_for_new)
+        loop.every(LOOK_NS, self._look)
 
     def _not_recorded(self, problem: str, now: int) -> None:
         self._journal.loss("devices", "not recorded", None, problem, now, now)
@@ -147,12 +147,9 @@ class Gpus:
         self._loop.at(time.monotonic_ns() + GONE_TICK_NS, functools.partial(self._try_again, stream))
         self.read(stream)
 
-    def tick(self) -> None:
-        """Reads what the driver did not tell of."""
-        for stream in self.streams:
+    def _look(self) -> None:
+        for stream in self.streams:  # should the driver not have told of something
             self.read(stream)
-
-    def _look_for_new(self) -> None:
         nodes = set(xe.render_nodes())
         for gone in self._known - nodes:
             self._journal.warn(f"{gone} vanished")

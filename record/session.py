@@ -45,6 +45,7 @@ from iaprof.record.watch import Watch
 TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
 TURN_NS = 10_000_000  # of telling what runs, before others get theirs
+NICE = -10
 STATUS_NS = 500_000_000
 
 
@@ -199,6 +200,10 @@ class Session:
         if options.command:
             self._signals.check()
             self._command = Command(options.command, self._signals)
+        with contextlib.suppress(OSError):
+            # The hardware's buffers are full in milliseconds: who empties them must not wait for its turn behind the
+            # programs that fill them. After the command was started, which is to run as it would without us.
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
     def _open_metrics(self) -> Metrics | None:
         if not self._options.metric_interval_ns:
@@ -283,7 +288,6 @@ class Session:
             self._metrics.sample()
 
     def _tick(self) -> None:
-        self._gpus.tick()
         self._launches.read()
         self._watch.read()
         self._launches.read_intake()
