@@ -21,7 +21,7 @@ from iaprof.bpf.usdt import Probe, ProbeError, read_probes
 
 # A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
 MAPPING = re.compile(
-    rb"^([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \S+ +(.*libze_intel_gpu\.so(?:\.[0-9.]+)?(?: \(deleted\))?)$", re.MULTILINE
+    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +(.*libze_intel_gpu\.so(?:\.[0-9.]+)?(?: \(deleted\))?)$", re.MULTILINE
 )
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -33,6 +33,7 @@ SYSTEM_FOLDERS = (
 PROVIDER = "level_zero"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
 # Anybody can map any number of files of that name. What one user's files take, others still have.
+MAX_MAPS_BYTES = 16 << 20  # of a process: 100,000 mappings, and more than it can have unless somebody allowed it
 MAX_LIBRARIES = 256
 MAX_OF_ONE_OWNER = 16
 
@@ -76,12 +77,15 @@ class Libraries:
     def mapped(self, pid: int) -> Iterator[Outcome]:
         """Takes the libraries that one process has mapped."""
         try:
-            maps = Path(f"/proc/{pid}/maps").read_bytes()
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                maps = file.read(MAX_MAPS_BYTES)
         except OSError:
             return
         for found in MAPPING.finditer(maps):
-            path = found[2].decode("utf-8", "backslashreplace")
-            yield from self._take(f"/proc/{pid}/map_files/{found[1].decode()}", path)
+            path = found[3].decode("utf-8", "backslashreplace")
+            # Names in map_files have no leading zeros, addresses in maps may have.
+            start, end = int(found[1], 16), int(found[2], 16)
+            yield from self._take(f"/proc/{pid}/map_files/{start:x}-{end:x}", path)
 
     def _take(self, location: str, path: str) -> Iterator[Outcome]:
         try:

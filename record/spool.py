@@ -101,14 +101,19 @@ class Spool:
             IaprofError: the disk is full, or the like. The spool ends with the last whole frame.
         """
         left = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
-        length = sum(map(len, left))
-        try:
+        with self._appending(sum(map(len, left))):
             while left:
                 written = os.writev(self._fd, left[:1000])
                 while left and written >= len(left[0]):
                     written -= len(left.pop(0))
                 if written:
                     left[0] = left[0][written:]
+
+    @contextlib.contextmanager
+    def _appending(self, length: int) -> Iterator[None]:
+        """All that is written within is there afterwards, or nothing of it."""
+        try:
+            yield
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
@@ -121,15 +126,10 @@ class Spool:
         Raises:
             IaprofError: see `write`.
         """
-        left, position = os.fstat(fd).st_size, 0
-        try:
-            while position < left:
-                position += os.sendfile(self._fd, fd, position, left - position)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self.size)
-            raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
-        self.size += left
+        length, position = os.fstat(fd).st_size, 0
+        with self._appending(length):
+            while position < length:
+                position += os.sendfile(self._fd, fd, position, length - position)
 
     def rename(self, path: Path) -> None:
         """Gives the file another name in its folder.

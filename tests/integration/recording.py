@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +51,33 @@ def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
     done = iaprof("record", "-o", capture, *words, env=environment(hardware))
     assert done.code == 0, done.err
     return done
+
+
+def start(hardware: Hardware, capture: Path, *words: str | Path) -> subprocess.Popen[str]:
+    """A recorder that has begun."""
+    command = [*IAPROF, "record", "-o", str(capture), *map(str, words)]
+    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
+    spool = capture.with_name(capture.name + ".spool")
+    until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)
+    return recorder
+
+
+def until(is_so: Callable[[], bool], recorder: subprocess.Popen[str]) -> None:
+    """Waits while the recorder runs."""
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert recorder.poll() is None, recorder.stderr.read() if recorder.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(recorder: subprocess.Popen[str], interrupt: bool = True) -> str:
+    """What a recorder said that ended well, as it was told to or by itself."""
+    if interrupt:
+        recorder.send_signal(signal.SIGINT)
+    _, errors = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0, errors
+    return errors
 
 
 def copy_of_build(folder: Path) -> Path:

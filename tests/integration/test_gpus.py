@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from integration.recording import IAPROF, by_instruction, environment, folded, iaprof, ledger_by_instruction, record
+from integration.recording import by_instruction, ended, folded, iaprof, ledger_by_instruction, record, start
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -21,31 +19,6 @@ pytestmark = pytest.mark.bpf
 
 def workload(*options: str | float) -> list[str]:
     return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
-
-
-def start(hardware: Hardware, capture: Path, *words: str) -> subprocess.Popen[str]:
-    """A recorder that has begun."""
-    command = [*IAPROF, "record", "-o", str(capture), *words]
-    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
-    spool = capture.with_name(capture.name + ".spool")
-    until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)
-    time.sleep(0.2)
-    return recorder
-
-
-def until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def ended(recorder: subprocess.Popen[str]) -> str:
-    recorder.send_signal(signal.SIGINT)
-    _, errors = recorder.communicate(timeout=60)
-    assert recorder.returncode == 0, errors
-    return errors
 
 
 def losses(capture: Path) -> dict[tuple[str, str], list[dict[str, object]]]:
@@ -103,6 +76,7 @@ def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Pat
 def test_a_card_that_appears_and_one_that_vanishes_and_comes_back(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", cards=("bmg", "lnl"), unplugged=(1,)) as hardware:
         recorder = start(hardware, tmp_path / "c")
+        time.sleep(0.2)
         environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
         program = subprocess.Popen(workload("--seconds", 8), env=environment, stdout=subprocess.DEVNULL)
         # when one appears
@@ -133,6 +107,7 @@ def test_a_card_that_appears_and_one_that_vanishes_and_comes_back(tmp_path: Path
 def test_a_card_that_vanishes_for_good(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", cards=("bmg", "lnl")) as hardware:
         recorder = start(hardware, tmp_path / "c")
+        time.sleep(0.2)
         environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
         program = subprocess.Popen(workload("--seconds", 2), env=environment, stdout=subprocess.DEVNULL)
         time.sleep(0.7)
@@ -148,6 +123,7 @@ def test_a_card_that_vanishes_for_good(tmp_path: Path) -> None:
 def test_a_gpu_that_stops_answering(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "c")
+        time.sleep(0.2)
         environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
         program = subprocess.Popen(workload("--seconds", 3), env=environment, stdout=subprocess.DEVNULL)
         time.sleep(0.7)

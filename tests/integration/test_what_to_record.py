@@ -7,22 +7,22 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iaprof.formats.capture import CaptureReader
 from integration.recording import (
-    IAPROF,
     by_instruction,
     by_stack,
-    environment,
+    ended,
     folded,
     iaprof,
     ledger_by_instruction,
     ledger_by_stack,
     record,
+    start,
+    until,
 )
 from standin import runtime
 from standin.hardware import Hardware, Ledger
@@ -34,33 +34,10 @@ def workload(module: str, *options: str | float) -> list[str]:
     return runtime.command([runtime.debug_elf("bmg", module)], *options)
 
 
-def start(hardware: Hardware, capture: Path, *words: str | Path) -> subprocess.Popen[str]:
-    """A recorder that has begun."""
-    command = [*IAPROF, "record", "-o", str(capture), *map(str, words)]
-    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
-    spool = capture.with_name(capture.name + ".spool")
-    until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)
-    return recorder
-
-
-def until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def launch_in(hardware: Hardware, folder: Path, command: list[str]) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(folder)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-
-
-def ended(recorder: subprocess.Popen[str]) -> str:
-    _, errors = recorder.communicate(timeout=60)
-    assert recorder.returncode == 0, errors
-    return errors
 
 
 def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
@@ -76,7 +53,6 @@ def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
         gate.touch()
         other = launch_in(hardware, tmp_path / "b", workload("attention", "--seconds", 1, "--one-place"))
         assert shell.wait() == other.wait() == 0
-        recorder.send_signal(signal.SIGINT)
         ended(recorder)
     # then the child's samples are at its stacks, and the other's are told apart
     ledger = hardware.ledger()
@@ -157,7 +133,7 @@ def test_another_program_says_when(tmp_path: Path) -> None:
         program.send_signal(signal.SIGTERM)
         program.wait()
         say("stop")
-        errors = ended(recorder)
+        errors = ended(recorder, interrupt=False)
         commands.close()
         answers.close()
     # then
@@ -208,7 +184,6 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
             recorder.send_signal(signal.SIGUSR2)
             until(lambda n=number: len(parts(capture)) >= n, recorder)  # type: ignore[misc]
         assert program.wait() == 0
-        recorder.send_signal(signal.SIGINT)
         errors = ended(recorder)
     # then
     captures = parts(capture)
@@ -243,7 +218,7 @@ def test_an_end_by_size(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
         recorder = start(hardware, tmp_path / "c", "--max-size", "2M")
         program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 30))
-        errors = ended(recorder)
+        errors = ended(recorder, interrupt=False)
         program.send_signal(signal.SIGTERM)
         program.wait()
     assert "--max-size" in errors
