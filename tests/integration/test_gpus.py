@@ -78,14 +78,14 @@ def test_a_card_that_appears_and_one_that_vanishes_and_comes_back(tmp_path: Path
         recorder = start(hardware, tmp_path / "c")
         time.sleep(0.2)
         environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
-        program = subprocess.Popen(workload("--seconds", 8), env=environment, stdout=subprocess.DEVNULL)
+        program = subprocess.Popen(workload("--seconds", 5), env=environment, stdout=subprocess.DEVNULL)
         # when one appears
         hardware.plug(1)
-        time.sleep(2)
+        time.sleep(1.5)
         # and the other vanishes, and comes back
         gone = time.monotonic_ns()
         hardware.unplug(0)
-        time.sleep(2)
+        time.sleep(1.5)
         back = time.monotonic_ns()
         hardware.plug(0)
         program.wait()

@@ -176,11 +176,11 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
         recorder = start(hardware, capture)
         # given a program that compiles once, and then launches what executes 30 ms later
         program = launch_in(
-            hardware, tmp_path, workload("matmul", "--seconds", 4, "--threads", 2, "--one-place", "--delay-us", 30_000)
+            hardware, tmp_path, workload("matmul", "--seconds", 3, "--threads", 2, "--one-place", "--delay-us", 30_000)
         )
         # when
         for number in range(1, 4):
-            time.sleep(0.8)
+            time.sleep(0.5)
             recorder.send_signal(signal.SIGUSR2)
             until(lambda n=number: len(parts(capture)) >= n, recorder)  # type: ignore[misc]
         assert program.wait() == 0
@@ -198,15 +198,15 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
 def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
-        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 3, "--one-place"))
+        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 1.5, "--one-place"))
         by_size = parts(capture)
         assert len(by_size) > 2
         whole(by_size, hardware.ledger())
     for part in by_size:
         part.unlink()
     with Hardware(tmp_path / "gpu") as hardware:
-        command = workload("matmul", "--seconds", 4)
-        record(hardware, capture, "--switch-output", "1s", "--max-files", "2", "--", *command)
+        command = workload("matmul", "--seconds", 2.5)
+        record(hardware, capture, "--switch-output", "0.6s", "--max-files", "2", "--", *command)
     kept = parts(capture)
     assert len(kept) == 2
     assert kept[-1] == capture
