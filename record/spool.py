@@ -8,6 +8,7 @@ source; the last frame may be cut short. `iaprof recover` reads the same frames 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import struct
 import zlib
@@ -98,9 +99,23 @@ class Spool:
             part: see FrameKind.
 
         Raises:
-            IaprofError: the disk is full, or the like. The spool ends with the last whole frame.
+            IaprofError: the disk is full, or the like. The spool ends with the last whole frame, and, where there is
+                room for it, a loss that tells of this one.
         """
-        left = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
+        pieces = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
+        size = sum(map(len, pieces[1:]))
+        try:
+            self._append(pieces)
+        except IaprofError as error:
+            # What the frame wrote in part was taken back, and makes room for this.
+            count = size // (8 * part) if kind is FrameKind.STALLS and part else None
+            detail = f"a frame of {kind.name} of source {source}: {error}"
+            row = {"source": "spool", "what": "unwritten", "count": count, "detail": detail}
+            with contextlib.suppress(IaprofError):
+                self._append(framed(FrameKind.LOSS, json.dumps(row).encode(), time=time, begin=begin))
+            raise
+
+    def _append(self, left: list[memoryview]) -> None:
         with self._appending(sum(map(len, left))):
             while left:
                 written = os.writev(self._fd, left[:1000])
@@ -117,6 +132,7 @@ class Spool:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
+                os.lseek(self._fd, self.size, os.SEEK_SET)
             raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
         self.size += length
 

@@ -71,14 +71,13 @@ def main() -> None:
         sys.exit(f"not accounted for: {', '.join(failed)}")
 
 
-def outcome(capture: Path, ledger: Ledger, more: bool = True, recovered: bool = False) -> Outcome:
+def outcome(capture: Path, ledger: Ledger, more: bool = True) -> Outcome:
     """Compares a capture with the ledger.
 
     Args:
         capture: of the whole recording.
         ledger: of the same.
         more: what else had to be so.
-        recovered: the recorder did not reach its end: what it had not read is missing.
     """
     reader = CaptureReader(capture)
     header = reader.header
@@ -93,13 +92,14 @@ def outcome(capture: Path, ledger: Ledger, more: bool = True, recovered: bool = 
         for over in ledger.overflows
         if not any(begin <= over.first_ns and over.last_ns <= end for begin, end in spans)
     )
-    missing = ledger.records_produced - ledger.records_dropped - ledger.records_unread - captured
+    unwritten = sum(loss["count"] or 0 for loss in header["losses"] if loss["what"] == "unwritten")
+    missing = ledger.records_produced - ledger.records_dropped - ledger.records_unread - captured - unwritten
     losses = "; ".join(
         f"{loss['source']} {loss['what']}: {loss['events']} times"
         + (f", {loss['count']:,}" if loss["count"] is not None else "")
         for loss in header["losses"]
     )
-    fine = more and outside == 0 and (missing >= 0 if recovered else missing == 0)
+    fine = more and outside == 0 and missing == 0
     return Outcome(
         ledger.records_produced, captured, ledger.records_dropped, ledger.records_unread, outside, losses, fine
     )
@@ -247,7 +247,7 @@ def disk(folder: Path) -> Outcome:
         subprocess.run(
             [*IAPROF, "recover", str(small / "c.spool"), "-o", str(folder / "c")], check=True, capture_output=True
         )
-        return outcome(folder / "c", gpu.ledger(), told, recovered=True)
+        return outcome(folder / "c", gpu.ledger(), told)
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
 

@@ -1,5 +1,6 @@
 """The spool survives everything that can happen to its end."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,26 @@ def test_a_full_disk_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.Mon
     reader = SpoolReader(tmp_path / "s")
     assert [f.kind for f in reader.frames()] == [FrameKind.HEADER]
     assert reader.cut == 0
+
+
+def test_what_a_full_disk_has_no_room_for_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a disk that has room for a little, but not for a large frame
+    import os
+
+    spool = Spool(tmp_path / "s")
+    real = os.writev
+
+    def writev(fd: int, parts: list[memoryview]) -> int:
+        if sum(map(len, parts)) > 1000:
+            raise OSError(28, "No space left on device")
+        return real(fd, parts)
+
+    monkeypatch.setattr(os, "writev", writev)
+    # when
+    with pytest.raises(IaprofError, match="No space left"):
+        spool.write(FrameKind.STALLS, b"x" * 16_000, time=7, begin=5, part=2)
+    # then
+    frames = list(SpoolReader(tmp_path / "s").frames())
+    assert [(f.kind, f.begin, f.time) for f in frames] == [(FrameKind.LOSS, 5, 7)]
+    loss = json.loads(frames[0].payload)
+    assert (loss["what"], loss["count"]) == ("unwritten", 1000)
