@@ -88,12 +88,13 @@ def _decoder() -> Check:
     from iaprof.record.checks.packages import install_command
     from iaprof.record.checks.result import Check, Level
     from iaprof.report.decoder import DecodeError, Decoder, DecoderUnavailable
+    from iaprof.report.gpu_sandbox import gpu_sandbox
     from iaprof.report.platforms import Platform
-    from iaprof.report.sandbox import Sandbox, SandboxError
+    from iaprof.sandbox.parent import SandboxError
 
     known, refusal = [], ""
     sampled = (Platform.XE_HPC, Platform.XE2, Platform.XE3, Platform.XE3P)  # the GPUs with EU stalls
-    with Sandbox() as sandbox:
+    with gpu_sandbox() as sandbox:
         for platform in sampled:
             try:
                 Decoder(platform, sandbox).disasm(bytes(16))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import iaprof
-from iaprof.cli import check, devices, record, recover, report
+from iaprof.cli import archive, check, devices, record, recover, report
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 # What follows the command's name belongs to the command, whether `--` stands before it or not.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=archive.EXAMPLES)(archive.archive)
 app.command(epilog=recover.EXAMPLES)(recover.recover)
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=check.EXAMPLES)(check.check)

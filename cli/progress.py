@@ -24,6 +24,13 @@ class Progress:
         """Draws how it goes, with rates since the last time."""
         line = describe(status, self._before)
         self._before = status
+        self._draw(line)
+
+    def naming(self, done: int, modules: int) -> None:
+        """Draws how the naming of symbols goes."""
+        self._draw(f"naming symbols: {done:,} of {modules:,} files")
+
+    def _draw(self, line: str) -> None:
         self._write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
         self._drawn = True
 

@@ -83,13 +83,18 @@ def record(
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
     ] = None,
+    symbols: Annotated[
+        str,
+        typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none."),
+    ] = "needed",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of libraries and modules too.")] = False,
 ) -> None:
     """Record EU stalls, launches and GPU kernels.
 
     The capture holds the EU stalls of the GPUs, the launches with their CPU stacks, the kernels' binaries, samples of
-    the CPUs and metrics: until COMMAND ends, the time is over, or Ctrl-C (or SIGTERM, or SIGHUP). A second Ctrl-C
+    the CPUs and metrics: until COMMAND ends, the time is over, or Ctrl-C (or SIGTERM, or SIGHUP). Then what names the
+    stacks' functions is added, which Ctrl-C cuts short. Before that, a second Ctrl-C
     quits at once and leaves the spool, which 'iaprof recover' reads. SIGUSR2 begins another file. Signals are
     forwarded to COMMAND, and its exit code becomes ours. Needs root.
     """
@@ -112,6 +117,8 @@ def record(
         raise UsageError("--metric-interval takes 1 ms or more, or 0")
     if max_files is not None and max_files < 1:
         raise UsageError("--max-files takes 1 or more")
+    if symbols not in ("needed", "all", "none"):
+        raise UsageError("--symbols takes needed, all or none")
     switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
     check_output(output, force)
     # Imported here, so that `iaprof report` needs none of what recording needs.
@@ -119,6 +126,7 @@ def record(
 
     with StopSignals() as signals:
         from iaprof.record.options import Options
+        from iaprof.record.recorded_symbols import Symbols
 
         options = Options(
             output=output,
@@ -135,6 +143,7 @@ def record(
             switch_bytes=switch_bytes,
             switch_s=switch_s,
             max_files=max_files,
+            symbols=Symbols(symbols),
             max_bytes=size(max_size, "--max-size") if max_size else None,
         )
         status = _record(options, signals, quiet, verbose)
@@ -191,7 +200,10 @@ def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
     if quiet:
         return Audience(nothing, nothing, nothing)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return Audience(tell, tell if verbose else nothing, part, progress.show if on_terminal else None)
+    inform = tell if verbose else nothing
+    return Audience(
+        tell, inform, part, progress.show if on_terminal else None, progress.naming if on_terminal else None
+    )
 
 
 def _place(error: Exception) -> str:

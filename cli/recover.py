@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from iaprof.cli.progress import Progress
 from iaprof.cli.summary import end_line, say
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
@@ -30,13 +32,19 @@ def recover(
             show_default=False,
         ),
     ] = None,
+    symbols: Annotated[
+        str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
+    ] = "needed",
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
 ) -> None:
     """Save a recording whose recorder died.
 
     Turns its spool into a capture. Everything that was read before the recorder died is in it. The spool is kept.
     """
+    if symbols not in ("needed", "all", "none"):
+        raise UsageError("--symbols takes needed, all or none")
     from iaprof.record.finish import finish
+    from iaprof.record.recorded_symbols import Symbols, recorded_symbols
     from iaprof.record.spool import SpoolReader
 
     if output is None:
@@ -45,6 +53,14 @@ def recover(
         output = spool.with_suffix("")
     reader = SpoolReader(spool)
     check_output(output, force, spool)
-    finished = finish(reader, output)
+    progress = Progress()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    names = recorded_symbols(Symbols(symbols), progress.naming if on_terminal else _nothing)
+    finished = finish(reader, output, write_symbols=None if symbols == "none" else names)
+    progress.clear()
     reader.close()
     say(end_line("recover", output, finished.header, finished.size))
+
+
+def _nothing(*_: object) -> None:
+    pass

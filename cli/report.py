@@ -8,16 +8,21 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from iaprof.cli.stdout import answering
-from iaprof.cli.summary import losses
+from iaprof.cli.summary import losses, say
+from iaprof.cli.symbol_sources import sources
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output, replacing
+from iaprof.formats.folded import write_cpu
 from iaprof.formats.profile import Shape, Writer, clean
 from iaprof.formats.writers import WRITERS, for_file
+
+if TYPE_CHECKING:
+    from iaprof.report.cpu_profile import CpuProfile
 
 FORMATS = ", ".join(f"'{writer.name}': {writer.description}" for writer in WRITERS.values())
 MOST_PROBLEMS = 50  # that are printed
@@ -45,6 +50,27 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
+    cpu_samples: Annotated[
+        bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls; folded only.")
+    ] = False,
+    inlines: Annotated[bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.")] = True,
+    lines: Annotated[bool, typer.Option("--lines", help="File and line beside CPU functions.")] = False,
+    hide_cpython: Annotated[
+        bool | None,
+        typer.Option("--hide-cpython/--no-hide-cpython", help="Leave out the interpreter between Python functions."),
+    ] = None,
+    symfs: Annotated[
+        Path | None, typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.")
+    ] = None,
+    symbol_dirs: Annotated[
+        list[Path] | None, typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.")
+    ] = None,
+    kallsyms: Annotated[
+        Path | None, typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.")
+    ] = None,
+    symbol_sources: Annotated[
+        bool, typer.Option("--symbol-sources", help="Say which file was named from where, and what was not.")
+    ] = False,
     interval: Annotated[
         float,
         typer.Option("--interval", metavar="SECONDS", help="Length of intervals, in formats with them."),
@@ -63,15 +89,30 @@ def report(
         check_output(output, force, capture)
     # Imported here, as the other verbs need not wait for it.
     from iaprof.formats.capture import CaptureReader
+    from iaprof.report.cpu_names import Places, naming
+    from iaprof.report.cpu_profile import build_cpu
     from iaprof.report.gpu_module import GpuModules
     from iaprof.report.profile import build
+    from iaprof.symbols.cpu_frames import Look
 
     _limit_memory(capture.stat().st_size if capture.is_file() else 0)
     reader = CaptureReader(capture)
-    with GpuModules() as modules:
-        built = build(reader, modules, interval if writer.per_interval else 0.0)
+    if cpu_samples and writer.name != "folded":
+        raise UsageError("--cpu-samples are printed as folded stacks only")
+    places = Places(symfs, tuple(symbol_dirs or ()), kallsyms)
+    hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
+    look = Look(inlines, lines, interpreter=not hidden)
+    if cpu_samples:
+        with naming(reader, places) as names:
+            _print_cpu_samples(build_cpu(reader, names, look), output, quiet)
+        return
+    with GpuModules() as modules, naming(reader, places) as names:
+        built = build(reader, modules, interval if writer.per_interval else 0.0, names, look)
         with _destination(output) as out:
             writer.write(built.profile, Shape(gpu_lines=gpu_lines), out)
+    if symbol_sources:
+        for line in sources(built.facts.cpu_modules):
+            say(line)
     if not quiet and sys.stderr is not None:  # else `print` would take stdout
         facts = built.facts
         for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
@@ -88,6 +129,13 @@ def report(
             f"lost while recording: {clean(losses(reader.header))} ]",
             file=sys.stderr,
         )
+
+
+def _print_cpu_samples(profile: CpuProfile, output: Path | None, quiet: bool) -> None:
+    with _destination(output) as out:
+        write_cpu(profile.samples, out)
+    if not quiet:
+        say(f"[ iaprof report: {sum(count for _, count in profile.samples):,} CPU samples ]")
 
 
 def _writer(name: str | None, output: Path | None) -> Writer:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from iaprof.formats.errors import IaprofError
 
-FORMAT = 2
+FORMAT = 3
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
@@ -55,6 +55,7 @@ KINDS: dict[str, pa.StructType] = {
             ("offset", _u64),
             ("path", _name),
             ("build_id", pa.binary()),
+            ("inode", _u64),
         ]
     ),
     "process": pa.struct(
@@ -68,6 +69,8 @@ KINDS: dict[str, pa.StructType] = {
             ("ns_pid", _u32),
             ("cgroup", _name),
             ("container", _name),
+            ("uid", _u32),
+            ("gid", _u32),
         ]
     ),
     "kernel": pa.struct(
@@ -89,6 +92,30 @@ KINDS: dict[str, pa.StructType] = {
             ("cpu", _u32),
             ("stack", _u64),
             ("kernel_stack", _u64),
+        ]
+    ),
+    "module": pa.struct(
+        [
+            ("id", _u32),
+            ("what", _name),
+            ("path", _name),
+            ("build_id", pa.binary()),
+            ("inode", _u64),
+            ("pid", _u32),
+            ("source", _name),
+            ("problem", _name),
+            ("frame_pointers", pa.bool_()),
+        ]
+    ),
+    "symbol": pa.struct(
+        [
+            ("module", _u32),
+            ("address", _u64),
+            ("size", _u64),
+            ("depth", _u16),
+            ("function", _name),
+            ("file", _name),
+            ("line", _u32),
         ]
     ),
     "loss": pa.struct(
@@ -129,7 +156,10 @@ _DICTIONARY = [
 NULLABLE = {
     "stall.w2",
     "mapping.build_id",
-    *(f"process.{name}" for name in ("ppid", "comm", "ns_pid", "cgroup", "container")),
+    "mapping.inode",
+    *(f"process.{name}" for name in ("ppid", "comm", "ns_pid", "cgroup", "container", "uid", "gid")),
+    "module.build_id",
+    "module.frame_pointers",
     "kernel.elf",
     "metric.stream",
     "metric.pid",
@@ -137,8 +167,11 @@ NULLABLE = {
 }
 """The members that may be null in a row of their kind."""
 
-_SINCE_FORMAT_2 = {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"}
-"""Kinds and members that a capture of format 1 does not have: it has no such rows, and null for such members."""
+_SINCE = {
+    2: {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"},
+    3: {"module", "symbol", "mapping.inode", "process.uid", "process.gid"},
+}
+"""Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 
 # What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
 MAX_ROWS = 1 << 23  # in a row group
@@ -261,7 +294,7 @@ class CaptureReader:
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow
-        later = _SINCE_FORMAT_2 if self.header["format"] < 2 else set()
+        later = {name for since, names in _SINCE.items() if self.header["format"] < since for name in names}
         self._absent: set[str] = set()
         for field in SCHEMA:
             index = schema.get_field_index(field.name)

@@ -73,7 +73,7 @@ def create(path: Path, mode: int = 0o600) -> int:
     folder, name = _place(path)
     fd = os.open(name, _CREATE, mode, dir_fd=folder)
     try:
-        if owner := _behind_sudo():
+        if owner := behind_sudo():
             os.fchown(fd, *owner)
     except OSError:
         os.close(fd)
@@ -162,7 +162,7 @@ def _status(folder: int, name: str, follow: bool) -> os.stat_result | None:
         return None
 
 
-def _behind_sudo() -> tuple[int, int] | None:
+def behind_sudo() -> tuple[int, int] | None:
     """User and group who called sudo, if that is how we became root."""
     ids = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
     if os.geteuid() != 0 or not all(text.isdecimal() and len(text) <= 10 and int(text) < (1 << 32) - 1 for text in ids):
@@ -176,7 +176,7 @@ def _opened(folder: Path) -> int:
     Root follows only links that belong to root or to the user behind sudo: the kernel's own walk would let anybody
     who can make a link lead root where it points (fs.protected_symlinks refuses some of them, where it is set).
     """
-    trusted = {0, *(_behind_sudo() or ())[:1]} if os.geteuid() == 0 else None
+    trusted = {0, *(behind_sudo() or ())[:1]} if os.geteuid() == 0 else None
     here = os.open("/", _FOLDER)
     names = list(reversed(folder.parts[1:]))
     links = 0

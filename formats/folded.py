@@ -7,6 +7,7 @@ functions `_[G]`, mnemonic, reason and offset `_[g]`.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import IO
 
@@ -20,6 +21,7 @@ class Folded:
     name = "folded"
     extensions: tuple[str, ...] = (".folded", ".collapsed")
     description = "one line per stack and a count, for flamegraph.pl, speedscope and others"
+    hides_cpython = True
     per_interval = False
 
     def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
@@ -34,6 +36,15 @@ class Folded:
                     lines[f"{head};{reason}_[g];{tail}"] += count
         for line in sorted(lines):
             out.write(f"{line} {lines[line]}\n")
+
+
+def write_cpu(samples: Iterable[tuple[Launch, int]], out: IO[str]) -> None:
+    """Writes CPU samples in the same way: process, user frames, kernel frames `_[k]`, and how often."""
+    lines: dict[str, int] = defaultdict(int)
+    for launch, count in samples:
+        lines[_launch_frames(launch)] += count
+    for line in sorted(lines):
+        out.write(f"{line} {lines[line]}\n")
 
 
 def _launch_frames(launch: Launch | None) -> str:

@@ -15,6 +15,7 @@ class IaprofText:
     name = "iaprof"
     extensions: tuple[str, ...] = (".iaprof.txt", ".iaprof")
     description = "Intel's iaprof text, with intervals, for tools that read it"
+    hides_cpython = False
     per_interval = True
 
     def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:

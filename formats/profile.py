@@ -80,6 +80,7 @@ class Writer(Protocol):
     name: str
     extensions: tuple[str, ...]
     description: str
+    hides_cpython: bool  # unless the user says otherwise
     per_interval: bool  # whether rows are wanted by interval, or all together
 
     def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:

@@ -43,6 +43,7 @@ class Mappings:
     offset: list[int] = field(default_factory=list)  # of the first byte in the file
     path: list[str] = field(default_factory=list)
     build_id: list[bytes | None] = field(default_factory=list)
+    inode: list[int | None] = field(default_factory=list)  # where the kernel told no build-id
 
 
 @dataclass
@@ -153,7 +154,9 @@ def decode(data: bytes, into: SideBand) -> None:
             mappings.length.append(length)
             mappings.offset.append(offset)
             mappings.path.append(text(data[start + _MMAP2.size : body_end]))
-            mappings.build_id.append(file[4 : 4 + min(file[0], 20)] if misc & MISC_BUILD_ID and file[0] else None)
+            has_build_id = misc & MISC_BUILD_ID
+            mappings.build_id.append(file[4 : 4 + min(file[0], 20)] if has_build_id and file[0] else None)
+            mappings.inode.append(None if has_build_id else _FILE.unpack(file)[2] or None)
         elif kind == COMM and body_end >= start + 8:
             pid, tid = struct.unpack_from("<II", data, start)
             event = "exec" if misc & MISC_EXEC else "comm"

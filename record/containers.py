@@ -29,17 +29,26 @@ def describe(pid: int) -> dict[str, int | str | None]:
 
     Returns:
         `pid`; `ns_pid`, the pid in the innermost namespace, None where that is the recorder's; `cgroup`, None in the
-        root cgroup; `container`, None outside of one. All None when the process is gone.
+        root cgroup; `container`, None outside of one; `uid` and `gid`, with which it opens files. All None when the
+        process is gone.
     """
-    numbers = re.search(rb"^NSpid:((?:\t\d+)+)$", _read(pid, "status"), re.MULTILINE)
-    pids = numbers[1].split() if numbers else []
+    status = _read(pid, "status")
+    pids = _numbers(status, b"NSpid")
+    uids, gids = _numbers(status, b"Uid"), _numbers(status, b"Gid")  # real, effective, saved, of the file system
     cgroup = _cgroup(_read(pid, "cgroup").decode("utf-8", "backslashreplace"))
     return {
         "pid": pid,
-        "ns_pid": int(pids[-1]) if len(pids) > 1 else None,
+        "ns_pid": pids[-1] if len(pids) > 1 else None,
         "cgroup": cgroup,
         "container": None if cgroup is None else container(cgroup),
+        "uid": uids[-1] if uids else None,
+        "gid": gids[-1] if gids else None,
     }
+
+
+def _numbers(status: bytes, name: bytes) -> list[int]:
+    found = re.search(rb"^" + name + rb":((?:\t\d+)+)$", status, re.MULTILINE)
+    return [int(number) for number in found[1].split()] if found else []
 
 
 def container(cgroup: str) -> str | None:

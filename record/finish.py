@@ -24,6 +24,7 @@ from iaprof.formats.sideband import SideBand, decode, sample_columns
 from iaprof.record.cpu_samples import CpuSamples
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
+from iaprof.symbols.calls import Needed
 
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
@@ -35,6 +36,31 @@ LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow 
 _MOST = (1 << 64) - 1
 
 
+class ForSymbols:
+    """What naming the stacks of a recording needs to know of it."""
+
+    def __init__(self) -> None:
+        self.needed = Needed()
+        self.header: dict[str, Any] = {}
+        self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
+
+    def add(self, kind: str, rows: pa.StructArray) -> None:
+        """Takes rows that go into the capture."""
+        if kind == "stack":
+            self.needed.add(rows)
+        elif kind in self._rows:
+            self._rows[kind].append(rows)
+
+    def table(self, kind: str) -> pa.Table:
+        """All `mapping` or `process` rows."""
+        schema = pa.schema(list(KINDS[kind]))
+        return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
+
+
+WriteSymbols = Callable[[ForSymbols, CaptureWriter], dict[str, Any]]
+"""Writes `module` and `symbol` rows, and gives what the header says of them."""
+
+
 @dataclass(frozen=True)
 class Finished:
     """A capture that was written."""
@@ -43,20 +69,26 @@ class Finished:
     size: int
 
 
-def finish(spool: SpoolReader, output: Path, look: Callable[[Frame], None] | None = None) -> Finished:
+def finish(
+    spool: SpoolReader,
+    output: Path,
+    look: Callable[[Frame], None] | None = None,
+    write_symbols: WriteSymbols | None = None,
+) -> Finished:
     """Writes the capture of a spool.
 
     Args:
         spool: whole, or cut off by the recorder's death.
         output: an existing file of that name is replaced.
         look: is shown each frame.
+        write_symbols: names what the stacks need; without it nothing is named.
 
     Raises:
         IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
     """
     with replacing(output) as file:
         writer = CaptureWriter(file)
-        work = _Finishing(writer)
+        work = _Finishing(writer, write_symbols)
         for frame in spool.frames():
             work.add(frame)
             if look is not None:
@@ -69,8 +101,10 @@ def finish(spool: SpoolReader, output: Path, look: Callable[[Frame], None] | Non
 class _Finishing:
     """What is gathered until it fills a row group."""
 
-    def __init__(self, writer: CaptureWriter) -> None:
+    def __init__(self, writer: CaptureWriter, write_symbols: WriteSymbols | None) -> None:
         self._writer = writer
+        self._write_symbols = write_symbols
+        self._for_symbols = ForSymbols()
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
@@ -122,9 +156,12 @@ class _Finishing:
         self._flush_metrics()
         self._flush_described()
         self._flush_losses()
+        self._for_symbols.header = self._header
+        symbols = self._write_symbols(self._for_symbols, self._writer) if self._write_symbols else None
         return {
             **self._header,
             **self._footer,
+            "symbols": symbols,
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
             "cost": _cost(self._footer.get("cost")),
@@ -229,7 +266,7 @@ class _Finishing:
         about = _object(frame.payload)
         row = dict.fromkeys(field.name for field in KINDS["process"])
         row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
-        row |= {name: about[name] for name in ("ns_pid", "cgroup", "container")}
+        row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
         self._described.append(_row("process", row))
         if len(self._described) >= ROWS_PER_GROUP:
             self._flush_described()
@@ -344,6 +381,8 @@ class _Finishing:
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
         self._counts[_PLURALS[kind]] += len(rows)
         self._writer.write(kind, rows)
+        if self._write_symbols is not None:
+            self._for_symbols.add(kind, rows)
 
 
 _PLURALS = {

@@ -1,8 +1,9 @@
 """The process that makes a capture of a spool: `python -m iaprof.record.finish_child`.
 
-A request comes as JSON on stdin: the spool's, the carry's and the folder's descriptor, and where to. The answer goes
-as JSON to stdout. The recorder starts it early, so that what it has to import is there when there is something to
-do; and it stays apart so that the recorder itself stays small.
+A request comes as JSON on stdin: the spool's, the carry's and the folder's descriptor, where to, and which names. Lines
+of JSON go to stdout: how the naming goes, and last the answer. SIGINT ends the naming. The recorder starts it early, so
+that what it has to import is there when there is something to do; and it stays apart so that the recorder itself stays
+small.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import hold
 from iaprof.record.carry import Carry
 from iaprof.record.finish import finish
+from iaprof.record.recorded_symbols import Symbols, recorded_symbols
 from iaprof.record.spool import SpoolReader
 
 
@@ -27,8 +29,10 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     reader = SpoolReader(Path(f"/proc/self/fd/{request['spool']}"))
     hold(Path(request["output"]), request["folder"])
     carry = Carry() if request["carry"] is not None else None
+    which = Symbols(request["symbols"])
+    names = None if which is Symbols.NONE else recorded_symbols(which, _say_progress)
     try:
-        finished = finish(reader, Path(request["output"]), carry.add if carry else None)
+        finished = finish(reader, Path(request["output"]), carry.add if carry else None, names)
         if carry:
             carry.write(reader, request["carry"])
     except (IaprofError, OSError) as error:
@@ -42,6 +46,15 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     return {"header": finished.header, "size": finished.size}
 
 
+def _say_progress(done: int, total: int) -> None:
+    _say({"naming": [done, total]})
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
 def _leave(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)  # the unfinished file is taken away on the way out
 
@@ -49,11 +62,11 @@ def _leave(number: int, _: FrameType | None) -> None:
 def main() -> None:
     """Serves one request; without one, ends."""
     signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # what records goes first
     line = sys.stdin.readline()
     if line:
-        answer = _serve(json.loads(line))
-        sys.stdout.write(json.dumps(answer))
+        _say(_serve(json.loads(line)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,24 +13,29 @@ from typing import Any
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import folder_of
+from iaprof.record.recorded_symbols import Symbols
 from iaprof.record.spool import Spool
 
 
 class Finisher:
     """One such process, from its start to its answer."""
 
-    def __init__(self, spool: Spool, carry: int | None = None) -> None:
+    def __init__(self, spool: Spool, symbols: Symbols, carry: int | None = None) -> None:
         """Starts it; it waits for `go`.
 
         Args:
             spool: that it will read.
+            symbols: which names the capture gets.
             carry: descriptor for what the next output file needs of this one, if there is a next one.
 
         Raises:
             IaprofError: there is no room for another process.
         """
         self._spool, self._carry, self._folder = spool, carry, folder_of(spool.path)
-        self._answer = b""
+        self._symbols = symbols
+        self._answer: dict[str, Any] | None = None
+        self._line = b""  # the last one, as far as it came
+        self.naming: tuple[int, int] | None = None  # modules that were named, and all of them, once that began
         fds = [spool.fileno(), self._folder, *([] if carry is None else [carry])]
         try:
             self._child = subprocess.Popen(
@@ -51,6 +57,7 @@ class Finisher:
             "carry": self._carry,
             "folder": self._folder,
             "output": str(output.absolute()),
+            "symbols": self._symbols.value,
         }
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):  # it died: `result` says so
@@ -63,10 +70,21 @@ class Finisher:
         return self._child.stdout.fileno()
 
     def read(self) -> bool:
-        """Reads a piece of the answer; gives whether it is whole."""
+        """Reads a piece of what it says; gives whether that was the last."""
         piece = os.read(self.fileno(), 1 << 16)
-        self._answer += piece
+        *told, self._line = (self._line + piece).split(b"\n")
+        for line in told:
+            said = json.loads(line)
+            if "naming" in said:
+                self.naming = tuple(said["naming"])
+            else:
+                self._answer = said
         return not piece
+
+    def skip_names(self) -> None:
+        """Lets it end with the names that it has."""
+        with contextlib.suppress(ProcessLookupError):
+            self._child.send_signal(signal.SIGINT)
 
     def result(self) -> tuple[dict[str, Any], int]:
         """Header and bytes of the capture that was made; waits for it.
@@ -77,13 +95,11 @@ class Finisher:
         while not self.read():
             pass
         status = self._child.wait()
-        try:
-            answer: dict[str, Any] = json.loads(self._answer)
-        except ValueError:
-            raise IaprofError(f"the process that finishes the capture died (exit status {status})") from None
-        if "error" in answer:
-            raise IaprofError(answer["error"])
-        return answer["header"], answer["size"]
+        if self._answer is None:
+            raise IaprofError(f"the process that finishes the capture died (exit status {status})")
+        if "error" in self._answer:
+            raise IaprofError(self._answer["error"])
+        return self._answer["header"], self._answer["size"]
 
     def close(self) -> None:
         """Ends it, whatever it does; an unfinished capture is taken away."""

@@ -4,8 +4,9 @@ The recorder is root and the path comes from anyone, so the file is opened as it
 process's root, with the user and group that the kernel saw when the probe fired, and no capability to read more. A
 file system in user space can make any of these calls hang: that hangs this process, which the recorder replaces.
 
-It takes requests (JSON) from a SOCK_SEQPACKET socket and answers each with JSON and, when all is well, a memory file
-that holds what was read. It imports nothing heavy: it is started anew after each hang.
+It takes requests (JSON) from a SOCK_SEQPACKET socket and answers each with JSON and, when all is well, a descriptor: of
+a memory file that holds what was read, or of the file itself for who asks to `open` it. It imports nothing heavy: it
+is started anew after each hang.
 """
 
 from __future__ import annotations
@@ -89,15 +90,29 @@ def _check_start(chunk: bytes) -> None:
         raise Refused("it is an ELF file of another machine than Intel's GPUs")
 
 
+def _open(path_fd: int, owner: int | None) -> int:
+    """The file behind an O_PATH descriptor, for reading; refused when it is no regular one, or not this user's."""
+    status = os.fstat(path_fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused("it is no regular file")
+    if owner is not None and status.st_uid != owner:
+        raise Refused("it belongs to another user than its process")
+    return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
 def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     libc = ctypes.CDLL(None, use_errno=True)
     pid, uid, gid = int(request["pid"]), int(request["uid"]), int(request["gid"])
-    path = bytes.fromhex(request["path"])
+    path = bytes.fromhex(request.get("path", ""))
     opened: list[int] = []
     try:
-        below = "root" if path.startswith(b"/") else "cwd"
-        folder = os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC)
-        opened.append(folder)
+        if "mapped" in request:  # the mapped file itself, whatever its path leads to now
+            opened.append(os.open(f"/proc/{pid}/map_files/{request['mapped']}", os.O_PATH | os.O_CLOEXEC))
+        elif pid:
+            below = "root" if path.startswith(b"/") else "cwd"
+            opened.append(os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC))
+        else:  # a process that is gone: what it saw was perhaps what we see
+            opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
         # setfsuid changes what may be opened and nothing else, and takes the file capabilities away with it; what
         # is read afterwards goes into memory and needs no right.
         if os.geteuid() == 0:
@@ -106,9 +121,11 @@ def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
             libc.setfsuid(uid)
             if libc.setfsuid(-1) != uid:  # -1 changes nothing and tells what it is
                 raise Refused("its user's rights could not be taken on")
-        path_fd = _open_below(folder, path)
-        opened.append(path_fd)
-        memory, digest, size = _take(path_fd)
+        if "mapped" not in request:
+            opened.append(_open_below(opened[0], path))
+        if request.get("open"):
+            return {}, _open(opened[-1], request.get("owner"))
+        memory, digest, size = _take(opened[-1])
         return {"digest": digest, "size": size}, memory
     except Refused as refusal:
         return {"refused": str(refusal)}, None

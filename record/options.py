@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iaprof.bpf.launches import Sizes
+from iaprof.record.recorded_symbols import Symbols
 
 
 @dataclass(frozen=True)
@@ -27,4 +28,5 @@ class Options:
     switch_s: float | None = None
     max_files: int | None = None
     max_bytes: int | None = None  # of all spools together
+    symbols: Symbols = Symbols.NEEDED
     sizes: Sizes = field(default_factory=Sizes)

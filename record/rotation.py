@@ -75,7 +75,7 @@ class Rotation:
         self._journal.go_on_in(Spool(spool_path(output)))
         self._since = time.monotonic()
         self.number += 1
-        self._finisher = Finisher(old, self._carry)
+        self._finisher = Finisher(old, self._options.symbols, self._carry)
         self._finisher.go(self._part)
         self._loop.wait_for(self._finisher.fileno(), self._read)
 

@@ -41,6 +41,7 @@ from iaprof.record.signals import StopSignals
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.stalls import StallStream
 from iaprof.record.watch import Watch
+from iaprof.symbols.boot import boot_id
 
 TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
@@ -73,6 +74,7 @@ class Audience:
     inform: Tell
     part: OnPart  # a capture that is whole while recording goes on
     status: Callable[[Status], None] | None = None
+    naming: Callable[[int, int], None] | None = None  # modules that were named, and all of them
 
 
 class Session:
@@ -354,7 +356,8 @@ class Session:
 
     def _end(self) -> None:
         stopped = time.monotonic_ns()
-        self._finisher = Finisher(self.spool)  # has what it imports when there is something to finish
+        # It has what it imports when there is something to finish.
+        self._finisher = Finisher(self.spool, self._options.symbols)
         if self._command is not None:
             self._command.end()
         time.sleep(DRAIN_S)
@@ -376,8 +379,17 @@ class Session:
         Raises:
             IaprofError: it cannot be made; the spool stays.
         """
-        assert self._finisher is not None
-        header, size = self._finisher.result()
+        finisher = self._finisher
+        assert finisher is not None
+        is_naming = False
+        while not finisher.read():
+            if finisher.naming is not None:
+                if not is_naming:
+                    is_naming, self._signals.instead = True, finisher.skip_names
+                if self._audience.naming is not None:
+                    self._audience.naming(*finisher.naming)
+        self._signals.instead = None
+        header, size = finisher.result()
         self.spool.close()
         self.spool.remove()
         return header, size
@@ -408,6 +420,7 @@ class Session:
                 "kernel": host.release,
                 "machine": host.machine,
                 "cpus": len(online_cpus()),
+                "boot_id": boot_id(),
             },
             "python": platform.python_version(),
             "command": list(options.command),

@@ -37,6 +37,7 @@ class StopSignals:
         self.count = 0
         self.rotate = False  # SIGUSR2 came; whoever acts on it makes this False
         self.farewell: Callable[[], str] = lambda: "iaprof: stopped at once\n"  # printed when a second one comes
+        self.instead: Callable[[], None] | None = None  # is done once in place of what a signal would do
         self._number = 0
         self._forward: list[int] = []
         self._previous: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
@@ -85,6 +86,11 @@ class StopSignals:
         self.count += 1
         self._number = number
         self._note(number, frame)
+        if self.instead is not None:
+            instead, self.instead = self.instead, None
+            self.count = 1
+            instead()
+            return
         if self.count == 1:
             return
         if self.count == 2:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureError, CaptureReader
 from iaprof.formats.stalls import REASONS, Layout
-from iaprof.report.layers import Layers
 from iaprof.report.placements import ADDRESS_MASK, Placed, Site
+from iaprof.symbols.layers import Layers
 
 MAX_INTERVALS = 1 << 20
 MAX_SUBSAMPLE = 1 << 30

@@ -4,19 +4,19 @@
         for instruction in decoder.disasm(code, address):
             print(instruction.address, instruction.text)
 
-IGA itself is loaded and run in a child process (report.sandbox): what it dies on is a DecodeError here.
+IGA itself is loaded and run in a child process (sandbox.parent): what it dies on is a DecodeError here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from iaprof.formats.errors import IaprofError
-from iaprof.report.answers import AnswerError, Instructions, read_instructions, strings_of
+from iaprof.report.gpu_sandbox import GpuSandboxed
 from iaprof.report.platforms import Platform
-from iaprof.report.sandbox import Sandbox, SandboxDied, SandboxRefused
+from iaprof.sandbox.answers import AnswerError, Instructions, read_instructions, strings_of
+from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
 
 SHORTEST_CODE = 8  # bytes: a compacted instruction
 
@@ -45,27 +45,13 @@ class DecoderUnavailable(IaprofError):
     """There is no libiga64, or it is too old for the platform; the text says what to install."""
 
 
-class Decoder:
+class Decoder(GpuSandboxed):
     """Decodes one platform's code; also a context manager."""
 
     def __init__(self, platform: Platform, sandbox: Sandbox | None = None) -> None:
         """`sandbox` is for sharing a child process; without one, the decoder has its own and closes it."""
         self.platform = Platform(platform)
-        self._own = Sandbox() if sandbox is None else None
-        self._sandbox = sandbox or self._own or Sandbox()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the child process, unless it is shared."""
-        if self._own is not None:
-            self._own.close()
+        super().__init__(sandbox)
 
     def disasm(self, code: bytes, address: int = 0) -> list[Instruction]:
         """All instructions of `code`, of which `address` is the first byte's.

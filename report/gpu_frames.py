@@ -1,7 +1,7 @@
 """Source frames for GPU code: DWARF's lines and functions put together, for every instruction of a kernel.
 
 Meant for the debug zebins that the driver makes, in which DWARF holds absolute addresses. It may be hostile: this runs
-in report.sandbox's child, under its limits.
+in the sandbox's child, under its limits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from elftools.elf.elffile import ELFFile
 
 from iaprof.formats.zebin import ZebinKernel
-from iaprof.report.demangle import demangled
 from iaprof.report.gpu_functions import FunctionTree, Scope, TooMuchDebugInfo
 from iaprof.report.gpu_lines import FileTable, LineRange, LineTable, line_ranges, text
+from iaprof.symbols.demangle import demangled
 
 MOST_SEGMENTS = 2_000_000  # in all of a module's kernels
 _MOST_PROBLEMS = 100  # damaged parts; then the rest is not looked at

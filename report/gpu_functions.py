@@ -16,8 +16,8 @@ from elftools.dwarf.die import DIE
 from elftools.dwarf.ranges import BaseAddressEntry
 
 from iaprof.formats.zebin import canonical
-from iaprof.report.demangle import demangled
 from iaprof.report.gpu_lines import LARGEST_LINE, FileTable, text
+from iaprof.symbols.demangle import demangled
 
 MOST_ENTRIES = 8_000_000
 MOST_RANGES = 1_000_000

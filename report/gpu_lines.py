@@ -1,7 +1,7 @@
 """From DWARF's line table: which source file and line a GPU instruction comes from.
 
 Which functions it comes from is report.gpu_functions' part. Addresses are canonical (48 bits, formats.zebin). The
-tables may be hostile: this runs in report.sandbox's child, and its work is bounded by the tables' length.
+tables may be hostile: this runs in the sandbox's child, and its work is bounded by the tables' length.
 """
 
 from __future__ import annotations

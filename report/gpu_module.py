@@ -1,6 +1,6 @@
 """A GPU module, offline: its kernels, their instructions, and the source that each instruction comes from.
 
-All reading happens in report.sandbox's child; this holds what came of it. Whatever a file is, something is answered: a
+All reading happens in the sandbox's child; this holds what came of it. Whatever a file is, something is answered: a
 stage that fails leaves a placeholder where its result would be, and a sentence in `problems`.
 """
 
@@ -11,11 +11,12 @@ from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, canonical, read_zebin
-from iaprof.report.answers import (
+from iaprof.report.gpu_sandbox import GpuSandboxed
+from iaprof.report.platforms import Platform
+from iaprof.sandbox.answers import (
     AnswerError,
     Instructions,
     ascending,
@@ -27,8 +28,7 @@ from iaprof.report.answers import (
     string,
     strings_of,
 )
-from iaprof.report.platforms import Platform
-from iaprof.report.sandbox import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
+from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
 
 NO_DECODER = "[no decoder]"
 UNDECODABLE = "[undecodable]"
@@ -121,27 +121,13 @@ class GpuModule:
     problems: tuple[str, ...]  # what could not, a sentence each
 
 
-class GpuModules:
+class GpuModules(GpuSandboxed):
     """Reads modules, in one child process; also a context manager."""
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:
         """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
-        self._own = Sandbox() if sandbox is None else None
-        self._sandbox = sandbox or self._own or Sandbox()
+        super().__init__(sandbox)
         self._trouble_left = _LONGEST_TROUBLE
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the child process, unless it is shared."""
-        if self._own is not None:
-            self._own.close()
 
     def load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None) -> GpuModule:
         """Read a debug zebin; never raises for what is in it.

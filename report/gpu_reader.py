@@ -1,4 +1,4 @@
-"""What report.sandbox's child does: all reading of zebins, DWARF and GPU code, answered as JSON.
+"""What the sandbox's child does: all reading of zebins, DWARF and GPU code, answered as JSON.
 
 Answers hold indices into tables of strings, frames and stacks instead of repeating them. report.decoder and
 report.gpu_module are the readers of these answers.
@@ -10,24 +10,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
-from iaprof.report.demangle import demangled
 from iaprof.report.gpu_frames import GpuFrames, Segment, no_frames, read_gpu_frames
 from iaprof.report.gpu_functions import TooMuchDebugInfo
 from iaprof.report.iga import LONGEST_INSTRUCTION, Iga, IgaDecoding, IgaError, IgaUnavailable
 from iaprof.report.platforms import Platform
-from iaprof.report.stage_limit import OutOfTime, stage_limit
+from iaprof.sandbox.reader import Operation, Refusal
+from iaprof.sandbox.stage_limit import OutOfTime, stage_limit
+from iaprof.symbols.demangle import demangled
 
 UNDECODABLE = "[undecodable]"  # the mnemonic of what is no instruction that IGA knows
-
-
-class Refusal(Exception):
-    """A request that cannot be fulfilled, for a reason that the user should read."""
-
-    def __init__(self, kind: str, message: str, details: object = None) -> None:
-        """`kind` is for the parent to tell refusals apart; `details` is JSON."""
-        super().__init__(message)
-        self.kind = kind
-        self.details = details
 
 
 class Table:
@@ -46,6 +37,12 @@ class Table:
         return list(self._numbers)
 
 
+def operations(stage_seconds: float) -> dict[str, Operation]:
+    """What the sandbox can be asked for."""
+    reader = GpuReader(stage_seconds)
+    return {"disasm": reader.disasm, "module": reader.module}
+
+
 class GpuReader:
     """The operations of the child."""
 
@@ -60,7 +57,7 @@ class GpuReader:
             self._no_iga = str(error)
         demangled("_Z1fv")  # what libraries do at their first use must not wait until nothing can be opened
 
-    def disasm(self, parameters: dict[str, Any], code: bytearray) -> object:
+    def disasm(self, parameters: dict[str, Any], code: bytearray, _files: list[int]) -> object:
         """Decode `code` for parameters["platform"]."""
         if self._iga is None:
             raise Refusal("DecoderUnavailable", self._no_iga)
@@ -79,7 +76,7 @@ class GpuReader:
             "message": "" if whole else decoding.message or "some of these bytes are no instructions",
         }
 
-    def module(self, parameters: dict[str, Any], elf: bytearray) -> object:
+    def module(self, parameters: dict[str, Any], elf: bytearray, _files: list[int]) -> object:
         """Read a whole debug zebin: kernels, instructions and frames, each as far as it can be read.
 
         parameters: "platform" is a Platform or None, "only" a list of kernels' addresses or None for all, "decode"

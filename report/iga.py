@@ -1,6 +1,6 @@
 """The binding to Intel's decoder IGA (libiga64), through cffi in ABI mode.
 
-IGA is C++ that gets bytes from anyone, so this runs only inside report.sandbox's child; report.decoder is for everybody
+IGA is C++ that gets bytes from anyone, so this runs only inside the sandbox's child; report.decoder is for everybody
 else. The packages carry no header: the declarations are those of iga.h and kv.h in intel-graphics-compiler.
 """
 

@@ -5,21 +5,35 @@ Also counts: what went in is what came out, and where it went.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture import KINDS, CaptureReader
 from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row
-from iaprof.report.address_space import AddressSpaces
 from iaprof.report.attribution import Joined, Stream, join, streams
-from iaprof.report.cpu_frames import CpuFrames
 from iaprof.report.gauges import gauges
 from iaprof.report.gpu_module import GpuKernel, GpuModule, GpuModules
 from iaprof.report.placements import Compilation, Placed, Placement, Site, place
 from iaprof.report.platforms import Platform
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.cpu_frames import CpuFrames, Look, ModuleNames
+from iaprof.symbols.names import Naming
+from iaprof.symbols.rows import CaptureNames
+
+
+@dataclass(frozen=True)
+class CpuModule:
+    """How one module of the launching stacks was named."""
+
+    names: ModuleNames
+    share: float  # of the samples with a stack, those with a frame in it
+    unnamed: float  # and those with a frame in it that has no name
 
 
 @dataclass
@@ -31,6 +45,7 @@ class Facts:
     unknown_kernel: int = 0  # of those, in no known kernel
     no_launch: int = 0  # in a known kernel of which no launch was recorded
     problems: dict[str, list[str]] = field(default_factory=dict)  # and the paths of the modules that have it
+    cpu_modules: list[CpuModule] = field(default_factory=list)
 
 
 @dataclass
@@ -41,13 +56,21 @@ class Report:
     facts: Facts
 
 
-def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) -> Report:
+def build(
+    capture: CaptureReader,
+    modules: GpuModules,
+    interval_s: float = 0.0,
+    naming: Naming | None = None,
+    look: Look = Look(),  # noqa: B008 (it is frozen)
+) -> Report:
     """Reads and joins a whole capture; naming happens while the rows are taken.
 
     Args:
         capture: the open capture.
         modules: reads debug ELFs.
         interval_s: length of an interval; 0 for everything in one.
+        naming: names the frames of CPU stacks; without, the capture itself.
+        look: how CPU frames are to look.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -69,11 +92,42 @@ def build(capture: CaptureReader, modules: GpuModules, interval_s: float = 0.0) 
     facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
     facts.no_launch = int(totals[unlaunched[joined.site]].sum())
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
-    cpu = CpuFrames(capture.table("stack"), spaces)
+    weights = _weights(joined, placed, totals)
+    stacks = _stacks(capture, weights)
+    cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), look)
+    facts.cpu_modules = _shares(cpu, weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
     measured = gauges(capture, start_ns, int(interval_s * 1e9), len(intervals)) if interval_s else {}
     return Report(Profile(_rows(joined, placed, cpu, known, loaded), intervals, measured), facts)
+
+
+def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:
+    """The samples of each launching stack, by its id."""
+    by_site = np.bincount(joined.site, totals, len(placed.sites)).astype(np.int64)
+    weights: dict[int, int] = {}
+    for site, samples in zip(placed.sites, by_site.tolist(), strict=True):
+        if site.stack and samples:
+            weights[site.stack] = weights.get(site.stack, 0) + samples
+    return weights
+
+
+def _stacks(capture: CaptureReader, wanted: Collection[int]) -> pa.Table:
+    """The `stack` rows with these ids."""
+    ids = pa.array(sorted(wanted), pa.uint64())
+    tables = [table.filter(pc.is_in(table["id"], ids)) for table in capture.tables("stack")]
+    return pa.concat_tables([pa.schema(list(KINDS["stack"])).empty_table(), *tables])
+
+
+def _shares(cpu: CpuFrames, weights: dict[int, int]) -> list[CpuModule]:
+    """How the modules of the launching stacks were named, those with the most unnamed samples first."""
+    shares = cpu.shares(weights)
+    all_ = max(sum(weights.values()), 1)
+    found = []
+    for told in cpu.modules:
+        samples, unnamed = shares.get(told.module.identity, (0, 0))
+        found.append(CpuModule(told, samples / all_, unnamed / all_))
+    return sorted(found, key=lambda module: (-module.unnamed, -module.share, module.names.module.path))
 
 
 def _scope(header: dict[str, Any]) -> list[int] | None:

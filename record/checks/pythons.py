@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from iaprof.record.checks.frame_pointers import Openings, read_openings
 from iaprof.record.checks.processes import mapped, opened, read_some, shortened
 from iaprof.record.checks.result import Check, Level
+from iaprof.symbols.frame_pointers import Openings, read_openings
 
 GROUP = "Stacks"
 MOST_LINES = 8

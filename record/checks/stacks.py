@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from itertools import chain
 
 from iaprof.bpf.libraries import SYSTEM_FOLDERS
-from iaprof.record.checks.frame_pointers import Openings, read_openings
 from iaprof.record.checks.processes import MOST_FILES, MappedFile, installed, mapped, opened, shortened
 from iaprof.record.checks.result import Check, Level
+from iaprof.symbols.frame_pointers import Openings, read_openings
 
 GROUP = "Stacks"
 _VERSION = rb"\.so(?:\.[0-9.-]+)?"

@@ -161,7 +161,7 @@ class Recorder:
 
     def __enter__(self) -> Self:
         spool = self.capture.with_name(self.capture.name + ".spool")
-        words = [*IAPROF, "record", "--quiet", "--force", "-o", str(self.capture), *self.options]
+        words = [*IAPROF, "record", "--quiet", "--force", "--symbols", "none", "-o", str(self.capture), *self.options]
         started = time.monotonic()
         self.process = subprocess.Popen(words, env=os.environ | self.hardware.env(), stdin=subprocess.DEVNULL)
         while not spool.exists() or spool.stat().st_size < STARTED_BYTES:

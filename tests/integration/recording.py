@@ -18,6 +18,7 @@ from standin import runtime
 from standin.hardware import Hardware, Ledger
 
 IAPROF = [sys.executable, "-m", "iaprof"]
+NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
 LAUNCH_FUNCTION = "zeCommandListAppendLaunchKernel"
 
 
@@ -48,14 +49,14 @@ def environment(hardware: Hardware) -> dict[str, str]:
 
 def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
     """Records on the stand-in's hardware; it has to work."""
-    done = iaprof("record", "-o", capture, *words, env=environment(hardware))
+    done = iaprof("record", "-o", capture, *NO_SYMBOLS, *words, env=environment(hardware))
     assert done.code == 0, done.err
     return done
 
 
 def start(hardware: Hardware, capture: Path, *words: str | Path) -> subprocess.Popen[str]:
     """A recorder that has begun."""
-    command = [*IAPROF, "record", "-o", str(capture), *map(str, words)]
+    command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *map(str, words)]
     recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
     spool = capture.with_name(capture.name + ".spool")
     until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import KINDS
 from iaprof.formats.sideband import SideBand, comm_record, decode, mapping_record, running_record
-from iaprof.report.address_space import AddressSpaces, Place
+from iaprof.symbols.address_space import NOWHERE, AddressSpaces
+from iaprof.symbols.modules import Module, ModuleKind, Place
 
 
 def mapping(time: int, pid: int, start: int, path: str, length: int = 0x1000, offset: int = 0) -> dict[str, object]:
@@ -27,59 +29,107 @@ def spaces(mappings: list[dict[str, object]], events: list[dict[str, object]]) -
 
 
 def found_in(spaces: AddressSpaces) -> Callable[[int, int, int], Place | None]:
-    return lambda pid, address, time_ns: spaces.find(pid, [address], time_ns)[0]
+    """The place in a file, None where an address was in no mapping."""
+
+    def find(pid: int, address: int, time_ns: int) -> Place | None:
+        place = spaces.place(pid, address, time_ns)
+        return None if place.module.path == NOWHERE else place
+
+    return find
+
+
+def in_file(path: str, build_id: bytes, offset: int) -> Place:
+    return Place(Module(ModuleKind.FILE, path, build_id), offset)
 
 
 def test_a_mapping_lasts_from_its_time_until_another_covers_it() -> None:
     found = found_in(spaces([mapping(10, 1, 0x1000, "a", offset=0x400), mapping(20, 1, 0x1800, "b")], []))
     assert found(1, 0x1010, 5) is None
-    assert found(1, 0x1010, 10) == Place("a", b"a", 0x410)
-    assert found(1, 0x1810, 15) == Place("a", b"a", 0xC10)
-    assert found(1, 0x1810, 25) == Place("b", b"b", 0x10)
-    assert found(1, 0x17FF, 25) == Place("a", b"a", 0xBFF)
+    assert found(1, 0x1010, 10) == in_file("a", b"a", 0x410)
+    assert found(1, 0x1810, 15) == in_file("a", b"a", 0xC10)
+    assert found(1, 0x1810, 25) == in_file("b", b"b", 0x10)
+    assert found(1, 0x17FF, 25) == in_file("a", b"a", 0xBFF)
     assert found(1, 0x2800, 25) is None
     assert found(2, 0x1010, 25) is None
 
 
 def test_exec_begins_anew() -> None:
     found = found_in(spaces([mapping(10, 1, 0x1000, "a"), mapping(21, 1, 0x5000, "b")], [event(20, 1, "exec")]))
-    assert found(1, 0x1000, 19) == Place("a", b"a", 0)
+    assert found(1, 0x1000, 19) == in_file("a", b"a", 0)
     assert found(1, 0x1000, 22) is None
-    assert found(1, 0x5000, 22) == Place("b", b"b", 0)
+    assert found(1, 0x5000, 22) == in_file("b", b"b", 0)
 
 
 def test_a_forked_process_has_what_its_parent_had() -> None:
     mappings = [mapping(10, 1, 0x1000, "a"), mapping(30, 1, 0x9000, "later"), mapping(25, 2, 0x5000, "own")]
     found = found_in(spaces(mappings, [event(20, 2, "fork", 1), event(40, 3, "fork", 2), event(50, 3, "exec")]))
-    assert found(2, 0x1000, 26) == Place("a", b"a", 0)
-    assert found(2, 0x5000, 26) == Place("own", b"own", 0)
+    assert found(2, 0x1000, 26) == in_file("a", b"a", 0)
+    assert found(2, 0x5000, 26) == in_file("own", b"own", 0)
     assert found(2, 0x9000, 35) is None  # mapped by the parent after the fork
-    assert found(3, 0x1000, 45) == Place("a", b"a", 0)  # grandparent's
+    assert found(3, 0x1000, 45) == in_file("a", b"a", 0)  # grandparent's
     assert found(3, 0x1000, 55) is None
 
 
 def test_a_pid_that_is_used_again() -> None:
     events = [event(5, 2, "fork", 1), event(20, 2, "exit"), event(30, 2, "fork", 1)]
     found = found_in(spaces([mapping(10, 2, 0x1000, "a")], events))
-    assert found(2, 0x1000, 15) == Place("a", b"a", 0)
+    assert found(2, 0x1000, 15) == in_file("a", b"a", 0)
     assert found(2, 0x1000, 35) is None
 
 
 def test_processes_that_are_their_own_ancestors_come_to_an_end() -> None:
     events = [event(time, pid, "fork", 3 - pid) for time in range(200) for pid in (1, 2)]
-    assert spaces([mapping(0, 3, 0, "a")], events).find(1, [0x1000], 500) == [None]
-    assert spaces([], []).find(1, [0x1000], 500) == [None]
+    assert found_in(spaces([mapping(0, 3, 0, "a")], events))(1, 0x1000, 500) is None
+    assert found_in(spaces([], []))(1, 0x1000, 500) is None
 
 
 def test_the_last_addresses() -> None:
     last = (1 << 64) - 1
-    found = spaces([mapping(1, 1, last - 0xFFF, "a", length=last, offset=last)], []).find
-    assert found(1, [0, last - 0x1000, last - 0xFFF, last - 1], last) == [
+    found = found_in(spaces([mapping(1, 1, last - 0xFFF, "a", length=last, offset=last)], []))
+    assert [found(1, address, last) for address in (0, last - 0x1000, last - 0xFFF, last - 1)] == [
         None,
         None,
-        Place("a", b"a", last),
-        Place("a", b"a", 0xFFD),
+        in_file("a", b"a", last),
+        in_file("a", b"a", 0xFFD),
     ]
+
+
+def test_what_a_mapping_is() -> None:
+    # given mappings of every kind, each at an address of its own
+    paths = ["/lib/a.so", "/lib/no-id.so", "[vdso]", "//anon", "/tmp/jit-7.dump", "/memfd:x (deleted)", "[heap]", ""]
+    rows = [mapping(1, 7, 0x1000 * (i + 1), path, offset=0x100) for i, path in enumerate(paths)]
+    for row in rows[1:]:
+        row["build_id"] = None
+    rows[1]["inode"] = 99
+    found = spaces(rows, [])
+    # when
+    places = [found.place(7, 0x1000 * (i + 1) + 8, 5) for i in range(len(paths))]
+    # then files and the vDSO are named by offset, what a process makes itself by address
+    assert places[:3] == [
+        in_file("/lib/a.so", b"/lib/a.so", 0x108),
+        Place(Module(ModuleKind.FILE, "/lib/no-id.so", None, 99), 0x108),
+        Place(Module(ModuleKind.VDSO, "[vdso]"), 0x108),
+    ]
+    assert [place.module.kind for place in places[3:]] == [ModuleKind.GENERATED] * 5
+    assert [place.address for place in places[3:]] == [0x1000 * (i + 1) + 8 for i in range(3, len(paths))]
+    assert {place.module.identity for place in places[3:]} == {(ModuleKind.GENERATED, 7)}
+    # and process 0 is the kernel
+    assert found.place(0, 0xFFFF_8000_0000_1234, 5) == Place(
+        Module(ModuleKind.KERNEL, "[kernel]"), 0xFFFF_8000_0000_1234
+    )
+
+
+def test_many_addresses_at_many_times_at_once() -> None:
+    # given a process that executes another program at the same address, and its child
+    rows = [mapping(10, 1, 0x1000, "old"), mapping(20, 1, 0x1000, "new")]
+    found = spaces(rows, [event(20, 1, "exec"), event(15, 2, "fork", 1), event(30, 3, "fork", 1)])
+    pids = np.array([1, 1, 2, 3, 1, 4], np.uint32)
+    times = np.array([15, 25, 40, 40, 5, 40], np.uint64)
+    # when
+    numbers, inside = found.locate(pids, np.full(6, 0x1004, np.uint64), times)
+    # then
+    assert [found.modules[n].path for n in numbers] == ["old", "new", "old", "new", NOWHERE, NOWHERE]
+    assert inside.tolist() == [4, 4, 4, 4, 0x1004, 0x1004]
 
 
 def test_records_that_tell_of_what_already_runs() -> None:

@@ -20,9 +20,9 @@ from iaprof.bpf.libraries import Outcome
 from iaprof.cli import check as command
 from iaprof.cli.main import main
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, pythons, stacks
-from iaprof.record.checks.frame_pointers import Openings, read_openings
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
+from iaprof.symbols.frame_pointers import Openings, read_openings
 from unit.test_devices import device
 
 # ---- the kernel ----

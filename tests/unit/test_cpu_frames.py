@@ -1,136 +1,135 @@
-"""Names of CPU frames: whole symbol tables against nm, and files that are not what was mapped."""
+"""Stacks as frames: named in turn, with inlined functions, lines, marks where they end, and without the interpreter."""
 
-import contextlib
-import io
-import re
-import shutil
-import subprocess
-from pathlib import Path
+from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
-import pytest
 
 from iaprof.formats.capture import KINDS
-from iaprof.report.address_space import AddressSpaces, Place
-from iaprof.report.cpu_frames import CpuFrames, unnamed
-from iaprof.report.elf_symbols import ElfSymbols, open_module
-from standin import runtime
+from iaprof.symbols.address_space import NOWHERE, AddressSpaces
+from iaprof.symbols.cpu_frames import CpuFrames, Look, unnamed
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Frame, Named, Names
+
+APP, LIBRARY = "/opt/app", "/lib/libfoo.so"
+PYTHON = "/usr/lib/libpython3.12.so.1.0"
+BASES = {APP: 0x1000, LIBRARY: 0x10000, PYTHON: 0x20000, "//anon": 0x30000, "[vdso]": 0x40000}
 
 
-def symbols_of(path: Path) -> ElfSymbols:
-    with path.open("rb") as file:
-        return ElfSymbols(file)
+class Known:
+    """A Naming with names by path and offset (or address), and whether the code keeps frame pointers."""
+
+    def __init__(self, names: dict[str, dict[int, list[Frame]]], keeps: dict[str, bool] | None = None) -> None:
+        self._names, self._keeps = names, keeps or {}
+        self.asked: list[tuple[str, list[int]]] = []
+
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
+        self.asked.append((module.path, addresses.tolist()))
+        known = self._names.get(module.path, {})
+        return Named(
+            Names.of([(address, 1, frames) for address, frames in known.items()]),
+            frame_pointers=self._keeps.get(module.path),
+        )
 
 
-def functions_by_nm(path: Path, *options: str) -> dict[int, tuple[int, set[str]]]:
-    """Size and names of each function, by address."""
-    out = subprocess.run(
-        ["nm", "-S", "--defined-only", *options, str(path)], capture_output=True, text=True, check=True
+def frames_of(naming: Known, *stacks: list[int], look: Look = Look(), truncated: bool = False) -> CpuFrames:  # noqa: B008
+    """The frames of stacks of one process, numbered from 1."""
+    mappings = [
+        {"time_ns": 1, "pid": 7, "start": base, "length": 0x1000, "offset": 0, "path": path,
+         "build_id": path.encode() if path.startswith("/") and path != "//anon" else None}
+        for path, base in BASES.items()
+    ]  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"id": number, "time_ns": 10, "pid": 7, "truncated": truncated, "ips": ips}
+        for number, ips in enumerate(stacks, 1)
+    ]
+    return CpuFrames(
+        pa.Table.from_pylist(rows, pa.schema(list(KINDS["stack"]))),
+        AddressSpaces(
+            pa.Table.from_pylist(mappings, pa.schema(list(KINDS["mapping"]))),
+            pa.Table.from_pylist([], pa.schema(list(KINDS["process"]))),
+        ),
+        naming,
+        look,
     )
-    found: dict[int, tuple[int, set[str]]] = {}
-    for line in out.stdout.splitlines():
-        if match := re.match(r"^(\w+) (\w+) [tTwWi] (.+)$", line):
-            address, size = int(match[1], 16), int(match[2], 16)
-            found.setdefault(address, (size, set()))[1].add(match[3].split("@")[0])
-    return found
-
-
-def load_offset(path: Path, address: int) -> int:
-    """Where an address of the file is in the file, by readelf."""
-    out = subprocess.run(["readelf", "-Wl", str(path)], capture_output=True, text=True, check=True).stdout
-    for line in out.splitlines():
-        if match := re.match(r"\s+LOAD\s+(0x\w+) (0x\w+) 0x\w+ (0x\w+)", line):
-            offset, start, size = (int(part, 16) for part in match.groups())
-            if start <= address < start + size:
-                return address - start + offset
-    raise AssertionError(hex(address))
-
-
-@pytest.mark.parametrize(
-    ("path", "options"),
-    [
-        (Path("/lib/x86_64-linux-gnu/libm.so.6"), ("-D",)),
-        (Path("/lib/x86_64-linux-gnu/libstdc++.so.6"), ("-D",)),
-        (runtime.build().workload, ()),
-    ],
-)
-def test_every_function_has_the_name_that_nm_gives(path: Path, options: tuple[str, ...]) -> None:
-    # given
-    symbols, functions = symbols_of(path), functions_by_nm(path, *options)
-    assert len(functions) > 20
-    # when each function's first and last byte is looked up, then its name is one of those at that address
-    for address, (size, names) in functions.items():
-        for inside in {address, address + size - 1}:
-            found = symbols.name(load_offset(path, inside))
-            if found not in names:  # then in those of another function that has this byte, too
-                others = set().union(*(n for a, (s, n) in functions.items() if a <= inside < a + s)) if found else set()
-                assert found in others, (hex(inside), names)
-
-
-def test_outside_of_functions_there_is_no_name() -> None:
-    symbols = symbols_of(runtime.build().workload)
-    assert symbols.name(0) is None
-    assert symbols.name(1 << 40) is None
-
-
-def test_only_the_build_that_was_mapped_names_anything(tmp_path: Path) -> None:
-    # given
-    path = tmp_path / "program"
-    shutil.copy(runtime.build().workload, path)
-    build_id = symbols_of(path).build_id
-    assert build_id is not None
-    # when, then
-    assert open_module(str(path), build_id) is not None
-    assert open_module(str(path), build_id[::-1]) is None
-    assert open_module(str(path), None) is None
-    assert open_module("program", build_id) is None
-    assert open_module(str(tmp_path / "absent"), build_id) is None
-    assert open_module(str(tmp_path), build_id) is None
-    assert open_module("/dev/zero", build_id) is None
-
-
-def test_broken_files_have_no_names() -> None:
-    data = runtime.build().workload.read_bytes()
-    cases = [data[:length] for length in range(0, len(data), 4001)] + [b"", b"\x7fELF"]
-    for position in [*range(16, 64), *range(len(data) - 2000, len(data), 17)]:
-        changed = bytearray(data)
-        changed[position] ^= 0xFF
-        cases.append(bytes(changed))
-    for case in cases:
-        with contextlib.suppress(ValueError):
-            ElfSymbols(io.BytesIO(case)).name(0x1234)
 
 
 def test_a_stack_from_outermost_to_innermost() -> None:
-    # given a stack: the innermost is an instruction, the others are where calls return to, behind the call
-    workload = runtime.build().workload
-    functions = functions_by_nm(workload)
-    main = next(a for a, (_, names) in functions.items() if "main" in names)
-    train = next(a for a, (_, names) in functions.items() if any("train" in name for name in names))
-    size = functions[train][0]
-    base = 0x5000_0000
-    build_id = symbols_of(workload).build_id
-    mapping = {"time_ns": 1, "pid": 7, "start": base, "length": 1 << 20, "offset": 0, "path": str(workload),
-               "build_id": build_id}  # fmt: skip
-    assert load_offset(workload, main) == main  # a position-independent program, mapped here as one piece
-    ips = [base + main, base + train + size, 0x1234]
-    stack = {"id": 5, "time_ns": 10, "pid": 7, "truncated": False, "ips": ips}
-    spaces = AddressSpaces(
-        pa.Table.from_pylist([mapping], pa.schema(list(KINDS["mapping"]))),
-        pa.Table.from_pylist([], pa.schema(list(KINDS["process"]))),
-    )
+    # given the innermost address, which is an instruction's, and others, which are where calls return to
+    known = Known({APP: {0x10: [Frame("probe")], 0x1F: [Frame("_ZN2nn3dotEif")], 0x2F: [Frame("main")]}})
     # when
-    frames = CpuFrames(pa.Table.from_pylist([stack, stack | {"id": 6, "truncated": True}]), spaces)
+    frames = frames_of(known, [0x1010, 0x1020, 0x1030], [0x1010, 0x1020, 0x1030, 0x1030], [])
     # then
-    names = frames.frames(5)
-    assert names[0] == "0x1233"
-    assert "train" in names[1]
-    assert names[2] == "main"
-    assert frames.frames(6)[0] == "[truncated]"
+    assert frames.frames(1) == ("main", "nn::dot(int, float)", "probe")
+    assert frames.frames(2) == ("main", "main", "nn::dot(int, float)", "probe")
+    assert frames.frames(3) == ()
     assert frames.frames(99) == ()
+    # and each place was asked for once
+    assert known.asked == [(APP, [0x10, 0x1F, 0x2F])]
+
+
+def test_inlined_functions_and_lines() -> None:
+    chain = [Frame("main", "/src/app.cpp", 10), Frame("inlined", "/src/vec.h", 3), Frame("deeper")]
+    known = Known({APP: {0x10: chain}})
+    assert frames_of(known, [0x1010]).frames(1) == ("main", "inlined", "deeper")
+    assert frames_of(known, [0x1010], look=Look(inlines=False)).frames(1) == ("main",)
+    assert frames_of(known, [0x1010], look=Look(lines=True)).frames(1) == (
+        "main app.cpp:10",
+        "inlined vec.h:3",
+        "deeper",
+    )
 
 
 def test_frames_without_names() -> None:
-    assert unnamed(Place("/usr/lib/libfoo.so", None, 0x1234)) == "[libfoo.so+0x1234]"
-    assert unnamed(Place("[vdso]", None, 0x1234)) == "[vdso]"
-    assert unnamed(Place("//anon", None, 0x1234)) == "[anon]"
+    frames = frames_of(Known({}), [0x10010, 0x30101, 0x40010, 0x99999])
+    assert frames.frames(1) == ("0x99998", "[vdso]", "[anon]", "[libfoo.so+0x10]")
+    assert unnamed(Module(ModuleKind.KERNEL, "[kernel]"), 5) == "[kernel]"
+
+
+def test_stacks_say_where_they_end() -> None:
+    names = {APP: {0x10: [Frame("work")], 0x2F: [Frame("main")]}, LIBRARY: {0x10: [Frame("foo")]}}
+    known = Known(names, {APP: True, LIBRARY: False})
+    assert frames_of(known, [0x1010, 0x1030]).frames(1) == ("main", "work")
+    assert frames_of(known, [0x1010], truncated=True).frames(1) == ("[truncated]", "work")
+    assert frames_of(known, [0x1010]).frames(1) == ("work",)
+    assert frames_of(known, [0x1010, 0x10011]).frames(1) == ("[no frame pointers: libfoo.so]", "foo", "work")
+    assert frames_of(Known(names), [0x1010, 0x10011]).frames(1) == ("foo", "work")
+
+
+def test_the_interpreter_is_left_out_when_asked() -> None:
+    # given main in the interpreter, a Python function, the interpreter again, another one, and C++ that it calls
+    known = Known({
+        PYTHON: {0x10: [Frame("cfunction_call")], 0x1F: [Frame("_PyEval_EvalFrameDefault")], 0x2F: [Frame("Py_Main")]},
+        "//anon": {0x3000F: [Frame("py::outer:/x.py")], 0x3001F: [Frame("py::inner:/x.py")]},
+        LIBRARY: {0x10: [Frame("launch")]},
+    })  # fmt: skip
+    ips = [0x10010, 0x20011, 0x30020, 0x20020, 0x30010, 0x20030]
+    # when, then
+    assert frames_of(known, ips).frames(1) == ("py::outer:/x.py", "py::inner:/x.py", "launch")
+    everything = (
+        "Py_Main",
+        "py::outer:/x.py",
+        "_PyEval_EvalFrameDefault",
+        "py::inner:/x.py",
+        "cfunction_call",
+        "launch",
+    )
+    assert frames_of(known, ips, look=Look(interpreter=True)).frames(1) == everything
+    # and a stack without Python functions stays as it is
+    assert frames_of(known, [0x10010, 0x20011]).frames(1) == ("cfunction_call", "launch")
+
+
+def test_the_share_of_samples_by_module() -> None:
+    known = Known({APP: {0x10: [Frame("work")]}})
+    frames = frames_of(known, [0x1010], [0x1010, 0x10010], [0x1400])
+    shares = frames.shares({1: 70, 2: 20, 3: 10, 99: 5})
+    by_path = {told.module.path: shares[told.module.identity] for told in frames.modules}
+    assert by_path == {APP: (100, 10), LIBRARY: (20, 20)}
+
+
+def test_an_address_that_was_never_mapped_is_nowhere() -> None:
+    frames = frames_of(Known({}), [0x5])
+    assert [told.module.path for told in frames.modules] == [NOWHERE]
+    assert frames.frames(1) == ("0x5",)

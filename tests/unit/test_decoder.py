@@ -11,8 +11,9 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.zebin import read_zebin
 from iaprof.report import iga
 from iaprof.report.decoder import DecodeError, Decoder, DecoderUnavailable
+from iaprof.report.gpu_sandbox import gpu_sandbox
 from iaprof.report.platforms import Platform
-from iaprof.report.sandbox import Limits, Sandbox
+from iaprof.sandbox.parent import Limits
 from unit import fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, read_zebin_code
 
@@ -21,7 +22,7 @@ CODE = read_zebin_code("bmg", "attention")
 
 @pytest.fixture(scope="module")
 def shared():
-    with Sandbox() as sandbox:
+    with gpu_sandbox() as sandbox:
         yield sandbox
 
 
@@ -116,7 +117,7 @@ def test_it_survives_the_death_of_its_child(tmp_path, monkeypatch):
 
 def test_it_does_not_wait_for_a_library_that_loops(tmp_path, monkeypatch):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
-    with Sandbox(Limits(seconds=1)) as sandbox:
+    with gpu_sandbox(Limits(seconds=1)) as sandbox:
         decoder = Decoder(Platform.XE2, sandbox)
         with pytest.raises(DecodeError, match="took longer than 1 s"):
             decoder.disasm(b"E" * 64)

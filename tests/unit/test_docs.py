@@ -42,7 +42,7 @@ def test_every_format_stays_readable() -> None:
 
 
 def test_the_header_of_a_real_capture_is_described() -> None:
-    header = CaptureReader(CAPTURES / "format-2.parquet").header
+    header = CaptureReader(CAPTURES / f"format-{FORMAT}.parquet").header
     names = set(header) | {name for entry in header["streams"] for name in entry}
     names |= set(header["totals"]) | set(header["cost"]) | set(header["host"]) | set(header["clock"])
     missing = {name for name in names if f"`{name}`" not in FORMAT_PAGE}

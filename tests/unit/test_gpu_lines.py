@@ -5,8 +5,8 @@ import time
 import pytest
 
 from iaprof.formats.zebin import read_zebin
-from iaprof.report.demangle import demangled
 from iaprof.report.gpu_frames import SourceFrame, read_gpu_frames
+from iaprof.symbols.demangle import demangled
 from unit import elfwriter as elf
 from unit.elfwriter import Addr, Die
 from unit.zebins import KERNELS, MODULES, SOURCES, debug_elf, disassembly, line_rows

@@ -9,8 +9,9 @@ import pytest
 from iaprof.formats.zebin import read_zebin
 from iaprof.report import gpu_module
 from iaprof.report.gpu_module import GpuModules, InstructionInfo, SourceFrame
+from iaprof.report.gpu_sandbox import gpu_sandbox
 from iaprof.report.platforms import Platform
-from iaprof.report.sandbox import Limits, Sandbox, SandboxDied
+from iaprof.sandbox.parent import Limits, SandboxDied
 from unit import elfwriter as elf, fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, line_rows, plain_zebin
 
@@ -168,7 +169,7 @@ def test_a_decoder_that_dies_on_everything(monkeypatch, tmp_path):
 
 
 def test_lines_that_take_too_long_cost_only_lines():
-    with Sandbox(Limits(stage_seconds=0.0005)) as sandbox:
+    with gpu_sandbox(Limits(stage_seconds=0.0005)) as sandbox:
         loaded = GpuModules(sandbox).load(debug_elf("bmg", "attention"), None)
     assert any("debug information takes too long to read" in problem for problem in loaded.problems)
     assert loaded.kernels[0].at(0).frames == (SourceFrame("attention_scores", "", 0),)
@@ -263,7 +264,7 @@ def test_problems_are_for_people(modules):
 
 def test_answers_of_a_child_in_an_attackers_hands():
     data = debug_elf("bmg", "matmul")
-    with Sandbox() as sandbox:
+    with gpu_sandbox() as sandbox:
         honest = sandbox.call("module", {"platform": int(Platform.XE2), "only": None, "decode": True}, data)
     assert len(GpuModules(Liar(honest)).load(data, Platform.XE2).kernels) == 3
     generator = random.Random(6)

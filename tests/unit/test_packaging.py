@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["bpf", "cli", "formats", "record", "report"]
+PACKAGES = ["bpf", "cli", "formats", "record", "report", "sandbox", "symbols"]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

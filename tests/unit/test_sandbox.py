@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.report import sandbox as sandbox_module
-from iaprof.report.sandbox import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
+from iaprof.report.gpu_sandbox import gpu_sandbox
+from iaprof.sandbox import parent as sandbox_module
+from iaprof.sandbox.parent import Limits, SandboxDied, SandboxError, SandboxRefused
 from unit import fakeiga
 from unit.zebins import debug_elf, read_zebin_code
 
@@ -21,7 +22,7 @@ XE2 = {"platform": 0x2000000}
 
 @pytest.fixture
 def sandbox():
-    with Sandbox() as made:
+    with gpu_sandbox() as made:
         yield made
 
 
@@ -90,7 +91,7 @@ def test_a_child_that_dies_on_its_work(tmp_path, monkeypatch, sandbox):
 
 def test_a_child_that_takes_too_long(tmp_path, monkeypatch):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
-    with Sandbox(Limits(seconds=1.5)) as sandbox:
+    with gpu_sandbox(Limits(seconds=1.5)) as sandbox:
         sandbox.call("disasm", XE2, bytes(16))
         pid = sandbox.pid
         start = time.monotonic()
@@ -103,7 +104,7 @@ def test_a_child_that_takes_too_long(tmp_path, monkeypatch):
 
 def test_a_child_that_takes_too_much_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.HOG)))
-    with Sandbox(Limits(memory_bytes=400 << 20)) as sandbox:
+    with gpu_sandbox(Limits(memory_bytes=400 << 20)) as sandbox:
         with pytest.raises(SandboxDied, match="SIGSEGV"):
             sandbox.call("disasm", XE2, b"E" * 16)
         sandbox.call("disasm", XE2, bytes(16))
@@ -117,7 +118,7 @@ def test_refusals_come_with_their_reason(sandbox):
 
 
 def test_an_answer_that_is_too_long_is_not_sent():
-    with Sandbox(Limits(answer_bytes=1000)) as sandbox:
+    with gpu_sandbox(Limits(answer_bytes=1000)) as sandbox:
         with pytest.raises(SandboxRefused) as caught:
             sandbox.call("disasm", XE2, CODE)
         assert caught.value.kind == "TooLarge"
@@ -187,7 +188,7 @@ def test_neither_environment_nor_folder_get_into_the_child(tmp_path, monkeypatch
 
 def test_the_child_ends_with_its_parent():
     code = (
-        "import os; from iaprof.report.sandbox import Sandbox; s = Sandbox();"
+        "import os; from iaprof.report.gpu_sandbox import gpu_sandbox; s = gpu_sandbox();"
         f"s.call('disasm', {XE2}, bytes(64)); print(s.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -203,7 +204,7 @@ def test_the_parent_stays_light():
     code = "import sys, iaprof.report.gpu_module, iaprof.report.decoder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"elftools", "cffi", "numpy", "pyarrow", "multi_demangle"} & set(done.stdout.split())
-    code = "import sys, iaprof.report.sandbox_child; print(*sys.modules)"
+    code = "import sys, iaprof.sandbox.child; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"numpy", "pyarrow", "typer"} & set(done.stdout.split())
 

@@ -1,4 +1,4 @@
-"""Checks of what report.sandbox's child answers: it chews hostile bytes, so it may be in an attacker's hands.
+"""Checks of what the sandbox's child answers: it chews hostile bytes, so it may be in an attacker's hands.
 
 What passes has the types and bounds that the rest of report relies on. The layout is report.gpu_reader's.
 """

@@ -1,49 +1,49 @@
-"""The child of report.sandbox: gives up its rights, then reads zebins, DWARF and GPU code for its parent.
+"""The child of sandbox.parent: gives up its rights, then reads what its parent hands to it, with the reader it names.
 
 Everything that it will need is imported, loaded and opened first: afterwards it can open nothing, start nothing, write
-to no file, and is nobody if it was root.
+to no file but those that it is handed, and is nobody if it was root.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
-from collections.abc import Callable
+import socket
 from typing import Any
 
-import cffi
-
-from iaprof.report.gpu_reader import GpuReader, Refusal
-from iaprof.report.sandbox import ANSWER, LONGEST_DATA, REQUEST
-from iaprof.report.stage_limit import OutOfTime
+from iaprof.sandbox import seccomp
+from iaprof.sandbox.parent import ANSWER, LONGEST_DATA, REQUEST
+from iaprof.sandbox.reader import Operation, Refusal
+from iaprof.sandbox.stage_limit import OutOfTime
 
 _CHANNEL = 0  # file descriptor: a socket to the parent
+_STANDARD_FILES = 3
 _LONGEST_HEADER = 1 << 20
 _NOBODY = 65534
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38  # linux/prctl.h
 _CAPABILITY_VERSION_3 = 0x2008_0522  # linux/capability.h
 
 
-def main(limits: str) -> None:
+def main(reader_module: str, limits: str) -> None:
     """Serve requests until the parent closes the channel."""
     allowed = json.loads(limits)
     try:
-        reader = GpuReader(allowed["stage_seconds"])
-        _lower(allowed["memory_bytes"])
+        operations = importlib.import_module(reader_module).operations(allowed["stage_seconds"])
+        channel = socket.socket(fileno=_CHANNEL)
+        _lower(allowed)
     except Exception as error:  # noqa: BLE001 (the parent reports it, whatever it is)
         _send({"error": type(error).__name__, "message": str(error), "details": None})
         return
     gc.freeze()
     _send({"ok": None})
-    operations: dict[str, Callable[[dict[str, Any], bytearray], object]] = {
-        "disasm": reader.disasm,
-        "module": reader.module,
-    }
     while True:
-        head = _receive(REQUEST.size)
+        files: list[int] = []
+        head = _receive_head(channel, allowed["files"], files)
         if head is None:
             return
         header_length, data_length = REQUEST.unpack(head)
@@ -53,19 +53,19 @@ def main(limits: str) -> None:
         if header is None or data is None:
             return
         request = json.loads(header)
-        _allow_cpu(allowed["seconds"])
-        answer = _answer(operations[request["operation"]], request["parameters"], data)
+        _allow_cpu(request["seconds"])
+        answer = _answer(operations[request["operation"]], request["parameters"], data, files)
+        for file in files:
+            os.close(file)
         encoded = json.dumps(answer, separators=(",", ":")).encode()
         if len(encoded) > allowed["answer_bytes"]:
             encoded = json.dumps(_error("TooLarge", "there is more in it than a report can hold")).encode()
         _send_bytes(encoded)
 
 
-def _answer(
-    operation: Callable[[dict[str, Any], bytearray], object], parameters: dict[str, Any], data: bytearray
-) -> dict[str, object]:
+def _answer(operation: Operation, parameters: dict[str, Any], data: bytearray, files: list[int]) -> dict[str, object]:
     try:
-        return {"ok": operation(parameters, data)}
+        return {"ok": operation(parameters, data, files)}
     except Refusal as refusal:
         return _error(refusal.kind, str(refusal), refusal.details)
     except OutOfTime:
@@ -87,8 +87,8 @@ def _allow_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (total, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _lower(memory_bytes: int) -> None:
-    """Give up every right that reading bytes does not need."""
+def _lower(allowed: dict[str, Any]) -> None:
+    """Give up every right that reading bytes does not need; `allowed` are the parent's Limits."""
     os.chdir("/")
     if os.geteuid() == 0:
         # In a user namespace nobody may not exist; then giving up the capabilities is what can be done.
@@ -98,29 +98,41 @@ def _lower(memory_bytes: int) -> None:
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         with contextlib.suppress(OSError):
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-    ffi = cffi.FFI()
-    ffi.cdef(
-        """
-        int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
-        int capset(uint32_t header[2], uint32_t sets[6]);
-        """
-    )
-    libc: Any = ffi.dlopen(None)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+    libc = ctypes.CDLL(None)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, *_numbers(1, 0, 0, 0)) != 0:
         raise OSError("the kernel refuses PR_SET_NO_NEW_PRIVS")
-    if libc.capset([_CAPABILITY_VERSION_3, 0], [0] * 6) != 0:
+    if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()) != 0:
         raise OSError("capabilities cannot be given up")
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # another process of nobody's could trace this one
+    libc.prctl(_PR_SET_DUMPABLE, *_numbers(0, 0, 0, 0))  # another process of nobody's could trace this one
+    files = allowed["files"]
     for kind, limit in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_FSIZE, allowed["written_bytes"]),
         (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_NOFILE, 0),  # what is open stays open
-        (resource.RLIMIT_AS, memory_bytes),
+        # What is open stays open. A file that is mapped is open twice: Python's mmap has a descriptor of its own.
+        (resource.RLIMIT_NOFILE, _STANDARD_FILES + 2 * files if files else 0),
+        (resource.RLIMIT_DATA, allowed["memory_bytes"]),
+        (resource.RLIMIT_AS, allowed["memory_bytes"] + allowed["mapped_bytes"]),
     ):
         hard = resource.getrlimit(kind)[1]
-        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (allowed, allowed))
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (value, value))
+    seccomp.install(libc)  # where a kernel has none, all of the above still holds
+
+
+def _numbers(*values: int) -> list[ctypes.c_ulong]:
+    """Arguments of a function that takes any number of them: C must be told how wide each is."""
+    return [ctypes.c_ulong(value) for value in values]
+
+
+def _receive_head(channel: socket.socket, most_files: int, files: list[int]) -> bytearray | None:
+    """The first bytes of a request, with which its open files come; None where the parent has closed the channel."""
+    start, received, _, _ = socket.recv_fds(channel, REQUEST.size, most_files, socket.MSG_CMSG_CLOEXEC)
+    files += received
+    if not start:
+        return None
+    rest = _receive(REQUEST.size - len(start))
+    return None if rest is None else bytearray(start) + rest
 
 
 def _receive(length: int) -> bytearray | None:

@@ -1,4 +1,4 @@
-"""A limit of time for one stage of the work in report.sandbox's child."""
+"""A limit of time for one stage of the work in the sandbox's child."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The one place for work on hostile bytes: a child process without privileges and with limits, which may die.
 
 The parent's side: it starts the child when there is work, hands it a request, waits no longer than allowed, and starts
-another when one died. What a request may be, and how the child gives up its rights, is report.sandbox_child's part.
+another when one died. A request may bring open files along: the child can open none itself. What a request may be,
+and how the child gives up its rights, is sandbox.child's part.
 The child may be in an attacker's hands: what it answers is JSON of bounded length, and callers check its shape.
 """
 
@@ -16,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -28,8 +29,11 @@ ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
 LONGEST_DATA = 256 << 20  # bytes
 
 # -I keeps environment and working directory out of the child's imports; it finds modules where this process does.
-_START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.report.sandbox_child import main; main(sys.argv[1])"
+_START = "import sys; sys.path[:] = sys.argv[3:]; from iaprof.sandbox.child import main; main(*sys.argv[1:3])"
 _ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python's own library may be found by the second
+_FIXED_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1"
+}  # NumPy's threads would keep the rights that the main thread gives up
 
 
 class SandboxError(IaprofError):
@@ -54,17 +58,26 @@ class SandboxRefused(SandboxError):
 class Limits:
     """What one child may use."""
 
-    memory_bytes: int = 1 << 30  # of address space, Python and libiga64 (about 150 MiB) included
+    memory_bytes: int = 1 << 30  # Python and libiga64 (about 150 MiB) included
     seconds: float = 120.0  # for one request, by the clock and of CPU
     stage_seconds: float = 40.0  # for one stage of a request, which then fails alone
     answer_bytes: int = 64 << 20
+    files: int = 0  # open files that one request may bring along
+    mapped_bytes: int = 0  # of those files in memory at once, besides memory_bytes
+    written_bytes: int = 0  # how long it may make a file that it is handed for writing
 
 
 class Sandbox:
     """A child process for work on hostile bytes; also a context manager. One thread at a time may use it."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        """Starts nothing yet."""
+    def __init__(self, reader: str, limits: Limits | None = None) -> None:
+        """Starts nothing yet.
+
+        Args:
+            reader: name of the module that does the work, see sandbox.reader.
+            limits: what the child may use.
+        """
+        self.reader = reader
         self.limits = limits or Limits()
         self._child: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -91,21 +104,39 @@ class Sandbox:
             self._child.wait()
         self._child = self._channel = None
 
-    def call(self, operation: str, parameters: Mapping[str, object] | None = None, data: bytes = b"") -> Any:
+    def call(
+        self,
+        operation: str,
+        parameters: Mapping[str, object] | None = None,
+        data: bytes = b"",
+        fds: Sequence[int] = (),
+        seconds: float | None = None,
+    ) -> Any:
         """Have the child do one thing; returns its answer, whose shape the caller must check.
+
+        Args:
+            operation: which one.
+            parameters: JSON.
+            data: bytes for it to chew.
+            fds: open files that it gets descriptors of, with the rights that they were opened with.
+            seconds: for this request, instead of the limits'.
 
         Raises SandboxRefused with the child's reason, SandboxDied where it did not survive or keep within its limits,
         SandboxError where it could not be started.
         """
         if len(data) > LONGEST_DATA:
             raise SandboxError(f"it has {len(data)} bytes; more than {LONGEST_DATA} are not read")
+        if len(fds) > self.limits.files:
+            raise SandboxError(f"the reader process takes {self.limits.files} open files at most, not {len(fds)}")
         if self._child is not None and self._child.poll() is not None:
             self.close()  # it ended between two requests: that is nobody's fault now
         if self._child is None:
             self._start()
-        header = json.dumps({"operation": operation, "parameters": parameters or {}}).encode()
+        allowed = self.limits.seconds if seconds is None else seconds
+        request = {"operation": operation, "parameters": parameters or {}, "seconds": allowed}
+        header = json.dumps(request).encode()
         try:
-            answer = self._exchange(REQUEST.pack(len(header), len(data)), header, data)
+            answer = self._exchange(allowed, fds, REQUEST.pack(len(header), len(data)), header, data)
         except BaseException:
             self.close()  # what the child says next would answer this request, not the next one
             raise
@@ -130,11 +161,11 @@ class Sandbox:
             options = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
             try:
                 self._child = subprocess.Popen(
-                    [sys.executable, *options, "-c", _START, json.dumps(asdict(self.limits)), *paths],
+                    [sys.executable, *options, "-c", _START, self.reader, json.dumps(asdict(self.limits)), *paths],
                     stdin=its.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                    env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _FIXED_ENVIRONMENT,
                     start_new_session=True,  # Ctrl-C is this process's to handle
                 )
             except OSError as error:
@@ -142,7 +173,7 @@ class Sandbox:
                 raise SandboxError(f"the reader process cannot be started: {error}") from None
         self._channel = ours
         try:
-            self._result(self._exchange())  # it says when it is ready, or why it never will be
+            self._result(self._exchange(self.limits.seconds))  # it says when it is ready, or why it never will be
         except SandboxDied as error:
             raise SandboxError(f"the reader process could not start: {error}") from None
         except SandboxRefused as error:
@@ -152,15 +183,18 @@ class Sandbox:
             self.close()
             raise
 
-    def _exchange(self, *request: bytes) -> Any:
-        """Send the request's parts and take one answer, within the time allowed."""
+    def _exchange(self, seconds: float, fds: Sequence[int] = (), *request: bytes) -> Any:
+        """Send the request's parts, files with the first, and take one answer, within the time allowed."""
         channel = self._channel
         if channel is None:
             raise SandboxDied("the reader process is gone")
-        deadline = time.monotonic() + self.limits.seconds
+        deadline = time.monotonic() + seconds
         try:
             for part in request:
                 channel.settimeout(max(deadline - time.monotonic(), 0.001))
+                if fds:
+                    sent = socket.send_fds(channel, [part], fds, socket.MSG_NOSIGNAL)
+                    part, fds = part[sent:], ()
                 channel.sendall(part, socket.MSG_NOSIGNAL)  # whatever the process does about SIGPIPE
             (length,) = ANSWER.unpack(self._receive(channel, ANSWER.size, deadline))
             if length > self.limits.answer_bytes:
@@ -168,7 +202,7 @@ class Sandbox:
             return json.loads(self._receive(channel, length, deadline))
         except TimeoutError:
             self.close()
-            raise SandboxDied(f"the reader process took longer than {self.limits.seconds:g} s") from None
+            raise SandboxDied(f"the reader process took longer than {seconds:g} s") from None
         except OSError:
             raise SandboxDied(f"the reader process {self._end()}") from None
         except (ValueError, RecursionError):

@@ -1,0 +1,217 @@
+"""Names for what was recorded, on the machine where it was recorded: from the files and maps of the processes.
+
+Everything is opened by record.opener with the rights of the process that named it, or, when that is gone, of the user
+who gets the capture; everything is read in sandboxes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import behind_sudo
+from iaprof.record.containers import describe
+from iaprof.record.opener import Opener, Rights
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.boot import is_same_boot
+from iaprof.symbols.debug_files import debug_files
+from iaprof.symbols.generated import GeneratedCode
+from iaprof.symbols.kallsyms import KernelSymbols
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Named
+from iaprof.symbols.vdso import open_vdso
+
+_MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
+_MOST_JITDUMPS = 8
+_USER_SECONDS = 120.0  # for all files and maps of one user: each may be made to take long
+_JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
+_SYSTEM = (Path("/"),)  # below which debug files are looked for
+
+
+class RecordedNaming:
+    """A Naming for the end of a recording; also a context manager."""
+
+    def __init__(
+        self,
+        header: dict[str, Any],
+        spaces: AddressSpaces,
+        mappings: pa.Table,
+        processes: pa.Table,
+        everything: bool,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            header: of the recording; where it was made before this machine was started, only files name anything.
+            spaces: of the recording.
+            mappings: its `mapping` rows.
+            processes: its `process` rows.
+            everything: names every function of each file, not only the addresses that are asked for.
+        """
+        self._spaces, self._everything = spaces, everything
+        self._is_here = is_same_boot(header)
+        self._opened = contextlib.ExitStack()
+        self._opener = self._opened.enter_context(Opener())
+        self._binaries = self._opened.enter_context(Binaries())
+        self._generated = self._opened.enter_context(GeneratedCode())
+        self._kernel: KernelSymbols | None = None
+        described = [row for row in processes.select(["pid", "event", "ns_pid", "uid", "gid"]).to_pylist()
+                     if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
+        self._described = {row["pid"]: row for row in described}
+        self._receiver = Rights(*(behind_sudo() or (os.getuid(), os.getgid())))
+        self._spent: defaultdict[int, float] = defaultdict(float)  # seconds, by user
+        self._jitdumps: dict[int, dict[str, None]] = {}
+        for pid, path in zip(mappings["pid"].to_pylist(), mappings["path"].to_pylist(), strict=True):
+            if _JITDUMP.fullmatch(path):
+                self._jitdumps.setdefault(pid, {})[path] = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        """See Naming."""
+        pids = self._spaces.processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
+        uid = self._rights(pids[0] if pids else 0).uid
+        if self._spent[uid] > _USER_SECONDS:
+            return Named(problem="other files of its user took too long to read")
+        begun = time.monotonic()
+        try:
+            return self._name(module, addresses, times)
+        finally:
+            self._spent[uid] += time.monotonic() - begun
+
+    def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        try:
+            if module.kind is ModuleKind.FILE:
+                return self._name_file(module, addresses)
+            if not self._is_here:
+                return Named(problem="this machine was started since the recording, or is another one")
+            match module.kind:
+                case ModuleKind.GENERATED:
+                    return self._name_generated(module.pid, addresses, times)
+                case ModuleKind.VDSO:
+                    vdso = open_vdso()
+                    if vdso is None:
+                        return Named(problem="the recorder has no vDSO")
+                    with _closing(vdso):
+                        return self._binaries.name(vdso, addresses, everything=self._everything)
+                case ModuleKind.KERNEL:
+                    return self._name_kernel(module, addresses, times)
+        except (IaprofError, OSError) as error:
+            return Named(problem=str(error))
+
+    def _name_kernel(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        if self._kernel is None:
+            with open("/proc/kallsyms", "rb") as file:
+                self._kernel = KernelSymbols(file, "/proc/kallsyms")
+        return self._kernel.name(module, addresses, times) or Named()
+
+    # Files
+
+    def _name_file(self, module: Module, addresses: NDArray[np.uint64]) -> Named:
+        problems: dict[str, None] = {}
+        for file in self._candidates(module, problems):
+            with _closing(file):
+                try:
+                    facts = self._binaries.facts(file)
+                except BinaryError as error:
+                    problems[str(error)] = None
+                    continue
+                if facts.build_id != module.build_id:
+                    problems[f"{module.path} was replaced by another build"] = None
+                    continue
+                with self._debug_file(module, facts) as debug:
+                    return self._binaries.name(file, addresses, debug, self._everything)
+        return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
+
+    def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:
+        """Open files that may be the module's: what living processes have mapped, then what lies at its path."""
+        pids = self._spaces.processes_of(module) if self._is_here else []
+        for pid in pids[:_MOST_PROCESSES]:
+            found = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid))
+            if isinstance(found, int):
+                yield found
+        if module.build_id is None:
+            # Without a build-id nothing tells whether what lies there now is what was mapped.
+            problems[f"{module.path} has no build-id, and no process has it mapped any more"] = None
+            return
+        for pid in (*pids[:_MOST_PROCESSES], 0):
+            if pid and not os.path.exists(f"/proc/{pid}"):
+                continue
+            rights = self._rights(pid or (pids[0] if pids else 0))
+            found = self._opener.open(module.path, rights, pid)
+            if isinstance(found, int):
+                yield found
+            else:
+                problems[f"{module.path}: {found}"] = None
+
+    @contextlib.contextmanager
+    def _debug_file(self, module: Module, facts: Facts) -> Iterator[int | None]:
+        if facts.has_debug_info:
+            yield None
+            return
+
+        def open_(path: Path) -> int | None:
+            found = self._opener.open(str(path), self._receiver)
+            return found if isinstance(found, int) else None
+
+        for candidate in debug_files(module.path, facts, _SYSTEM, open_):
+            with _closing(candidate.file):
+                yield candidate.file
+            return
+        yield None
+
+    # Code that processes made
+
+    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        rights = self._rights(pid)
+        lives = os.path.exists(f"/proc/{pid}")
+        inside = self._described.get(pid, {}).get("ns_pid") or pid  # the process calls its map by its own number
+        # The map is the process's own word: it must be its user's, or another user could write what it likes.
+        found = self._opener.open(f"/tmp/perf-{inside}.map", rights, pid if lives else 0, owner=rights.uid)  # noqa: S108
+        perf_map = found if isinstance(found, int) else None
+        dumps = []
+        for path in list(self._jitdumps.get(pid, ()))[:_MOST_JITDUMPS]:
+            dump = self._opener.open(path, rights, pid if lives else 0, owner=rights.uid)
+            dumps += [dump] if isinstance(dump, int) else []
+        try:
+            if perf_map is None and not dumps:
+                return Named(problem=f"process {pid} has no perf map: {found}")
+            return self._generated.name(perf_map, dumps, addresses, times)
+        finally:
+            for fd in (*dumps, *(() if perf_map is None else (perf_map,))):
+                os.close(fd)
+
+    def _rights(self, pid: int) -> Rights:
+        """Those of a living process, or of one that was described; else those of who gets the capture."""
+        for known in (describe(pid), self._described.get(pid, {})):
+            uid, gid = known.get("uid"), known.get("gid")
+            if isinstance(uid, int) and isinstance(gid, int):
+                return Rights(uid, gid)
+        return self._receiver
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)

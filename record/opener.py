@@ -1,0 +1,129 @@
+"""Opening files that profiled processes name, by the rules of the intake (intake_child.py): with their rights.
+
+For the end of a recording, one file after the other. A file that cannot be opened in time costs its names only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+TIMEOUT_S = 2.0
+MAX_HANGS = 8  # a file system in user space may hang at every file
+_CHILD = Path(__file__).with_name("intake_child.py")
+_MAPS = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ \S+ (\d+) *(.*)$", re.MULTILINE)
+_MOST_MAPS = 1 << 24  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Whose files may be opened."""
+
+    uid: int
+    gid: int
+
+
+class Opener:
+    """The child that opens; also a context manager. It is started when it is needed."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._hangs = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self, path: str, rights: Rights, pid: int = 0, owner: int | None = None) -> int | str:
+        """A regular file below the root of a process, or below ours without one.
+
+        Args:
+            path: absolute, as the process saw it.
+            rights: with which it is opened.
+            pid: whose root; 0 for ours.
+            owner: it has to be this user's; None for anybody's.
+
+        Returns:
+            A descriptor for reading, which the caller closes; or why there is none.
+        """
+        name = path.encode("utf-8", "surrogateescape")
+        return self._ask({"pid": pid, "path": name.hex(), "owner": owner}, rights)
+
+    def open_mapped(self, pid: int, path: str, inode: int, rights: Rights) -> int | str:
+        """The file that a living process has mapped from that path, even if it was deleted since.
+
+        Args:
+            pid: the process.
+            path: of the mapping.
+            inode: of the file; 0 when unknown.
+            rights: see `open`.
+        """
+        wanted = path.encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+            for span, number, name in _MAPS.findall(file.read(_MOST_MAPS)):
+                if name in (wanted, wanted + b" (deleted)") and inode in (0, int(number)):
+                    return self._ask({"pid": pid, "mapped": _unpadded(span)}, rights)
+        return "it is not mapped any more"
+
+    def _ask(self, request: dict[str, Any], rights: Rights) -> int | str:
+        if self._hangs >= MAX_HANGS:
+            return "other files took too long to open"
+        if self._child is None:
+            self._start()
+        request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
+        try:
+            self._channel.send(json.dumps(request).encode())
+            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
+            answer = json.loads(data) if data else {"refused": "the process that opens it died"}
+        except (OSError, ValueError) as error:
+            self._hangs += 1
+            self.close()
+            late = isinstance(error, TimeoutError)
+            return "opening it took too long" if late else "the process that opens it died"
+        if fds and "refused" not in answer:
+            return fds[0]
+        for fd in fds:
+            os.close(fd)
+        return str(answer.get("refused", "it cannot be opened"))
+
+    def _start(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.settimeout(TIMEOUT_S)
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_CHILD), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={},
+            )
+
+    def close(self) -> None:
+        """Ends the child; another call starts another one."""
+        if self._child is not None:
+            self._channel.close()
+            self._child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system in user space may keep it
+                self._child.wait(timeout=0.2)
+            self._child = None
+
+
+def _unpadded(span: bytes) -> str:
+    """A range as map_files writes it: without the zeros that maps puts in front."""
+    start, end = span.split(b"-")
+    return f"{int(start, 16):x}-{int(end, 16):x}"

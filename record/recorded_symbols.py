@@ -1,0 +1,54 @@
+"""The names of a recording, written when its capture is: by `iaprof record` and `iaprof recover`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+from types import FrameType
+from typing import Any
+
+from iaprof.formats.capture import CaptureWriter
+from iaprof.record.finish import ForSymbols
+from iaprof.record.own_cost import cpu_seconds
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.write_names import Patience, Progress, write_names
+
+_NICE = 19
+
+
+class Symbols(StrEnum):
+    """Which names travel in a capture."""
+
+    NEEDED = "needed"  # those of the addresses in its stacks
+    ALL = "all"  # and those of all other functions of the same files
+    NONE = "none"
+
+
+def recorded_symbols(which: Symbols, progress: Progress) -> Callable[[ForSymbols, CaptureWriter], dict[str, Any]]:
+    """What finish() takes to write names; SIGINT ends it early, with what has names by then."""
+
+    def write(recorded: ForSymbols, writer: CaptureWriter) -> dict[str, Any]:
+        from iaprof.record.naming import RecordedNaming
+
+        before = cpu_seconds()
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # the machine has better things to do
+        mappings, processes = recorded.table("mapping"), recorded.table("process")
+        spaces = AddressSpaces(mappings, processes)
+        modules = list(recorded.needed.modules(spaces))
+
+        patience = Patience()
+
+        def skip(_number: int, _frame: FrameType | None) -> None:
+            patience.end()
+
+        with RecordedNaming(recorded.header, spaces, mappings, processes, which is Symbols.ALL) as naming:
+            previous = signal.signal(signal.SIGINT, skip)
+            try:
+                counts = write_names(writer, modules, naming, progress, patience)
+            finally:
+                signal.signal(signal.SIGINT, previous)
+        return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() - before, 3)}
+
+    return write

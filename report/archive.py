@@ -1,0 +1,81 @@
+"""A capture that names its frames wherever it is opened: the rows of another, and the names that its stacks need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
+from iaprof.formats.files import replacing
+from iaprof.report.redaction import Redaction
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.calls import Needed
+from iaprof.symbols.modules import ModuleKind
+from iaprof.symbols.names import Naming
+from iaprof.symbols.write_names import Progress, write_names
+
+_NAMES = ("module", "symbol")
+
+
+@dataclass(frozen=True)
+class Archived:
+    """A capture that was written."""
+
+    header: dict[str, Any]
+    size: int
+
+
+def archive(
+    capture: CaptureReader, output: Path, naming: Naming, progress: Progress, redact: bool, keep_kernels: bool
+) -> Archived:
+    """Writes the capture again, with names.
+
+    Args:
+        capture: to name; what it names already stays, when `naming` asks it.
+        output: an existing file of that name is replaced.
+        naming: knows the names.
+        progress: is told how far it is.
+        redact: replaces what tells whose capture it is.
+        keep_kernels: GPU kernels' debug ELFs stay in it.
+
+    Raises:
+        CaptureError: the capture is damaged.
+        IaprofError: the output cannot be written.
+    """
+    needed = Needed()
+    for table in capture.tables("stack"):
+        needed.add(table)
+    spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
+    modules = list(needed.modules(spaces))
+    kernel = [addresses for module, addresses, _ in modules if module.kind is ModuleKind.KERNEL]
+    redaction = Redaction(kernel[0] if kernel else np.empty(0, np.uint64), keep_kernels) if redact else None
+    with replacing(output) as file:
+        writer = CaptureWriter(file)
+        for kind in KINDS:
+            for table in capture.tables(kind) if kind not in _NAMES else ():
+                if redaction is not None:
+                    table = redaction.rows(kind, table)
+                elif kind == "kernel" and not keep_kernels:
+                    table = table.set_column(
+                        table.schema.get_field_index("elf"), "elf", pa.nulls(len(table), pa.binary())
+                    )
+                writer.write(kind, rows_of(kind, table))
+        counts = write_names(writer, modules, naming, progress, rewrite=None if redaction is None else redaction.module)
+        header = {**capture.header, "symbols": counts}
+        header = redaction.header(header) if redaction is not None else header
+        writer.close(header)
+        return Archived(header, file.tell())
+
+
+def rows_of(kind: str, table: pa.Table) -> pa.StructArray:
+    """A table of a kind's members as its rows."""
+    columns = []
+    for field in KINDS[kind]:
+        column = table[field.name].combine_chunks()
+        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        columns.append(column.cast(field.type))
+    return pa.StructArray.from_arrays(columns, fields=list(KINDS[kind]))

@@ -1,0 +1,64 @@
+"""Where the names of CPU frames come from in a report: the capture first, then what this machine has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from iaprof.symbols.debuginfod import Debuginfod
+from iaprof.symbols.local_files import LocalFiles
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.errors import IaprofError
+from iaprof.symbols.binaries import Binaries
+from iaprof.symbols.generated import GeneratedCode
+from iaprof.symbols.in_turn import InTurn
+from iaprof.symbols.kallsyms import KernelSymbols
+from iaprof.symbols.names import Naming
+from iaprof.symbols.rows import CaptureNames
+from iaprof.symbols.this_boot import ThisBoot
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where else to look than in the capture and in this system."""
+
+    symfs: Path | None = None
+    symbol_dirs: tuple[Path, ...] = ()
+    kallsyms: Path | None = None
+
+
+@contextlib.contextmanager
+def naming(capture: CaptureReader, places: Places, everything: bool = False) -> Iterator[Naming]:
+    """All sources, in the order in which they are asked.
+
+    Args:
+        capture: whose stacks are to be named.
+        places: as the user said.
+        everything: local files name all of their functions.
+
+    Raises:
+        IaprofError: a file or folder that the user named cannot be used.
+    """
+    for folder in (*([places.symfs] if places.symfs else ()), *places.symbol_dirs):
+        if not folder.is_dir():
+            raise IaprofError(f"{folder} is not a folder")
+    with contextlib.ExitStack() as opened:
+        binaries = opened.enter_context(Binaries())
+        generated = opened.enter_context(GeneratedCode())
+        found: list[Naming] = [CaptureNames(capture)]
+        if places.kallsyms is not None:
+            found.append(_kallsyms(places.kallsyms))
+        found.append(LocalFiles(binaries, places.symfs, places.symbol_dirs, Debuginfod.of_environment(), everything))
+        found.append(ThisBoot(capture.header, binaries, generated))
+        yield InTurn(found)
+
+
+def _kallsyms(path: Path) -> KernelSymbols:
+    try:
+        with path.open("rb") as file:
+            return KernelSymbols(file, str(path))
+    except OSError as error:
+        raise IaprofError(f"{path} cannot be read: {error.strerror}") from error

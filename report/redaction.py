@@ -1,0 +1,174 @@
+"""Taking out of a capture what tells whose it is: names become short hashes, the same name always the same one.
+
+What stays: GPU, times, counts, addresses of processes, names of the operating system's kernel and of what everybody has
+(the C library, Python, Level Zero). Who guesses a name can check the guess by its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Named
+from iaprof.symbols.pythons import PYTHON_FUNCTION
+from iaprof.symbols.stack_ends import BEGINNINGS
+
+_DIGITS = 8
+# Files that everybody has; without their names nobody could say where stacks end or what Python is.
+_PUBLIC = re.compile(
+    r"(lib(c|m|dl|pthread|stdc\+\+|gcc_s|ze_[a-z_]+|sycl|igdrcl|python3\.\d+)|ld-linux-x86-64)\.so[0-9.]*|python3(\.\d+)?"
+)
+_NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms")
+_MEMBERS: dict[str, dict[str, str]] = {
+    "launch": {"comm": "process", "name": "kernel"},
+    "process": {"comm": "process", "cgroup": "path", "container": "container"},
+    "mapping": {"path": "path"},
+    "kernel": {"path": "path"},
+}
+"""Texts that are replaced, by kind of row, and what they are."""
+_DROPPED = {
+    "process": ("uid", "gid"),
+    "mapping": ("inode",),
+}
+_HIGHEST = 1 << 63  # kernel addresses are above
+
+
+class Redaction:
+    """The replacements of one capture."""
+
+    def __init__(self, kernel_addresses: NDArray[np.uint64], keep_kernels: bool) -> None:
+        """Begins.
+
+        Args:
+            kernel_addresses: uint64[n], sorted and distinct, those to name in the operating system's kernel.
+            keep_kernels: GPU kernels' debug ELFs stay, and all that they tell.
+        """
+        self._kernel_addresses = kernel_addresses
+        self._keep_kernels = keep_kernels
+
+    def header(self, header: dict[str, Any]) -> dict[str, Any]:
+        """A header that tells the GPU and the recording, and not the machine, the command and the files."""
+        kept = dict(header)
+        host = header.get("host")
+        if isinstance(host, dict):
+            kept["host"] = {**host, "name": hashed("host", str(host.get("name"))), "boot_id": ""}
+        for name in ("command", "arguments"):
+            words = header.get(name)
+            kept[name] = [hashed("word", str(word)) for word in words] if isinstance(words, list) else []
+        libraries = header.get("libraries")
+        kept["libraries"] = [
+            {**library, "path": redacted_path(str(library.get("path")))}
+            for library in (libraries if isinstance(libraries, list) else ())
+            if isinstance(library, dict)
+        ]
+        return {**kept, "redacted": True}
+
+    def rows(self, kind: str, table: pa.Table) -> pa.Table:
+        """The rows of a kind, redacted."""
+        for name, what in _MEMBERS.get(kind, {}).items():
+            table = _mapped(table, name, redacted_path if what == "path" else partial(hashed, what))
+        for name in _DROPPED.get(kind, ()):
+            table = _set(table, name, pa.nulls(len(table), table.schema.field(name).type))
+        if kind == "mapping":
+            table = _mapped(table, "build_id", redacted_build_id)
+        elif kind == "loss":
+            table = _mapped(table, "detail", lambda _: "redacted")
+        elif kind == "kernel" and not self._keep_kernels:
+            table = _set(table, "elf", pa.nulls(len(table), table.schema.field("elf").type))
+        elif kind == "stack":
+            table = self._without_kernel_addresses(table)
+        return table
+
+    def _without_kernel_addresses(self, table: pa.Table) -> pa.Table:
+        ips = table["ips"].combine_chunks()
+        ips = ips if isinstance(ips, pa.Array) else pa.concat_arrays(ips.chunks)
+        starts = ips.offsets.to_numpy().astype(np.int64)
+        depths = np.diff(starts)
+        values = ips.flatten().to_numpy().copy()
+        innermost = np.zeros(len(values), bool)
+        innermost[(starts[:-1] - starts[0])[depths > 0]] = True
+        kernels = np.repeat(table["pid"].to_numpy() == 0, depths)
+        returns = kernels & ~innermost
+        values[returns] = self._ordinals(values[returns] - np.uint64(1)) + np.uint64(1)
+        values[kernels & innermost] = self._ordinals(values[kernels & innermost])
+        offsets = pa.array((starts - starts[0]).astype(np.int32))
+        return _set(table, "ips", pa.ListArray.from_arrays(offsets, pa.array(values), type=ips.type))
+
+    def _ordinals(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Numbers in the place of kernel addresses, in their order; apart, as a call's is one before its return."""
+        return np.searchsorted(self._kernel_addresses, addresses).astype(np.uint64) * np.uint64(16) + np.uint64(
+            _HIGHEST
+        )
+
+    def module(self, module: Module, named: Named) -> tuple[Module, Named]:
+        """What goes into a `module` row, and the names that go with it."""
+        names = named.names
+        if module.kind is ModuleKind.KERNEL:
+            names = names.at(self._kernel_addresses)
+            names = replace(names, addresses=self._ordinals(names.addresses))
+        else:
+            files = set(names.files.tolist()) - set(names.functions.tolist())
+            strings = [
+                redacted_path(text) if number in files else redacted_function(text)
+                for number, text in enumerate(names.strings)
+            ]
+            names = replace(names, strings=strings)
+        build_id = redacted_build_id(module.build_id) if module.build_id is not None else None
+        redacted = Module(module.kind, redacted_path(module.path), build_id, 0, module.pid)
+        problem = "redacted" if named.problem else ""
+        source = "redacted" if named.source else ""
+        return redacted, Named(names, source, problem, named.frame_pointers)
+
+
+def hashed(what: str, text: str) -> str:
+    """A short name for a name: `process-1f3a90c2`; nothing for nothing, and what was hashed stays as it is."""
+    return f"{what}-{hashlib.sha256(f'{what}:{text}'.encode()).hexdigest()[:_DIGITS]}" if text else ""
+
+
+def redacted_path(path: str) -> str:
+    """The path of a file as one hash, and its name when it is one that everybody has."""
+    if _NO_NAME.fullmatch(path):
+        return path
+    folder, name = os.path.split(path)
+    if _PUBLIC.fullmatch(name):
+        return f"/{hashed('folder', folder)}/{name}"
+    return "/" + hashed("file", path)
+
+
+def redacted_function(name: str) -> str:
+    """A function's name as a hash; where threads begin stays, and that it is Python's."""
+    if name in BEGINNINGS or not name:
+        return name
+    if name.startswith(PYTHON_FUNCTION):
+        return PYTHON_FUNCTION + hashed("function", name)
+    return hashed("function", name)
+
+
+def redacted_build_id(build_id: bytes) -> bytes:
+    """Another build-id, as the real one can be looked up."""
+    return hashlib.sha256(b"build-id:" + build_id).digest()[:20]
+
+
+def _mapped(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
+    """The table with each distinct value of a dictionary column replaced."""
+    column = table[name].unify_dictionaries().combine_chunks()
+    column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    values = [None if value is None else change(value) for value in column.dictionary.to_pylist()]
+    replaced = pa.array(values, column.type.value_type)
+    return _set(table, name, pc.take(replaced, column.indices))
+
+
+def _set(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, pa.field(name, column.type), column)

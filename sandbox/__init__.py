@@ -1,0 +1,1 @@
+"""Reading what strangers wrote, in a child process without privileges and with limits."""

@@ -1,0 +1,164 @@
+"""Names for the frames of CPU stacks: each distinct place is asked for once, of one source of names after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+
+from iaprof.symbols.address_space import NOWHERE, AddressSpaces
+from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
+from iaprof.symbols.demangle import demangled
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Named, Naming
+from iaprof.symbols.pythons import without_interpreter
+from iaprof.symbols.stack_ends import where_it_ends, without_strays
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFrame:
+    """One frame of a stack."""
+
+    name: str  # readable; what is said instead where there is none
+    module: Module
+    file: str = ""  # empty where unknown
+    line: int = 0  # 0 where unknown
+    is_named: bool = False
+    is_inlined: bool = False
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the user wants CPU frames."""
+
+    inlines: bool = True  # inlined functions as frames
+    lines: bool = False  # file and line beside the function
+    interpreter: bool = False  # CPython's own frames between Python functions
+
+
+@dataclass(frozen=True)
+class ModuleNames:
+    """How the naming of one module went."""
+
+    module: Module
+    addresses: int
+    rows: dict[int, int]  # in the names, of those addresses that have one
+    named: Named
+
+
+class CpuFrames:
+    """The frames of the stacks of one capture."""
+
+    def __init__(
+        self,
+        stacks: pa.Table,
+        spaces: AddressSpaces,
+        naming: Naming,
+        look: Look = Look(),
+    ) -> None:
+        """Asks for all names.
+
+        Args:
+            stacks: `stack` rows, those whose frames will be wanted.
+            spaces: of the same capture.
+            naming: knows the names.
+            look: how frames are to look.
+        """
+        self._look = look
+        self._rows = {int(stack): row for row, stack in enumerate(stacks["id"].to_numpy())}
+        self._truncated = stacks["truncated"].to_numpy(zero_copy_only=False)
+        found = calls(stacks)
+        self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
+        self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
+        self._numbers, self._inside = spaces.locate(found.pids, found.addresses, found.times)
+        self._modules = spaces.modules
+        self._told: dict[tuple[object, ...], ModuleNames] = {}
+        for module, addresses, times in by_module(self._modules, self._numbers, self._inside, found.times):
+            named = naming.name(module, addresses, times) or Named()
+            rows = named.names.find(addresses)
+            has = rows >= 0
+            found_rows = dict(zip(addresses[has].tolist(), rows[has].tolist(), strict=True))
+            self._told[module.identity] = ModuleNames(module, len(addresses), found_rows, named)
+        self._at = cache(self._find_at)
+        self.frames = cache(self._find_frames)
+
+    @property
+    def modules(self) -> list[ModuleNames]:
+        """How the naming of each module went."""
+        return list(self._told.values())
+
+    def _find_at(self, number: int, address: int) -> tuple[CpuFrame, ...]:
+        """The frames of one place, the outermost first."""
+        module = self._modules[number]
+        told = self._told[module.identity]
+        row = told.rows.get(address)
+        if row is None:
+            return (CpuFrame(unnamed(module, address), module),)
+        frames = [
+            CpuFrame(demangled(frame.function) or unnamed(module, address), module, frame.file, frame.line, True, i > 0)
+            for i, frame in enumerate(told.named.names.frames(row))
+        ]
+        return tuple(frames if self._look.inlines else frames[:1])
+
+    def _places(self, row: int) -> list[tuple[int, int]]:
+        """Module and address of a stack's frames, the outermost first."""
+        part = slice(int(self._ends[row]), int(self._ends[row + 1]))
+        return list(zip(self._numbers[part].tolist(), self._inside[part].tolist(), strict=True))[::-1]
+
+    def _find_frames(self, stack: int) -> tuple[str, ...]:
+        """The stack's frames as text, outermost first; empty where the stack is not in the capture."""
+        row = self._rows.get(stack)
+        if row is None:
+            return ()
+        frames = without_strays([frame for place in self._places(row) for frame in self._at(*place)], self._keeps)
+        truncated = bool(self._truncated[row])
+        end = None
+        if frames:
+            end = where_it_ends(frames[0].name, frames[0].module, truncated, self._keeps(frames[0].module))
+        if not self._look.interpreter:
+            frames = list(without_interpreter(frames))
+        return (*((end,) if end else ()), *(self._text(frame) for frame in frames))
+
+    def _keeps(self, module: Module) -> bool | None:
+        """Whether a module's code keeps frame pointers; None where that is not known."""
+        return self._told[module.identity].named.frame_pointers
+
+    def _text(self, frame: CpuFrame) -> str:
+        if not self._look.lines or not frame.file:
+            return frame.name
+        return f"{frame.name} {os.path.basename(frame.file)}" + (f":{frame.line}" if frame.line else "")
+
+    def shares(self, weights: Mapping[int, int]) -> dict[tuple[object, ...], tuple[int, int]]:
+        """By a module's identity, the weight of stacks with a frame in it, and of those with an unnamed one in it.
+
+        Args:
+            weights: of stacks, by id.
+        """
+        shares: dict[tuple[object, ...], tuple[int, int]] = {}
+        for stack, weight in weights.items():
+            row = self._rows.get(stack)
+            places = self._places(row) if row is not None else []
+            while places and self._modules[places[0][0]].path == NOWHERE:
+                places.pop(0)  # what a walk finds behind the last frame is often no code
+            met: dict[tuple[object, ...], bool] = {}
+            for number, address in places:
+                identity = self._modules[number].identity
+                met[identity] = met.get(identity, False) or address not in self._told[identity].rows
+            for identity, is_unnamed in met.items():
+                all_, without = shares.get(identity, (0, 0))
+                shares[identity] = all_ + weight, without + weight * is_unnamed
+        return shares
+
+
+def unnamed(module: Module, address: int) -> str:
+    """What stands for a frame whose function has no name: `[libfoo.so+0x1234]`, an offset in the file."""
+    match module.kind:
+        case ModuleKind.FILE:
+            return f"[{os.path.basename(module.path)}+0x{address:x}]"
+        case ModuleKind.GENERATED:
+            return f"0x{address:x}" if module.path == NOWHERE else "[anon]"
+    return module.path  # [vdso] or [kernel]

@@ -1,0 +1,51 @@
+"""Python's functions without the interpreter that runs them.
+
+A CPython with PYTHONPERFSUPPORT=1 (3.12 and later) names its functions in a perf map as `py::function:file`. Between
+two of them are C functions of the interpreter, and before the first those that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from iaprof.symbols.modules import Module, ModuleKind
+
+PYTHON_FUNCTION = "py::"
+_DELETED = " (deleted)"
+# The executable and the library, of debug (d), free-threaded (t) and old (m) builds too.
+_INTERPRETER = re.compile(r"python(3(\.\d{1,3}[dmt]{0,2})?)?|libpython3\.\d{1,3}[dmt]{0,2}\.so[0-9.]*")
+
+
+class StackFrame(Protocol):
+    """A frame of a stack, as far as it matters what it is."""
+
+    @property
+    def name(self) -> str:
+        """Its function."""
+
+    @property
+    def module(self) -> Module | None:
+        """Whose code it is; None where that is not known."""
+
+
+Each = TypeVar("Each", bound=StackFrame)
+
+
+def without_interpreter(frames: Sequence[Each]) -> list[Each]:
+    """The frames but for CPython's own, where functions of Python are among them; else all of them.
+
+    What C and C++ functions of other files do, called by Python or calling it, stays.
+    """
+    if not any(frame.name.startswith(PYTHON_FUNCTION) for frame in frames):
+        return list(frames)
+    return [frame for frame in frames if frame.name.startswith(PYTHON_FUNCTION) or not is_interpreter(frame.module)]
+
+
+def is_interpreter(module: Module | None) -> bool:
+    """Whether a module is CPython, the executable or its library."""
+    if module is None or module.kind is not ModuleKind.FILE:
+        return False
+    return _INTERPRETER.fullmatch(os.path.basename(module.path.removesuffix(_DELETED))) is not None

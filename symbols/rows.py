@@ -1,0 +1,121 @@
+"""Names as the rows of a capture: `module` says what was named and how that went, `symbol` has the names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Named, Names
+
+FRAMES_PER_GROUP = 1 << 18
+_LONGEST_TEXT = 1 << 12  # characters; a capture's texts have 16 KiB at most
+
+
+def module_row(number: int, module: Module, named: Named) -> pa.StructArray:
+    """The `module` row of one module."""
+    row = {
+        "id": number,
+        "what": module.kind.value,
+        "path": _valid(module.path),
+        "build_id": module.build_id,
+        "inode": module.inode,
+        "pid": module.pid,
+        "source": _valid(named.source),
+        "problem": _valid(named.problem),
+        "frame_pointers": named.frame_pointers,
+    }
+    return pa.array([row], KINDS["module"])
+
+
+def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
+    """The `symbol` rows of a module's names, at most FRAMES_PER_GROUP at once."""
+    counts = np.diff(names.starts)
+    entries = np.repeat(np.arange(len(names)), counts)
+    depths = np.arange(len(names.functions)) - np.repeat(names.starts[:-1], counts)
+    strings = pa.array([_valid(text) for text in names.strings], pa.string())
+    for start in range(0, len(entries), FRAMES_PER_GROUP):
+        part = slice(start, start + FRAMES_PER_GROUP)
+        columns = [
+            pa.repeat(pa.scalar(number, pa.uint32()), len(entries[part])),
+            pa.array(names.addresses[entries[part]]),
+            pa.array(names.sizes[entries[part]]),
+            pa.array(depths[part].astype(np.uint16)),
+            strings.take(pa.array(names.functions[part])),
+            strings.take(pa.array(names.files[part])),
+            pa.array(names.lines[part]),
+        ]
+        yield pa.StructArray.from_arrays(columns, fields=list(KINDS["symbol"]))
+
+
+def _valid(text: str) -> str:
+    return text[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+
+
+class CaptureNames:
+    """A Naming: what the capture itself names."""
+
+    def __init__(self, capture: CaptureReader) -> None:
+        """Reads all of it.
+
+        Raises:
+            CaptureError: the capture is damaged.
+        """
+        self._named: dict[tuple[object, ...], Named] = {}
+        names = _names(capture)
+        for row in capture.table("module").to_pylist():  # modules, of which there are few
+            if row["what"] not in set(ModuleKind):
+                continue  # of a later version
+            module = Module(ModuleKind(row["what"]), row["path"], row["build_id"], row["inode"], row["pid"])
+            self._named[module.identity] = Named(
+                names.get(row["id"], Names.of([])), row["source"], row["problem"], row["frame_pointers"]
+            )
+
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
+        """See Naming."""
+        return self._named.get(module.identity)
+
+
+def _names(capture: CaptureReader) -> dict[int, Names]:
+    """The names by module's id; what has no order or no size names nothing that it should not."""
+    table = capture.table("symbol")
+    if not len(table):
+        return {}
+    modules, addresses, sizes, depths, lines = (
+        table[name].to_numpy() for name in ("module", "address", "size", "depth", "line")
+    )
+    functions, files = (table[name].combine_chunks() for name in ("function", "file"))
+    strings, (function, file) = _one_table(functions, files)
+    # The largest range first among those that begin together; then a range's frames by depth.
+    order = np.lexsort((depths, ~sizes, addresses, modules))
+    modules, addresses, sizes, depths, lines = (c[order] for c in (modules, addresses, sizes, depths, lines))
+    function, file = function[order], file[order]
+    begins = np.ones(len(modules), bool)
+    begins[1:] = (modules[1:] != modules[:-1]) | (addresses[1:] != addresses[:-1]) | (sizes[1:] != sizes[:-1])
+    first = np.flatnonzero(begins)
+    found = {}
+    for number in np.unique(modules).tolist():
+        low, high = np.searchsorted(modules, [number, number + 1])
+        ranges = first[(first >= low) & (first < high)]
+        starts = np.append(ranges, high) - low
+        found[number] = Names(
+            addresses[ranges], sizes[ranges], starts, function[low:high], file[low:high], lines[low:high], strings
+        )
+    return found
+
+
+def _one_table(*columns: pa.Array) -> tuple[list[str], list[NDArray[np.int32]]]:
+    """The texts of dictionary columns together, and each column as indices into them."""
+    texts: list[str] = []
+    indices = []
+    for column in columns:
+        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+        column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
+        indices.append((column.indices.to_numpy(zero_copy_only=False) + len(texts)).astype(np.int32))
+        texts += column.dictionary.to_pylist()
+    return texts, indices

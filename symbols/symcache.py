@@ -1,0 +1,135 @@
+"""Looking up many addresses at once in a SymCache, the table that the `symbolic` library makes of debug information.
+
+The library looks up one address at a time, at a few microseconds and as many foreign calls each. The file is a few
+plain arrays (symbolic-symcache's src/raw/v9.rs), so NumPy looks up all of them in one go. A file of another version
+than the one that is known here is refused.
+"""
+
+from __future__ import annotations
+
+import os.path
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION = 9
+_MAGIC = b"SYMC"
+_HEADER = np.dtype(
+    [("magic", "S4"), ("version", "<u4"), ("debug_id", "V32"), ("arch", "<u4"), ("files", "<u4"), ("functions", "<u4"),
+     ("locations", "<u4"), ("ranges", "<u4"), ("string_bytes", "<u4"), ("reserved", "V16")]
+)  # fmt: skip
+_FILE = np.dtype(
+    [("folder", "<u4"), ("directory", "<u4"), ("name", "<u4"), ("server", "<u4", 3)]  # folder: of the compilation
+)
+_FUNCTION = np.dtype([("name", "<u4"), ("folder", "<u4"), ("entry", "<u4"), ("language", "<u4")])
+_LOCATION = np.dtype([("file", "<u4"), ("line", "<u4"), ("function", "<u4"), ("caller", "<u4")])
+_NONE = 0xFFFF_FFFF
+_DEEPEST = 256  # inlined functions in one another
+
+
+class SymCacheError(ValueError):
+    """It is no SymCache, or not a whole one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chains:
+    """Functions inlined into one another, for each of n addresses; frames in the order of the addresses."""
+
+    counts: NDArray[np.int64]  # [n] frames of each address; 0 where the debug information has nothing for it
+    functions: NDArray[np.int64]  # [frames] for function_name; the outermost of an address first
+    files: NDArray[np.int64]  # [frames] for file_name; -1 for none
+    lines: NDArray[np.uint32]  # [frames]
+
+
+class SymCache:
+    """A SymCache in memory."""
+
+    def __init__(self, data: bytes | mmap) -> None:
+        """Takes the file's bytes, which must stay as they are.
+
+        Raises:
+            SymCacheError: it is none.
+        """
+        view = memoryview(data)
+        if len(view) < _HEADER.itemsize:
+            raise SymCacheError("it is too short")
+        header = np.frombuffer(view, _HEADER, 1)[0]
+        if header["magic"] != _MAGIC or header["version"] != VERSION:
+            raise SymCacheError("it is of another version")
+        at = _HEADER.itemsize
+        tables: list[NDArray[Any]] = []
+        for entry, count in (
+            (_FILE, int(header["files"])),
+            (_FUNCTION, int(header["functions"])),
+            (_LOCATION, int(header["locations"])),
+            (np.dtype("<u4"), int(header["ranges"])),
+        ):
+            at = at + 7 & ~7
+            if at + entry.itemsize * count > len(view):
+                raise SymCacheError("it is cut off")
+            tables.append(np.frombuffer(view, entry, count, at))
+            at += entry.itemsize * count
+        self._files, self._functions, self._locations, self._ranges = tables
+        self._first = len(self._locations) - len(self._ranges)  # the locations of the ranges stand behind all others
+        if self._first < 0:
+            raise SymCacheError("it is damaged")
+        self._strings = data[at + 7 & ~7 :]
+
+    def find(self, addresses: NDArray[np.uint64]) -> Chains:
+        """Looks up addresses, uint64[n], relative to the first address of the file's first loaded segment."""
+        found = np.searchsorted(self._ranges, np.minimum(addresses, _NONE).astype(np.uint32), side="right") - 1
+        levels: list[NDArray[np.int64]] = []
+        here = np.where((found >= 0) & (addresses < _NONE), found + self._first, _NONE)
+        while len(levels) < _DEEPEST and (known := here < len(self._locations)).any():
+            levels.append(here)
+            here = np.where(known, self._locations["caller"][np.where(known, here, 0)], _NONE)
+        if not levels:
+            nothing = np.empty(0, np.int64)
+            return Chains(np.zeros(len(addresses), np.int64), nothing, nothing, np.empty(0, np.uint32))
+        places = np.array(levels[::-1]).T  # [addresses, levels] the outermost first
+        known = places < len(self._locations)
+        chain = self._locations[np.where(known, places, 0)]
+        # What stands alone and without a file is a mere symbol, for which there are better tables.
+        known &= chain["function"] < len(self._functions)
+        known &= (known.sum(axis=1) > 1)[:, None] | (chain["file"] < len(self._files))
+        frames = chain[known]
+        files = frames["file"].astype(np.int64)
+        return Chains(
+            known.sum(axis=1),
+            frames["function"].astype(np.int64),
+            np.where(files < len(self._files), files, -1),
+            frames["line"].astype(np.uint32),
+        )
+
+    def function_names(self, numbers: NDArray[np.int64], longest: int) -> list[bytes]:
+        """The names of functions, as the compiler gave them, cut off after so many bytes."""
+        data, texts = self._strings, []
+        for at in self._functions["name"][numbers].tolist():
+            # Nearly all names are this short, and there are tens of thousands of them.
+            if at + 1 < len(data) and (high := data[at + 1]) < 128 <= (low := data[at]):
+                texts.append(data[at + 2 : at + 2 + min(low & 127 | high << 7, longest)])
+            else:
+                texts.append(self._string(at, longest))
+        return texts
+
+    def file_names(self, numbers: NDArray[np.int64], longest: int) -> list[bytes]:
+        """The paths of source files, absolute where the compiler said enough; empty for -1."""
+        texts = []
+        for number in numbers.tolist():
+            parts = self._files[number].tolist()[:3] if number >= 0 else ()
+            texts.append(os.path.join(b"", *(self._string(part, longest) for part in parts))[:longest])
+        return texts
+
+    def _string(self, offset: int, longest: int) -> bytes:
+        """A text with its length in LEB128 before it."""
+        length = shift = 0
+        for at in range(offset, min(offset + 5, len(self._strings))):
+            byte = self._strings[at]
+            length |= (byte & 127) << shift
+            if byte < 128:
+                return self._strings[at + 1 : at + 1 + min(length, longest)]
+            shift += 7
+        return b""

@@ -1,0 +1,73 @@
+"""Names that only the machine where something was recorded has, and only until it is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.errors import IaprofError
+from iaprof.symbols.binaries import Binaries
+from iaprof.symbols.boot import is_same_boot
+from iaprof.symbols.generated import GeneratedCode
+from iaprof.symbols.kallsyms import KernelSymbols
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Named
+from iaprof.symbols.vdso import open_vdso
+
+
+class ThisBoot:
+    """A Naming for the kernel, the vDSO and perf maps, when a report is made where the capture was recorded."""
+
+    def __init__(self, header: dict[str, Any], binaries: Binaries, generated: GeneratedCode) -> None:
+        """Opens nothing yet.
+
+        Args:
+            header: of the capture.
+            binaries: reads the vDSO.
+            generated: reads perf maps.
+        """
+        self._is_here = is_same_boot(header)
+        clock = header.get("clock_end")
+        end = clock.get("realtime_ns") if isinstance(clock, dict) else None
+        self._end_ns = end if isinstance(end, int) else 0
+        self._binaries, self._generated = binaries, generated
+
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
+        """See Naming."""
+        if not self._is_here:
+            return None
+        try:
+            match module.kind:
+                case ModuleKind.KERNEL:
+                    with open("/proc/kallsyms", "rb") as file:
+                        return KernelSymbols(file, "/proc/kallsyms").name(module, addresses, times)
+                case ModuleKind.VDSO:
+                    if (fd := open_vdso()) is None:
+                        return None
+                    with contextlib.closing(os.fdopen(fd, "rb")):
+                        return self._binaries.name(fd, addresses)
+                case ModuleKind.GENERATED:
+                    return self._name_generated(module.pid, addresses, times)
+        except (IaprofError, OSError) as error:
+            return Named(problem=str(error))
+        return None
+
+    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
+        path = f"/tmp/perf-{pid}.map"  # noqa: S108 (that is where they are)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with contextlib.closing(os.fdopen(fd, "rb")):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
+                return Named(problem=f"{path} is not yours")
+            if status.st_mtime_ns > self._end_ns:
+                # Perhaps another process has the number now.
+                return Named(problem=f"{path} was changed since the recording")
+            return self._generated.name(fd, (), addresses, times)

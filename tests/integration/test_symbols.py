@@ -1,0 +1,207 @@
+"""Captures that name their frames: where the binaries are gone or replaced, and how large that makes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import iaprof
+from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
+from iaprof.report.archive import rows_of
+from integration.recording import IAPROF, Finished, copy_of_build, environment
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+NAMED = ("--symbols", "needed")
+
+# A root folder with Python, its libraries and nothing else: no checkout, no home, no /tmp, no debug information.
+CONTAINER = """
+root=$1; shift
+for folder in /usr /lib /lib64 /bin "$PYTHON_HOME" "$PACKAGES"; do
+    [ -e "$folder" ] || continue
+    mkdir -p "$root$folder"
+    mount --rbind "$folder" "$root$folder"
+done
+mkdir -p "$root/usr/lib/debug" "$root/proc" "$root/dev"
+mount -t tmpfs none "$root/usr/lib/debug"
+mount -t tmpfs none "$root/dev"
+touch "$root/dev/null"
+mount --bind /dev/null "$root/dev/null"
+mount -t proc none "$root/proc"
+exec chroot "$root" "$@"
+"""
+
+
+def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
+    """Records with whatever names `words` ask for."""
+    command = [*IAPROF, "record", "-o", str(capture), *map(str, words)]
+    env = os.environ | environment(hardware)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def report(capture: Path, *words: str) -> Finished:
+    command = [*IAPROF, "report", str(capture), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def hardware(tmp_path: Path) -> Iterator[Hardware]:
+    """A GPU."""
+    with Hardware(tmp_path / "gpu") as made:
+        yield made
+
+
+@pytest.fixture
+def recorded(hardware: Hardware, tmp_path: Path) -> tuple[Path, Path]:
+    """A capture with names of a program and a runtime in a folder of their own, and that folder."""
+    folder = copy_of_build(tmp_path / "build")
+    programs = runtime.Programs(folder / runtime.LIBRARY, folder / "workload")
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 300, programs=programs)
+    record(hardware, tmp_path / "c", *NAMED, "--", *words)
+    return tmp_path / "c", folder
+
+
+def in_a_container(root: Path, capture: Path, *words: str) -> Finished:
+    """A report where there is nothing but Python, what iaprof depends on, its wheel's files, and the capture."""
+    site = root / "site"
+    package = Path(iaprof.__file__).parent
+    shutil.copytree(package, site / "iaprof", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(capture, root / "capture.parquet")
+    iga = sorted((Path(sys.prefix) / "lib" / "iaprof").glob("libiga64.so*"))
+    for library in iga:
+        shutil.copy(library, root)
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    env = {
+        "PYTHON_HOME": str(Path(sys.base_prefix).resolve()),
+        "PACKAGES": packages,
+        "PYTHONPATH": f"/site:{packages}",
+        "PATH": os.environ["PATH"],
+        "IAPROF_IGA_LIBRARY": f"/{iga[-1].name}" if iga else "",
+    }
+    python = str(Path(sys.executable).resolve())
+    command = ["unshare", "--mount", "--pid", "--fork", "--propagation=private", "sh", "-euc", CONTAINER, "container",
+               str(root), python, "-m", "iaprof.cli", "report", "/capture.parquet", *words]  # fmt: skip
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def test_the_same_report_where_nothing_of_what_was_recorded_is(recorded: tuple[Path, Path], tmp_path: Path) -> None:
+    capture, folder = recorded
+    # given a report where it was recorded
+    here = report(capture, "--lines")
+    assert "main workload.cpp:" in here.out
+    assert "[workload+0x" not in here.out
+    # when the binaries are gone, and in a container without the sources and everything else
+    shutil.rmtree(folder)
+    gone = report(capture, "--lines")
+    root = tmp_path / "root"
+    root.mkdir()
+    elsewhere = in_a_container(root, capture, "--lines")
+    # then
+    assert elsewhere.code == 0, elsewhere.err
+    assert gone.out == here.out
+    assert elsewhere.out == here.out
+    assert len(here.out.splitlines()) > 100
+
+
+def test_without_names_the_report_looks_for_the_very_build(hardware: Hardware, tmp_path: Path) -> None:
+    # given a capture without names
+    folder = copy_of_build(tmp_path / "build")
+    programs = runtime.Programs(folder / runtime.LIBRARY, folder / "workload")
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100, programs=programs)
+    record(hardware, tmp_path / "c", "--symbols", "none", "--", *words)
+    assert len(CaptureReader(tmp_path / "c").table("symbol")) == 0
+    named = report(tmp_path / "c").out
+    assert ";app::epoch(" in named
+    # when another build lies at the same path, with other names for the same addresses
+    wrong = tmp_path / "wrong"
+    subprocess.run(["objcopy", "--prefix-symbols=wrong_", "--strip-debug", programs.workload, wrong], check=True)
+    build_id = next(
+        row["build_id"]
+        for row in CaptureReader(tmp_path / "c").table("mapping").to_pylist()
+        if row["path"] == str(programs.workload)
+    )
+    content = wrong.read_bytes()
+    assert content.count(build_id) == 1
+    wrong.write_bytes(content.replace(build_id, build_id[::-1]))
+    wrong.replace(programs.workload)
+    replaced = report(tmp_path / "c", "--symbol-sources")
+    # then no name of it appears, and it is told
+    assert "wrong_" not in replaced.out
+    assert "[workload+0x" in replaced.out
+    assert "another build" in replaced.err
+    # and the right build is found by its id wherever it lies
+    shutil.copy(runtime.build().workload, tmp_path / "kept")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "kept").rename(tmp_path / "dir" / "some-other-name")
+    assert report(tmp_path / "c", "--symbol-dir", str(tmp_path / "dir")).out == named
+    # and `archive` puts the names into the capture
+    words = ["archive", str(tmp_path / "c"), "-o", str(tmp_path / "a"), "--symbol-dir", str(tmp_path / "dir"), "-q"]
+    subprocess.run([*IAPROF, *words], check=True)
+    assert report(tmp_path / "a").out == named
+
+
+def test_a_binary_that_is_replaced_while_it_runs(hardware: Hardware, tmp_path: Path) -> None:
+    # given a program that runs on when the file at its path is another
+    folder = copy_of_build(tmp_path / "build")
+    programs = runtime.Programs(folder / runtime.LIBRARY, folder / "workload")
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100, programs=programs)
+    replace = f"sleep 0.3; rm {programs.workload}; cp /bin/true {programs.workload}"
+    script = f"{' '.join(words)} > /dev/null & {replace}; wait"
+    # when
+    record(hardware, tmp_path / "c", *NAMED, "--", "sh", "-c", script)
+    # then the capture has either the names of what ran, or says that they could not be had
+    told = {row["path"]: row["problem"] for row in CaptureReader(tmp_path / "c").table("module").to_pylist()}
+    named = ";app::epoch(" in report(tmp_path / "c").out
+    assert named or "another build" in told[str(programs.workload)]
+
+
+def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware, tmp_path: Path) -> None:
+    # given a Python with many libraries that is sampled often
+    script = (
+        "import sys, time, asyncio, ctypes, decimal, hashlib, json, pydoc, sqlite3, ssl, unittest, xml.dom.minidom\n"
+        "import iaprof, numpy, pyarrow, pyarrow.parquet\n"
+        "end = time.monotonic() + 2\n"
+        "while time.monotonic() < end:\n"
+        "    pydoc.render_doc(json); json.loads(json.dumps(list(range(1000)))); numpy.sort(numpy.random.rand(10000))\n"
+    )
+    record(hardware, tmp_path / "c", *NAMED, "--cpu-freq", "999", "--", sys.executable, "-c", script)
+    reader = CaptureReader(tmp_path / "c")
+    assert reader.header["symbols"]["named"] > 300
+    # when the same is written without names
+    with (tmp_path / "without").open("wb") as file:
+        writer = CaptureWriter(file)
+        for kind in KINDS:
+            if kind not in ("module", "symbol"):
+                for table in reader.tables(kind):
+                    writer.write(kind, rows_of(kind, table))
+        writer.close(reader.header)
+    # then
+    more = (tmp_path / "c").stat().st_size - (tmp_path / "without").stat().st_size
+    assert 0 < more < 2_000_000
+
+
+def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: Path) -> None:
+    # given programs that are sampled in the kernel
+    record(hardware, tmp_path / "c", "--symbols", "all", "--cpu-freq", "999", "--",
+           "sh", "-c", "for i in 1 2 3 4 5 6; do cat /proc/self/maps /proc/self/smaps; done > /dev/null")  # fmt: skip
+    # when
+    folded = report(tmp_path / "c", "--cpu-samples").out
+    # then
+    assert "_[k]" in folded
+    assert any("do_syscall_64" in line or "asm_exc_page_fault" in line for line in folded.splitlines())
+    symbols = CaptureReader(tmp_path / "c").table("symbol")
+    assert max(symbols["size"].to_pylist()) > 1
+    counts = sum(int(line.rsplit(" ", 1)[1]) for line in folded.splitlines())
+    assert counts == CaptureReader(tmp_path / "c").header["totals"]["cpu_samples"]

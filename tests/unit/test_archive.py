@@ -1,0 +1,173 @@
+"""Captures that name their frames anywhere, and captures that tell nobody's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.report.archive import archive
+from iaprof.report.gpu_module import GpuModules
+from iaprof.report.profile import build
+from iaprof.report.redaction import hashed, redacted_path
+from iaprof.symbols.in_turn import InTurn
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Frame, Named, Names
+from iaprof.symbols.rows import CaptureNames
+from unit.capturing import HEADER, capture, launch, record, stall
+from unit.zebins import debug_elf
+
+SECRETS = ("secret-host", "secret-app", "/home/secret", "secret_function", "SecretKernel", "secret-cgroup",
+           "secret.cpp", "secret-key", "secret-library", "secret-loss", "secret-container", "secret_py",
+           "attention")  # fmt: skip
+KERNEL_IP = 0xFFFF_FFFF_8123_4567
+FILE = Module(ModuleKind.FILE, "/home/secret/bin/secret-app", b"\x11" * 20)
+
+
+class Everything:
+    """A Naming that has a name for all."""
+
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
+        chains = {
+            ModuleKind.FILE: [Frame("secret_function", "/home/secret/secret.cpp", 7), Frame("secret_function2")],
+            ModuleKind.GENERATED: [Frame("py::secret_py:/home/secret/x.py")],
+            ModuleKind.KERNEL: [Frame("do_syscall_64")],
+        }
+        entries = [(int(address), 1, chains[module.kind]) for address in addresses]
+        return Named(Names.of(entries), "debug information of /home/secret", "secret-key is missing", True)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> CaptureReader:
+    """A capture with a launch from a file, generated code and the kernel, and secrets wherever there can be some."""
+    process: dict[str, Any] = dict.fromkeys(field.name for field in KINDS["process"])
+    process |= {"time_ns": 1, "pid": 7, "tid": 7, "event": "described", "comm": "secret-app", "uid": 1000, "gid": 1000,
+                "cgroup": "/secret-cgroup", "container": "secret-container"}  # fmt: skip
+    mapping = {"time_ns": 1, "pid": 7, "start": 0x1000, "length": 0x1000, "offset": 0x400, "path": FILE.path,
+               "build_id": FILE.build_id, "inode": None}  # fmt: skip
+    stacks = [
+        {"id": 1, "time_ns": 2_000_000_000, "pid": 7, "truncated": False, "ips": [0x1010, 0x9001, 0x1021]},
+        {"id": 2, "time_ns": 2_000_000_000, "pid": 0, "truncated": False, "ips": [KERNEL_IP, KERNEL_IP + 0x1001]},
+    ]
+    header = HEADER | {
+        "host": {"name": "secret-host", "kernel": "6.18", "boot_id": "secret-key"},
+        "command": ["/home/secret/secret-app", "--password=secret-key"],
+        "arguments": ["iaprof", "record", "-o", "/home/secret/c"],
+        "libraries": [{"path": "/home/secret/secret-library.so", "probes": 2, "since_ns": 5}],
+    }
+    path = capture(
+        tmp_path / "c.parquet",
+        header,
+        stall=[stall(2_500_000_000, record(0x8000_0000, sbid=5))],
+        launch=[launch(2_000_000_000, 7, 0x8000_0000, comm="secret-app", name="SecretKernel", size=256)],
+        stack=stacks,
+        mapping=[mapping],
+        process=[process],
+        kernel=[{"time_ns": 1, "pid": 7, "path": "/home/secret/k.elf", "digest": b"\1" * 32, "size": 4,
+                 "elf": debug_elf("bmg", "attention")}],
+        cpu_sample=[{"time_ns": 2_000_000_000, "pid": 7, "tid": 7, "cpu": 0, "stack": 1, "kernel_stack": 2}],
+        loss=[{"begin_ns": 1, "time_ns": 2, "source": "kernels", "what": "refused", "count": 1,
+               "detail": "/home/secret/secret-loss"}],
+    )  # fmt: skip
+    return CaptureReader(path)
+
+
+def archived(capture: CaptureReader, tmp_path: Path, **options: bool) -> CaptureReader:
+    output = tmp_path / "archived.parquet"
+    options = {"redact": False, "keep_kernels": not options.get("redact", False)} | options
+    archive(capture, output, InTurn([CaptureNames(capture), Everything()]), lambda *_: None, **options)
+    return CaptureReader(output)
+
+
+def launching_stack(capture: CaptureReader) -> tuple[str, ...]:
+    with GpuModules() as modules:
+        (row,) = build(capture, modules).profile.rows
+    assert row.launch is not None
+    return row.launch.stack
+
+
+def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp_path: Path) -> None:
+    # given a capture without names
+    assert launching_stack(recorded) == ("[secret-app+0x420]", "0x9000", "[secret-app+0x410]")
+    # when
+    portable = archived(recorded, tmp_path)
+    # then
+    for kind in KINDS:
+        if kind not in ("module", "symbol"):
+            assert portable.table(kind).to_pylist() == recorded.table(kind).to_pylist(), kind
+    assert {k: v for k, v in portable.header.items() if k != "symbols"} == recorded.header | {"format": 3}
+    assert portable.header["symbols"]["named"] == portable.header["symbols"]["addresses"] == 5
+    assert launching_stack(portable) == (
+        "secret_function", "secret_function2", "py::secret_py:/home/secret/x.py", "secret_function", "secret_function2"
+    )  # fmt: skip
+
+
+def test_an_archive_of_an_archive_keeps_what_is_named(recorded: CaptureReader, tmp_path: Path) -> None:
+    once = archived(recorded, tmp_path)
+    archive(once, tmp_path / "twice", CaptureNames(once), lambda *_: None, redact=False, keep_kernels=True)
+    twice = CaptureReader(tmp_path / "twice")
+    assert twice.table("symbol").to_pylist() == once.table("symbol").to_pylist()
+    assert twice.table("module").to_pylist() == once.table("module").to_pylist()
+
+
+def test_without_kernels_their_binaries_are_gone(recorded: CaptureReader, tmp_path: Path) -> None:
+    assert archived(recorded, tmp_path, keep_kernels=False).table("kernel")["elf"].null_count == 1
+
+
+def test_a_redacted_capture_tells_no_secret(recorded: CaptureReader, tmp_path: Path) -> None:
+    # when
+    public = archived(recorded, tmp_path, redact=True)
+    # then no text of it holds one
+    texts = [str(public.header), *(str(public.table(kind).to_pylist()) for kind in KINDS)]
+    for secret in SECRETS:
+        assert not any(secret in text for text in texts), secret
+    assert FILE.build_id is not None
+    assert all(repr(FILE.build_id) not in text for text in texts)
+    assert public.table("process")["uid"].null_count == 1
+    # nor where the kernel lies
+    kernel = [ip for row in public.table("stack").to_pylist() if row["pid"] == 0 for ip in row["ips"]]
+    assert len(kernel) == 2
+    assert max(kernel) < 0xFFFF_8000_0000_0000
+
+
+def test_a_redacted_capture_still_says_where_the_time_went(recorded: CaptureReader, tmp_path: Path) -> None:
+    public = archived(recorded, tmp_path, redact=True)
+    function, other = hashed("function", "secret_function"), hashed("function", "secret_function2")
+    python = "py::" + hashed("function", "py::secret_py:/home/secret/x.py")
+    assert launching_stack(public) == (function, other, python, function, other)
+    # and names of the operating system's kernel stay with their addresses
+    kernel = public.table("stack").to_pylist()[1]
+    names = CaptureNames(public).name(Module(ModuleKind.KERNEL), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+    assert names is not None
+    asked = np.array([kernel["ips"][0], kernel["ips"][1] - 1], np.uint64)
+    rows = names.names.find(asked)
+    assert [names.names.frames(row) for row in rows] == [(Frame("do_syscall_64"),)] * 2
+    assert public.header["redacted"] is True
+
+
+def test_with_kernels_a_redacted_capture_keeps_their_binaries(recorded: CaptureReader, tmp_path: Path) -> None:
+    assert archived(recorded, tmp_path, redact=True, keep_kernels=True).table("kernel")["elf"].null_count == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libc.so.6", "libc.so.6"),
+        ("/home/secret/python3.12", "python3.12"),
+        ("[vdso]", "[vdso]"),
+        ("//anon", "//anon"),
+    ],
+)
+def test_paths_that_everybody_has(path: str, kept: str) -> None:
+    assert redacted_path(path).split("/")[-1] == kept.split("/")[-1]
+    assert "secret" not in redacted_path(path)
+
+
+def test_the_same_name_has_always_the_same_hash() -> None:
+    assert hashed("function", "f") == hashed("function", "f") != hashed("function", "g")
+    assert hashed("function", "f") != hashed("process", "f")
+    assert redacted_path("/a/b") == redacted_path("/a/b") != redacted_path("/a/c")
+    assert hashed("function", "") == ""

@@ -1,0 +1,451 @@
+"""Names for generated code: perf maps and jitdumps, read in a sandbox, whatever is in them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from iaprof.sandbox.parent import Limits
+from iaprof.symbols import jitdump as jitdump_module, perf_map as perf_map_module
+from iaprof.symbols.generated import GeneratedCode
+from iaprof.symbols.names import LONGEST_NAME, Frame, Named
+from iaprof.symbols.perf_map import read_perf_map
+from unit.jitdumps import HEADER, close, debug_info, header, load, move, unwinding_info
+
+LAST = (1 << 64) - 1
+
+
+def words(*numbers: int) -> NDArray[np.uint64]:
+    return np.array(numbers, np.uint64)
+
+
+def mapped(text: bytes, *addresses: int) -> dict[int, str]:
+    """What a perf map says of each of the addresses."""
+    names, _ = read_perf_map(text, words(*addresses))
+    return {addresses[index]: name for index, name in names.items()}
+
+
+@pytest.fixture
+def generated() -> Iterator[GeneratedCode]:
+    with GeneratedCode() as made:
+        yield made
+
+
+def name(
+    generated: GeneratedCode,
+    folder: Path,
+    perf_map: bytes | None,
+    jitdumps: list[bytes],
+    *asked: int | tuple[int, int],
+) -> tuple[Named, dict[int, Frame]]:
+    """Asks for addresses, or for addresses at times; gives the answer, and the frame by address."""
+    pairs = [each if isinstance(each, tuple) else (each, 1000) for each in asked]
+    files = []
+    for index, content in enumerate([perf_map or b"", *jitdumps]):
+        (folder / str(index)).write_bytes(content)
+        files.append(os.open(folder / str(index), os.O_RDONLY))
+    try:
+        addresses, times = (words(*column) for column in zip(*pairs, strict=True))
+        named = generated.name(None if perf_map is None else files[0], files[1:], addresses, times)
+    finally:
+        for file in files:
+            os.close(file)
+    rows = named.names.find(addresses)
+    frames = {a: named.names.frames(row) for (a, _), row in zip(pairs, rows.tolist(), strict=True) if row >= 0}
+    assert all(len(chain) == 1 for chain in frames.values())
+    return named, {address: chain[0] for address, chain in frames.items()}
+
+
+# Perf maps
+
+
+def test_a_line_names_its_range() -> None:
+    text = b"1000 20 py::train:/src/model.py\n0x2000 0x10 with 0x\n3000\t8\ttabs\nABCdef 1 cases"
+    assert mapped(text, 0xFFF, 0x1000, 0x101F, 0x1020, 0x200F, 0x3007, 0xABCDEF) == {
+        0x1000: "py::train:/src/model.py",
+        0x101F: "py::train:/src/model.py",
+        0x200F: "with 0x",
+        0x3007: "tabs",
+        0xABCDEF: "cases",
+    }
+
+
+def test_names_are_kept_as_they_are() -> None:
+    text = "10 1 a b  c \n20 1 a;b\"c'<b>&amp;\x00\x1b[31m\n30 1 ätsch ☃\n".encode()
+    assert mapped(text, 0x10, 0x20, 0x30) == {
+        0x10: "a b  c ",
+        0x20: "a;b\"c'<b>&amp;\x00\x1b[31m",
+        0x30: "ätsch ☃",
+    }
+
+
+def test_what_is_no_utf8_is_escaped() -> None:
+    assert mapped(b"10 1 caf\xe9\xff\n", 0x10) == {0x10: "caf\\xe9\\xff"}
+
+
+@pytest.mark.parametrize("piece", [16, 50, perf_map_module.PIECE])
+def test_later_lines_win(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    # given overlapping ranges, in pieces of any size
+    monkeypatch.setattr(perf_map_module, "PIECE", piece)
+    rng = np.random.default_rng(piece)
+    ranges = [(int(start), int(size), f"f{i}") for i, (start, size) in enumerate(rng.integers(1, 200, (300, 2)))]
+    text = "".join(f"{start:x} {size:x} {name}\n" for start, size, name in ranges).encode()
+    # when
+    found = mapped(text, *range(420))
+    # then
+    expected = {address: name for start, size, name in ranges for address in range(start, start + size)}
+    assert found == {address: name for address, name in expected.items() if address < 420}
+
+
+HOSTILE_LINES = [
+    b"",
+    b" ",
+    b"1000",
+    b"1000 ",
+    b"1000 20",
+    b"1000 20 ",  # no name
+    b"1000 0 nothing",
+    b"1000  20 two spaces",
+    b" 1000 20 indented",
+    b"-1000 20 negative",
+    b"0x 20 no digits",
+    b"1000 0x name",
+    b"10000000000001000 20 seventeen digits",
+    b"1000 10000000000000020 seventeen digits",
+    b"1000,20,name",
+    b"\x00\x00\x00",
+    b"1000\x00 20 name",
+    b"\xff\xfe1\x000\x000\x00",
+    b"name 20 1000",
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE_LINES)
+def test_lines_that_are_none_are_counted_and_left_out(line: bytes) -> None:
+    # given such a line between good ones
+    text = b"1000 20 good\n" + line + b"\n2000 20 other\n"
+    # when
+    names, skipped = read_perf_map(text, words(0x1000, 0x2000))
+    # then
+    assert names == {0: "good", 1: "other"}
+    assert skipped == (1 if line else 0)
+
+
+def test_ranges_at_the_end_of_the_address_space() -> None:
+    text = b"ffffffffffffff00 ffffffffffffffff wraps\nfffffffffffffff0 f last\n0 1 first\n"
+    found = mapped(text, 0, 0xFF, LAST - 255, LAST - 1, LAST)
+    assert found == {0: "first", LAST - 255: "wraps", LAST - 1: "last"}
+
+
+def test_a_long_name_is_cut() -> None:
+    assert mapped(b"10 1 " + "☃".encode() * 1_000_000 + b"\n20 1 b", 0x10, 0x20) == {
+        0x10: "☃" * LONGEST_NAME,
+        0x20: "b",
+    }
+
+
+def test_a_line_longer_than_a_piece_is_left_out() -> None:
+    # given
+    long = b"1000 20 " + b"x" * (2 * perf_map_module.PIECE)
+    # when
+    for text in (long, b"2000 20 before\n" + long + b"\n3000 20 behind\n"):
+        names, skipped = read_perf_map(text, words(0x1000, 0x2000, 0x3000))
+        # then
+        assert names == ({} if text is long else {1: "before", 2: "behind"})
+        assert skipped == 1
+
+
+def test_nothing_asked_and_nothing_there() -> None:
+    assert read_perf_map(b"10 1 a\n", words()) == ({}, 0)
+    assert read_perf_map(b"", words(1)) == ({}, 0)
+
+
+def test_a_million_lines_take_less_than_a_second() -> None:
+    # given
+    text = b"".join(b"%x 30 py::function_%d:/some/file.py\n" % (0x7F0000000000 + i * 64, i) for i in range(1_000_000))
+    addresses = np.arange(0, 1_000_000, 50, np.uint64) * np.uint64(64) + np.uint64(0x7F0000000011)
+    # when
+    begin = time.process_time()
+    names, skipped = read_perf_map(text, addresses)
+    took = time.process_time() - begin
+    # then
+    assert names == {i: f"py::function_{i * 50}:/some/file.py" for i in range(20_000)}
+    assert skipped == 0
+    assert took < 1
+
+
+# Jitdumps
+
+
+def test_a_load_is_there_from_its_time_until_its_place_is_used_again(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given a second function over the end of the first, later
+    dump = header() + load(100, 0x1000, b"\x90" * 64, "first") + load(200, 0x1030, b"\x90" * 64, "second") + close(300)
+    asked = [0x1000, 0x103F, 0x106F]
+    for at, expected in (
+        (99, {}),
+        (100, {0x1000: "first", 0x103F: "first"}),
+        (200, {0x1000: "first", 0x103F: "second", 0x106F: "second"}),
+    ):
+        # when
+        named, frames = name(generated, tmp_path, None, [dump], *((address, at) for address in asked))
+        # then
+        assert {address: frame.function for address, frame in frames.items()} == expected
+        assert named.problem == ""
+        assert named.source == ("jitdump" if expected else "")
+
+
+def test_debug_information_gives_files_and_lines(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given entries out of order, and one that repeats its predecessor's file
+    entries = [(0x1020, 12, b"/src/b.js"), (0x1030, 13, b"\xff"), (0x1004, 11, b"/src/a.js")]
+    dump = header() + debug_info(90, 0x1000, entries) + load(100, 0x1000, b"\x90" * 64, "f")
+    dump += load(100, 0x2000, b"\x90" * 64, "g") + unwinding_info(110)
+    # when
+    _, frames = name(generated, tmp_path, None, [dump], 0x1000, 0x1004, 0x1021, 0x103F, 0x2000)
+    # then
+    assert frames == {
+        0x1000: Frame("f"),
+        0x1004: Frame("f", "/src/a.js", 11),
+        0x1021: Frame("f", "/src/b.js", 12),
+        0x103F: Frame("f", "/src/b.js", 13),
+        0x2000: Frame("g"),
+    }
+
+
+def test_moved_code_keeps_its_name_and_lines(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given
+    dump = header() + debug_info(90, 0x1000, [(0x1008, 7, b"a.js")]) + load(100, 0x1000, b"\x90" * 64, "f", number=5)
+    dump += move(200, 0x1000, 0x9000, 64, number=5) + move(200, 0x1000, 0xA000, 64, number=6)
+    # when
+    _, before = name(generated, tmp_path, None, [dump], (0x9010, 199))
+    _, after = name(generated, tmp_path, None, [dump], (0x9010, 200), (0xA000, 300))
+    # then
+    assert before == {}
+    assert after == {0x9010: Frame("f", "a.js", 7)}
+
+
+def test_without_usable_times_the_last_load_counts(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given times that are a processor's own, far from CLOCK_MONOTONIC's
+    dump = header(flags=1) + load(1 << 60, 0x1000, b"\x90", "old") + load(1 << 59, 0x1000, b"\x90", "new")
+    # when
+    _, frames = name(generated, tmp_path, None, [dump], (0x1000, 5))
+    # then
+    assert frames == {0x1000: Frame("new")}
+
+
+def test_a_jitdump_goes_before_the_perf_map(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given
+    perf_map = b"1000 10 map\n2000 10 map\n3000 10 map\n"
+    first = header() + load(100, 0x1000, b"\x90" * 16, "dump")
+    second = header() + load(100, 0x1000, b"\x90" * 16, "other") + load(100, 0x2000, b"\x90" * 16, "other")
+    # when
+    named, frames = name(generated, tmp_path, perf_map, [first, second], 0x1000, 0x2000, 0x3000, 0x4000)
+    # then
+    assert {address: frame.function for address, frame in frames.items()} == {
+        0x1000: "dump",
+        0x2000: "other",
+        0x3000: "map",
+    }
+    assert named.source == "jitdump and perf map"
+    assert named.problem == ""
+    assert named.names.sizes.tolist() == [1, 1, 1]
+
+
+WHOLE = header() + load(100, 0x1000, b"\x90" * 64, "first") + load(100, 0x2000, b"\x90" * 64, "second")
+
+
+def test_a_jitdump_that_is_cut_anywhere(generated: GeneratedCode, tmp_path: Path) -> None:
+    second = len(header() + load(100, 0x1000, b"\x90" * 64, "first"))
+    for length in range(0, len(WHOLE), 3):
+        # when
+        named, frames = name(generated, tmp_path, None, [WHOLE[:length]], 0x1000, 0x2000)
+        # then the records that are whole are read
+        assert [frame.function for frame in frames.values()] == (["first"] if length >= second else [])
+        assert named.problem == ("its jitdump: it is too short for a jitdump" if length < HEADER.size else "")
+
+
+@pytest.mark.parametrize(
+    ("dump", "problem"),
+    [
+        (b"\x00" * 64, "it is no jitdump"),
+        (header()[3::-1] + header()[4:], "it was written by a machine of the other byte order"),
+        (header(version=2), "it is a jitdump of version 2, of which only 1 can be read"),
+        (header(size=8), "its header is damaged"),
+        (header(size=1 << 31), "its header is damaged"),
+    ],
+)
+def test_what_is_no_jitdump_is_refused(generated: GeneratedCode, tmp_path: Path, dump: bytes, problem: str) -> None:
+    named, frames = name(generated, tmp_path, b"1000 1 map\n", [dump], 0x1000)
+    assert named.problem == f"its jitdump: {problem}"
+    assert frames == {0x1000: Frame("map")}
+
+
+@pytest.mark.parametrize("size", [0, 1, 15])
+def test_a_record_without_a_size_ends_the_reading(generated: GeneratedCode, tmp_path: Path, size: int) -> None:
+    dump = WHOLE + b"\x00\x00\x00\x00" + size.to_bytes(4, "little") + bytes(100) + load(1, 0x3000, b"\x90", "behind")
+    named, frames = name(generated, tmp_path, None, [dump], 0x1000, 0x2000, 0x3000)
+    assert [frame.function for frame in frames.values()] == ["first", "second"]
+    assert named.problem == f"its jitdump: it is damaged at byte {len(WHOLE)}"
+
+
+def test_absurd_numbers_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given
+    dump = header()
+    dump += load(100, 0x1000, b"", "endless", code_size=LAST) + load(100, LAST, b"", "last", code_size=LAST)
+    dump += load(100, 0x500, b"", "empty") + load(100, 0x3000, b"\x90", "no end of its name", terminated=False)
+    dump += debug_info(90, 0x4000, [(LAST, 0xFFFFFFFF, b"x.js")], count=LAST) + load(100, 0x4000, b"\x90" * 8, "lines")
+    dump += debug_info(90, 0x5000, [(0, 0xFFFFFFFF, b"y.js")], count=LAST) + load(100, 0x5000, b"\x90" * 8, "more")
+    dump += load(LAST, 0x6000, b"\x90", "at the end of time") + b"\x02\x00\x00\x00\x10\x00\x00\x00" + bytes(8)
+    # when
+    named, frames = name(generated, tmp_path, None, [dump], 0x500, 0x1000, 0x4000, 0x5000, 0x6000, LAST - 1, LAST)
+    # then
+    assert frames == {
+        0x1000: Frame("endless"),
+        0x4000: Frame("lines"),
+        0x5000: Frame("more", "y.js", 0xFFFFFFFF),
+        0x6000: Frame("endless"),
+        LAST - 1: Frame("endless"),
+    }
+    assert named.problem == ""
+
+
+def test_no_more_lines_are_read_than_anybody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given two functions of three lines each, and room for four
+    monkeypatch.setattr(jitdump_module, "MOST_LINES", 4)
+    dump = header()
+    for address in (0x1000, 0x2000):
+        lines = [(address + 16 * i, 1 + i, b"a.js") for i in range(3)]
+        dump += debug_info(90, address, lines) + load(100, address, b"\x90" * 64, "f")
+    # when
+    addresses = words(0x1000, 0x1020, 0x2000, 0x2020)
+    read = jitdump_module.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
+    # then
+    assert [frame.line for _, frame in sorted(read.frames.items())] == [1, 3, 1, 1]
+    assert read.problem == "it has more than 4 lines, of which the first were read"
+
+
+def test_hostile_names_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given
+    dump = header() + debug_info(1, 0x10, [(0x10, 1, b"/\xff\xfe\n;.js")]) + load(1, 0x10, b"\x90", "a;b\nc<d>\"'")
+    dump += load(1, 0x20, b"\x90", b"\xc3(") + load(1, 0x30, b"\x90", "ü" * 1_000_000) + load(1, 0x40, b"\x90", "")
+    # when
+    named, frames = name(generated, tmp_path, None, [dump], 0x10, 0x20, 0x30, 0x40)
+    # then
+    assert frames == {
+        0x10: Frame("a;b\nc<d>\"'", "/\\xff\\xfe\n;.js", 1),
+        0x20: Frame("\\xc3("),
+        0x30: Frame("ü" * LONGEST_NAME),
+    }
+    assert named.problem == ""
+
+
+# Bounds
+
+
+def test_a_file_of_200_mb_costs_bounded_time_and_memory(tmp_path: Path) -> None:
+    # given lines that all cover everything, and then one without an end
+    addresses = np.arange(0x1000, 0x1000 + 20_000, dtype=np.uint64)
+    path = tmp_path / "perf.map"
+    with path.open("wb") as file:
+        for _ in range(40):
+            file.write(b"0 ffffffffffff f\n" * (120_000_000 // 40 // 17))
+        file.write(b"1000 10 ")
+        file.truncate(200_000_000)
+    with GeneratedCode() as generated, path.open("rb") as file:
+        # when
+        begin = time.monotonic()
+        named = generated.name(file.fileno(), [], addresses, addresses)
+        took = time.monotonic() - begin
+        memory = peak_memory(generated)
+    # then
+    assert len(named.names) == 20_000
+    assert named.problem == "its perf map: 1 of its lines is damaged"
+    assert took < 20
+    assert memory < 600 << 20
+
+
+def test_a_jitdump_of_small_records_costs_bounded_time_and_memory(tmp_path: Path) -> None:
+    # given loads that are each over all addresses
+    (tmp_path / "dump").write_bytes(header() + load(1, 0x1000, b"", "f", code_size=1 << 20) * 500_000)
+    addresses = np.arange(0x1000, 0x1000 + 20_000, dtype=np.uint64)
+    with GeneratedCode() as generated, (tmp_path / "dump").open("rb") as file:
+        # when
+        begin = time.monotonic()
+        named = generated.name(None, [file.fileno()], addresses, addresses)
+        took = time.monotonic() - begin
+        memory = peak_memory(generated)
+    # then
+    assert len(named.names) == 20_000
+    assert named.problem == ""
+    assert took < 10
+    assert memory < 400 << 20
+
+
+def test_no_more_records_are_read_than_anybody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jitdump_module, "MOST_RECORDS", 2)
+    for dump, more in ((WHOLE, b""), (WHOLE, load(100, 0x3000, b"\x90", "third")), (WHOLE, close(100))):
+        read = jitdump_module.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
+        assert [frame.function for _, frame in sorted(read.frames.items())] == ["first", "second"]
+        assert read.problem == ("it has more than 2 records, of which the first were read" if more else "")
+
+
+def peak_memory(generated: GeneratedCode) -> int:
+    """The most that the child has had at once, bytes."""
+    text = Path(f"/proc/{generated._sandbox.pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("VmHWM:"))
+
+
+def test_names_that_are_too_long_together_are_left_out(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given 1,000 names of the greatest length and of characters that take the most room
+    text = "".join(f"{0x1000 + i:x} 1 {i:04}{'😀' * LONGEST_NAME}\n" for i in range(1000)).encode()
+    # when
+    named, frames = name(generated, tmp_path, text, [], *range(0x1000, 0x1000 + 1000))
+    # then
+    assert 400 < len(frames) < 600
+    assert all(len(frame.function) == LONGEST_NAME for frame in frames.values())
+    assert "longer than 4194304 characters together" in named.problem
+
+
+def test_a_child_that_takes_too_long_costs_the_names(tmp_path: Path) -> None:
+    with GeneratedCode(Limits(seconds=0.0001, files=1)) as generated:
+        named, frames = name(generated, tmp_path, b"10 1 a\n", [], 0x10)
+    assert frames == {}
+    assert named.problem.startswith("its perf map: ")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {},
+        {"index": [0]},
+        *(
+            {"index": [0], "function": [0], "file": [0], "line": [0], "strings": ["a"], "problem": ""} | change
+            for change in (
+                {"index": [2]},
+                {"index": [-1]},
+                {"index": [0, 0], "function": [0, 0], "file": [0, 0], "line": [0, 0]},
+                {"function": [1]},
+                {"file": [True]},
+                {"line": []},
+                {"line": [1 << 32]},
+                {"strings": ["a" * (LONGEST_NAME + 1)]},
+                {"strings": ["\ud800"]},
+                {"strings": "a"},
+                {"problem": None},
+            )
+        ),
+    ],
+)
+def test_a_child_in_an_attackers_hands_names_nothing(
+    generated: GeneratedCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    monkeypatch.setattr(generated._sandbox, "call", lambda *_args, **_more: answer)
+    named, frames = name(generated, tmp_path, b"10 1 a\n", [], 0x10, 0x20)
+    assert frames == {}
+    assert named.problem == "its perf map: the reader process answered nonsense"

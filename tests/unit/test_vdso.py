@@ -1,0 +1,37 @@
+"""The vDSO as a file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from iaprof.symbols.vdso import open_vdso
+
+
+def test_it_is_the_elf_file_that_is_mapped() -> None:
+    # when
+    fd = open_vdso()
+    # then
+    assert fd is not None
+    assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    with os.fdopen(fd, "rb") as file:
+        table = ELFFile(file).get_section_by_name(".dynsym")
+        functions = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+        assert functions["clock_gettime"] > 0
+        # and what this process calls is in it: its clock reads the vDSO at the same offset
+        spans = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "[vdso]" in line]
+        start, end = (int(part, 16) for part in spans[0].split("-"))
+        assert os.fstat(fd).st_size == end - start
+        assert all(0 <= offset < end - start for offset in functions.values())
+    assert time.monotonic() > 0
+
+
+def test_a_process_without_one(monkeypatch) -> None:
+    monkeypatch.setattr(
+        Path, "read_text", lambda *_: "7f00-7f10 r--p 00000000 00:00 0 [vvar]\n7f-80 r 0 0 0 /tmp/x[vdso]\n"
+    )
+    assert open_vdso() is None
