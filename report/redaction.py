@@ -119,8 +119,9 @@ class Redaction:
             names = replace(names, addresses=self._ordinals(names.addresses))
         else:
             files = set(names.files.tolist()) - set(names.functions.tolist())
+            is_public = _PUBLIC.fullmatch(os.path.basename(module.path)) is not None
             strings = [
-                redacted_path(text) if number in files else redacted_function(text)
+                redacted_path(text) if number in files else text if is_public else redacted_function(text)
                 for number, text in enumerate(names.strings)
             ]
             names = replace(names, strings=strings)

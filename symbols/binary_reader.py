@@ -74,8 +74,9 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     if parameters["everything"]:
         starts, ends, which = _pieces(functions, addresses[known])
         at, inside = elf.offsets(starts)  # a function is in one segment
-        numbers = _numbers(answer, which[inside], functions.names_of)
-        answer.add(at[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers)
+        numbers = _numbers(answer, which, functions.names_of)
+        inside &= numbers > 0
+        answer.add(at[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers[inside])
         answer.sources.update(_sources(functions, which[inside]))
     return answer.written(files[-1], problems)
 
@@ -85,9 +86,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self._strings: dict[bytes, int] = {b"": 0}
-        self._columns: dict[str, list[NDArray[Any]]] = {
-            each: [] for each in ("address", "size", "frames", "function", "file", "line")
-        }
+        self._columns: list[list[NDArray[np.int64]]] = [[np.empty(0, "<i8")] for _ in range(6)]
         self.sources: set[str] = set()
 
     def numbers(self, texts: list[bytes]) -> NDArray[np.int64]:
@@ -105,17 +104,15 @@ class _Answer:
         lines: NDArray[np.uint32] | None = None,
     ) -> None:
         """Rows, of which each has so many frames; for those the numbers of strings."""
-        empty = np.zeros(len(functions), np.int64)
-        files, lines = empty if files is None else files, empty.astype(np.uint32) if lines is None else lines
-        for column, values in zip(
-            self._columns.values(), (addresses, sizes, frames, functions, files, lines), strict=True
-        ):
-            column.append(values)
+        unknown = np.zeros(len(functions), np.int64)
+        columns: list[NDArray[Any]] = [addresses, sizes, frames, functions]
+        columns += [unknown if files is None else files, unknown if lines is None else lines]
+        for column, values in zip(self._columns, columns, strict=True):
+            column.append(values.astype("<i8"))
 
     def written(self, file: int, problems: list[str]) -> dict[str, object]:
         """Writes all of it, sorted by nothing, into a file; gives what describes it."""
-        nothing = [np.empty(0, np.int64)]
-        columns = [np.concatenate(nothing + parts).astype("<i8") for parts in self._columns.values()]
+        columns = [np.concatenate(parts) for parts in self._columns]
         strings = b"\0".join(self._strings)
         try:
             for part in (*(column.tobytes() for column in columns), strings):

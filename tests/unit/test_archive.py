@@ -12,7 +12,7 @@ from iaprof.formats.capture import KINDS, CaptureReader
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.profile import build
-from iaprof.report.redaction import hashed, redacted_path
+from iaprof.report.redaction import Redaction, hashed, redacted_path
 from iaprof.symbols.in_turn import InTurn
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Frame, Named, Names
@@ -146,6 +146,15 @@ def test_a_redacted_capture_still_says_where_the_time_went(recorded: CaptureRead
     rows = names.names.find(asked)
     assert [names.names.frames(row) for row in rows] == [(Frame("do_syscall_64"),)] * 2
     assert public.header["redacted"] is True
+
+
+def test_functions_of_files_that_everybody_has_keep_their_names() -> None:
+    redaction = Redaction(np.empty(0, np.uint64), keep_kernels=False)
+    named = Named(Names.of([(1, 1, [Frame("zeInit", "/home/secret/loader.cpp")])]), "from /home/secret", "")
+    module, public = redaction.module(Module(ModuleKind.FILE, "/home/secret/libze_loader.so.1", b"1"), named)
+    assert module.path.endswith("/libze_loader.so.1")
+    assert public.names.frames(0)[0].function == "zeInit"
+    assert "secret" not in module.path + public.names.frames(0)[0].file + public.source
 
 
 def test_with_kernels_a_redacted_capture_keeps_their_binaries(recorded: CaptureReader, tmp_path: Path) -> None:

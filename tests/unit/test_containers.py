@@ -68,14 +68,15 @@ def test_cgroup_of_a_process(monkeypatch: pytest.MonkeyPatch, text: str, expecte
 def test_pids_and_odd_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a name that pretends to be a line of the file, and a cgroup that is no text
     texts = {
-        "status": b"Name:\tNSpid:\t9\nNgid:\t0\nNSpid:\t3000\t41\t7\n",
+        "status": b"Name:\tNSpid:\t9\nNgid:\t0\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nNSpid:\t3000\t41\t7\n",
         "cgroup": b"0::/\xff\xfe\x1b[2J\n",
     }
     monkeypatch.setattr(containers, "_read", lambda pid, name: texts[name])
     # when
     told = describe(3000)
     # then
-    assert told == {"pid": 3000, "ns_pid": 7, "cgroup": "/\\xff\\xfe\x1b[2J", "container": None}
+    expected = {"pid": 3000, "ns_pid": 7, "cgroup": "/\\xff\\xfe\x1b[2J", "container": None, "uid": 4, "gid": 8}
+    assert told == expected
     assert json.loads(json.dumps(told)) == told
 
 
@@ -87,4 +88,6 @@ def test_this_process_and_one_that_is_gone() -> None:
     assert told["ns_pid"] == (int(inside[-1]) if len(inside) > 1 else None)
     process = subprocess.Popen(["true"])
     process.wait()
-    assert describe(process.pid) == {"pid": process.pid, "ns_pid": None, "cgroup": None, "container": None}
+    assert (told["uid"], told["gid"]) == (os.geteuid(), os.getegid())
+    nothing = dict.fromkeys(("ns_pid", "cgroup", "container", "uid", "gid"))
+    assert describe(process.pid) == {"pid": process.pid, **nothing}

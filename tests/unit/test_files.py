@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_given_to_its_user_does_not_stay(tmp_path: Path, m
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "fchown", refuse)
-    monkeypatch.setattr(files, "_behind_sudo", lambda: (1000, 1000))
+    monkeypatch.setattr(files, "behind_sudo", lambda: (1000, 1000))
     # when, then
     with pytest.raises(PermissionError):
         create(tmp_path / "c")

@@ -1,5 +1,6 @@
 """The child process for hostile bytes: what it may do, and what becomes of it."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 
 from iaprof.report.gpu_sandbox import gpu_sandbox
 from iaprof.sandbox import parent as sandbox_module
-from iaprof.sandbox.parent import Limits, SandboxDied, SandboxError, SandboxRefused
+from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
 from unit import fakeiga
 from unit.zebins import debug_elf, read_zebin_code
 
@@ -212,3 +213,139 @@ def test_the_parent_stays_light():
 def test_a_module_through_the_channel(sandbox):
     answer = sandbox.call("module", {"platform": None, "only": None, "decode": True}, debug_elf("bmg", "attention"))
     assert [kernel["name"] for kernel in answer["kernels"]] == ["attention_scores"]
+
+
+# A reader in an attacker's hands, who can make it do whatever the system lets it do.
+ATTACKER = """
+import ctypes, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+kept = []
+
+def system_call(parameters, data, files):
+    names = [each.encode() if isinstance(each, str) else each for each in parameters["arguments"]]
+    arguments = [ctypes.c_char_p(each) if isinstance(each, bytes) else ctypes.c_long(each) for each in names]
+    ctypes.set_errno(0)
+    done = libc.syscall(ctypes.c_long(parameters["number"]), *arguments)
+    return ctypes.get_errno() if done < 0 else 0
+
+def other_architecture(parameters, data, files):
+    code = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(b"\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3")  # mov eax, 20 (getpid); int 0x80; ret
+    start = ctypes.addressof(ctypes.c_char.from_buffer(code))
+    return ctypes.CFUNCTYPE(ctypes.c_int)(start)()
+
+def read(parameters, data, files):
+    return [os.pread(file, 100, 0).decode() for file in files]
+
+def write(parameters, data, files):
+    os.pwrite(files[0], b"x" * parameters["count"], 0)
+
+def map(parameters, data, files):
+    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as mapped:
+        return len(mapped) + mapped[-1]
+
+def hoard(parameters, data, files):
+    kept.append(bytes(parameters["count"]))
+
+def operations(stage_seconds):
+    return {each.__name__: each for each in (system_call, other_architecture, read, write, map, hoard)}
+"""
+
+
+@pytest.fixture
+def attacker(tmp_path, monkeypatch):
+    (tmp_path / "attacker.py").write_text(ATTACKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    limits = Limits(memory_bytes=200 << 20, seconds=20.0, files=3, mapped_bytes=8 << 30, written_bytes=1000)
+    with Sandbox("attacker", limits) as made:
+        yield made
+
+
+def test_open_files_come_with_a_request_and_are_closed_after_it(attacker, tmp_path):
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "b").write_text("two")
+    with open(tmp_path / "a", "rb") as a, open(tmp_path / "b", "rb") as b:
+        for _ in range(10):
+            assert attacker.call("read", fds=[a.fileno(), b.fileno()]) == ["one", "two"]
+        assert attacker.call("read") == []
+        with pytest.raises(SandboxError, match="3 open files at most, not 4"):
+            attacker.call("read", fds=[a.fileno()] * 4)
+
+
+# x86-64 numbers; the last three would be harmless if they were about the child itself.
+FORBIDDEN = {
+    "open": (2, "/etc/hostname", 0),
+    "openat": (257, -100, "/etc/hostname", 0),
+    "openat2": (437, -100, "/etc/hostname", 0, 24),
+    "creat": (85, "/tmp/iaprof-attacker", 0o600),
+    "socket": (41, 1, 1, 0),
+    "socketpair": (53, 1, 1, 0, 0),
+    "connect": (42, 0, 0, 0),
+    "bind": (49, 0, 0, 0),
+    "execve": (59, "/bin/true", 0, 0),
+    "execveat": (322, -100, "/bin/true", 0, 0, 0),
+    "fork": (57,),
+    "vfork": (58,),
+    "clone": (56, 17, 0, 0, 0, 0),
+    "clone3": (435, 0, 0),
+    "ptrace": (101, 16, 1, 0, 0),
+    "process_vm_readv": (310, 1, 0, 0, 0, 0, 0),
+    "process_vm_writev": (311, 1, 0, 0, 0, 0, 0),
+    "io_uring_setup": (425, 1, 0),
+    "memfd_create": (319, "x", 0),
+    "unlink": (87, "/tmp/iaprof-attacker"),
+    "kill": (62, 1, 0),
+    "bpf": (321, 0, 0, 0),
+    "tgkill": (234, 1, 1, 0),
+    "prlimit64": (302, 1, 7, 0, 0),
+    "mmap, shared": (9, 0, 4096, 3, 0x21, -1, 0),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_system_calls_that_reading_does_not_need_are_refused(attacker, name):
+    number, *arguments = FORBIDDEN[name]
+    assert attacker.call("system_call", {"number": number, "arguments": arguments}) == errno.EPERM
+
+
+def test_the_filter_holds_for_a_child_without_files_too(tmp_path, monkeypatch):
+    (tmp_path / "attacker.py").write_text(ATTACKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Sandbox("attacker") as sandbox:
+        assert sandbox.call("system_call", {"number": 257, "arguments": [-100, "/", 0]}) == errno.EPERM
+        assert sandbox.call("system_call", {"number": 39, "arguments": []}) == 0, "getpid"
+        assert status(sandbox.pid)["Seccomp"] == "2"
+
+
+def test_another_architectures_system_calls_are_deadly(attacker):
+    with pytest.raises(SandboxDied, match="SIGSYS"):
+        attacker.call("other_architecture")
+
+
+def test_files_are_written_only_as_far_as_allowed_and_only_where_opened_for_it(attacker, tmp_path):
+    path = tmp_path / "file"
+    with open(path, "wb") as file:
+        attacker.call("write", {"count": 1000}, fds=[file.fileno()])
+        assert path.read_bytes() == b"x" * 1000
+        attacker.call("write", {"count": 2000}, fds=[file.fileno()])
+        assert path.stat().st_size == 1000
+    with open(path, "rb") as file, pytest.raises(SandboxRefused, match="Bad file descriptor"):
+        attacker.call("write", {"count": 1}, fds=[file.fileno()])
+
+
+def test_a_file_may_be_larger_than_the_memory(attacker, tmp_path):
+    with open(tmp_path / "large", "wb+") as file:
+        file.truncate(2 << 30)
+        assert attacker.call("map", fds=[file.fileno()]) == 2 << 30
+    attacker.call("hoard", {"count": 50 << 20})
+    with pytest.raises(SandboxRefused) as caught:
+        attacker.call("hoard", {"count": 200 << 20})
+    assert caught.value.kind == "MemoryError"
+
+
+def test_a_request_may_have_a_time_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
+    with gpu_sandbox() as sandbox:
+        sandbox.call("disasm", XE2, bytes(16))
+        with pytest.raises(SandboxDied, match=r"longer than 0\.5 s"):
+            sandbox.call("disasm", XE2, b"E" * 16, seconds=0.5)
