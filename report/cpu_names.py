@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.symbols.debuginfod import Debuginfod
-from iaprof.symbols.local_files import LocalFiles
-
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.errors import IaprofError
 from iaprof.symbols.binaries import Binaries
+from iaprof.symbols.debuginfod import Debuginfod
 from iaprof.symbols.generated import GeneratedCode
 from iaprof.symbols.in_turn import InTurn
 from iaprof.symbols.kallsyms import KernelSymbols
+from iaprof.symbols.local_files import LocalFiles
 from iaprof.symbols.names import Naming
 from iaprof.symbols.rows import CaptureNames
 from iaprof.symbols.this_boot import ThisBoot

@@ -6,15 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import iaprof
 from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
+from iaprof.record.finisher import Finisher
+from iaprof.record.recorded_symbols import Symbols
+from iaprof.record.spool import Spool
 from iaprof.report.archive import rows_of
-from integration.recording import IAPROF, Finished, copy_of_build, environment
+from integration.recording import IAPROF, Finished, copy_of_build, environment, start
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -205,3 +211,57 @@ def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: 
     assert max(symbols["size"].to_pylist()) > 1
     counts = sum(int(line.rsplit(" ", 1)[1]) for line in folded.splitlines())
     assert counts == CaptureReader(tmp_path / "c").header["totals"]["cpu_samples"]
+
+
+def test_each_part_of_a_rotated_recording_has_its_names(hardware: Hardware, tmp_path: Path) -> None:
+    # given a recording in parts
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 3000, "--rate", 1000)
+    record(hardware, tmp_path / "c.parquet", *NAMED, "--switch-output", "1s", "--", *words)
+    # then
+    parts = sorted(tmp_path.glob("c*.parquet"))
+    assert len(parts) >= 2
+    for part in parts:
+        reader = CaptureReader(part)
+        assert reader.header["symbols"]["named"] > 0
+        if reader.header["totals"]["stalls"]:
+            assert ";app::epoch(" in report(part).out
+
+
+def test_names_that_are_not_waited_for(hardware: Hardware, tmp_path: Path) -> None:
+    # given the spool of a recorder that was killed
+    recorder = start(hardware, tmp_path / "c", "--cpu-freq", "999")
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100)
+    subprocess.run(words, env=os.environ | hardware.env(), stdout=subprocess.DEVNULL, check=True)
+    time.sleep(0.6)
+    recorder.kill()
+    recorder.wait()
+    spool = tmp_path / "c.spool"
+    with spool.open("rb") as file:
+        finisher = Finisher(cast(Spool, SimpleNamespace(path=spool, fileno=file.fileno)), Symbols.NEEDED)
+        finisher.go(tmp_path / "c")
+        # when somebody does not want to wait for names
+        while finisher.naming is None:
+            assert not finisher.read()
+        finisher.skip_names()
+        header, _ = finisher.result()
+        finisher.close()
+    # then the capture is whole, with the names that there were by then
+    assert header["symbols"]["skipped"] > 0
+    assert report(tmp_path / "c").out
+    problems = CaptureReader(tmp_path / "c").table("module")["problem"].to_pylist()
+    assert sum("ended before" in problem for problem in problems) == header["symbols"]["skipped"]
+
+
+def test_recover_names_too(hardware: Hardware, tmp_path: Path) -> None:
+    # given
+    recorder = start(hardware, tmp_path / "c")
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100)
+    subprocess.run(words, env=os.environ | hardware.env(), stdout=subprocess.DEVNULL, check=True)
+    time.sleep(0.6)
+    recorder.kill()
+    recorder.wait()
+    # when
+    subprocess.run([*IAPROF, "recover", str(tmp_path / "c.spool")], check=True, capture_output=True)
+    # then
+    assert CaptureReader(tmp_path / "c").header["symbols"]["named"] > 0
+    assert len(CaptureReader(tmp_path / "c").table("symbol")) > 0

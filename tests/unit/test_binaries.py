@@ -1,0 +1,550 @@
+"""Names of addresses in ELF files: right ones, what each file is named from, and what a hostile one costs."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import resource
+import stat
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench import generated_cpp
+from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
+from fuzz import fuzz_binaries, make_seeds
+
+from iaprof.symbols import binaries as binaries_module, cache as cache_module
+from iaprof.symbols.binaries import Binaries, BinaryError
+from iaprof.symbols.cache import Cache, key_of, usual_folder
+from iaprof.symbols.names import LONGEST_NAME, Frame, Named
+from unit.elf_patching import bounds_of, header_of, objcopy, with_header, with_section
+
+SEEDS = {path.name: path.read_bytes() for path in make_seeds.SEEDS.iterdir()}
+GOOD = SEEDS["dwarf5.so"]
+
+
+@pytest.fixture
+def binaries(tmp_path: Path) -> Iterator[Binaries]:
+    (tmp_path / "cache").mkdir(0o700)
+    with Binaries(tmp_path / "cache") as made:
+        yield made
+
+
+def opened(content: bytes) -> int:
+    file = os.memfd_create("test")
+    os.write(file, content)
+    return file
+
+
+def code(content: bytes) -> np.ndarray:
+    """The offsets of all bytes of .text."""
+    offset, size = bounds_of(content, ".text")
+    return np.arange(offset, offset + size, dtype=np.uint64)
+
+
+def named(binaries: Binaries, content: bytes, *, debug: bytes | None = None, everything: bool = False) -> Named:
+    """All of the code of a file; where the file has no .text that can be found, that of the good one."""
+    file = opened(content)
+    apart = None if debug is None else opened(debug)
+    try:
+        return binaries.name(file, code(GOOD), apart, everything)
+    finally:
+        os.close(file)
+        if apart is not None:
+            os.close(apart)
+
+
+def functions(result: Named) -> set[str]:
+    names = result.names
+    return {names.frames(row)[0].function for row in range(len(names))}
+
+
+def facts(binaries: Binaries, content: bytes) -> binaries_module.Facts:
+    file = opened(content)
+    try:
+        return binaries.facts(file)
+    finally:
+        os.close(file)
+
+
+# --- right names
+
+
+def test_functions_inline_chains_and_lines_are_those_of_llvm_symbolizer(tmp_path: Path, binaries: Binaries) -> None:
+    """Given generated C++, every difference is one that is meant; bench_symbols.py does it with 190 MB."""
+    program = generated_cpp.build(tmp_path, units=1, types=1)
+    content = program.read_bytes()
+    offset, size = bounds_of(content, ".text")
+    (address,) = struct.unpack_from("<Q", content, header_of(content, ".text") + 16)
+    places = np.unique(np.random.default_rng(0).integers(0, size, 500)).astype(np.uint64)
+    with program.open("rb") as file:
+        names = binaries.name(file.fileno(), places + offset).names
+
+    ours = [names.frames(row) if row >= 0 else () for row in names.find(places + np.uint64(offset)).tolist()]
+    theirs = llvm_symbolizer(program, (places + address).tolist())
+
+    assert [each for each in zip(ours, theirs, strict=True) if difference(*each) not in MEANT] == []
+    assert differences(ours, theirs)[SAME] > 0.8 * len(places)
+    assert max(len(chain) for chain in ours) > 5
+
+
+@pytest.mark.parametrize("name", ["dwarf4.so", "dwarf5.so", "compressed.so"])
+def test_debug_information_names_inlined_functions_with_lines(name: str, binaries: Binaries) -> None:
+    content = SEEDS[name]
+    file = opened(content)
+    result = binaries.name(file, code(content))
+    os.close(file)
+    source = make_seeds.SOURCE.splitlines()
+    multiplied = source.index("            sum += cells[i] * other.cells[i];") + 1
+    called = next(number for number, line in enumerate(source, 1) if "row.dot(row)" in line)
+
+    chains = [result.names.frames(row) for row in range(len(result.names))]
+
+    wanted = ["_ZL5localRKN6shapes3RowIlLi8EEE", "_ZNK6shapes3RowIlLi8EE3dotERKS1_"]
+    inner = [chain for chain in chains if [frame.function for frame in chain] == wanted]
+    assert {chain[0].line for chain in inner} == {called}
+    assert multiplied in {chain[1].line for chain in inner}
+    assert all(os.path.basename(frame.file) == "shapes.cpp" and frame.file[0] == "/" for frame in inner[0])
+    assert (Frame("bare"),) in chains, "assembly, from the symbol table"
+    assert (result.source, result.problem) == ("debug information and symbol table", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "local"),
+    [("symbols.so", "symbol table", True), ("debugdata.so", "symbol table", True), ("stripped.so", "dynamic symbols", False)],
+)  # fmt: skip
+def test_without_debug_information_symbols_name_functions(
+    name: str, source: str, local: bool, binaries: Binaries
+) -> None:
+    result = named(binaries, SEEDS[name])
+    assert (result.source, result.problem) == (source, "")
+    assert "enter" in functions(result)
+    assert ("_ZL5localRKN6shapes3RowIlLi8EEE" in functions(result)) is local
+
+
+def test_a_separate_debug_file_names_the_stripped_one(binaries: Binaries) -> None:
+    whole, apart = named(binaries, GOOD), named(binaries, SEEDS["stripped.so"], debug=SEEDS["apart.debug"])
+    rows = range(len(whole.names))
+    assert [apart.names.frames(row) for row in rows] == [whole.names.frames(row) for row in rows]
+    assert apart.source == whole.source
+
+
+def test_a_debug_file_of_another_build_is_not_used(binaries: Binaries) -> None:
+    result = named(binaries, SEEDS["stripped.so"], debug=SEEDS["dwarf4.so"])
+    assert "another build" in result.problem
+    assert result.source == "dynamic symbols"
+
+
+def test_everything_covers_each_function_once_beside_the_exact_addresses(binaries: Binaries) -> None:
+    file = opened(GOOD)
+    places = code(GOOD)
+    few = binaries.name(file, places[::17], everything=True).names
+    every = binaries.name(file, places).names
+    os.close(file)
+    assert (few.addresses[1:] >= few.addresses[:-1] + few.sizes[:-1]).all(), "no two overlap"
+    for place in places:
+        (row,), (exact,) = few.find(np.array([place])).tolist(), every.find(np.array([place])).tolist()
+        assert (row >= 0) == (exact >= 0)
+        if row >= 0:
+            assert few.frames(row)[0].function == every.frames(exact)[0].function
+
+
+def test_an_address_outside_all_segments_has_no_name(binaries: Binaries) -> None:
+    file = opened(GOOD)
+    result = binaries.name(file, np.array([1 << 40, (1 << 64) - 1], np.uint64))
+    assert len(result.names) == 0
+    assert result.problem
+    assert len(binaries.name(file, np.empty(0, np.uint64)).names) == 0
+    os.close(file)
+
+
+def test_parts_of_debug_information_say_what_the_whole_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given several units, sharing them out among children changes nothing."""
+    program = generated_cpp.build(tmp_path, units=2, types=1, flags=("-std=c++17", "-O1", "-g1"))
+    content = program.read_bytes()
+    found = []
+    for part_bytes in (1 << 30, bounds_of(content, ".debug_info")[1] // 3):
+        monkeypatch.setattr(binaries_module, "_PART_BYTES", part_bytes)
+        with Binaries(tmp_path / str(part_bytes)) as binaries, program.open("rb") as file:
+            names = binaries.name(file.fileno(), code(content)[::50]).names
+        found.append([names.frames(row) for row in range(len(names))])
+        kept = list((tmp_path / str(part_bytes)).iterdir())
+        assert len(kept) == (1 if part_bytes == 1 << 30 else 4)
+    assert found[0] == found[1]
+    assert {frames[0].function[:9] for frames in found[0]} >= {"_ZN5unit0", "_ZN5unit1"}
+
+
+# --- facts
+
+
+def test_facts_of_good_files(binaries: Binaries) -> None:
+    notes = subprocess.run(
+        ["readelf", "-n", make_seeds.SEEDS / "dwarf5.so"], capture_output=True, text=True, check=True
+    )
+    build_id = facts(binaries, GOOD).build_id
+    assert build_id is not None
+    assert f"Build ID: {build_id.hex()}" in notes.stdout
+    link = facts(binaries, SEEDS["symbols.so"]).debuglink
+    assert link == ("apart.debug", zlib.crc32(SEEDS["apart.debug"]))
+    has = {name: facts(binaries, content) for name, content in SEEDS.items()}
+    assert {name for name, each in has.items() if each.has_debug_info} == {"dwarf4.so", "dwarf5.so", "compressed.so", "apart.debug"}  # fmt: skip
+    assert {name for name, each in has.items() if not each.has_symbols} == {"stripped.so"}
+    assert has["dwarf5.so"].frame_pointers is False, "-O2 leaves them out"
+
+
+def test_a_debug_link_is_a_mere_name(binaries: Binaries) -> None:
+    content = SEEDS["symbols.so"]
+    at, _ = bounds_of(content, ".gnu_debuglink")
+    for name in (b"../../x.deb", b"/etc/passwd", b"\0apart.debu", b"\xff\xffart.debug"):
+        assert facts(binaries, content[:at] + name + content[at + len(name) :]).debuglink is None
+
+
+def test_only_regular_files_are_read(binaries: Binaries) -> None:
+    reading, writing = os.pipe()
+    for file in (reading, os.open("/dev/zero", os.O_RDONLY), os.open("/", os.O_RDONLY)):
+        with pytest.raises(BinaryError, match="no regular file"):
+            binaries.facts(file)
+        os.close(file)
+    os.close(writing)
+
+
+# --- hostile files
+
+BROKEN = {
+    "empty": (b"", "no ELF file"),
+    "text": (b"#!/bin/sh\n" * 100, "no ELF file"),
+    "cut off in its header": (GOOD[:40], "cut off"),
+    "cut off in its segments": (GOOD[:100], "outside the file"),
+    "32-bit": (with_header(GOOD, ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0")), "no 64-bit"),
+    "big-endian": (with_header(GOOD, ident=b"\x7fELF\x02\x02\x01".ljust(16, b"\0")), "big-endian"),
+    "for another machine": (with_header(GOOD, machine=183), r"another processor \(ELF machine 183\)"),
+    "sections nowhere": (with_header(GOOD, shoff=1 << 62), "outside the file"),
+    "65,535 sections": (with_header(GOOD, shnum=65535), "outside the file"),
+    "more sections than there are bytes": (with_header(with_section(GOOD, "", size=1 << 60), shnum=0), "claims 1152921504606846976 sections"),
+    "65,535 segments": (with_header(GOOD, phnum=65535), "outside the file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_good_elf_file_is_told(name: str, binaries: Binaries) -> None:
+    content, problem = BROKEN[name]
+    with pytest.raises(BinaryError, match=problem):
+        facts(binaries, content)
+    result = named(binaries, content)
+    assert len(result.names) == 0
+    assert result.problem
+
+
+# Each keeps at least the names of the dynamic symbols.
+DAMAGED = {
+    "symbols linked to themselves": (with_section(GOOD, ".symtab", link=2), ""),
+    "symbols linked nowhere": (with_section(GOOD, ".symtab", link=4000), "symbol table is damaged"),
+    "symbols of an absurd size": (with_section(GOOD, ".symtab", size=1 << 50), "more than"),
+    "symbols outside the file": (with_section(GOOD, ".symtab", offset=1 << 40), "outside the file"),
+    "names of an absurd size": (with_section(GOOD, ".strtab", size=1 << 63), "more than"),
+    "debug information of an absurd size": (with_section(GOOD, ".debug_info", size=1 << 40), "unread"),
+    "debug information nowhere": (with_section(GOOD, ".debug_info", offset=1 << 62), "unread"),
+    "debug information that is none": (with_section(GOOD, ".debug_abbrev", offset=0), "unread"),
+    "a bomb of debug information": (with_section(GOOD, ".debug_info", flags=0x800), "unread"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_what_is_damaged_costs_no_more_than_itself(name: str, binaries: Binaries) -> None:
+    content, problem = DAMAGED[name]
+    result = named(binaries, content)
+    assert "enter" in functions(result)
+    assert problem in result.problem
+
+
+def test_an_xz_bomb_is_not_unpacked(tmp_path: Path, binaries: Binaries) -> None:
+    packer = lzma.LZMACompressor(preset=0)
+    (tmp_path / "bomb.xz").write_bytes(
+        b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(16)), packer.flush()])
+    )
+    content = objcopy(tmp_path, SEEDS["stripped.so"], f"--add-section=.gnu_debugdata={tmp_path / 'bomb.xz'}")
+
+    result = named(binaries, content)
+
+    assert "unpacks to more than 64 MiB" in result.problem
+    assert "enter" in functions(result)
+
+
+@pytest.mark.parametrize("claimed", [1 << 62, 1 << 32, 256 << 20])
+def test_a_compressed_section_that_claims_gigabytes_is_not_unpacked(claimed: int, binaries: Binaries) -> None:
+    content = bytearray(SEEDS["compressed.so"])
+    struct.pack_into("<Q", content, bounds_of(content, ".debug_str")[0] + 8, claimed)
+
+    result = named(binaries, bytes(content))
+
+    assert "claims to unpack" in result.problem
+    assert "enter" in functions(result)
+
+
+def test_a_deflate_bomb_stays_within_the_memory(tmp_path: Path, binaries: Binaries) -> None:
+    """Given 400 MB that take half a MB, they may be read; the children stay below 1 GB."""
+    packer = zlib.compressobj(1)
+    packed = b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(25)), packer.flush()])
+    (tmp_path / "bomb").write_bytes(struct.pack("<IIQQ", 1, 0, 25 << 24, 1) + packed)
+    content = objcopy(tmp_path, GOOD, f"--update-section=.debug_str={tmp_path / 'bomb'}")
+    begin = time.monotonic()
+
+    result = named(binaries, with_section(content, ".debug_str", flags=0x800))
+
+    assert "enter" in functions(result)
+    assert time.monotonic() - begin < 5
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20
+
+
+def test_endless_names_are_cut(tmp_path: Path, binaries: Binaries) -> None:
+    (tmp_path / "long.s").write_text(
+        f".globl {'x' * 3_000_000}\n.type {'x' * 3_000_000}, @function\n{'x' * 3_000_000}: ret\n"
+    )
+    subprocess.run(["gcc", "-shared", "-nostdlib", "long.s", "-o", "long.so"], cwd=tmp_path, check=True)
+    content = (tmp_path / "long.so").read_bytes()
+    file = opened(content)
+    result = binaries.name(file, code(content), everything=True)
+    os.close(file)
+    assert functions(result) == {"x" * LONGEST_NAME}
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_a_file_that_shrinks_while_it_is_read_costs_its_names_only(
+    size: int, tmp_path: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a file that is cut off after it was looked at, what maps it dies or finds it damaged; the next file is fine."""
+    path = tmp_path / "library"
+    path.write_bytes(GOOD)
+    make = binaries_module._make
+
+    def shrink(*arguments: object) -> str:
+        os.truncate(path, size)
+        return make(*arguments)
+
+    monkeypatch.setattr(binaries_module, "_make", shrink)
+    with path.open("rb") as file:
+        result = binaries.name(file.fileno(), code(GOOD))
+    assert result.problem
+    assert result.source != "debug information"
+    monkeypatch.undo()
+    assert named(binaries, GOOD).problem == ""
+
+
+def test_a_table_that_shrinks_under_its_reader_kills_the_reader_only(
+    binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a kept table that is cut off while the child has it mapped: SIGBUS, which is told, and the table is gone."""
+    assert named(binaries, GOOD).problem == ""
+    monkeypatch.setattr(Cache, "find", lambda *_: [opened(b"SYMC" + bytes(100))])
+    result = named(binaries, GOOD)
+    assert "damaged" in result.problem
+    assert result.source == "symbol table"
+
+
+def test_no_answer_takes_long(binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a library that never comes back, symbols are there in time."""
+    monkeypatch.setattr(binaries_module, "_SECONDS", 2.5)
+    monkeypatch.setattr(binaries_module, "_make", lambda source, files, part, end: _asleep(end))
+    begin = time.monotonic()
+    result = named(binaries, GOOD)
+    assert time.monotonic() - begin < 2.5
+    assert result.source == "symbol table"
+    assert "unread" in result.problem
+
+
+def _asleep(end: float) -> str:
+    time.sleep(max(end - time.monotonic(), 0))
+    return "it took too long"
+
+
+def test_five_seconds_of_damage() -> None:
+    """Given random damage, no promise is broken; fuzz_binaries.py does it for ten minutes."""
+    failures = Path(os.devnull)
+    counts = fuzz_binaries.fuzz(5, 1, failures)
+    assert counts["damaged"] and counts["named"]
+    assert not counts["failed"]
+
+
+# --- what is kept
+
+
+def test_what_was_read_is_kept_and_found_again(
+    binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "library"
+    path.write_bytes(GOOD)
+    with path.open("rb") as file:
+        first = binaries.name(file.fileno(), code(GOOD))
+        monkeypatch.setattr(binaries_module, "_make", None)
+        again = binaries.name(file.fileno(), code(GOOD))
+    assert [again.names.frames(row) for row in range(len(again.names))] == [
+        first.names.frames(row) for row in range(len(first.names))
+    ]
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_forged_build_id_does_not_get_at_anothers_names(binaries: Binaries, tmp_path: Path) -> None:
+    """Given two files of one build-id, each is named by its own contents."""
+    mine, forged = tmp_path / "mine", tmp_path / "forged"
+    mine.write_bytes(GOOD)
+    forged.write_bytes(GOOD.replace(b"shapes", b"forged"))
+    for path, word in ((forged, "forged"), (mine, "shapes"), (forged, "forged")):
+        with path.open("rb") as file:
+            result = binaries.name(file.fileno(), code(GOOD))
+        assert {name for name in functions(result) if "local" in name} == {f"_ZL5localRKN6{word}3RowIlLi8EEE"}
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_file_that_was_changed_in_place_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    path.write_bytes(GOOD)
+    before = path.stat()
+    time.sleep(0.02)
+    with path.open("r+b") as file:
+        file.write(GOOD)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert key_of(b"x", path.stat()) != key_of(b"x", before), "whoever may set mtime cannot set ctime"
+
+
+def test_damage_in_what_is_kept_is_noticed_and_mended(binaries: Binaries, tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    path.write_bytes(GOOD)
+    with path.open("rb") as file:
+        binaries.name(file.fileno(), code(GOOD))
+        (kept,) = (tmp_path / "cache").iterdir()
+        kept.write_bytes(kept.read_bytes()[:200])
+        assert "damaged" in binaries.name(file.fileno(), code(GOOD)).problem
+        assert binaries.name(file.fileno(), code(GOOD)).problem == ""
+
+
+def test_a_folder_that_others_write_to_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with Binaries(folder) as binaries:
+        assert named(binaries, GOOD).problem == ""
+    assert list(folder.iterdir()) == []
+    os.symlink(folder, tmp_path / "link")
+    folder.chmod(0o700)
+    with Binaries(tmp_path / "link") as binaries:
+        assert named(binaries, GOOD).problem == ""
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.root
+def test_root_makes_no_folders_in_the_homes_of_others(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    with Binaries(home / ".cache/iaprof/symbols") as binaries:
+        assert named(binaries, GOOD).problem == ""
+    assert list(home.iterdir()) == []
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    monkeypatch.setattr(cache_module, "MOST_BYTES", 4000)
+    for number in range(5):
+        file = opened(bytes(900))
+        cache.keep(f"key{number}", [file])
+        os.close(file)
+        os.utime(tmp_path / f"key{number}.0of1", (number, number))
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == [f"key{number}.0of1" for number in range(1, 5)]
+    large = opened(bytes(1001))
+    cache.keep("large", [large])
+    os.close(large)
+    assert cache.find("large", 1) is None, "one file must not push out all others"
+
+
+def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert usual_folder() == Path("/home/me/.cache/iaprof/symbols")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
+    assert usual_folder() == Path("/var/cache/me/iaprof/symbols")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "")
+    assert usual_folder() is None
+
+
+# --- a child in an attacker's hands
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        [],
+        {"rows": 1},
+        {"rows": 1 << 60, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [], "problems": []},
+        {"rows": 1, "frames": 1, "strings": 1, "string_bytes": 0, "sources": [], "problems": []},
+        {"rows": 0, "frames": 0, "strings": 2, "string_bytes": 0, "sources": [], "problems": []},
+        {"rows": 0, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [1], "problems": []},
+        {"rows": 0, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [], "problems": [["x"]]},
+        {"rows": True, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [], "problems": []},
+    ],
+)
+def test_nonsense_for_names_is_a_problem(answer: object, binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = binaries._sandbox.call
+    monkeypatch.setattr(
+        binaries._sandbox, "call", lambda what, *rest, **more: answer if what == "name" else ask(what, *rest, **more)
+    )
+    result = named(binaries, GOOD)
+    assert len(result.names) == 0
+    assert result.problem == "the reader process answered nonsense"
+
+
+@pytest.mark.parametrize("column", range(6))
+@pytest.mark.parametrize("value", [-1, 2, 1 << 62])
+def test_columns_out_of_bounds_are_nonsense(column: int, value: int) -> None:
+    """Given one row of one frame in two strings, any number that leads outside is refused."""
+    columns = [4096, 1, 1, 1, 0, 7]
+    good = {"rows": 1, "frames": 1, "strings": 2, "string_bytes": 2, "sources": [], "problems": []}
+    file = opened(struct.pack("<6q", *columns) + b"\0f")
+    names, _, _ = binaries_module._checked_names(good, file)
+    os.close(file)
+    assert names.frames(0) == (Frame("f", "", 7),)
+    if (column, value) in {(0, 2), (1, 2), (5, 2)}:
+        return
+    columns[column] = value
+    file = opened(struct.pack("<6q", *columns) + b"\0f")
+    with pytest.raises(binaries_module.AnswerError):
+        binaries_module._checked_names(good, file)
+    os.close(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"build_id": "xyz"},
+        {"build_id": 5},
+        {"debuglink": ["../x", 1]},
+        {"debuglink": ["x", 1 << 40]},
+        {"debuglink": ["", 1]},
+        {"debuglink": "x"},
+        {"has_symbols": 1},
+        {"debug_bytes": -1},
+        {"debug_bytes": 1.5},
+    ],
+)
+def test_nonsense_for_facts_is_refused(change: dict[str, object]) -> None:
+    good = {
+        "build_id": "00ff",
+        "debuglink": ["x.debug", 1],
+        "has_debug_info": True,
+        "has_symbols": False,
+        "frame_pointers": None,
+        "debug_bytes": 100,
+        "second_file": False,
+    }
+    assert binaries_module._checked_facts(good)[0].debuglink == ("x.debug", 1)
+    with pytest.raises(binaries_module.AnswerError):
+        binaries_module._checked_facts(good | change)
