@@ -50,6 +50,7 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
+    gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
     cpu_samples: Annotated[
         bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls; folded only.")
     ] = False,
@@ -109,7 +110,7 @@ def report(
     with GpuModules() as modules, naming(reader, places) as names:
         built = build(reader, modules, interval if writer.per_interval else 0.0, names, look)
         with _destination(output) as out:
-            writer.write(built.profile, Shape(gpu_lines=gpu_lines), out)
+            writer.write(built.profile, Shape(gpu_lines, gpu_dirs), out)
     if symbol_sources:
         for line in sources(built.facts.cpu_modules):
             say(line)

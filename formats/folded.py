@@ -6,6 +6,7 @@ functions `_[G]`, mnemonic, reason and offset `_[g]`.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
@@ -55,12 +56,25 @@ def _launch_frames(launch: Launch | None) -> str:
     return ";".join(clean(frame, ";") for frame in frames)
 
 
+def _file_frames(file: str, shape: Shape) -> list[str]:
+    """The source file as one frame, or as one for each folder and itself."""
+    parts = [part for part in file.split("/") if part not in ("", ".")] if shape.gpu_dirs else [file]
+    return [part for part in parts if part]
+
+
+def _place(kernel: Kernel, instruction: Instruction, index: int, line: int) -> str:
+    """Where in a function; with the file's name, unless it is the kernel's, which is a frame already."""
+    file = instruction.files[index] if index < len(instruction.files) else ""
+    return f" {os.path.basename(file)} line {line}" if file and file != kernel.file else f" line {line}"
+
+
 def _gpu_frames(kernel: Kernel | None, instruction: Instruction, shape: Shape) -> str:
-    frames = [f"{kernel.file}_[G]"] if kernel and kernel.file else []
+    frames = [f"{part}_[G]" for part in _file_frames(kernel.file, shape)] if kernel else []
     functions = instruction.functions if kernel else (UNKNOWN_KERNEL,)
     for index, function in enumerate(functions):
         line = instruction.lines[index] if kernel and index < len(instruction.lines) else 0
-        frames.append(f"{function} line {line}_[G]" if shape.gpu_lines and line else f"{function}_[G]")
+        place = _place(kernel, instruction, index, line) if kernel and shape.gpu_lines and line else ""
+        frames.append(f"{function}{place}_[G]")
     if kernel:
         frames.append(f"{instruction.mnemonic}_[g]")
     return ";".join(clean(frame, ";") for frame in frames)

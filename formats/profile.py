@@ -37,6 +37,7 @@ class Instruction:
     mnemonic: str
     functions: tuple[str, ...]  # the kernel first, inlined functions inside
     lines: tuple[int, ...]  # of each function; 0 when unknown
+    files: tuple[str, ...] = ()  # those that the lines are in; "" when unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Shape:
     """How the user wants frames to look."""
 
     gpu_lines: bool = False
+    gpu_dirs: bool = False  # each folder of a source path as a frame
 
 
 class Writer(Protocol):

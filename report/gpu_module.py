@@ -6,6 +6,7 @@ stage that fails leaves a placeholder where its result would be, and a sentence 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from bisect import bisect_right
 from collections.abc import Collection
@@ -85,6 +86,13 @@ class GpuKernel:
     @cached_property
     def _by_offset(self) -> dict[int, InstructionInfo]:
         return {instruction.offset: instruction for instruction in self.instructions}
+
+    @cached_property
+    def signature(self) -> str:
+        """A short hash of its code and source, the same wherever it was placed: addresses are not in it."""
+        code = [(offset, mnemonic) for offset, _, mnemonic, _, _ in self.decoded or ()]
+        source = (self.size, code, self.segment_offsets, self.segment_frames)
+        return hashlib.sha256(repr(source).encode("utf-8", "backslashreplace")).hexdigest()[:6]
 
     @cached_property
     def file(self) -> str:

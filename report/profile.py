@@ -5,7 +5,7 @@ Also counts: what went in is what came out, and where it went.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,8 @@ def build(
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
     measured = gauges(capture, start_ns, int(interval_s * 1e9), len(intervals)) if interval_s else {}
-    return Report(Profile(_rows(joined, placed, cpu, known, loaded), intervals, measured), facts)
+    names = _KernelNames(placed.placements)
+    return Report(Profile(_rows(joined, placed, names, cpu, known, loaded), intervals, measured), facts)
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:
@@ -182,7 +183,38 @@ def _compilations(capture: CaptureReader, modules: _Modules, facts: Facts) -> li
     return found
 
 
-def _rows(joined: Joined, placed: Placed, cpu: CpuFrames, known: list[Stream], modules: _Modules) -> Iterator[Row]:
+class _KernelNames:
+    """What kernels are called: where different ones have one name and file, a hash of the code tells them apart."""
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        called: dict[tuple[str, str], list[GpuKernel]] = {}
+        for kernel in {id(p.kernel): p.kernel for p in placements}.values():
+            if kernel is not None:
+                called.setdefault((kernel.demangled, kernel.file), []).append(kernel)
+        self._ambiguous = {
+            names
+            for names, kernels in called.items()
+            if len(kernels) > 1 and len({kernel.signature for kernel in kernels}) > 1
+        }
+
+    def name(self, placement: Placement) -> str:
+        """Of the kernel that lies there."""
+        kernel = placement.kernel
+        if kernel is None:
+            return placement.name or f"0x{placement.address:x}"
+        if (kernel.demangled, kernel.file) in self._ambiguous:
+            return f"{kernel.demangled} [code {kernel.signature}]"
+        return kernel.demangled or f"0x{placement.address:x}"
+
+
+def _rows(
+    joined: Joined,
+    placed: Placed,
+    names: _KernelNames,
+    cpu: CpuFrames,
+    known: list[Stream],
+    modules: _Modules,
+) -> Iterator[Row]:
     launches: dict[int, Launch | None] = {}
     kernels: dict[int, Kernel | None] = {}
     instructions: dict[tuple[int, int | None, int], Instruction] = {}
@@ -193,12 +225,12 @@ def _rows(joined: Joined, placed: Placed, cpu: CpuFrames, known: list[Stream], m
             launches[index] = _launch(site, cpu)
         placement = None if site.placement is None else placed.placements[site.placement]
         if index not in kernels:
-            kernels[index] = _kernel(placement)
+            kernels[index] = _kernel(placement, names)
         offset = ip if placement is None else (ip - placement.address) & known[stream].layout.address_mask
         key = (stream, site.placement, offset)
         if key not in instructions:
             kernel = modules.on(stream, placement.kernel) if placement and placement.kernel else None
-            instructions[key] = _instruction(placement, kernel, offset)
+            instructions[key] = _instruction(placement, kernel, offset, names)
         yield Row(interval, launches[index], kernels[index], instructions[key], tuple(counts))
 
 
@@ -209,19 +241,23 @@ def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
     return Launch(site.comm, site.pid, frames or (site.note or "[stack lost]",))
 
 
-def _kernel(placement: Placement | None) -> Kernel | None:
+def _kernel(placement: Placement | None, names: _KernelNames) -> Kernel | None:
     if placement is None:
         return None
-    name = placement.kernel.demangled if placement.kernel else placement.name
-    file = placement.kernel.file if placement.kernel else ""
-    return Kernel(placement.address, name or f"0x{placement.address:x}", file)
+    return Kernel(placement.address, names.name(placement), placement.kernel.file if placement.kernel else "")
 
 
-def _instruction(placement: Placement | None, kernel: GpuKernel | None, offset: int) -> Instruction:
+def _instruction(
+    placement: Placement | None, kernel: GpuKernel | None, offset: int, names: _KernelNames
+) -> Instruction:
     if placement is None or kernel is None:
-        name = (placement.name or f"0x{placement.address:x}") if placement else ""
-        return Instruction(offset, "[no binary]", (name,), (0,))
+        return Instruction(offset, "[no binary]", (names.name(placement) if placement else "",), (0,))
     info = kernel.at(offset)
+    inside = info.frames[1:]  # of the kernel itself, which is called what it is called everywhere
     return Instruction(
-        offset, info.mnemonic, tuple(f.function for f in info.frames), tuple(f.line for f in info.frames)
+        offset,
+        info.mnemonic,
+        (names.name(placement), *(frame.function for frame in inside)),
+        tuple(frame.line for frame in info.frames),
+        tuple(frame.file for frame in info.frames),
     )

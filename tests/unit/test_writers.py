@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from iaprof.formats.folded import Folded
 from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row, Shape, clean
@@ -35,6 +37,32 @@ def test_folded() -> None:
 def test_folded_with_lines() -> None:
     text = written(Folded(), ROWS[:1], Shape(gpu_lines=True))
     assert "src/matmul.cl_[G];matmul line 4_[G];dot(float) line 9_[G];send_[g]" in text
+
+
+def test_a_line_in_another_file_says_in_which() -> None:
+    files = ("src/matmul.cl", "include/vec.h", "")
+    instruction = Instruction(0x10, "send", ("matmul", "dot(float)", "mad"), (4, 9, 2), files)
+    row = Row(0, LAUNCH, KERNEL, instruction, (1,) + (0,) * 9)
+    text = written(Folded(), [row], Shape(gpu_lines=True))
+    assert ";matmul line 4_[G];dot(float) vec.h line 9_[G];mad line 2_[G];send_[g]" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "frames"),
+    [
+        ("/build/src/matmul.cl", "build_[G];src_[G];matmul.cl_[G];"),
+        ("src/../matmul.cl", "src_[G];.._[G];matmul.cl_[G];"),
+        ("./matmul.cl", "matmul.cl_[G];"),
+        ("matmul.cl", "matmul.cl_[G];"),
+        ("", ""),
+        ("///", ""),
+        ("a;b/c\nd", "a:b_[G];c\\x0ad_[G];"),
+    ],
+)
+def test_folders_as_frames(file: str, frames: str) -> None:
+    row = Row(0, LAUNCH, Kernel(0x8000, "matmul", file), Instruction(0, "mov", ("matmul",), (1,)), (1,) + (0,) * 9)
+    text = written(Folded(), [row], Shape(gpu_dirs=True))
+    assert text.split(";-;")[1] == f"{frames}matmul_[G];mov_[g];active_[g];0x0_[g] 1\n"
 
 
 def test_iaprof_text() -> None:
