@@ -1,6 +1,6 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak clean distclean
+.PHONY: help setup demo test lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -32,6 +32,9 @@ bench: setup ## measure: every tests/bench/bench_*.py
 
 soak: setup ## what takes too long for CI: every tests/bench/soak_*.py
 	@for file in tests/bench/soak_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
+
+fuzz: setup ## ten minutes of damaged ELF files: tests/fuzz/fuzz_*.py
+	@for file in tests/fuzz/fuzz_*.py; do echo "== $$file"; $(IN)/python -B "$$file" || exit; done
 
 clean: ## remove what was built or recorded here
 	rm -rf demo build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

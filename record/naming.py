@@ -173,7 +173,7 @@ class RecordedNaming:
             found = self._opener.open(str(path), self._receiver)
             return found if isinstance(found, int) else None
 
-        for candidate in debug_files(module.path, facts, _SYSTEM, open_):
+        for candidate in debug_files(module.path, facts, _SYSTEM, open_, self._binaries):
             with _closing(candidate.file):
                 yield candidate.file
             return

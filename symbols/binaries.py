@@ -28,6 +28,7 @@ from iaprof.sandbox.answers import AnswerError, integer, list_of, sentence, stri
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.cache import Cache, key_of, usual_folder
 from iaprof.symbols.names import LONGEST_NAME, Named, Names
+from iaprof.symbols.sources import SOURCES
 
 # Memory is bounded below 1 GB; what is mapped of files comes on top, and is the page cache's.
 _MEMORY, _MAPPED, _TABLE, _ANSWER = 896 << 20, 16 << 30, 512 << 20, 256 << 20
@@ -38,11 +39,11 @@ _MAKING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=2, mapped_bytes=_MAPP
 # for every file, and more in proportion to its size: healthy files are read at 70 MB/s and more.
 _FACTS_SECONDS = 1.0
 _SECONDS = 4.5  # for naming, all stages together
-_NAMING_SECONDS = 1.5  # of those, kept back for the last stage
+_NAMING_SECONDS = 1.5  # of those, kept back for looking up,
+_SYMBOLS_SECONDS = 0.5  # and of these, for looking up once more without debug information
 _BYTES_PER_SECOND = 20e6
 
 _PART_BYTES, _MOST_PARTS = 48 << 20, 4  # of debug information for one child: a second of work, 300 MB of memory
-_NO_CODE = "nothing of it is known at these addresses"
 
 
 class BinaryError(IaprofError):
@@ -58,6 +59,7 @@ class Facts:
     has_debug_info: bool
     has_symbols: bool  # .symtab or .gnu_debugdata
     frame_pointers: bool | None  # whether the code keeps them; None where that cannot be told
+    has_code: bool  # False for separate debug files
 
 
 @dataclass(frozen=True)
@@ -133,19 +135,20 @@ class Binaries:
         source = apart if apart and apart.facts.has_debug_info else main
         tables = self._tables(source, end - _NAMING_SECONDS, problems)
         try:
-            answer = self._ask_names(main, offsets, apart, tables, everything, end)
+            if not tables:
+                return self._ask_names(main, offsets, apart, [], everything, end, problems)
+            try:
+                return self._ask_names(main, offsets, apart, tables, everything, end - _SYMBOLS_SECONDS, problems)
+            except (SandboxError, AnswerError) as error:
+                self._cache.forget(_key(source), source.parts)  # that may be why
+                problems.append(sentence(f"its debug information was left unread: {error}"))
+                return self._ask_names(main, offsets, apart, [], everything, end, problems)
         except (SandboxError, AnswerError) as error:
-            self._cache.forget(_key(source), source.parts)  # that may be why
             problems.append(sentence(str(error)))
             return Named(problem=_joined(problems), frame_pointers=main.facts.frame_pointers)
         finally:
             for table in tables:
                 os.close(table)
-        names, sources, more = answer
-        problems += more
-        if not len(names) and not problems and len(offsets):
-            problems.append(_NO_CODE)
-        return Named(names, " and ".join(sources), _joined(problems), main.facts.frame_pointers)
 
     def _source(self, file: int) -> _Source:
         """Raises BinaryError."""
@@ -171,8 +174,10 @@ class Binaries:
             return kept
         files = [self._cache.new_file() for _ in range(source.parts)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            failures = list(pool.map(lambda part: _make(source, files, part, end), range(len(files))))
-        told = [failure for failure in failures if failure]
+            made = list(pool.map(lambda part: _make(source, files, part, end), range(len(files))))
+        told = [each for each in made if isinstance(each, str)]
+        if not told and not sum(each for each in made if isinstance(each, int)):
+            told = ["it names no code"] * len(files)
         if told:
             problems.append(f"its debug information was left unread: {sentence(told[0])}")
         if len(told) == len(files):
@@ -191,8 +196,9 @@ class Binaries:
         tables: Sequence[int],
         everything: bool,
         end: float,
-    ) -> tuple[Names, list[str], list[str]]:
-        """Names, what they are from, and problems. Raises SandboxError or AnswerError."""
+        problems: list[str],
+    ) -> Named:
+        """Raises SandboxError or AnswerError."""
         columns = os.memfd_create("iaprof names", os.MFD_CLOEXEC)
         try:
             answer = self._sandbox.call(
@@ -200,11 +206,16 @@ class Binaries:
                 {"debug": apart is not None, "everything": everything},
                 offsets.astype("<u8").tobytes(),
                 fds=[main.file, *([apart.file] if apart else []), *tables, columns],
-                seconds=max(end - time.monotonic(), 0.1),
+                seconds=max(end - time.monotonic(), _SYMBOLS_SECONDS),
             )
-            return _checked_names(answer, columns)
+            names, sources, more = _checked_names(answer, columns)
         finally:
             os.close(columns)
+        told = [*problems, *more]
+        if not len(names) and not told and len(offsets):
+            stripped = not main.facts.has_symbols and not main.facts.has_debug_info
+            told.append(("it is stripped: " if stripped else "") + "nothing of it is known at these addresses")
+        return Named(names, " and ".join(sources), _joined(told), main.facts.frame_pointers)
 
 
 def _key(source: _Source) -> str:
@@ -215,21 +226,21 @@ def _joined(problems: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(problems))
 
 
-def _make(source: _Source, files: Sequence[int], part: int, end: float) -> str:
-    """Has a child of its own fill the file of one part; the reason where it did not, else an empty string."""
+def _make(source: _Source, files: Sequence[int], part: int, end: float) -> int | str:
+    """Has a child of its own fill the file of one part: how many ranges of code are in it, or why there are none."""
     with Sandbox("iaprof.symbols.dwarf", _MAKING) as sandbox:
         try:
-            sandbox.call(
+            answer = sandbox.call(
                 "make",
                 {"part": part, "parts": len(files)},
                 fds=[source.file, files[part]],
                 seconds=max(end - time.monotonic(), 0.1),
             )
-        except SandboxError as error:
+            return integer(answer)
+        except (SandboxError, AnswerError) as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(files[part], 0)
             return str(error)
-    return ""
 
 
 def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
@@ -239,6 +250,7 @@ def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
             "debuglink": None | [str(), int()] as debuglink,
             "has_debug_info": bool(has_debug_info),
             "has_symbols": bool(has_symbols),
+            "has_code": bool(has_code),
             "frame_pointers": None | bool() as frame_pointers,
             "debug_bytes": debug_bytes,
             "second_file": bool(second_file),
@@ -252,7 +264,7 @@ def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
                 identity = None if build_id is None else bytes.fromhex(build_id)
             except ValueError:
                 raise AnswerError from None
-            facts = Facts(identity, link, has_debug_info, has_symbols, frame_pointers)
+            facts = Facts(identity, link, has_debug_info, has_symbols, frame_pointers, has_code)
             return facts, integer(debug_bytes), second_file
     raise AnswerError
 
@@ -294,7 +306,9 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
         texts,
     )
     told = [sentence(each) for each in strings_of(list_of(problems)[:8])]
-    return names, [sentence(each) for each in strings_of(list_of(sources)[:4])], told
+    if not all(each in SOURCES for each in list_of(sources)):
+        raise AnswerError
+    return names, list_of(sources)[: len(SOURCES)], told
 
 
 def _content(file: int, size: int) -> bytes:

@@ -19,11 +19,11 @@ from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.elf import Elf, ElfError, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.frame_pointers import read_openings
 from iaprof.symbols.names import LONGEST_NAME
+from iaprof.symbols.sources import DEBUG_INFORMATION, DYNAMIC_SYMBOLS, SOURCES, SYMBOL_TABLE
 from iaprof.symbols.symcache import SymCache, SymCacheError
 
 _AT_ONCE = 1 << 14  # addresses; each may have hundreds of frames
 _DYNAMIC = 3  # the index of .dynsym among the tables
-DEBUG_INFORMATION, SYMBOL_TABLE, DYNAMIC_SYMBOLS = "debug information", "symbol table", "dynamic symbols"
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
@@ -42,8 +42,9 @@ def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> ob
         "debuglink": elf.debuglink,
         "has_debug_info": elf.has_debug_info,
         "has_symbols": elf.has_symbols,
+        "has_code": elf.has_code,
         "frame_pointers": openings.kept if openings and openings.functions else None,
-        "debug_bytes": int(elf.sections[index]["size"]) if index is not None else 0,
+        "debug_bytes": min(int(elf.sections[index]["size"]), os.fstat(files[0]).st_size) if index is not None else 0,
         "second_file": elf.section(".gnu_debugaltlink") is not None,
     }
 
@@ -66,7 +67,7 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     offsets = np.frombuffer(bytes(data), np.uint64)
     addresses, known = elf.addresses(offsets)
     answer = _Answer()
-    caches = _caches(rest, problems)
+    caches = _caches(rest)
     base = (debug or elf).first_address
     for first in range(0, len(offsets), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
@@ -126,7 +127,7 @@ class _Answer:
             "frames": len(columns[-1]),
             "strings": len(self._strings),
             "string_bytes": len(strings),
-            "sources": sorted(self.sources),
+            "sources": [each for each in SOURCES if each in self.sources],
             "problems": problems,
         }
 
@@ -228,7 +229,7 @@ def _functions(elf: Elf, debug: Elf | None, problems: list[str]) -> Functions:
     return functions_of(tables)
 
 
-def _caches(files: list[int], problems: list[str]) -> list[SymCache]:
+def _caches(files: list[int]) -> list[SymCache]:
     """SymCaches in memory; an empty file is one without anything."""
     found = []
     for file in files:
@@ -237,5 +238,5 @@ def _caches(files: list[int], problems: list[str]) -> list[SymCache]:
             try:
                 found.append(SymCache(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ)))
             except SymCacheError as error:
-                problems.append(f"what was read of its debug information is damaged: {error}")
+                raise Refusal("SymCacheError", f"what was kept of it is damaged: {error}") from None
     return found

@@ -21,23 +21,24 @@ from symbolic.utils import rustcall as _untyped_rustcall
 
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.elf import PT_DYNAMIC, SHF_COMPRESSED, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, read_elf
+from iaprof.symbols.symcache import HEADER_BYTES, SymCacheError, range_count
 
 _MOST_UNPACKED_BYTES = 1 << 29  # of compressed debug information
 _MOST_RATIO = 1 << 11  # of packed to unpacked bytes; DEFLATE's own bound is 1,032
 _MOST_ABBREVIATION_BYTES = 1 << 24
 _MOST_UNITS = 1 << 20
-_DW_FORM_REF_ADDR = b"\x10"
-_rustcall: Callable[..., Any] = _untyped_rustcall  # calls a function of the library, and raises its errors
 _SHT_NULL = _PT_NULL = 0
-_LIBC = ctypes.CDLL(None)
 
 # Declarations in .debug_abbrev: code, tag, children, then attribute and form pairs up to two zeros (DWARF 5, 7.5.3).
-# The pairs that lead from one unit to another's functions: DW_AT_abstract_origin and DW_AT_specification.
+# None of the pairs leads to functions of other units: DW_AT_abstract_origin or DW_AT_specification, DW_FORM_ref_addr.
 _NUMBER = rb"[\x80-\xff]*+[\x00-\x7f]"
-_DECLARATIONS = re.compile(
-    rb"(?>\x00|%(n)s%(n)s[\x00\x01](?>(?P<across>[\x31\x47]%(ref)s)|(?!\x00\x00)%(n)s(?>\x21%(n)s|(?!\x21)%(n)s))*+\x00\x00)"
-    % {b"n": _NUMBER, b"ref": _DW_FORM_REF_ADDR}
+_OWN_DECLARATION = re.compile(
+    rb"\x00|%(n)s%(n)s[\x00\x01](?>(?!\x00\x00|[\x31\x47]\x10)%(n)s(?>\x21%(n)s|(?!\x21)%(n)s))*+\x00\x00"
+    % {b"n": _NUMBER}
 )
+
+_LIBC = ctypes.CDLL(None)
+_rustcall: Callable[..., Any] = _untyped_rustcall  # calls a function of the library, and raises its errors
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
@@ -48,30 +49,30 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
 def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
     """Writes the SymCache of a part of a file's debug information into another file; nothing where it has no part.
 
+    The answer is how many ranges of code it names.
     parameters: "part" from 0 up to, not including, "parts". files: of the debug information, and to write into.
     """
     source, target = files
     try:
         elf = read_elf(source)
-        _check_sizes(elf)
+        _check_sizes(elf, os.fstat(source).st_size)
         bounds = _bounds(elf, source, parameters["part"], parameters["parts"])
     except ElfError as error:
         raise Refusal("ElfError", str(error)) from None
     if bounds is not None and bounds[0] == bounds[1]:
-        return None
+        return 0
     with mmap.mmap(source, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
         start = ffi.from_buffer("uint8_t[]", content)
         _edit_headers(elf, start, bounds)
         try:
-            _write_symcache(start, len(content), target)
-        except exceptions.SymbolicError as error:
+            return _write_symcache(start, len(content), target)
+        except (exceptions.SymbolicError, SymCacheError) as error:
             raise Refusal("DwarfError", str(error)) from None
         finally:
             ffi.release(start)
-    return None
 
 
-def _write_symcache(start: Any, length: int, target: int) -> None:
+def _write_symcache(start: Any, length: int, target: int) -> int:
     archive = _rustcall(lib.symbolic_archive_from_bytes, start, length)
     binary = _rustcall(lib.symbolic_archive_get_object, archive, 0)
     if binary == ffi.NULL:
@@ -86,10 +87,14 @@ def _write_symcache(start: Any, length: int, target: int) -> None:
             done += os.pwrite(target, content[done : done + (1 << 24)], done)
     except OSError as error:
         raise Refusal("WriteError", f"what was read of it cannot be kept ({error.strerror})") from None
+    return range_count(content[:HEADER_BYTES])
 
 
-def _check_sizes(elf: Elf) -> None:
-    """Compressed sections must not claim more than is unpacked."""
+def _check_sizes(elf: Elf, size: int) -> None:
+    """The debug information must be in the file, and compressed sections must not claim more than is unpacked."""
+    index = elf.section(".debug_info")
+    if index is not None and int(elf.sections[index]["offset"]) + int(elf.sections[index]["size"]) > size:
+        raise ElfError("it lies outside the file")
     unpacked = 0
     for name, index in elf.named():
         section = elf.sections[index]
@@ -132,9 +137,7 @@ def _across(elf: Elf) -> bool:
         return True
     table = elf.data(index, _MOST_ABBREVIATION_BYTES)
     at = 0
-    for declaration in _DECLARATIONS.finditer(table):
-        if declaration.start() != at or declaration["across"] is not None:
-            return True
+    while (declaration := _OWN_DECLARATION.match(table, at)) is not None:
         at = declaration.end()
     return at != len(table)
 

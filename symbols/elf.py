@@ -23,6 +23,7 @@ _IDENT, _X86_64 = b"\x7fELF\x02\x01", 62
 _PT_LOAD, PT_DYNAMIC, _PT_NOTE = 1, 2, 4
 SHT_SYMTAB, _SHT_NOBITS, SHT_DYNSYM = 2, 8, 11
 SHF_COMPRESSED = 0x800
+_SHF_EXECINSTR = 4
 _NT_GNU_BUILD_ID = 3
 _GLOBAL, _FUNCTION, _IFUNC = 1, 2, 10
 _FIRST_RESERVED_SECTION, _EXTENDED_INDEX = 0xFF00, 0xFFFF
@@ -225,6 +226,12 @@ class Elf:
     def has_symbols(self) -> bool:
         """Whether there are names of local functions in it."""
         return bool((self.sections["type"] == SHT_SYMTAB).any()) or self.section(".gnu_debugdata") is not None
+
+    @cached_property
+    def has_code(self) -> bool:
+        """Whether its code is in it: separate debug files have the sections, without their bytes."""
+        executable = self.sections["flags"] & _SHF_EXECINSTR > 0
+        return bool((executable & (self.sections["type"] != _SHT_NOBITS)).any()) or not len(self.sections)
 
     @property
     def first_address(self) -> int:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.symbols.modules import Module
 
+MOST_INLINED = 256  # functions of one address that are shown
 LONGEST_NAME = 1 << 13  # characters of a function's or file's name; the rest is cut off
 
 
@@ -108,7 +109,7 @@ class Names:
         """The frames of a range, the outermost first."""
         return tuple(
             Frame(self.strings[self.functions[i]], self.strings[self.files[i]], int(self.lines[i]))
-            for i in range(int(self.starts[row]), int(self.starts[row + 1]))
+            for i in range(int(self.starts[row]), min(int(self.starts[row + 1]), int(self.starts[row]) + MOST_INLINED))
         )
 
 

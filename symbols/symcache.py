@@ -26,6 +26,7 @@ _FILE = np.dtype(
 )
 _FUNCTION = np.dtype([("name", "<u4"), ("folder", "<u4"), ("entry", "<u4"), ("language", "<u4")])
 _LOCATION = np.dtype([("file", "<u4"), ("line", "<u4"), ("function", "<u4"), ("caller", "<u4")])
+HEADER_BYTES = _HEADER.itemsize
 _NONE = 0xFFFF_FFFF
 _DEEPEST = 256  # inlined functions in one another
 
@@ -54,11 +55,7 @@ class SymCache:
             SymCacheError: it is none.
         """
         view = memoryview(data)
-        if len(view) < _HEADER.itemsize:
-            raise SymCacheError("it is too short")
-        header = np.frombuffer(view, _HEADER, 1)[0]
-        if header["magic"] != _MAGIC or header["version"] != VERSION:
-            raise SymCacheError("it is of another version")
+        header = _header(view)
         at = _HEADER.itemsize
         tables: list[NDArray[Any]] = []
         for entry, count in (
@@ -133,3 +130,17 @@ class SymCache:
                 return self._strings[at + 1 : at + 1 + min(length, longest)]
             shift += 7
         return b""
+
+
+def range_count(head: bytes) -> int:
+    """How many ranges of addresses are in a SymCache that begins so. Raises SymCacheError."""
+    return int(_header(head)["ranges"])
+
+
+def _header(data: bytes | memoryview) -> np.void:
+    if len(data) < HEADER_BYTES:
+        raise SymCacheError("it is too short")
+    header: np.void = np.frombuffer(data, _HEADER, 1)[0]
+    if header["magic"] != _MAGIC or header["version"] != VERSION:
+        raise SymCacheError("it is of another version")
+    return header

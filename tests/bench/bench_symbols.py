@@ -68,6 +68,7 @@ def places(program: Path, count: int) -> tuple[NDArray[np.uint64], NDArray[np.ui
     """Distinct places in .text: offsets in the file, and their addresses."""
     with program.open("rb") as file:
         text = ELFFile(file).get_section_by_name(".text")
+    assert text is not None
     within = np.unique(np.random.default_rng(0).integers(0, text["sh_size"], 2 * count)).astype(np.uint64)
     within = np.sort(np.random.default_rng(1).permutation(within)[:count])
     return within + text["sh_offset"], within + text["sh_addr"]

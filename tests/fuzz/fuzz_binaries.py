@@ -33,8 +33,8 @@ from iaprof.symbols.names import LONGEST_NAME, Named
 SEEDS = Path(__file__).parent / "seeds"
 LONGEST_S = 5.0
 MOST_BYTES = 1 << 30
-INTERESTING = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-INTERESTING += (1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+INTERESTING = [0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+INTERESTING += [1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,10 @@ extern "C" long enter(long n) {
 }
 asm(".text\n.type bare, @function\nbare: nop\nnop\nret\n");
 """
-FLAGS = ("-shared", "-fPIC", "-nostdlib", "-g", "-O2", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
-FLAGS += ("-Wl,--build-id=sha1", "-Wl,-z,noseparate-code")
+FLAGS = [
+    *("-shared", "-fPIC", "-nostdlib", "-g", "-O2", "-fno-exceptions", "-fno-asynchronous-unwind-tables"),
+    *("-Wl,--build-id=sha1", "-Wl,-z,noseparate-code"),
+]
 
 
 def make(folder: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 HEADER = {"ident": (0, "16s"), "machine": (18, "<H"), "shoff": (40, "<Q"), "phnum": (56, "<H"), "shnum": (60, "<H")}
-SECTION = {"name": (0, "<I"), "type": (4, "<I"), "flags": (8, "<Q"), "offset": (24, "<Q"), "size": (32, "<Q"), "link": (40, "<I")}  # fmt: skip
+SECTION = {"type": (4, "<I"), "flags": (8, "<Q"), "offset": (24, "<Q"), "size": (32, "<Q"), "link": (40, "<I")}
 
 
 def header_of(content: bytes, name: str) -> int:

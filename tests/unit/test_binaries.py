@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from bench import generated_cpp
 from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
 from fuzz import fuzz_binaries, make_seeds
-
 from iaprof.symbols import binaries as binaries_module, cache as cache_module
 from iaprof.symbols.binaries import Binaries, BinaryError
 from iaprof.symbols.cache import Cache, key_of, usual_folder
@@ -29,9 +29,15 @@ SEEDS = {path.name: path.read_bytes() for path in make_seeds.SEEDS.iterdir()}
 GOOD = SEEDS["dwarf5.so"]
 
 
+@pytest.fixture(scope="module")
+def binaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Binaries]:
+    with Binaries(tmp_path_factory.mktemp("cache") / "shared") as made:
+        yield made
+
+
 @pytest.fixture
-def binaries(tmp_path: Path) -> Iterator[Binaries]:
-    (tmp_path / "cache").mkdir(0o700)
+def keeping(tmp_path: Path) -> Iterator[Binaries]:
+    """One that keeps what it reads in a folder of its own."""
     with Binaries(tmp_path / "cache") as made:
         yield made
 
@@ -117,8 +123,12 @@ def test_debug_information_names_inlined_functions_with_lines(name: str, binarie
 
 @pytest.mark.parametrize(
     ("name", "source", "local"),
-    [("symbols.so", "symbol table", True), ("debugdata.so", "symbol table", True), ("stripped.so", "dynamic symbols", False)],
-)  # fmt: skip
+    [
+        ("symbols.so", "symbol table", True),
+        ("debugdata.so", "symbol table", True),
+        ("stripped.so", "dynamic symbols", False),
+    ],
+)
 def test_without_debug_information_symbols_name_functions(
     name: str, source: str, local: bool, binaries: Binaries
 ) -> None:
@@ -164,20 +174,32 @@ def test_an_address_outside_all_segments_has_no_name(binaries: Binaries) -> None
     os.close(file)
 
 
-def test_parts_of_debug_information_say_what_the_whole_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given several units, sharing them out among children changes nothing."""
-    program = generated_cpp.build(tmp_path, units=2, types=1, flags=("-std=c++17", "-O1", "-g1"))
+@pytest.mark.parametrize("across_units", [False, True])
+def test_parts_of_debug_information_say_what_the_whole_says(
+    across_units: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given two units, sharing them out among children changes nothing, and where one refers to another none are."""
+    source = make_seeds.SOURCE
+    (tmp_path / "one.cpp").write_text(source)
+    for word in ("enter", "local", "bare", "shapes"):
+        source = source.replace(word, f"{word}2")
+    (tmp_path / "two.cpp").write_text(source)
+    program = tmp_path / "both.so"
+    flags = [*make_seeds.FLAGS, *(["-flto"] if across_units else [])]
+    subprocess.run(["g++", *flags, "one.cpp", "two.cpp", "-o", program], cwd=tmp_path, check=True)
     content = program.read_bytes()
     found = []
     for part_bytes in (1 << 30, bounds_of(content, ".debug_info")[1] // 3):
         monkeypatch.setattr(binaries_module, "_PART_BYTES", part_bytes)
         with Binaries(tmp_path / str(part_bytes)) as binaries, program.open("rb") as file:
-            names = binaries.name(file.fileno(), code(content)[::50]).names
+            names = binaries.name(file.fileno(), code(content)).names
         found.append([names.frames(row) for row in range(len(names))])
-        kept = list((tmp_path / str(part_bytes)).iterdir())
-        assert len(kept) == (1 if part_bytes == 1 << 30 else 4)
+    sizes = [path.stat().st_size for path in (tmp_path / str(part_bytes)).iterdir()]
+    assert len(sizes) == 4
+    assert len([size for size in sizes if size]) == (1 if across_units else 2)
     assert found[0] == found[1]
-    assert {frames[0].function[:9] for frames in found[0]} >= {"_ZN5unit0", "_ZN5unit1"}
+    inlined = {frames[1].function for frames in found[0] if len(frames) > 1}
+    assert inlined >= {"_ZNK6shapes3RowIlLi8EE3dotERKS1_", "_ZNK7shapes23RowIlLi8EE3dotERKS1_"}
 
 
 # --- facts
@@ -193,7 +215,8 @@ def test_facts_of_good_files(binaries: Binaries) -> None:
     link = facts(binaries, SEEDS["symbols.so"]).debuglink
     assert link == ("apart.debug", zlib.crc32(SEEDS["apart.debug"]))
     has = {name: facts(binaries, content) for name, content in SEEDS.items()}
-    assert {name for name, each in has.items() if each.has_debug_info} == {"dwarf4.so", "dwarf5.so", "compressed.so", "apart.debug"}  # fmt: skip
+    with_debug_info = {"dwarf4.so", "dwarf5.so", "compressed.so", "apart.debug"}
+    assert {name for name, each in has.items() if each.has_debug_info} == with_debug_info
     assert {name for name, each in has.items() if not each.has_symbols} == {"stripped.so"}
     assert has["dwarf5.so"].frame_pointers is False, "-O2 leaves them out"
 
@@ -226,7 +249,7 @@ BROKEN = {
     "for another machine": (with_header(GOOD, machine=183), r"another processor \(ELF machine 183\)"),
     "sections nowhere": (with_header(GOOD, shoff=1 << 62), "outside the file"),
     "65,535 sections": (with_header(GOOD, shnum=65535), "outside the file"),
-    "more sections than there are bytes": (with_header(with_section(GOOD, "", size=1 << 60), shnum=0), "claims 1152921504606846976 sections"),
+    "endless sections": (with_header(with_section(GOOD, "", size=1 << 60), shnum=0), f"claims {1 << 60} sections"),
     "65,535 segments": (with_header(GOOD, phnum=65535), "outside the file"),
 }  # fmt: skip
 
@@ -265,9 +288,7 @@ def test_what_is_damaged_costs_no_more_than_itself(name: str, binaries: Binaries
 
 def test_an_xz_bomb_is_not_unpacked(tmp_path: Path, binaries: Binaries) -> None:
     packer = lzma.LZMACompressor(preset=0)
-    (tmp_path / "bomb.xz").write_bytes(
-        b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(16)), packer.flush()])
-    )
+    (tmp_path / "bomb.xz").write_bytes(b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(5)), packer.flush()]))
     content = objcopy(tmp_path, SEEDS["stripped.so"], f"--add-section=.gnu_debugdata={tmp_path / 'bomb.xz'}")
 
     result = named(binaries, content)
@@ -288,10 +309,10 @@ def test_a_compressed_section_that_claims_gigabytes_is_not_unpacked(claimed: int
 
 
 def test_a_deflate_bomb_stays_within_the_memory(tmp_path: Path, binaries: Binaries) -> None:
-    """Given 400 MB that take half a MB, they may be read; the children stay below 1 GB."""
+    """Given 256 MB that take a quarter of a MB, they may be read; the children stay below 1 GB."""
     packer = zlib.compressobj(1)
-    packed = b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(25)), packer.flush()])
-    (tmp_path / "bomb").write_bytes(struct.pack("<IIQQ", 1, 0, 25 << 24, 1) + packed)
+    packed = b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(16)), packer.flush()])
+    (tmp_path / "bomb").write_bytes(struct.pack("<IIQQ", 1, 0, 16 << 24, 1) + packed)
     content = objcopy(tmp_path, GOOD, f"--update-section=.debug_str={tmp_path / 'bomb'}")
     begin = time.monotonic()
 
@@ -318,7 +339,7 @@ def test_endless_names_are_cut(tmp_path: Path, binaries: Binaries) -> None:
 def test_a_file_that_shrinks_while_it_is_read_costs_its_names_only(
     size: int, tmp_path: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given a file that is cut off after it was looked at, what maps it dies or finds it damaged; the next file is fine."""
+    """Given a file that is cut off after it was looked at, its reader dies or finds it damaged; the next is fine."""
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     make = binaries_module._make
@@ -336,10 +357,8 @@ def test_a_file_that_shrinks_while_it_is_read_costs_its_names_only(
     assert named(binaries, GOOD).problem == ""
 
 
-def test_a_table_that_shrinks_under_its_reader_kills_the_reader_only(
-    binaries: Binaries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Given a kept table that is cut off while the child has it mapped: SIGBUS, which is told, and the table is gone."""
+def test_a_damaged_table_costs_its_names_only(binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a kept table that is cut off, symbols name functions all the same."""
     assert named(binaries, GOOD).problem == ""
     monkeypatch.setattr(Cache, "find", lambda *_: [opened(b"SYMC" + bytes(100))])
     result = named(binaries, GOOD)
@@ -375,14 +394,14 @@ def test_five_seconds_of_damage() -> None:
 
 
 def test_what_was_read_is_kept_and_found_again(
-    binaries: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keeping: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     with path.open("rb") as file:
-        first = binaries.name(file.fileno(), code(GOOD))
+        first = keeping.name(file.fileno(), code(GOOD))
         monkeypatch.setattr(binaries_module, "_make", None)
-        again = binaries.name(file.fileno(), code(GOOD))
+        again = keeping.name(file.fileno(), code(GOOD))
     assert [again.names.frames(row) for row in range(len(again.names))] == [
         first.names.frames(row) for row in range(len(first.names))
     ]
@@ -390,14 +409,14 @@ def test_what_was_read_is_kept_and_found_again(
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_a_forged_build_id_does_not_get_at_anothers_names(binaries: Binaries, tmp_path: Path) -> None:
+def test_a_forged_build_id_does_not_get_at_anothers_names(keeping: Binaries, tmp_path: Path) -> None:
     """Given two files of one build-id, each is named by its own contents."""
     mine, forged = tmp_path / "mine", tmp_path / "forged"
     mine.write_bytes(GOOD)
     forged.write_bytes(GOOD.replace(b"shapes", b"forged"))
     for path, word in ((forged, "forged"), (mine, "shapes"), (forged, "forged")):
         with path.open("rb") as file:
-            result = binaries.name(file.fileno(), code(GOOD))
+            result = keeping.name(file.fileno(), code(GOOD))
         assert {name for name in functions(result) if "local" in name} == {f"_ZL5localRKN6{word}3RowIlLi8EEE"}
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
@@ -413,15 +432,15 @@ def test_a_file_that_was_changed_in_place_is_read_anew(tmp_path: Path) -> None:
     assert key_of(b"x", path.stat()) != key_of(b"x", before), "whoever may set mtime cannot set ctime"
 
 
-def test_damage_in_what_is_kept_is_noticed_and_mended(binaries: Binaries, tmp_path: Path) -> None:
+def test_damage_in_what_is_kept_is_noticed_and_mended(keeping: Binaries, tmp_path: Path) -> None:
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     with path.open("rb") as file:
-        binaries.name(file.fileno(), code(GOOD))
+        keeping.name(file.fileno(), code(GOOD))
         (kept,) = (tmp_path / "cache").iterdir()
         kept.write_bytes(kept.read_bytes()[:200])
-        assert "damaged" in binaries.name(file.fileno(), code(GOOD)).problem
-        assert binaries.name(file.fileno(), code(GOOD)).problem == ""
+        assert "damaged" in keeping.name(file.fileno(), code(GOOD)).problem
+        assert keeping.name(file.fileno(), code(GOOD)).problem == ""
 
 
 def test_a_folder_that_others_write_to_is_left_alone(tmp_path: Path) -> None:
@@ -490,6 +509,7 @@ def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         {"rows": 0, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [1], "problems": []},
         {"rows": 0, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [], "problems": [["x"]]},
         {"rows": True, "frames": 0, "strings": 1, "string_bytes": 0, "sources": [], "problems": []},
+        {"rows": 0, "frames": 0, "strings": 1, "string_bytes": 0, "sources": ["hearsay"], "problems": []},
     ],
 )
 def test_nonsense_for_names_is_a_problem(answer: object, binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +519,7 @@ def test_nonsense_for_names_is_a_problem(answer: object, binaries: Binaries, mon
     )
     result = named(binaries, GOOD)
     assert len(result.names) == 0
-    assert result.problem == "the reader process answered nonsense"
+    assert result.problem.endswith("the reader process answered nonsense")
 
 
 @pytest.mark.parametrize("column", range(6))
@@ -541,6 +561,7 @@ def test_nonsense_for_facts_is_refused(change: dict[str, object]) -> None:
         "debuglink": ["x.debug", 1],
         "has_debug_info": True,
         "has_symbols": False,
+        "has_code": True,
         "frame_pointers": None,
         "debug_bytes": 100,
         "second_file": False,

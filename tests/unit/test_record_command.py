@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,3 +52,20 @@ def test_an_interruption_keeps_its_exit_code(tmp_path: Path, monkeypatch: pytest
         record_command._record(Options(tmp_path / "c"), signals, quiet=False)
     assert raised.value.exit_code == 143
     assert str(raised.value) == "interrupted before the recording began: nothing was recorded"
+
+
+def test_a_signal_may_do_something_else_once() -> None:
+    # given a recording that has ended and names symbols, which a signal is to cut short
+    done: list[str] = []
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        signals.instead = lambda: done.append("skipped")
+        # when a second signal comes
+        os.kill(os.getpid(), signal.SIGINT)
+        # then it does that, and not what a second one does
+        assert done == ["skipped"]
+        assert signals.count == 1
+        # and the next one ends the process
+        signals.farewell = lambda: ""
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -244,11 +244,16 @@ def map(parameters, data, files):
     with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as mapped:
         return len(mapped) + mapped[-1]
 
+def shrink(parameters, data, files):
+    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as mapped:
+        os.ftruncate(files[0], 0)
+        return mapped[0]
+
 def hoard(parameters, data, files):
     kept.append(bytes(parameters["count"]))
 
 def operations(stage_seconds):
-    return {each.__name__: each for each in (system_call, other_architecture, read, write, map, hoard)}
+    return {each.__name__: each for each in (system_call, other_architecture, read, write, map, shrink, hoard)}
 """
 
 
@@ -341,6 +346,15 @@ def test_a_file_may_be_larger_than_the_memory(attacker, tmp_path):
     with pytest.raises(SandboxRefused) as caught:
         attacker.call("hoard", {"count": 200 << 20})
     assert caught.value.kind == "MemoryError"
+
+
+def test_a_file_that_shrinks_while_it_is_mapped_kills_the_child_only(attacker, tmp_path):
+    with open(tmp_path / "file", "wb+") as file:
+        file.truncate(1 << 20)
+        with pytest.raises(SandboxDied, match="SIGBUS"):
+            attacker.call("shrink", fds=[file.fileno()])
+        file.truncate(1 << 20)
+        assert attacker.call("map", fds=[file.fileno()]) == 1 << 20
 
 
 def test_a_request_may_have_a_time_of_its_own(tmp_path, monkeypatch):

@@ -1,0 +1,115 @@
+"""Small libraries as compilers and distributions make them: with debug information, without, and that apart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from elftools.elf.elffile import ELFFile
+
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import Named, Naming
+
+SOURCE = """
+static int inner(int x) {{ return x * 3; }}
+static __attribute__((noinline)) int {function}(int x) {{ return inner(x) ^ 5; }}
+int exported(int x) {{ return {function}(x + 1); }}
+"""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A library with debug information and one local function that is asked for."""
+
+    path: Path
+    build_id: bytes | None
+    offset: int  # of the function
+
+    def module(self, path: str | Path | None = None) -> Module:
+        """As a process had it mapped."""
+        return Module(ModuleKind.FILE, str(path or self.path), self.build_id)
+
+
+def build(path: Path, function: str = "here", build_id: str = "sha1") -> Build:
+    """Compiles it; another function's name makes another build whose code is the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = path.parent / f"{function}.c"
+    source.write_text(SOURCE.format(function=function))
+    subprocess.run(
+        ["gcc", "-O1", "-g", "-shared", "-fPIC", "-nostdlib", f"-Wl,--build-id={build_id}", "-o", path, source],
+        check=True,
+    )
+    source.unlink()
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        note = elf.get_section_by_name(".note.gnu.build-id")
+        (symbol,) = elf.get_section_by_name(".symtab").get_symbol_by_name(function)
+        (offset,) = elf.address_offsets(symbol["st_value"])
+        found = None if note is None else bytes.fromhex(next(note.iter_notes())["n_desc"])
+    return Build(path, found, offset)
+
+
+def copied(built: Build, path: Path) -> Build:
+    """The same build elsewhere."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(built.path, path)
+    return Build(path, built.build_id, built.offset)
+
+
+def take_out_debug_information(built: Build, to: Path, *, link: bool = True, build_id: bool = True) -> None:
+    """Moves it into a file of its own.
+
+    Args:
+        built: is stripped.
+        to: where the debug file is put.
+        link: whether the library says with .gnu_debuglink what it is called.
+        build_id: whether the debug file has one.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    without = [] if build_id else ["--remove-section=.note.gnu.build-id"]
+    subprocess.run(["objcopy", "--only-keep-debug", *without, built.path, to], check=True)
+    linked = [f"--add-gnu-debuglink={to}"] if link else []
+    subprocess.run(["objcopy", "--strip-all", *linked, built.path], check=True)
+
+
+def link_name(build_id: bytes, extension: str = "") -> Path:
+    """`.build-id/ab/cdef`."""
+    return Path(".build-id") / build_id.hex()[:2] / f"{build_id.hex()[2:]}{extension}"
+
+
+def ask(naming: Naming, module: Module, offset: int) -> Named:
+    """What it says of one address."""
+    named = naming.name(module, np.array([offset], np.uint64), np.array([1], np.uint64))
+    assert named is not None
+    return named
+
+
+def function_at(named: Named, offset: int) -> str | None:
+    """The outermost function, None where there is no name."""
+    (row,) = named.names.find(np.array([offset], np.uint64)).tolist()
+    return named.names.frames(row)[0].function if row >= 0 else None
+
+
+@contextmanager
+def no_descriptor_is_lost() -> Iterator[None]:
+    """No more files are open afterwards than before; sockets are others', as those of a server in this process."""
+    before = _open_files()
+    yield
+    assert _open_files() <= before
+
+
+def _open_files() -> set[tuple[str, str]]:
+    """Descriptors and what they are."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that lists them
+            target = os.readlink(f"/proc/self/fd/{number}")
+            if not target.startswith("socket:"):
+                found.add((number, target))
+    return found
