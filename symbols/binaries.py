@@ -156,7 +156,9 @@ class Binaries:
         if not stat.S_ISREG(status.st_mode):
             raise BinaryError("it is no regular file")
         try:
-            answer = self._sandbox.call("facts", fds=[file], seconds=_FACTS_SECONDS)
+            answer = self._sandbox.call(
+                "facts", fds=[file], seconds=_FACTS_SECONDS + status.st_size / _BYTES_PER_SECOND
+            )
             facts, debug_bytes, second_file = _checked_facts(answer)
         except (SandboxError, AnswerError) as error:
             raise BinaryError(sentence(str(error))) from None

@@ -98,7 +98,7 @@ def _check_sizes(elf: Elf, size: int) -> None:
     unpacked = 0
     for name, index in elf.named():
         section = elf.sections[index]
-        if name.startswith(b".zdebug_"):  # "ZLIB", then the size as a big-endian number
+        if name.startswith(".zdebug_"):  # "ZLIB", then the size as a big-endian number
             claimed = int.from_bytes(elf.head(index, 12)[4:], "big")
         elif section["flags"] & SHF_COMPRESSED:  # Elf64_Chdr: type, reserved, size, alignment
             claimed = int.from_bytes(elf.head(index, 16)[8:], "little")

@@ -1,38 +1,34 @@
-"""One ELF file, as far as names need it: its sections by name, build-id, debug link, and whole symbol tables in NumPy.
+"""One ELF file, as far as names need it: its sections by name, build-id, debug link, and whole symbol tables.
 
-No Python runs per symbol, and nothing of the file is believed: what is read is bounded, and whatever is wrong raises
-ElfError. Only little-endian x86-64 files are read, as only their code is profiled.
+pyelftools reads the structure and the notes, NumPy whole tables: no Python runs per symbol. Nothing of the file is
+believed: what is read is bounded, and whatever is wrong raises ElfError. Only little-endian x86-64 files are read, as
+only their code is profiled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import lzma
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
+from elftools.elf.elffile import ELFFile
 from numpy.typing import NDArray
 
-Read: TypeAlias = Callable[[int, int], bytes]  # offset, size: what the file has there
-
 # System V ABI, gABI 4.2 and its x86-64 supplement; linux/elf.h
-_IDENT, _X86_64 = b"\x7fELF\x02\x01", 62
-_PT_LOAD, PT_DYNAMIC, _PT_NOTE = 1, 2, 4
+_MAGIC, _IDENT_BYTES = b"\x7fELF", 16
+_PT_LOAD, PT_DYNAMIC = 1, 2
 SHT_SYMTAB, _SHT_NOBITS, SHT_DYNSYM = 2, 8, 11
 SHF_COMPRESSED = 0x800
 _SHF_EXECINSTR = 4
-_NT_GNU_BUILD_ID = 3
 _GLOBAL, _FUNCTION, _IFUNC = 1, 2, 10
-_FIRST_RESERVED_SECTION, _EXTENDED_INDEX = 0xFF00, 0xFFFF
+_FIRST_RESERVED_SECTION = 0xFF00
 
-_HEADER = np.dtype(
-    [("ident", "S16"), ("type", "<u2"), ("machine", "<u2"), ("version", "<u4"), ("entry", "<u8"), ("phoff", "<u8"),
-     ("shoff", "<u8"), ("flags", "<u4"), ("ehsize", "<u2"), ("phentsize", "<u2"), ("phnum", "<u2"),
-     ("shentsize", "<u2"), ("shnum", "<u2"), ("shstrndx", "<u2")]
-)  # fmt: skip
 _SECTION = np.dtype(
     [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8"),
      ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entry", "<u8")]
@@ -46,9 +42,7 @@ _SYMBOL = np.dtype(
 )
 
 _MOST_SECTIONS = 1 << 16
-_MOST_STRING_BYTES = 1 << 24  # of the sections' names
 _MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
-_MOST_NOTE_BYTES = 1 << 16
 _MOST_UNPACKED_BYTES = 1 << 26  # of .gnu_debugdata, which has a few MB even for large programs
 _LZMA_BYTES = 1 << 27  # what unpacking it may use
 _LONGEST_BUILD_ID = 64
@@ -99,33 +93,49 @@ class Functions:
 class Elf:
     """An ELF file."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         """Reads the tables of sections and segments.
 
         Raises:
             ElfError: it is no such file, or a damaged one.
         """
-        self._read = read
-        head = read(0, _HEADER.itemsize)
-        if head[:4] != _IDENT[:4]:
+        self._stream = stream
+        head = self._read(0, _IDENT_BYTES)
+        if head[:4] != _MAGIC:
             raise ElfError("it is no ELF file")
-        if len(head) < _HEADER.itemsize:
-            raise ElfError("it is cut off in its first bytes")
-        if head[4] != _IDENT[4]:
+        with _damaged("its header"):
+            self._elf = ELFFile(stream)
+        if self._elf.elfclass != 64:
             raise ElfError("it is no 64-bit ELF file")
-        if head[5] != _IDENT[5]:
+        if not self._elf.little_endian:
             raise ElfError("it is a big-endian ELF file, and only little-endian ones are read")
-        header = np.frombuffer(head, _HEADER)[0]
-        if header["machine"] != _X86_64:
-            raise ElfError(f"it is for another processor (ELF machine {header['machine']}) than x86-64")
-        if header["phnum"] and header["phentsize"] != _SEGMENT.itemsize:
-            raise ElfError("its table of segments is damaged")
-        self.segments = self._table(int(header["phoff"]), _SEGMENT, int(header["phnum"]), "table of segments")
+        if self._elf["e_machine"] != "EM_X86_64":
+            raise ElfError(f"it is for another processor ({self._elf['e_machine']}) than x86-64")
+        with _damaged("its table of sections or segments"):
+            sections, segments = self._elf.num_sections(), self._elf.num_segments()
+            if (sections and self._elf["e_shentsize"] != _SECTION.itemsize) or (
+                segments and self._elf["e_phentsize"] != _SEGMENT.itemsize
+            ):
+                raise ValueError("its entries have an odd size")
+        if sections > _MOST_SECTIONS:
+            raise ElfError(f"it claims {sections} sections; more than {_MOST_SECTIONS} are not read")
+        self.segments_at, self.sections_at = int(self._elf["e_phoff"]), int(self._elf["e_shoff"])
+        self.segments = self._table(self.segments_at, _SEGMENT, segments, "table of segments")
         self.loads = self.segments[(self.segments["type"] == _PT_LOAD) & (self.segments["size"] > 0)]
-        self.segments_at = int(header["phoff"])
-        self.sections_at = int(header["shoff"])
-        self.sections = self._sections(int(header["shnum"]), int(header["shentsize"]))
-        self._indices = self._named(int(header["shstrndx"]))
+        self.sections = self._table(self.sections_at, _SECTION, sections, "table of sections")
+        with _damaged("its sections' names"):
+            strings = self._elf.get_section(self._elf.get_shstrndx()) if sections else None
+            self._indices: dict[str, int] = {}
+            for index, start in enumerate(self.sections["name"].tolist() if strings else ()):
+                # Of several of one name the first is meant.
+                self._indices.setdefault(strings.get_string(start)[:_LONGEST_FILE_NAME], index)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        try:
+            self._stream.seek(offset)
+            return self._stream.read(size)
+        except (OSError, OverflowError, ValueError):  # an offset that no file has
+            return b""
 
     def _table(self, offset: int, entry: np.dtype[np.void], count: int, what: str) -> NDArray[np.void]:
         data = self._read(offset, entry.itemsize * count) if count else b""
@@ -133,37 +143,14 @@ class Elf:
             raise ElfError(f"its {what} lies outside the file")
         return np.frombuffer(data, entry)
 
-    def _sections(self, count: int, entry_size: int) -> NDArray[np.void]:
-        if not self.sections_at:
-            return np.empty(0, _SECTION)
-        if entry_size != _SECTION.itemsize:
-            raise ElfError("its table of sections is damaged")
-        if not count:  # more than fit into the header: the first section's size says how many
-            count = int(self._table(self.sections_at, _SECTION, 1, "table of sections")[0]["size"])
-        if count > _MOST_SECTIONS:
-            raise ElfError(f"it claims {count} sections; more than {_MOST_SECTIONS} are not read")
-        return self._table(self.sections_at, _SECTION, count, "table of sections")
-
-    def _named(self, strings: int) -> dict[bytes, int]:
-        """Each name's first section."""
-        if strings == _EXTENDED_INDEX and len(self.sections):
-            strings = int(self.sections[0]["link"])
-        if not 0 < strings < len(self.sections):
-            return {}
-        names = self.data(strings, _MOST_STRING_BYTES)
-        found: dict[bytes, int] = {}
-        for index, start in enumerate(self.sections["name"].tolist()):
-            found.setdefault(names[start : names.find(b"\0", start, start + _LONGEST_FILE_NAME)], index)
-        return found
-
     def section(self, name: str) -> int | None:
         """The index of the first section of that name that has bytes in the file."""
-        index = self._indices.get(name.encode())
+        index = self._indices.get(name)
         if index is None or self.sections[index]["type"] == _SHT_NOBITS or not self.sections[index]["size"]:
             return None
         return index
 
-    def named(self) -> Iterable[tuple[bytes, int]]:
+    def named(self) -> Iterable[tuple[str, int]]:
         """All sections with a name of their own: names and indices."""
         return self._indices.items()
 
@@ -192,13 +179,13 @@ class Elf:
     @cached_property
     def build_id(self) -> bytes | None:
         """From its notes; None where it has none."""
-        index = self.section(".note.gnu.build-id")
-        places = [] if index is None else [(int(self.sections[index]["offset"]), int(self.sections[index]["size"]))]
-        notes = self.segments[self.segments["type"] == _PT_NOTE][:16]
-        places += [(int(each["offset"]), int(each["size"])) for each in notes]
-        for offset, size in places:
-            if (found := _build_id(self._read(offset, min(size, _MOST_NOTE_BYTES)))) is not None:
-                return found
+        with _damaged("its notes"):
+            named = self._indices.get(".note.gnu.build-id")
+            places = [self._elf.get_section(named)] if named is not None else []
+            for place in [*places, *self._elf.iter_segments("PT_NOTE")]:
+                for note in place.iter_notes() if hasattr(place, "iter_notes") else ():
+                    if note["n_type"] == "NT_GNU_BUILD_ID" and 0 < len(note["n_desc"]) <= 2 * _LONGEST_BUILD_ID:
+                        return bytes.fromhex(note["n_desc"])
         return None
 
     @cached_property
@@ -269,7 +256,7 @@ class Elf:
             raise ElfError(f"its .gnu_debugdata is damaged ({error})") from None
         if len(content) > _MOST_UNPACKED_BYTES:
             raise ElfError(f"its .gnu_debugdata unpacks to more than {_MOST_UNPACKED_BYTES >> 20} MiB")
-        return Elf(lambda offset, size: content[offset : offset + size]).symbols(dynamic=False)
+        return Elf(io.BytesIO(content)).symbols(dynamic=False)
 
     def symbols(self, dynamic: bool) -> SymbolTable:
         """The functions of .symtab, or of .dynsym."""
@@ -297,16 +284,48 @@ class Elf:
         return ends
 
 
+class _Whole(io.RawIOBase):
+    """An open file, read by position: other processes may share the descriptor, and with it where it stands."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: os.fstat(self._file).st_size}[whence]
+        if base + offset < 0:
+            raise ValueError("a place before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = os.pread(self._file, len(buffer), self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
 def read_elf(file: int) -> Elf:
     """An open ELF file. Raises ElfError."""
+    return Elf(io.BufferedReader(_Whole(file)))
 
-    def read(offset: int, size: int) -> bytes:
-        try:
-            return os.pread(file, size, offset)
-        except (OSError, OverflowError):  # an offset that no file has
-            return b""
 
-    return Elf(read)
+@contextlib.contextmanager
+def _damaged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, ElfError):
+        raise
+    except Exception as error:  # noqa: BLE001 (pyelftools on damaged input raises nearly anything)
+        raise ElfError(f"{what} cannot be read ({type(error).__name__}: {error})"[:300]) from None
 
 
 def functions_of(tables: list[SymbolTable]) -> Functions:
@@ -332,17 +351,3 @@ def functions_of(tables: list[SymbolTable]) -> Functions:
         source[order],
         b"".join(table.names + b"\0" for table in tables),
     )
-
-
-def _build_id(notes: bytes) -> bytes | None:
-    """The GNU build-id among notes (name size, description size, type; both padded to four bytes)."""
-    at = 0
-    while at + 12 <= len(notes):
-        name_size, size, kind = (int.from_bytes(notes[at + part : at + part + 4], "little") for part in (0, 4, 8))
-        name = at + 12
-        content = name + (name_size + 3 & ~3)
-        if kind == _NT_GNU_BUILD_ID and notes[name : name + name_size] == b"GNU\0":
-            found = notes[content : content + size]
-            return found if 0 < size == len(found) and size <= _LONGEST_BUILD_ID else None
-        at = content + (size + 3 & ~3)
-    return None

@@ -29,7 +29,8 @@ from iaprof.symbols.names import Named
 from iaprof.symbols.sources import DYNAMIC_SYMBOLS
 
 _SHORTEST_BUILD_ID, _LONGEST_BUILD_ID = 2, 64  # bytes; others make no file names
-_MOST_ENTRIES, _SCAN_SECONDS = 100_000, 20.0  # of all symbol folders together; an ELF file takes 6 ms
+_MOST_ENTRIES, _SCAN_SECONDS = 100_000, 20.0  # of all symbol folders together; an ELF file takes 1 to 6 ms
+_MOST_COPIES = 8  # of one build that are looked at
 _MOST_PROBLEMS = 8  # that are told of one file
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL}
 _HANDLE = os.O_PATH | os.O_CLOEXEC
@@ -74,7 +75,7 @@ class LocalFiles:
         with contextlib.ExitStack() as opened:
             search = _Search(build_id, opened)
             self._look_in_folders(module.path, search)
-            if search.main is None or not search.is_complete:
+            if not search.is_complete:
                 self._look_on(module.path, search)
             main, debug = search.main, search.debug
             if main is None:
@@ -99,17 +100,7 @@ class LocalFiles:
             if isinstance(file, str):
                 search.problems += [f"{place} {file}"] if file else []
                 continue
-            search.opened.callback(os.close, file)
-            try:
-                facts = self._binaries.facts(file)
-            except BinaryError as error:
-                search.problems.append(f"{place}: {error}")
-                continue
-            if facts.build_id == search.build_id:
-                search.take(Candidate(file, str(place)), facts)
-            else:
-                has = f"build-id {facts.build_id.hex()}" if facts.build_id is not None else "without a build-id"
-                search.problems.append(f"{place} is another build ({has})")
+            self._consider(Candidate(file, str(place)), search)
         if self._unscanned:
             search.problems.append(self._unscanned)
 
@@ -132,9 +123,22 @@ class LocalFiles:
             return
         found = self._debuginfod.find(search.build_id, kind, self._binaries, search.problems)
         if found is not None:
-            search.opened.callback(os.close, found.file)
-            with contextlib.suppress(BinaryError):
-                search.take(found, self._binaries.facts(found.file))
+            self._consider(found, search)
+
+    def _consider(self, found: Candidate, search: _Search) -> None:
+        """Takes an open file for what it is good for, or closes it."""
+        with contextlib.ExitStack() as unused:
+            unused.callback(os.close, found.file)
+            try:
+                facts = self._binaries.facts(found.file)
+            except BinaryError as error:
+                search.problems.append(f"{found.path}: {error}")
+                return
+            if facts.build_id != search.build_id:
+                has = f"build-id {facts.build_id.hex()}" if facts.build_id is not None else "without a build-id"
+                search.problems.append(f"{found.path} is another build ({has})")
+            elif search.takes(found, facts):
+                search.opened.push(unused.pop_all())
 
     def _places(self, path: str, build_id: bytes) -> Iterator[Path]:
         """Where the file may be, the likeliest first."""
@@ -166,7 +170,9 @@ class LocalFiles:
                         return found
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))
-                    elif (build_id := self._build_id(Path(entry.path))) is not None:
+                        continue
+                    build_id = self._build_id(Path(entry.path))
+                    if build_id is not None and len(found[build_id]) < _MOST_COPIES:
                         found[build_id].append(Path(entry.path))
         return found
 
@@ -225,13 +231,16 @@ class _Search:
         """All problems as one sentence."""
         return "; ".join(dict.fromkeys(self.problems[:_MOST_PROBLEMS]))
 
-    def take(self, found: Candidate, facts: Facts) -> None:
-        """Takes a file of the build for what it is good for: its code's addresses, or its debug information."""
+    def takes(self, found: Candidate, facts: Facts) -> bool:
+        """Whether a file of the build is taken: for its code's addresses, or for its debug information."""
         if self.main is None and facts.has_code:
             self.main, self.facts = found, facts
             self.problems.clear()  # it is found
         elif self.debug is None and facts.has_debug_info:
             self.debug = found
+        else:
+            return False
+        return True
 
 
 def _open_below(root: Path, path: Path) -> int:
