@@ -156,6 +156,7 @@ class _Finishing:
         self._flush_metrics()
         self._flush_described()
         self._flush_losses()
+        cost = _cost(self._footer.get("cost"))
         self._for_symbols.header = self._header
         symbols = self._write_symbols(self._for_symbols, self._writer) if self._write_symbols else None
         return {
@@ -164,7 +165,7 @@ class _Finishing:
             "symbols": symbols,
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
-            "cost": _cost(self._footer.get("cost")),
+            "cost": cost,
             "totals": dict(self._counts),
             "losses": list(self._totals.values()),
         }

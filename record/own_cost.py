@@ -12,6 +12,12 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def children_cpu_seconds() -> float:
+    """User and system time of this process's children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def peak_bytes() -> int:
     """The most memory that it had; getrusage would tell that of who started it, if that was more."""
     for line in Path("/proc/self/status").read_text().splitlines():

@@ -11,7 +11,7 @@ from typing import Any
 
 from iaprof.formats.capture import CaptureWriter
 from iaprof.record.finish import ForSymbols
-from iaprof.record.own_cost import cpu_seconds
+from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.write_names import Patience, Progress, write_names
 
@@ -32,7 +32,7 @@ def recorded_symbols(which: Symbols, progress: Progress) -> Callable[[ForSymbols
     def write(recorded: ForSymbols, writer: CaptureWriter) -> dict[str, Any]:
         from iaprof.record.naming import RecordedNaming
 
-        before = cpu_seconds()
+        before = cpu_seconds() + children_cpu_seconds()
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # the machine has better things to do
         mappings, processes = recorded.table("mapping"), recorded.table("process")
         spaces = AddressSpaces(mappings, processes)
@@ -49,6 +49,6 @@ def recorded_symbols(which: Symbols, progress: Progress) -> Callable[[ForSymbols
                 counts = write_names(writer, modules, naming, progress, patience)
             finally:
                 signal.signal(signal.SIGINT, previous)
-        return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() - before, 3)}
+        return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}
 
     return write

@@ -1,6 +1,7 @@
 """Separate debug files of an ELF file: where systems keep them, and which of them are really its own.
 
-Who opens them is for the caller to say: a recorder may not open them as itself.
+Who opens them is for the caller to say: a recorder may not open them as itself. The files that dwz shares between
+several debug files (.gnu_debugaltlink) are not looked for.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import os
 import stat
 import tempfile
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import IO, Any, Self
 
 from iaprof.sandbox.answers import sentence
 from iaprof.symbols.binaries import Binaries, BinaryError
@@ -97,7 +98,7 @@ class Debuginfod:
         wait = _number(os.environ, "DEBUGINFOD_TIMEOUT") or _LONGEST_WAIT_S
         bounds = Bounds(
             min(wait, _LONGEST_WAIT_S),
-            _number(os.environ, "DEBUGINFOD_MAXTIME") or _LONGEST_DOWNLOAD_S,
+            min(_number(os.environ, "DEBUGINFOD_MAXTIME") or _LONGEST_DOWNLOAD_S, threading.TIMEOUT_MAX),
             int(_number(os.environ, "DEBUGINFOD_MAXSIZE")) or _LARGEST_BYTES,
         )
         return cls(urls, _usual_cache(os.environ), bounds)
@@ -281,6 +282,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Goes on only over HTTP, and only so often."""
 
     max_redirections = 5
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> Any:
+        """Goes on without what comes along with a redirect: the library would read all of it, and it may never end."""
+        fp.close()
+        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _opener() -> urllib.request.OpenerDirector:

@@ -249,8 +249,12 @@ def _open_below(root: Path, path: Path) -> int:
     try:
         how = struct.pack("<QQQ", _HANDLE, 0, _RESOLVE_NO_MAGICLINKS | _RESOLVE_IN_ROOT)
         libc = ctypes.CDLL(None, use_errno=True)
-        name = ctypes.c_char_p(os.fsencode(path))
-        handle: int = libc.syscall(ctypes.c_long(_SYS_OPENAT2), folder, name, how, ctypes.c_size_t(len(how)))
+        name = os.fsencode(path)
+        if b"\0" in name:  # the system call would open what is named before it
+            raise ValueError
+        handle: int = libc.syscall(
+            ctypes.c_long(_SYS_OPENAT2), folder, ctypes.c_char_p(name), how, ctypes.c_size_t(len(how))
+        )
         if handle < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return handle

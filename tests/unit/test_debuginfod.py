@@ -93,6 +93,19 @@ def never_ends(pause_s: float = 0.0) -> Answer:
     return answer
 
 
+def redirects_without_end(code: int) -> Answer:
+    """With a text that does not end."""
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(code)
+        handler.send_header("Location", handler.path)
+        handler.end_headers()
+        for _ in range(10_000):
+            handler.wfile.write(b"x" * (1 << 16))
+
+    return answer
+
+
 def drips_headers(handler: http.server.BaseHTTPRequestHandler) -> None:
     for _ in range(100):
         handler.wfile.write(b"H")
@@ -237,6 +250,8 @@ LYING = {
     "stops": (sends(b"\x7fELF", 1000), "broke off"),
     "no ELF file": (sends(b"<html>" * 100), "what is no file of that build"),
     "empty": (sends(b""), "what is no file of that build"),
+    "redirects without end": (redirects_without_end(302), "HTTP status 302"),
+    "others without end": (redirects_without_end(308), "HTTP status 308"),
     "to a file": (status(302, Location="file:///etc/passwd"), "HTTP status 302"),
     "to FTP": (status(302, Location="ftp://127.0.0.1/x"), "cannot be asked"),
     "to data": (status(301, Location="data:,x"), "HTTP status 301"),
@@ -419,6 +434,12 @@ def test_the_environment_says_which_servers_and_how_long(
     client = Debuginfod.of_environment()
     assert client is not None
     assert find(client, binaries, compiled)[2] == [f"debuginfod server {second.host} took longer than 0.4 s"]
+    # and where it is not
+    second.default = sends(compiled.path.read_bytes())
+    environment.setenv("DEBUGINFOD_MAXTIME", "1e300")
+    client = Debuginfod.of_environment()
+    assert client is not None
+    assert find(client, binaries, compiled)[0] == compiled.path.read_bytes()
 
 
 @pytest.mark.parametrize(

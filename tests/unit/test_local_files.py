@@ -125,6 +125,7 @@ def test_nothing_leads_out_of_symfs(library: Build, binaries: Binaries, tmp_path
     (root / "out.so").symlink_to(library.path)
     up = "/.." * 20
     # then
+    assert name(binaries, library, root, path="/lib/real.so\0")[0] is None
     for path in ("/absolute.so", "/up.so", "/lib/../lib/real.so", f"{up}/lib/real.so"):
         assert name(binaries, library, root, path=path)[0] == "here", path
     for path in ("/out.so", f"{up}{library.path}", f"/lib{up}{library.path}", f"/proc/self/root{library.path}"):
