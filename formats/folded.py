@@ -53,7 +53,7 @@ def _launch_frames(launch: Launch | None) -> str:
         return UNKNOWN_PROCESS
     frames = [launch.comm or UNKNOWN_PROCESS, str(launch.pid), *launch.stack]
     frames += [f"{frame}_[k]" for frame in launch.kernel_stack]
-    return ";".join(clean(frame, ";") for frame in frames)
+    return ";".join(_clean(frame) for frame in frames)
 
 
 def _file_frames(file: str, shape: Shape) -> list[str]:
@@ -77,4 +77,9 @@ def _gpu_frames(kernel: Kernel | None, instruction: Instruction, shape: Shape) -
         frames.append(f"{function}{place}_[G]")
     if kernel:
         frames.append(f"{instruction.mnemonic}_[g]")
-    return ";".join(clean(frame, ";") for frame in frames)
+    return ";".join(_clean(frame) for frame in frames)
+
+
+def _clean(frame: str) -> str:
+    """A frame that stays one; a `-` alone is what stands before the GPU's part."""
+    return "[-]" if frame == "-" else clean(frame, ";")

@@ -1,0 +1,90 @@
+"""Names from perf maps, symbols and debug information with everything in them: outputs stay well formed."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.profile import Shape
+from iaprof.formats.writers import WRITERS
+from iaprof.report.archive import archive
+from iaprof.report.gpu_module import GpuModules
+from iaprof.report.profile import build
+from iaprof.symbols.cpu_frames import Look
+from iaprof.symbols.generated import GeneratedCode
+from iaprof.symbols.modules import Module
+from iaprof.symbols.names import Frame, Named, Names
+from unit.capturing import capture, launch, record, stall
+
+NAMES = [
+    "a\nb", "a;b;c", "a\tb\rc", "\"quotes\" 'and' `ticks`", "<script>alert(1)</script>]]></style>",
+    "\x1b[31mred\x1b]0;t\x07", "\u202egnp.exe", "a\0b", "x" * 5_000_000, " 12345", "_[k]", "-", "[unknown kernel]", "", "\\", "%s%n",
+    "é\u2028\u0085",
+]  # fmt: skip
+
+
+class Hostile:
+    """A Naming that gives one of the names to each address, as function and file."""
+
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
+        entries = [(int(a), 1, [Frame(NAMES[int(a) % 100], NAMES[int(a) % 100], 7)]) for a in addresses]
+        return Named(Names.of(entries), NAMES[4], NAMES[5], False)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> CaptureReader:
+    """A launch per name, whose stack is that name alone, and a stall of each; named by the capture itself."""
+    stacks = [
+        {"id": i + 1, "time_ns": 5, "pid": 7, "truncated": False, "ips": [100 * (i + 1) + i]} for i in range(len(NAMES))
+    ]
+    launches = [launch(10 + i, 7, 0x4000 + 0x1000 * i, stack=i + 1, name="k") for i in range(len(NAMES))]
+    stalls = [stall(1000, *(record(0x4000 + 0x1000 * i, sbid=1 + i) for i in range(len(NAMES))))]
+    path = capture(tmp_path / "bare", stack=stacks, launch=launches, stall=stalls)
+    archive(CaptureReader(path), tmp_path / "c", Hostile(), lambda *_: None, redact=False, keep_kernels=True)
+    return CaptureReader(tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("look", [Look(), Look(lines=True)])
+def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: CaptureReader) -> None:
+    out = io.StringIO()
+    with GpuModules() as modules:
+        built = build(recorded, modules, 1.0 if WRITERS[name].per_interval else 0.0, look=look)
+        WRITERS[name].write(built.profile, Shape(), out)
+    text = out.getvalue()
+    # then nothing acts on a terminal, and no line was broken or made
+    assert all(character.isprintable() for line in text.split("\n") for character in line.replace("\t", ""))
+    assert max(map(len, text.split("\n"))) < 40_000
+    lines = text.splitlines()
+    assert len(lines) == text.count("\n")
+    if name == "folded":
+        assert len(lines) == len(NAMES)
+        assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == sum(range(1, len(NAMES) + 1))
+        assert {len(line.split(";-;")[0].split(";")) for line in lines} == {3}
+    if name == "iaprof":
+        assert "\t".join(lines).count("eustall\t") == len(NAMES)
+
+
+def test_a_perf_map_with_such_names(tmp_path: Path) -> None:
+    # given a map whose names are those, each in a line as far as it is one
+    with (tmp_path / "map").open("wb") as file:
+        for number, name in enumerate(NAMES):
+            file.write(f"{0x1000 * (number + 1):x} 100 ".encode() + name.encode("utf-8", "surrogateescape") + b"\n")
+    fd = os.open(tmp_path / "map", os.O_RDONLY)
+    addresses = np.arange(1, len(NAMES) + 1, dtype=np.uint64) * np.uint64(0x1000)
+    # when
+    with GeneratedCode() as generated:
+        named = generated.name(fd, (), addresses, addresses)
+    os.close(fd)
+    # then each names its own address, or none does
+    rows = named.names.find(addresses)
+    assert (rows >= 0).sum() >= len(NAMES) - 2
+    found = {int(a): named.names.frames(row)[0].function for a, row in zip(addresses, rows, strict=True) if row >= 0}
+    assert found[0x1000 * (NAMES.index("a;b;c") + 1)] == "a;b;c"
+    assert max(map(len, found.values())) <= 1 << 13
+    assert not any("\n" in name for name in found.values())
