@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import io
 import os
 import stat
 import tempfile
@@ -288,7 +287,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> Any:
         """Goes on without what comes along with a redirect: the library would read all of it, and it may never end."""
         fp.close()
-        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
+        return super().http_error_302(req, fp, code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import StringTableSection
 from numpy.typing import NDArray
 
 # System V ABI, gABI 4.2 and its x86-64 supplement; linux/elf.h
@@ -125,10 +126,11 @@ class Elf:
         self.sections = self._table(self.sections_at, _SECTION, sections, "table of sections")
         with _damaged("its sections' names"):
             strings = self._elf.get_section(self._elf.get_shstrndx()) if sections else None
-            self._indices: dict[str, int] = {}
-            for index, start in enumerate(self.sections["name"].tolist() if strings else ()):
-                # Of several of one name the first is meant.
-                self._indices.setdefault(strings.get_string(start)[:_LONGEST_FILE_NAME], index)
+            names: list[str] = []
+            if isinstance(strings, StringTableSection):
+                names = [str(strings.get_string(start)) for start in self.sections["name"].tolist()]
+        # Of several of one name the first is meant.
+        self._indices = {name[:_LONGEST_FILE_NAME]: index for index, name in reversed(list(enumerate(names)))}
 
     def _read(self, offset: int, size: int) -> bytes:
         try:

@@ -23,7 +23,8 @@ from unit.capturing import capture, launch, record, stall
 
 NAMES = [
     "a\nb", "a;b;c", "a\tb\rc", "\"quotes\" 'and' `ticks`", "<script>alert(1)</script>]]></style>",
-    "\x1b[31mred\x1b]0;t\x07", "\u202egnp.exe", "a\0b", "x" * 5_000_000, " 12345", "_[k]", "-", "[unknown kernel]", "", "\\", "%s%n",
+    "\x1b[31mred\x1b]0;t\x07", "\u202egnp.exe", "a\0b", "x" * 5_000_000,
+    " 12345", "_[k]", "-", "[unknown kernel]", "", "\\", "%s%n",
     "é\u2028\u0085",
 ]  # fmt: skip
 
