@@ -9,6 +9,7 @@ shared/source/device_binary_format/zebin and shared/source/debugger (the debug f
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 
@@ -17,14 +18,19 @@ from iaprof.formats.errors import IaprofError
 EM_INTELGT = 205  # e_machine of Intel Graphics Technology
 ADDRESS_MASK = 0xFFFF_FFFF_FFFF  # GPU addresses have 48 bits
 TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
+CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # the "kernel" whose section holds functions that kernels call
 
 _IDENT_CLASS_64, _IDENT_LITTLE_ENDIAN = 2, 1
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
+_RELOCATION = struct.Struct("<QII")  # offset, kind, symbol
+_ADDEND_RELOCATION = struct.Struct("<QIIq")
 _PT_LOAD = 1
-_PROGBITS, _SYMTAB, _NOBITS = 1, 2, 8
+_PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
+_RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
+_MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
 _STT_FUNC = 2
 _SHN_XINDEX = 0xFFFF
 
@@ -56,6 +62,15 @@ class ZebinKernel:
     size: int  # bytes: the size of the FUNC symbol of that name, else the section's
     code: bytes  # the whole section, padding behind the kernel included
     functions: tuple[ZebinFunction, ...]  # sorted by offset
+    relocations: tuple[tuple[int, int], ...] = ()  # offset and bytes of what the driver may change when it places it
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the code, in hexadecimal: the same wherever the driver placed it."""
+        code = bytearray(self.code)
+        for offset, size in self.relocations:
+            code[offset : offset + size] = bytes(min(size, max(len(code) - offset, 0)))
+        return hashlib.sha256(code).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,7 @@ class _Section:
     offset: int
     size: int
     link: int
+    info: int
     entry_size: int
 
 
@@ -89,6 +105,7 @@ def read_zebin(data: bytes) -> Zebin:
     if sum(section.size for section in texts.values()) > len(data):
         raise ZebinError("its sections overlap: they hold more code than the file has bytes")
     functions = _functions(data, sections, texts)
+    relocations = _relocations(data, sections)
     kernels = []
     for index, section in texts.items():
         name = section.name.removeprefix(TEXT_PREFIX)
@@ -101,6 +118,7 @@ def read_zebin(data: bytes) -> Zebin:
                 size=next((size for size in at_start if size), section.size),
                 code=data[section.offset : section.offset + section.size],
                 functions=tuple(sorted((f for f in own if f.name != name), key=lambda f: (f.offset, f.name))),
+                relocations=tuple(relocations.get(index, ())),
             )
         )
     return Zebin(
@@ -160,9 +178,10 @@ def _sections(data: bytes) -> list[_Section]:
             offset=offset,
             size=size,
             link=link,
+            info=info,
             entry_size=entry_size,
         )
-        for name, kind, _, address, offset, size, link, _, _, entry_size in raw
+        for name, kind, _, address, offset, size, link, info, _, entry_size in raw
     ]
 
 
@@ -189,6 +208,26 @@ def _functions(data: bytes, sections: list[_Section], texts: dict[int, _Section]
             size = min(size, section.size - offset)
             found.setdefault(index, []).append(ZebinFunction(strings.at(name), offset, size))
     return found
+
+
+def _relocations(data: bytes, sections: list[_Section]) -> dict[int, list[tuple[int, int]]]:
+    """Offset and bytes of what relocations change, by the index of the section that they are for."""
+    found: dict[int, dict[int, int]] = {}
+    left = len(data)  # sections may overlap
+    for section in sections:
+        if section.type in (_REL, _RELA) and section.name.startswith((f".rel{TEXT_PREFIX}", f".rela{TEXT_PREFIX}")):
+            entry = _RELOCATION if section.type == _REL else _ADDEND_RELOCATION
+            left -= section.size
+            if left < 0:
+                raise ZebinError("its sections overlap: they hold more relocations than the file has bytes")
+            entries = memoryview(data)[section.offset : section.offset + section.size // entry.size * entry.size]
+            places = found.setdefault(section.info, {})
+            for offset, kind, *_ in entry.iter_unpack(entries):
+                if offset < len(data):
+                    places[offset] = max(places.get(offset, 0), _RELOCATION_BYTES.get(kind, 4))
+            if len(places) > _MOST_RELOCATIONS:
+                raise ZebinError(f"a section of it has more than {_MOST_RELOCATIONS} relocations")
+    return {index: list(places.items()) for index, places in found.items()}
 
 
 class _Names:

@@ -29,8 +29,8 @@ def describe(pid: int) -> dict[str, int | str | None]:
 
     Returns:
         `pid`; `ns_pid`, the pid in the innermost namespace, None where that is the recorder's; `cgroup`, None in the
-        root cgroup; `container`, None outside of one; `uid` and `gid`, with which it opens files. All None when the
-        process is gone.
+        root cgroup; `container`, None outside of one; `uid` and `gid`, with which it may have files opened. All None
+        when the process is gone.
     """
     status = _read(pid, "status")
     pids = _numbers(status, b"NSpid")
@@ -41,8 +41,9 @@ def describe(pid: int) -> dict[str, int | str | None]:
         "ns_pid": pids[-1] if len(pids) > 1 else None,
         "cgroup": cgroup,
         "container": None if cgroup is None else container(cgroup),
-        "uid": uids[-1] if uids else None,
-        "gid": gids[-1] if gids else None,
+        # A set-user-ID program has more rights than who runs it, and that one may have chosen what it names.
+        "uid": uids[0] or uids[-1] if uids else None,
+        "gid": gids[0] or gids[-1] if gids else None,
     }
 
 

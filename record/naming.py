@@ -12,6 +12,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -71,6 +72,7 @@ class RecordedNaming:
         described = [row for row in processes.select(["pid", "event", "ns_pid", "uid", "gid"]).to_pylist()
                      if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
         self._described = {row["pid"]: row for row in described}
+        self._rights = cache(self._find_rights)
         self._receiver = Rights(*(behind_sudo() or (os.getuid(), os.getgid())))
         self._spent: defaultdict[int, float] = defaultdict(float)  # seconds, by user
         self._jitdumps: dict[int, dict[str, None]] = {}
@@ -88,7 +90,7 @@ class RecordedNaming:
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
         """See Naming."""
-        pids = self._spaces.processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
+        pids = self._processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
         uid = self._rights(pids[0] if pids else 0).uid
         if self._spent[uid] > _USER_SECONDS:
             return Named(problem="other files of its user took too long to read")
@@ -144,7 +146,7 @@ class RecordedNaming:
 
     def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:
         """Open files that may be the module's: what living processes have mapped, then what lies at its path."""
-        pids = self._spaces.processes_of(module) if self._is_here else []
+        pids = self._processes_of(module) if self._is_here else []
         for pid in pids[:_MOST_PROCESSES]:
             found = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid))
             if isinstance(found, int):
@@ -162,6 +164,10 @@ class RecordedNaming:
                 yield found
             else:
                 problems[f"{module.path}: {found}"] = None
+
+    def _processes_of(self, module: Module) -> list[int]:
+        """Those that mapped it, root's first: a user's own file may carry the build-id of another's."""
+        return sorted(self._spaces.processes_of(module), key=lambda pid: self._rights(pid).uid != 0)
 
     @contextlib.contextmanager
     def _debug_file(self, module: Module, facts: Facts) -> Iterator[int | None]:
@@ -184,7 +190,10 @@ class RecordedNaming:
     def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
         rights = self._rights(pid)
         lives = os.path.exists(f"/proc/{pid}")
-        inside = self._described.get(pid, {}).get("ns_pid") or pid  # the process calls its map by its own number
+        ns_pid = self._described.get(pid, {}).get("ns_pid")
+        if ns_pid and not lives:  # what has its map's name here is another process's
+            return Named(problem=f"process {pid} is gone, and its container's files with it")
+        inside = ns_pid or pid  # the process calls its map by its own number
         # The map is the process's own word: it must be its user's, or another user could write what it likes.
         found = self._opener.open(f"/tmp/perf-{inside}.map", rights, pid if lives else 0, owner=rights.uid)  # noqa: S108
         perf_map = found if isinstance(found, int) else None
@@ -200,13 +209,16 @@ class RecordedNaming:
             for fd in (*dumps, *(() if perf_map is None else (perf_map,))):
                 os.close(fd)
 
-    def _rights(self, pid: int) -> Rights:
-        """Those of a living process, or of one that was described; else those of who gets the capture."""
-        for known in (describe(pid), self._described.get(pid, {})):
-            uid, gid = known.get("uid"), known.get("gid")
-            if isinstance(uid, int) and isinstance(gid, int):
-                return Rights(uid, gid)
-        return self._receiver
+    def _find_rights(self, pid: int) -> Rights:
+        """Those of a living process, or of one that was described; else those of who gets the capture.
+
+        Who was not root while it was recorded is not root now: it executed a program that is, or the pid is another's.
+        """
+        known = []
+        for each in (describe(pid), self._described.get(pid, {})):
+            uid, gid = each.get("uid"), each.get("gid")
+            known += [Rights(uid, gid)] if isinstance(uid, int) and isinstance(gid, int) else []
+        return next((rights for rights in known if rights.uid), known[0] if known else self._receiver)
 
 
 @contextlib.contextmanager

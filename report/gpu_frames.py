@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.zebin import ZebinKernel
+from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinKernel
 from iaprof.report.gpu_functions import FunctionTree, Scope, TooMuchDebugInfo
 from iaprof.report.gpu_lines import FileTable, LineRange, LineTable, line_ranges, text
 from iaprof.symbols.demangle import demangled
@@ -85,11 +85,15 @@ class GpuFrames:
     def _frames(
         self, kernel: ZebinKernel, function: Scope | None, file: str, line: int, subroutine: str
     ) -> tuple[SourceFrame, ...]:
-        name = demangled(kernel.name)
+        name = readable_name(kernel)
         frames: list[SourceFrame] = []
         is_kernel = False
         while function is not None:
-            is_kernel = function.around is None and any(start == kernel.address for start, _ in function.ranges)
+            is_kernel = (
+                function.around is None
+                and kernel.name != CALLED_FUNCTIONS
+                and any(start == kernel.address for start, _ in function.ranges)
+            )
             frames.append(SourceFrame(name if is_kernel else self._functions.name(function.function), file, line))
             file, line = function.call_file, function.call_line
             function = function.around.innermost_function if function.around else None
@@ -98,6 +102,11 @@ class GpuFrames:
             frames = frames or [SourceFrame(subroutine, file, line)]
             frames.append(SourceFrame(name, "", 0))
         return tuple(reversed(frames)) or (SourceFrame(name, file, line),)
+
+
+def readable_name(kernel: ZebinKernel) -> str:
+    """What reports call a kernel, and what they call the functions that a module's kernels share and call."""
+    return "[called functions]" if kernel.name == CALLED_FUNCTIONS else demangled(kernel.name)
 
 
 def _subroutine(kernel: ZebinKernel, offset: int) -> str:

@@ -6,7 +6,6 @@ stage that fails leaves a placeholder where its result would be, and a sentence 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from bisect import bisect_right
 from collections.abc import Collection
@@ -74,6 +73,7 @@ class GpuKernel:
     decoded: Instructions | None = field(repr=False, default=None)  # None without a decoder
     segment_offsets: tuple[int, ...] = field(repr=False, default=())
     segment_frames: tuple[tuple[SourceFrame, ...], ...] = field(repr=False, default=())
+    fingerprint: str = ""  # a hash of its code in hexadecimal, the same wherever the driver placed it
 
     @cached_property
     def instructions(self) -> tuple[InstructionInfo, ...]:
@@ -86,13 +86,6 @@ class GpuKernel:
     @cached_property
     def _by_offset(self) -> dict[int, InstructionInfo]:
         return {instruction.offset: instruction for instruction in self.instructions}
-
-    @cached_property
-    def signature(self) -> str:
-        """A short hash of its code and source, the same wherever it was placed: addresses are not in it."""
-        code = [(offset, mnemonic) for offset, _, mnemonic, _, _ in self.decoded or ()]
-        source = (self.size, code, self.segment_offsets, self.segment_frames)
-        return hashlib.sha256(repr(source).encode("utf-8", "backslashreplace")).hexdigest()[:6]
 
     @cached_property
     def file(self) -> str:
@@ -142,6 +135,7 @@ class GpuModules(GpuSandboxed):
 
         `platform` is None where the GPU's generation is not known: then nothing is decoded. `only` restricts
         instructions and frames, which take most of the time, to the kernels at these addresses; the others have none.
+        So with an empty `only` neither code nor debug information is looked at.
         """
         if self._trouble_left <= 0:
             return self._names_only(elf, "it was not read: modules before it took too long")
@@ -206,6 +200,7 @@ class GpuModules(GpuSandboxed):
                     decoded=decoded,
                     segment_offsets=kernel.segment_offsets,
                     segment_frames=kernel.segment_frames,
+                    fingerprint=kernel.fingerprint,
                 )
             )
         if len(problems) == len(module.problems):
@@ -224,7 +219,9 @@ class GpuModules(GpuSandboxed):
 
 
 def _bare(kernel: ZebinKernel) -> GpuKernel:
-    return GpuKernel(kernel.name, kernel.name, kernel.address, kernel.size, len(kernel.code))
+    return GpuKernel(
+        kernel.name, kernel.name, kernel.address, kernel.size, len(kernel.code), fingerprint=kernel.fingerprint
+    )
 
 
 def _module(answer: Any) -> GpuModule:
@@ -261,6 +258,7 @@ def _kernel(answer: Any, strings: list[str], stacks: list[tuple[SourceFrame, ...
         case {
             "name": name,
             "demangled": demangled,
+            "fingerprint": fingerprint,
             "address": address,
             "size": size,
             "code_size": code_size,
@@ -275,6 +273,7 @@ def _kernel(answer: Any, strings: list[str], stacks: list[tuple[SourceFrame, ...
             return GpuKernel(
                 name=string(name),
                 demangled=string(demangled),
+                fingerprint=string(fingerprint),
                 address=integer(address),
                 size=integer(size),
                 code_size=length,

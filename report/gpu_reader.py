@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
-from iaprof.report.gpu_frames import GpuFrames, Segment, no_frames, read_gpu_frames
+from iaprof.report.gpu_frames import GpuFrames, Segment, no_frames, read_gpu_frames, readable_name
 from iaprof.report.gpu_functions import TooMuchDebugInfo
 from iaprof.report.iga import LONGEST_INSTRUCTION, Iga, IgaDecoding, IgaError, IgaUnavailable
 from iaprof.report.platforms import Platform
@@ -90,15 +90,16 @@ class GpuReader:
         only = None if parameters["only"] is None else set(parameters["only"])
         wanted = {index: kernel for index, kernel in enumerate(zebin.kernels) if only is None or kernel.address in only}
         problems: list[str] = []
-        segments = self._segments(data, zebin, wanted, problems)
+        segments = self._segments(data, zebin, wanted, problems) if wanted else {}
         decodings: dict[int, IgaDecoding] = {}
-        if parameters["decode"]:
+        if parameters["decode"] and wanted:
             decodings = self._decodings(parameters["platform"], wanted, problems)
         strings, places, stacks = Table(), Table(), Table()
         kernels = [
             {
                 "name": kernel.name,
-                "demangled": demangled(kernel.name),
+                "demangled": readable_name(kernel),
+                "fingerprint": kernel.fingerprint,
                 "address": kernel.address,
                 "size": kernel.size,
                 "code_size": len(kernel.code),

@@ -7,7 +7,7 @@ ELF that the process compiled before tells the rest. A *site* is a placement and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,12 @@ class Placed:
     by_placement: dict[int, Launches] = field(default_factory=dict)
     unlaunched: dict[int, int] = field(default_factory=dict)  # placement -> its site without a launch
     since: dict[int, int] = field(default_factory=dict)  # placement -> when it was compiled, ns; 0 when unknown
+
+    def kernels_of(self, sites: Iterable[int]) -> set[GpuKernel]:
+        """The known kernels that these sites, given by index, launch."""
+        placements = {self.sites[site].placement for site in sites}
+        kernels = (self.placements[index].kernel for index in placements if index is not None)
+        return {kernel for kernel in kernels if kernel is not None}
 
     def add_site(self, site: Site) -> int:
         """The index of a new site."""

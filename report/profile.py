@@ -5,7 +5,7 @@ Also counts: what went in is what came out, and where it went.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ from iaprof.formats.capture import KINDS, CaptureReader
 from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row
 from iaprof.report.attribution import Joined, Stream, join, streams
 from iaprof.report.gauges import gauges
-from iaprof.report.gpu_module import GpuKernel, GpuModule, GpuModules
-from iaprof.report.placements import Compilation, Placed, Placement, Site, place
+from iaprof.report.gpu_module import GpuKernel, GpuModules
+from iaprof.report.kernels import KernelNames, SampledKernels
+from iaprof.report.placements import Placed, Placement, Site, place
 from iaprof.report.platforms import Platform
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look, ModuleNames
@@ -78,10 +79,9 @@ def build(
     facts = Facts()
     known = streams(capture.header)
     platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
-    loaded = _Modules(modules, platforms)
-    compilations = _compilations(capture, loaded, facts)
+    kernels = SampledKernels(capture, modules, platforms, facts.problems)
     launches = capture.table("launch", ("time_ns", "pid", "comm", "address", "size", "stack", "name", "flags"))
-    placed = place(launches, compilations, _scope(capture.header))
+    placed = place(launches, kernels.compilations(), _scope(capture.header))
     start_ns = _start_ns(capture.header)
     joined, facts.records = join(capture, placed, start_ns, int(interval_s * 1e9))
     totals = joined.counts.sum(axis=1)
@@ -99,8 +99,9 @@ def build(
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
     measured = gauges(capture, start_ns, int(interval_s * 1e9), len(intervals)) if interval_s else {}
-    names = _KernelNames(placed.placements)
-    return Report(Profile(_rows(joined, placed, names, cpu, known, loaded), intervals, measured), facts)
+    kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
+    names = KernelNames(kernels)
+    return Report(Profile(_rows(joined, placed, names, cpu, known, kernels), intervals, measured), facts)
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:
@@ -143,77 +144,13 @@ def _start_ns(header: dict[str, Any]) -> int:
     return start if isinstance(start, int) and 0 <= start < 1 << 63 else 0
 
 
-class _Modules:
-    """The capture's modules. Where its GPUs are of several generations, a module is read as each one's in turn."""
-
-    def __init__(self, modules: GpuModules, platforms: list[Platform | None]) -> None:
-        self._modules = modules
-        self._platforms = platforms
-        self._as_read: dict[int, dict[Platform | None, GpuKernel]] = {}  # by the id of the kernel as the first one's
-
-    def load(self, elf: bytes) -> GpuModule:
-        """The module as one for the first stream's GPU."""
-        platforms = dict.fromkeys(self._platforms) or {None: None}
-        read = {platform: self._modules.load(elf, platform) for platform in platforms}
-        first = next(iter(read.values()))
-        for platform, module in read.items():
-            for kernel, same in zip(first.kernels, module.kernels, strict=False):
-                self._as_read.setdefault(id(kernel), {})[platform] = same
-        return first
-
-    def on(self, stream: int, kernel: GpuKernel) -> GpuKernel:
-        """A kernel that `load` gave, as one for that stream's GPU."""
-        return self._as_read[id(kernel)].get(self._platforms[stream], kernel)
-
-
-def _compilations(capture: CaptureReader, modules: _Modules, facts: Facts) -> list[Compilation]:
-    """Every module of the capture, read once per content."""
-    read: dict[bytes, GpuModule] = {}
-    found = []
-    for table in capture.tables("kernel", ("time_ns", "pid", "path", "digest", "elf")):
-        for index in range(len(table)):  # modules, of which there are few
-            time_ns, pid, path, digest, elf = (column[index] for column in table.columns)
-            key = digest.as_py()
-            if key not in read and elf.is_valid:
-                read[key] = modules.load(elf.as_py())
-                for problem in read[key].problems:
-                    facts.problems.setdefault(problem, []).append(str(path.as_py()))
-            if key in read:
-                found.append(Compilation(time_ns.as_py(), pid.as_py(), read[key]))
-    return found
-
-
-class _KernelNames:
-    """What kernels are called: where different ones have one name and file, a hash of the code tells them apart."""
-
-    def __init__(self, placements: Sequence[Placement]) -> None:
-        called: dict[tuple[str, str], list[GpuKernel]] = {}
-        for kernel in {id(p.kernel): p.kernel for p in placements}.values():
-            if kernel is not None:
-                called.setdefault((kernel.demangled, kernel.file), []).append(kernel)
-        self._ambiguous = {
-            names
-            for names, kernels in called.items()
-            if len(kernels) > 1 and len({kernel.signature for kernel in kernels}) > 1
-        }
-
-    def name(self, placement: Placement) -> str:
-        """Of the kernel that lies there."""
-        kernel = placement.kernel
-        if kernel is None:
-            return placement.name or f"0x{placement.address:x}"
-        if (kernel.demangled, kernel.file) in self._ambiguous:
-            return f"{kernel.demangled} [code {kernel.signature}]"
-        return kernel.demangled or f"0x{placement.address:x}"
-
-
 def _rows(
     joined: Joined,
     placed: Placed,
-    names: _KernelNames,
+    names: KernelNames,
     cpu: CpuFrames,
     known: list[Stream],
-    modules: _Modules,
+    read: SampledKernels,
 ) -> Iterator[Row]:
     launches: dict[int, Launch | None] = {}
     kernels: dict[int, Kernel | None] = {}
@@ -225,11 +162,11 @@ def _rows(
             launches[index] = _launch(site, cpu)
         placement = None if site.placement is None else placed.placements[site.placement]
         if index not in kernels:
-            kernels[index] = _kernel(placement, names)
+            kernels[index] = _kernel(placement, names, read)
         offset = ip if placement is None else (ip - placement.address) & known[stream].layout.address_mask
         key = (stream, site.placement, offset)
         if key not in instructions:
-            kernel = modules.on(stream, placement.kernel) if placement and placement.kernel else None
+            kernel = read.on(stream, placement.kernel) if placement and placement.kernel else None
             instructions[key] = _instruction(placement, kernel, offset, names)
         yield Row(interval, launches[index], kernels[index], instructions[key], tuple(counts))
 
@@ -241,15 +178,14 @@ def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
     return Launch(site.comm, site.pid, frames or (site.note or "[stack lost]",))
 
 
-def _kernel(placement: Placement | None, names: _KernelNames) -> Kernel | None:
+def _kernel(placement: Placement | None, names: KernelNames, read: SampledKernels) -> Kernel | None:
     if placement is None:
         return None
-    return Kernel(placement.address, names.name(placement), placement.kernel.file if placement.kernel else "")
+    file = read.whole(placement.kernel).file if placement.kernel else ""
+    return Kernel(placement.address, names.name(placement), file)
 
 
-def _instruction(
-    placement: Placement | None, kernel: GpuKernel | None, offset: int, names: _KernelNames
-) -> Instruction:
+def _instruction(placement: Placement | None, kernel: GpuKernel | None, offset: int, names: KernelNames) -> Instruction:
     if placement is None or kernel is None:
         return Instruction(offset, "[no binary]", (names.name(placement) if placement else "",), (0,))
     info = kernel.at(offset)

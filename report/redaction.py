@@ -41,6 +41,20 @@ _DROPPED = {
     "process": ("uid", "gid"),
     "mapping": ("inode",),
 }
+_HEADER = {
+    "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
+    "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost", "symbols", "recovered",
+}  # fmt: skip
+"""Members of the header that stay: what a later recorder may add could tell anything."""
+_HEADER_TEXTS = {
+    "iaprof": frozenset({""}),
+    "python": frozenset({""}),
+    "host": frozenset({"kernel", "machine"}),
+    "streams": frozenset({"device", "card", "name", "pci_address", "layout"}),
+    "losses": frozenset({"source", "what"}),
+    "symbols": frozenset({"which"}),
+}
+"""Where in them texts stay: the names of members, or the empty one for the value itself."""
 _HIGHEST = 1 << 63  # kernel addresses are above
 
 
@@ -59,16 +73,20 @@ class Redaction:
 
     def header(self, header: dict[str, Any]) -> dict[str, Any]:
         """A header that tells the GPU and the recording, and not the machine, the command and the files."""
-        kept = dict(header)
+        kept = {
+            name: _without_texts(value, _HEADER_TEXTS.get(name, frozenset()))
+            for name, value in header.items()
+            if name in _HEADER
+        }
         host = header.get("host")
         if isinstance(host, dict):
-            kept["host"] = {**host, "name": hashed("host", str(host.get("name"))), "boot_id": ""}
+            kept["host"] |= {"name": hashed("host", str(host.get("name"))), "boot_id": ""}
         for name in ("command", "arguments"):
             words = header.get(name)
             kept[name] = [hashed("word", str(word)) for word in words] if isinstance(words, list) else []
         libraries = header.get("libraries")
         kept["libraries"] = [
-            {**library, "path": redacted_path(str(library.get("path")))}
+            {**_without_texts(library, frozenset()), "path": redacted_path(str(library.get("path")))}
             for library in (libraries if isinstance(libraries, list) else ())
             if isinstance(library, dict)
         ]
@@ -85,6 +103,7 @@ class Redaction:
         elif kind == "loss":
             table = _mapped(table, "detail", lambda _: "redacted")
         elif kind == "kernel" and not self._keep_kernels:
+            table = _mapped(table, "digest", redacted_build_id)  # whoever has the file could tell that it is this one
             table = _set(table, "elf", pa.nulls(len(table), table.schema.field("elf").type))
         elif kind == "stack":
             table = self._without_kernel_addresses(table)
@@ -115,7 +134,7 @@ class Redaction:
         """What goes into a `module` row, and the names that go with it."""
         names = named.names
         if module.kind is ModuleKind.KERNEL:
-            names = names.at(self._kernel_addresses)
+            names = names.outermost().at(self._kernel_addresses)
             names = replace(names, addresses=self._ordinals(names.addresses))
         else:
             files = set(names.files.tolist()) - set(names.functions.tolist())
@@ -130,6 +149,18 @@ class Redaction:
         problem = "redacted" if named.problem else ""
         source = "redacted" if named.source else ""
         return redacted, Named(names, source, problem, named.frame_pointers)
+
+
+def _without_texts(value: Any, kept: frozenset[str], name: str = "") -> Any:
+    """JSON with null for every text that is not of one of these members."""
+    match value:
+        case dict():
+            return {key: _without_texts(each, kept, key) for key, each in value.items()}
+        case list():
+            return [_without_texts(each, kept, name) for each in value]
+        case str() if name not in kept:
+            return None
+    return value
 
 
 def hashed(what: str, text: str) -> str:

@@ -27,6 +27,7 @@ from iaprof.formats.errors import IaprofError
 REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow
 ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
 LONGEST_DATA = 256 << 20  # bytes
+_DYING_SECONDS = 2.0  # for a killed child to give back its memory
 
 # -I keeps environment and working directory out of the child's imports; it finds modules where this process does.
 _START = "import sys; sys.path[:] = sys.argv[3:]; from iaprof.sandbox.child import main; main(*sys.argv[1:3])"
@@ -101,7 +102,8 @@ class Sandbox:
             self._channel.close()
         if self._child is not None:
             self._child.kill()
-            self._child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system in user space may keep it
+                self._child.wait(timeout=_DYING_SECONDS)
         self._child = self._channel = None
 
     def call(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,9 +47,7 @@ class AddressSpaces:
         )
         self._paths, self._build_ids, self._inodes = (mappings[name] for name in ("path", "build_id", "inode"))
         self._pids = mappings["pid"].to_numpy()
-        order = np.argsort(self._pids, kind="stable")
-        found, firsts = np.unique(self._pids[order], return_index=True)
-        self._rows = dict(zip(found.tolist(), np.split(order, firsts[1:]), strict=False))
+        self._rows = dict(_groups(self._pids))
         self._layers: dict[int, Layers] = {}
         execs: dict[int, list[int]] = defaultdict(list)
         forks: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -75,16 +75,14 @@ class AddressSpaces:
         """
         modules = np.empty(len(pids), np.int32)
         inside = addresses.copy()
-        order = np.argsort(pids, kind="stable")
-        found, firsts = np.unique(pids[order], return_index=True)
-        for pid, index in zip(found.tolist(), np.split(order, firsts[1:]), strict=False):
+        for pid, index in _groups(pids):
             if pid == 0:
                 modules[index] = self._number(Module(ModuleKind.KERNEL, "[kernel]"))
                 continue
             rows = self._mappings(pid, addresses[index], times[index], _MAX_FORKS)
-            for row in np.unique(rows).tolist():
+            for row, which in _groups(rows):
                 module = self._module(row, pid)
-                here = index[rows == row]
+                here = index[which]
                 modules[here] = self._number(module)
                 if module.kind is not ModuleKind.GENERATED:
                     inside[here] = addresses[here] - self._starts[row] + self._offsets[row]
@@ -141,9 +139,9 @@ class AddressSpaces:
             begun = np.maximum(begun, born)
         # A process's own first mappings carry the time of its exec or come after it.
         rows = np.where((rows >= 0) & (self._times[rows] >= begun), rows, -1) if len(self._times) else rows
-        left = (rows < 0) & (parents >= 0)
-        for parent in np.unique(parents[left]).tolist() if generations else ():
-            its = left & (parents == parent)
+        left = np.flatnonzero((rows < 0) & (parents >= 0))
+        for parent, which in _groups(parents[left]) if generations else ():
+            its = left[which]
             rows[its] = self._mappings(parent, addresses[its], begun[its], generations - 1)
         return rows
 
@@ -160,6 +158,13 @@ class AddressSpaces:
         layers = self._layers[pid]
         found = layers.last(layers.pieces(addresses), times)
         return np.where(found >= 0, rows[found], -1)
+
+
+def _groups(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each distinct key and where it stands, in time that does not grow with their product."""
+    order = np.argsort(keys, kind="stable")
+    found, firsts = np.unique(keys[order], return_index=True)
+    return zip(found.tolist(), np.split(order, firsts[1:]), strict=False)
 
 
 def _columns(forks: list[tuple[int, int]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -88,11 +88,12 @@ class Cache:
         folder = None
         try:
             if self._path is not None:
-                if make and _ours(self._path):
+                if make and _ours(self._path) and not _is_led_away(str(self._path.resolve()), self._path):
                     self._path.mkdir(0o700, parents=True, exist_ok=True)
                 folder = os.open(self._path, _FOLDER)
                 status = os.fstat(folder)
-                if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                led_away = _is_led_away(os.readlink(f"/proc/self/fd/{folder}"), self._path)
+                if led_away or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                     os.close(folder)
                     folder = None
         except OSError:
@@ -113,6 +114,11 @@ def _ours(path: Path) -> bool:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path.stat().st_uid == os.geteuid()
+
+
+def _is_led_away(real: str, path: Path) -> bool:
+    """Whether links, in a home that sudo kept, lead root to where its own files are."""
+    return os.geteuid() == 0 and real != os.path.normpath(path)
 
 
 def _copy(file: int, folder: int, name: str) -> None:

@@ -27,10 +27,13 @@ class Module:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What tells it from others: files of one build-id are one module, whoever mapped them from where."""
+        """What tells it from others: a file of one build-id at one path is one module, whoever mapped it.
+
+        The same build at another path is another one: who copies a build-id does not get at the names of others.
+        """
         if self.kind is not ModuleKind.FILE:
             return self.kind, self.pid
-        return (self.build_id,) if self.build_id is not None else (self.path, self.inode)
+        return self.build_id, self.path, self.inode
 
 
 @dataclass(frozen=True, slots=True)

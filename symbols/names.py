@@ -81,6 +81,12 @@ class Names:
         strings = [text for part in parts for text in part.strings]
         return cls(addresses[order], sizes[order], starts, functions[frames], files[frames], lines[frames], strings)
 
+    def outermost(self) -> Names:
+        """Of each range the first frame alone."""
+        first = self.starts[:-1]
+        columns = (self.functions[first], self.files[first], self.lines[first])
+        return Names(self.addresses, self.sizes, np.arange(len(self) + 1), *columns, self.strings)
+
     def at(self, addresses: NDArray[np.uint64]) -> Names:
         """The names of these addresses alone, each for itself."""
         rows = self.find(addresses)

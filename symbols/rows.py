@@ -99,13 +99,15 @@ def _names(capture: CaptureReader) -> dict[int, Names]:
     begins[1:] = (modules[1:] != modules[:-1]) | (addresses[1:] != addresses[:-1]) | (sizes[1:] != sizes[:-1])
     first = np.flatnonzero(begins)
     found = {}
-    for number in np.unique(modules).tolist():
-        low, high = np.searchsorted(modules, [number, number + 1])
-        ranges = first[(first >= low) & (first < high)]
+    numbers, lows = np.unique(modules, return_index=True)
+    for number, low, high in zip(numbers.tolist(), lows.tolist(), [*lows[1:].tolist(), len(modules)], strict=True):
+        ranges = first[slice(*np.searchsorted(first, [low, high]))]
         starts = np.append(ranges, high) - low
-        found[number] = Names(
-            addresses[ranges], sizes[ranges], starts, function[low:high], file[low:high], lines[low:high], strings
-        )
+        # Each module has its own texts: who goes through all of one's must not go through everybody's.
+        texts, indices = np.unique(np.concatenate([function[low:high], file[low:high]]), return_inverse=True)
+        functions, files = np.split(indices.astype(np.int32), 2)
+        own = [strings[text] for text in texts.tolist()]
+        found[number] = Names(addresses[ranges], sizes[ranges], starts, functions, files, lines[low:high], own)
     return found
 
 

@@ -21,7 +21,7 @@ from iaprof.bpf.loader import Loader
 from iaprof.bpf.uprobe import load_uprobe_program
 from iaprof.record.signals import Interrupted, StopSignals
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
 WAIT = "from iaprof.bpf.launches import LaunchProbes; p = LaunchProbes(); p.ready()"
 SAY = f"""

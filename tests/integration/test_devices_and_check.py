@@ -19,7 +19,7 @@ from integration.recording import Finished, iaprof
 from standin import runtime
 from standin.hardware import Hardware
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
 # Once as root first, which imports all there is: the other user may not be allowed to read the Python that runs this.
 AS_NOBODY = f"""

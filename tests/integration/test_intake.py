@@ -20,6 +20,8 @@ from iaprof.record.intake import Intake, RefusedElf, TakenElf
 from integration.attacking import NOBODY, PYTHON, hanging
 from standin import runtime
 
+pytestmark = pytest.mark.beside
+
 ELF = runtime.debug_elf("bmg", "matmul").read_bytes()
 
 

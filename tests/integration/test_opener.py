@@ -14,7 +14,7 @@ import pytest
 from iaprof.record.opener import Opener, Rights
 from integration.attacking import NOBODY
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.beside]
 CHROOT = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); print(1, flush=True); sys.stdin.read()"
 ROOT, STRANGER = Rights(0, 0), Rights(NOBODY, NOBODY)
 

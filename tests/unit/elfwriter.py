@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 INTEL_GPU, X86_64 = 205, 62
 REL, EXEC = 1, 2
-PROGBITS, SYMTAB, STRTAB, NOBITS = 1, 2, 3, 8
+PROGBITS, SYMTAB, STRTAB, RELA, NOBITS, RELOCATIONS = 1, 2, 3, 4, 8, 9
 FUNC, NOTYPE = 2, 0
 
 COMPILE_UNIT, SUBPROGRAM, INLINED, BLOCK, NAMESPACE, CLASS = 0x11, 0x2E, 0x1D, 0x0B, 0x39, 0x02
@@ -26,6 +26,7 @@ class Section:
     address: int = 0
     type: int = PROGBITS
     link: int = 0
+    info: int = 0
     entry_size: int = 0
     claimed_size: int | None = None  # what the table says instead of the data's length
     claimed_offset: int | None = None
@@ -76,8 +77,8 @@ def zebin(
         offset = start + len(body) if section.claimed_offset is None else section.claimed_offset
         size = len(section.data) if section.claimed_size is None else section.claimed_size
         headers += struct.pack(
-            "<IIQQQQIIQQ", name, section.type, 2, section.address & (1 << 64) - 1, offset, size, section.link, 0, 8,
-            section.entry_size,
+            "<IIQQQQIIQQ", name, section.type, 2, section.address & (1 << 64) - 1, offset, size, section.link,
+            section.info, 8, section.entry_size,
         )  # fmt: skip
         body += section.data
         name += len(section.name.encode()) + 1

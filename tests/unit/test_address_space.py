@@ -1,6 +1,8 @@
 """Which file an address belonged to, in the words of the side-band: mapped, forked, executed, covered."""
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -163,3 +165,25 @@ def test_bytes_that_are_no_records_stop_the_reading() -> None:
         with pytest.raises(ValueError, match="of its bytes are no records"):
             decode(data, band)
         assert len(band.processes.time) == (len(data) >= len(whole))
+
+
+def test_a_process_with_a_mapping_for_every_address_is_soon_done() -> None:
+    # given as many mappings as addresses, where the product of both would take a multiple of the time
+    count = 150_000
+    starts = np.arange(count, dtype=np.uint64) * np.uint64(16)
+    same: dict[str, Any] = {"time_ns": 1, "pid": 7, "length": 16, "offset": 0, "path": "/x"}
+    arrays = [
+        pa.array(starts) if field.name == "start" else pa.repeat(pa.scalar(same.get(field.name), field.type), count)
+        for field in KINDS["mapping"]
+    ]
+    mappings = pa.Table.from_arrays(arrays, schema=pa.schema(list(KINDS["mapping"])))
+    processes = pa.Table.from_struct_array(pa.array([], KINDS["process"]))
+    spaces = AddressSpaces(mappings, processes)
+    # when
+    begun = time.process_time()
+    times = np.ones(count, np.uint64)
+    modules, inside = spaces.locate(np.full(count, 7, np.uint32), starts, times)
+    # then
+    assert time.process_time() - begun < 6
+    assert {spaces.modules[number].path for number in np.unique(modules)} == {"/x"}
+    assert not inside.any()

@@ -57,6 +57,8 @@ def recorded(tmp_path: Path) -> CaptureReader:
         "command": ["/home/secret/secret-app", "--password=secret-key"],
         "arguments": ["iaprof", "record", "-o", "/home/secret/c"],
         "libraries": [{"path": "/home/secret/secret-library.so", "probes": 2, "since_ns": 5}],
+        "users": {"secret-host": 3},
+        "probes": {"launches": 4, "by": ["secret-app"]},
     }
     path = capture(
         tmp_path / "c.parquet",
@@ -127,6 +129,10 @@ def test_a_redacted_capture_tells_no_secret(recorded: CaptureReader, tmp_path: P
     assert FILE.build_id is not None
     assert all(repr(FILE.build_id) not in text for text in texts)
     assert public.table("process")["uid"].null_count == 1
+    assert public.table("kernel").to_pylist()[0]["digest"] != recorded.table("kernel").to_pylist()[0]["digest"]
+    # while what is known to be numbers stays
+    assert public.header["probes"]["launches"] == 4
+    assert public.header["streams"] == recorded.header["streams"]
     # nor where the kernel lies
     kernel = [ip for row in public.table("stack").to_pylist() if row["pid"] == 0 for ip in row["ips"]]
     assert len(kernel) == 2

@@ -467,6 +467,24 @@ def test_root_makes_no_folders_in_the_homes_of_others(tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.root
+def test_links_do_not_lead_root_to_its_own_folders(tmp_path: Path) -> None:
+    # given a home, kept by sudo, whose owner has made links of the folders for caches
+    (tmp_path / "system" / "symbols").mkdir(parents=True, mode=0o755)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "iaprof").symlink_to(tmp_path / "system")
+    (tmp_path / "home" / "other").symlink_to(tmp_path / "empty")
+    file = Cache.new_file()
+    os.write(file, b"names")
+    # when
+    Cache(tmp_path / "home" / "iaprof" / "symbols").keep("key", [file])
+    Cache(tmp_path / "home" / "other" / "symbols").keep("key", [file])
+    os.close(file)
+    # then
+    assert list((tmp_path / "system" / "symbols").iterdir()) == list((tmp_path / "empty").iterdir()) == []
+
+
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     monkeypatch.setattr(cache_module, "MOST_BYTES", 4000)

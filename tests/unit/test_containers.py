@@ -75,9 +75,15 @@ def test_pids_and_odd_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     # when
     told = describe(3000)
     # then
-    expected = {"pid": 3000, "ns_pid": 7, "cgroup": "/\\xff\\xfe\x1b[2J", "container": None, "uid": 4, "gid": 8}
+    expected = {"pid": 3000, "ns_pid": 7, "cgroup": "/\\xff\\xfe\x1b[2J", "container": None, "uid": 1, "gid": 5}
     assert told == expected
     assert json.loads(json.dumps(told)) == told
+
+
+@pytest.mark.parametrize(("ids", "expected"), [("1000\t0\t0\t0", 1000), ("0\t7\t0\t7", 7), ("0\t0\t0\t0", 0)])
+def test_whose_rights_a_set_user_id_program_has(monkeypatch: pytest.MonkeyPatch, ids: str, expected: int) -> None:
+    monkeypatch.setattr(containers, "_read", lambda pid, name: f"Uid:\t{ids}\nGid:\t{ids}\n".encode())
+    assert (describe(1)["uid"], describe(1)["gid"]) == (expected, expected)
 
 
 def test_this_process_and_one_that_is_gone() -> None:

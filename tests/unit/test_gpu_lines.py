@@ -85,8 +85,18 @@ def test_inlined_functions_of_the_c_kernels(device):
     [
         ("_ZNU3AS4K2nn3RowIfLi64EE3dotEPU3AS1Kf", "nn::Row<float, 64>::dot(float const AS1*) const"),
         ("_ZNU3AS46reduce3Max5applyEff", "reduce::Max::apply(float, float)"),
+        ("_ZZ4mainENU3AS4KUlvE_clEv", "main::{lambda()#1}::operator()() const"),
+        ("_ZZNU3AS4K1A1fEvENU3AS4KUlvE_clEv", "A::f() const::{lambda()#1}::operator()() const"),
+        ("_ZNU3AS43FooaSERU3AS4KS_", "Foo::operator=(Foo const AS4&)"),
+        ("_ZNU9CLgenericK3Row3dotEPU8CLglobalKf", "Row::dot(float const CLglobal*) const"),
+        ("_Z3addPU3AS1fPU3AS3VKf", "add(float AS1*, float const volatile AS3*)"),
+        ("_Z4NU3Av", "NU3A()"),
         ("_ZN2nn5scaleIfEET_S1_S1_", "float nn::scale<float>(float, float)"),
         ("_ZTSZ4mainEUlvE_", "main::{lambda()#1}"),
+        ("_ZZ4mainENKUlN4sycl4itemEiE_clES0_i", "main::{lambda(sycl::item, int)#1}::operator() const"),
+        ("_ZZ4mainENUlN4sycl7nd_itemILi2EEEE_clES1_", "main::{lambda(sycl::nd_item<2>)#1}::operator()"),
+        ("_ZZ4mainENU3AS4KUlN4sycl4itemEE_clES0_", "main::{lambda(sycl::item)#1}::operator() const"),
+        ("_ZZ4mainENKUlRN4sycl4itemEE_clES1_", "main::{lambda(sycl::item&)#1}::operator()(sycl::item&) const"),
         ("multiply_basic", "multiply_basic"),
         ("_Znonsense", "_Znonsense"),
         ("_ZNU3AS4", "_ZNU3AS4"),
@@ -189,6 +199,19 @@ def test_a_subroutine_stands_under_its_kernel():
     data = module(symbols=[elf.Symbol("k", 0, START, 64), elf.Symbol("_Z3subv", 0, START + 64, 32)])
     frames = frames_by_offset(data)
     assert [names(frames(offset)) for offset in (0, 64, 96)] == [["k"], ["k", "sub()"], ["k"]]
+
+
+def test_functions_that_kernels_share_and_call_are_frames_without_one():
+    """The compiler puts them into a section of their own, the first of them at its beginning."""
+    symbols = [elf.Symbol("_Z3onev", 0, START, 64), elf.Symbol("_Z3twov", 0, START + 64, 64)]
+    sections = [elf.kernel("Intel_Symbol_Table_Void_Program", bytes(128), START)]
+    for parts in (
+        [],
+        elf.dwarf(Die(elf.COMPILE_UNIT, {}, [function("one()", 0, 64), function("two()", 64, 64)])),
+    ):
+        frames = frames_by_offset(elf.zebin([*sections, *parts], symbols))
+        assert names(frames(0)) == ["[called functions]", "one()"]
+        assert names(frames(64)) == ["[called functions]", "two()"]
 
 
 def test_references_that_loop():

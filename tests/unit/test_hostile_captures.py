@@ -16,8 +16,11 @@ from iaprof.formats import capture as capture_format
 from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, NULLABLE, SCHEMA, CaptureError, CaptureReader
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers import WRITERS
+from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.profile import build
+from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, record, stall
 
 A = 0x8000_0001_0000
@@ -220,3 +223,43 @@ def test_many_of_everything_take_no_square_of_the_time(tmp_path: Path, what: str
     # then
     assert sum(int(line.rpartition(" ")[2]) for line in text.splitlines()) == count
     assert time.monotonic() - begun < 30
+
+
+def symbols(module: int, count: int, **same: int) -> list[dict[str, Any]]:
+    first = {"module": module, "address": 0, "size": (1 << 64) - 1, "depth": 0, "function": "f", "file": "", "line": 0}
+    return [first | {"depth": index % 256, "function": f"f{module}.{index}"} | same for index in range(count)]
+
+
+def module(number: int, **more: Any) -> dict[str, Any]:
+    row = {"id": number, "what": "kernel", "path": "[kernel]", "build_id": None, "inode": 0, "pid": 0, "source": "",
+           "problem": "", "frame_pointers": None}  # fmt: skip
+    return row | more
+
+
+def test_a_range_with_endless_frames_in_the_kernel_is_redacted(tmp_path: Path) -> None:
+    # given as many kernel addresses as frames that all of them have
+    count = 10_000
+    ips = [(1 << 63) + 16 * index for index in range(count)]
+    stacks = [{"id": 11, "time_ns": 1, "pid": 0, "truncated": False, "ips": ips[at : at + 500]}
+              for at in range(0, count, 500)]  # fmt: skip
+    path = capture(tmp_path / "c", stack=stacks, module=[module(0)], symbol=symbols(0, count))
+    reader = CaptureReader(path)
+    # when
+    archive(reader, tmp_path / "public", CaptureNames(reader), lambda *_: None, redact=True, keep_kernels=False)
+    # then it has one name for each
+    assert len(CaptureReader(tmp_path / "public").table("symbol")) == count
+
+
+def test_each_of_many_modules_has_its_own_texts(tmp_path: Path) -> None:
+    # given modules that would all go through the texts of all
+    modules = [module(number, what="generated", pid=number) for number in range(300)]
+    rows = [row for number in range(300) for row in symbols(number, 5)]
+    names = CaptureNames(CaptureReader(capture(tmp_path / "c", module=modules, symbol=rows)))
+    # when
+    for number in range(300):
+        asked = np.zeros(1, np.uint64)
+        named = names.name(Module(ModuleKind.GENERATED, pid=number), asked, asked)
+        # then
+        assert named is not None
+        assert [frame.function for frame in named.names.frames(0)] == [f"f{number}.{index}" for index in range(5)]
+        assert len(named.names.strings) <= 6

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def test_it_starts_with_the_first_request_and_is_used_again(sandbox):
     assert sandbox.pid is None
     assert not Path(f"/proc/{pid}").exists()
     assert sandbox.call("disasm", XE2, CODE) == first
+
+
+def test_a_child_that_cannot_be_killed_is_not_waited_for(sandbox):
+    # given one that a file system in user space keeps
+    sandbox.call("disasm", XE2, CODE)
+    child = sandbox._child
+    kill, child.kill = child.kill, lambda: None
+    os.kill(child.pid, signal.SIGSTOP)
+    # when
+    begun = time.monotonic()
+    closing = threading.Thread(target=sandbox.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    # then
+    took = time.monotonic() - begun
+    kill()
+    closing.join()
+    child.wait()
+    assert took < 9
 
 
 def test_the_child_has_given_up_its_rights(sandbox):

@@ -1,6 +1,7 @@
 """Zebins, real ones of four devices and made-up ones that lie."""
 
 import random
+import struct
 import time
 
 import pytest
@@ -59,6 +60,38 @@ def test_functions_beside_the_kernel(address):
     (kernel,) = read_zebin(elf.zebin([elf.kernel("k", bytes(128), address)], symbols)).kernels
     assert kernel.size == 96
     assert kernel.functions == (ZebinFunction("helper", 96, 16), ZebinFunction("late", 112, 16))
+
+
+def relocated(code: bytes, kind: int, *entries: tuple[int, ...]) -> bytes:
+    form = "<QII" if kind == elf.RELOCATIONS else "<QIIq"
+    data = b"".join(struct.pack(form, *entry) for entry in entries)
+    return elf.zebin([elf.kernel("k", code, 0x1000), elf.Section(".rel.text.k", data, type=kind, info=1)])
+
+
+@pytest.mark.parametrize("kind", [elf.RELOCATIONS, elf.RELA])
+def test_a_fingerprint_is_of_what_the_driver_leaves_as_it_is(kind):
+    addend = () if kind == elf.RELOCATIONS else (0,)
+    entries = [(8, 1, 0, *addend), (24, 2, 0, *addend), (60, 1, 0, *addend), (1 << 63, 3, 0, *addend)]
+
+    def fingerprint(*changed: int) -> str:
+        code = bytearray(64)
+        for offset in changed:
+            code[offset] = 7
+        (kernel,) = read_zebin(relocated(bytes(code), kind, *entries)).kernels
+        assert kernel.code == code
+        return kernel.fingerprint
+
+    places = [*range(8, 16), *range(24, 28), *range(60, 64)]
+    assert {fingerprint(offset) for offset in places} == {fingerprint()}
+    others = [offset for offset in range(64) if offset not in places]
+    assert len({fingerprint(), *(fingerprint(offset) for offset in others)}) == 1 + len(others)
+
+
+def test_more_relocations_than_bytes():
+    data = relocated(bytes(64), elf.RELOCATIONS, *[(0, 1, 0)] * 100)
+    relocations = elf.Section(".rel.text.k", type=elf.RELOCATIONS, info=1, claimed_offset=64, claimed_size=1600)
+    with pytest.raises(ZebinError, match="more relocations than the file has bytes"):
+        read_zebin(elf.zebin([elf.kernel("k", data), *[relocations] * 100]))
 
 
 def test_odd_but_usable():
