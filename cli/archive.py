@@ -10,6 +10,7 @@ import typer
 
 from iaprof.cli.progress import Progress
 from iaprof.cli.summary import in_bytes, say
+from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
@@ -36,15 +37,9 @@ def archive(
     redact: Annotated[
         bool, typer.Option("--redact", help="Replace names, paths, commands and hosts by hashes.")
     ] = False,
-    symfs: Annotated[
-        Path | None, typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.")
-    ] = None,
-    symbol_dirs: Annotated[
-        list[Path] | None, typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.")
-    ] = None,
-    kallsyms: Annotated[
-        Path | None, typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.")
-    ] = None,
+    symfs: Symfs = None,
+    symbol_dirs: SymbolDirs = None,
+    kallsyms: Kallsyms = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Write a capture that names its frames anywhere.

@@ -14,6 +14,7 @@ import typer
 
 from iaprof.cli.stdout import answering
 from iaprof.cli.summary import losses, say
+from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
 from iaprof.cli.symbol_sources import sources
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output, replacing
@@ -60,15 +61,9 @@ def report(
         bool | None,
         typer.Option("--hide-cpython/--no-hide-cpython", help="Leave out the interpreter between Python functions."),
     ] = None,
-    symfs: Annotated[
-        Path | None, typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.")
-    ] = None,
-    symbol_dirs: Annotated[
-        list[Path] | None, typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.")
-    ] = None,
-    kallsyms: Annotated[
-        Path | None, typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.")
-    ] = None,
+    symfs: Symfs = None,
+    symbol_dirs: SymbolDirs = None,
+    kallsyms: Kallsyms = None,
     symbol_sources: Annotated[
         bool, typer.Option("--symbol-sources", help="Say which file was named from where, and what was not.")
     ] = False,

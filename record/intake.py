@@ -62,6 +62,23 @@ class RefusedElf:
     reason: str
 
 
+def start_child() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts intake_child.py; gives it, and the channel to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # An interpreter of its own, not a fork: it stays small, and has none of our descriptors.
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_CHILD), str(theirs.fileno())],  # -S: keeps the start short
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={},
+        )
+    return child, ours
+
+
 class Intake:
     """The child, and what waits for it."""
 
@@ -80,19 +97,8 @@ class Intake:
         self._start()
 
     def _start(self) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._child, self._channel = start_child()
         self._channel.setblocking(False)  # recv_fds does not pass MSG_DONTWAIT on
-        with theirs:
-            # An interpreter of its own, not a fork: it stays small, and has none of our descriptors.
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_CHILD), str(theirs.fileno())],  # -S: keeps the start short
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={},
-            )
 
     def fileno(self) -> int:
         """Readable when an answer is there. Changes when the child is replaced."""

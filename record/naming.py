@@ -14,8 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import behind_sudo
 from iaprof.record.containers import describe
 from iaprof.record.opener import Opener, Rights
+from iaprof.sandbox.closing import Closing
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.binaries import Binaries, BinaryError, Facts
 from iaprof.symbols.boot import is_same_boot
@@ -42,7 +42,7 @@ _JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
 _SYSTEM = (Path("/"),)  # below which debug files are looked for
 
 
-class RecordedNaming:
+class RecordedNaming(Closing):
     """A Naming for the end of a recording; also a context manager."""
 
     def __init__(
@@ -80,12 +80,8 @@ class RecordedNaming:
             if _JITDUMP.fullmatch(path):
                 self._jitdumps.setdefault(pid, {})[path] = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Ends the child processes."""
         self._opened.close()
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:

@@ -11,15 +11,15 @@ import os
 import re
 import socket
 import subprocess
-import sys
+from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from iaprof.record.intake import start_child
+from iaprof.sandbox.closing import Closing
 
 TIMEOUT_S = 2.0
-MAX_HANGS = 8  # a file system in user space may hang at every file
-_CHILD = Path(__file__).with_name("intake_child.py")
+MAX_HANGS = 8  # of one user: a file system in user space may hang at every file
 _MAPS = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ \S+ (\d+) *(.*)$", re.MULTILINE)
 _MOST_MAPS = 1 << 24  # bytes
 
@@ -32,20 +32,12 @@ class Rights:
     gid: int
 
 
-class Opener:
+class Opener(Closing):
     """The child that opens; also a context manager. It is started when it is needed."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self._hangs = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._hangs: Counter[int] = Counter()  # by user
 
     def open(self, path: str, rights: Rights, pid: int = 0, owner: int | None = None) -> int | str:
         """A regular file below the root of a process, or below ours without one.
@@ -79,8 +71,8 @@ class Opener:
         return "it is not mapped any more"
 
     def _ask(self, request: dict[str, Any], rights: Rights) -> int | str:
-        if self._hangs >= MAX_HANGS:
-            return "other files took too long to open"
+        if self._hangs[rights.uid] >= MAX_HANGS:
+            return "other files of its user took too long to open"
         if self._child is None:
             self._start()
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
@@ -89,7 +81,7 @@ class Opener:
             data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
             answer = json.loads(data) if data else {"refused": "the process that opens it died"}
         except (OSError, ValueError) as error:
-            self._hangs += 1
+            self._hangs[rights.uid] += 1
             self.close()
             late = isinstance(error, TimeoutError)
             return "opening it took too long" if late else "the process that opens it died"
@@ -100,18 +92,8 @@ class Opener:
         return str(answer.get("refused", "it cannot be opened"))
 
     def _start(self) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._child, self._channel = start_child()
         self._channel.settimeout(TIMEOUT_S)
-        with theirs:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_CHILD), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={},
-            )
 
     def close(self) -> None:
         """Ends the child; another call starts another one."""

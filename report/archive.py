@@ -52,7 +52,7 @@ def archive(
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     modules = list(needed.modules(spaces))
     kernel = [addresses for module, addresses, _ in modules if module.kind is ModuleKind.KERNEL]
-    redaction = Redaction(kernel[0] if kernel else np.empty(0, np.uint64), keep_kernels) if redact else None
+    redaction = Redaction(spaces, kernel[0] if kernel else np.empty(0, np.uint64), keep_kernels) if redact else None
     with replacing(output) as file:
         writer = CaptureWriter(file)
         for kind in KINDS:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
+from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox
 
 
@@ -13,21 +11,13 @@ def gpu_sandbox(limits: Limits | None = None) -> Sandbox:
     return Sandbox("iaprof.report.gpu_reader", limits)
 
 
-class GpuSandboxed:
+class GpuSandboxed(Closing):
     """Has its work done in such a sandbox; also a context manager."""
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:
         """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
         self._is_shared = sandbox is not None
         self._sandbox = sandbox or gpu_sandbox()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the child process, unless it is shared."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named
 from iaprof.symbols.pythons import PYTHON_FUNCTION
@@ -61,13 +62,15 @@ _HIGHEST = 1 << 63  # kernel addresses are above
 class Redaction:
     """The replacements of one capture."""
 
-    def __init__(self, kernel_addresses: NDArray[np.uint64], keep_kernels: bool) -> None:
+    def __init__(self, spaces: AddressSpaces, kernel_addresses: NDArray[np.uint64], keep_kernels: bool) -> None:
         """Begins.
 
         Args:
+            spaces: of the capture.
             kernel_addresses: uint64[n], sorted and distinct, those to name in the operating system's kernel.
             keep_kernels: GPU kernels' debug ELFs stay, and all that they tell.
         """
+        self._spaces = spaces
         self._kernel_addresses = kernel_addresses
         self._keep_kernels = keep_kernels
 
@@ -106,10 +109,11 @@ class Redaction:
             table = _mapped(table, "digest", redacted_build_id)  # whoever has the file could tell that it is this one
             table = _set(table, "elf", pa.nulls(len(table), table.schema.field("elf").type))
         elif kind == "stack":
-            table = self._without_kernel_addresses(table)
+            table = self._stacks(table)
         return table
 
-    def _without_kernel_addresses(self, table: pa.Table) -> pa.Table:
+    def _stacks(self, table: pa.Table) -> pa.Table:
+        """Without addresses of the kernel, and without what a walk found behind the last frame: data of the process."""
         ips = table["ips"].combine_chunks()
         ips = ips if isinstance(ips, pa.Array) else pa.concat_arrays(ips.chunks)
         starts = ips.offsets.to_numpy().astype(np.int64)
@@ -117,7 +121,11 @@ class Redaction:
         values = ips.flatten().to_numpy().copy()
         innermost = np.zeros(len(values), bool)
         innermost[(starts[:-1] - starts[0])[depths > 0]] = True
-        kernels = np.repeat(table["pid"].to_numpy() == 0, depths)
+        pids, times = (np.repeat(table[name].to_numpy(), depths) for name in ("pid", "time_ns"))
+        kernels = pids == 0
+        modules, _ = self._spaces.locate(pids, values - (~innermost).astype(np.uint64), times)
+        nowhere = np.array([module.path == NOWHERE for module in self._spaces.modules], bool)
+        values[nowhere[modules] & ~kernels] = 1
         returns = kernels & ~innermost
         values[returns] = self._ordinals(values[returns] - np.uint64(1)) + np.uint64(1)
         values[kernels & innermost] = self._ordinals(values[kernels & innermost])

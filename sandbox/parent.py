@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from iaprof.formats.errors import IaprofError
+from iaprof.sandbox.closing import Closing
 
 REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow
 ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
@@ -68,7 +68,7 @@ class Limits:
     written_bytes: int = 0  # how long it may make a file that it is handed for writing
 
 
-class Sandbox:
+class Sandbox(Closing):
     """A child process for work on hostile bytes; also a context manager. One thread at a time may use it."""
 
     def __init__(self, reader: str, limits: Limits | None = None) -> None:
@@ -82,14 +82,6 @@ class Sandbox:
         self.limits = limits or Limits()
         self._child: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pid(self) -> int | None:

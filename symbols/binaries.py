@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.errors import IaprofError
 from iaprof.sandbox.answers import AnswerError, integer, list_of, sentence, string, strings_of
+from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.cache import Cache, key_of, usual_folder
 from iaprof.symbols.names import LONGEST_NAME, Named, Names
@@ -78,21 +78,13 @@ class _Source:
         return min(1 + self.debug_bytes // _PART_BYTES, _MOST_PARTS)
 
 
-class Binaries:
+class Binaries(Closing):
     """Reads ELF files in child processes; also a context manager."""
 
     def __init__(self, cache: Path | None = None) -> None:
         """Starts nothing yet. `cache` is where what was read of debug information is kept; None for the usual place."""
         self._cache = Cache(cache or usual_folder())
         self._sandbox = Sandbox("iaprof.symbols.binary_reader", _READING)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the child process."""

@@ -7,13 +7,13 @@ know, and to open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.sandbox.answers import AnswerError, ascending, integers, sentence, string, strings_of
+from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.names import LONGEST_NAME, Frame, Named, Names
 
@@ -21,20 +21,12 @@ _LIMITS = Limits(seconds=20.0, files=1)  # 200 MB of hostile lines take some 3 s
 _LARGEST_LINE = 1 << 32
 
 
-class GeneratedCode:
+class GeneratedCode(Closing):
     """Reads perf maps and jitdumps in a child process; also a context manager."""
 
     def __init__(self, limits: Limits = _LIMITS) -> None:
         """Starts nothing yet."""
         self._sandbox = Sandbox("iaprof.symbols.generated_reader", limits)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the child process."""

@@ -55,8 +55,8 @@ def write(path: Path, content: bytes = ELF, owner: int = NOBODY, mode: int = 0o6
 class Attacked:
     """A recording under attack, and what came of it."""
 
-    def __init__(self, folder: Path, *attacks: list[str], seconds: float = 1.5) -> None:
-        """`seconds` is how long the honest program launches beside the attacks."""
+    def __init__(self, folder: Path, *attacks: list[str], seconds: float = 1.5, may_lose: bool = False) -> None:
+        """`seconds` is how long the honest program launches beside the attacks; `may_lose`: its module may be lost."""
         capture = folder.parent / "c"
         with Hardware(folder.parent / "gpu") as hardware:
             env = environment(hardware)
@@ -76,7 +76,8 @@ class Attacked:
         ours = {launch.pid for launch in ledger.launches}
         rows = self.reader.table("launch", ("pid",))["pid"].to_pylist()
         assert sum(pid in ours for pid in rows) == sum(launch.count for launch in ledger.launches) > 100
-        assert ours <= {kernel["pid"] for kernel in self.kernels}
+        self.missing = ours - {kernel["pid"] for kernel in self.kernels}
+        assert not self.missing or may_lose
         # The recorder was never kept from reading: a GPU that executes something always has stalls.
         reads = sorted(self.reader.table("stall", ("time_ns",))["time_ns"].to_pylist())
         assert max(after - before for before, after in itertools.pairwise(reads)) < LONGEST_REST_NS
@@ -291,11 +292,11 @@ def test_thousands_per_second(folder: Path) -> None:
     script = firing(*[path] * 20, cwd=folder, stay=2.5)
     script[script.index("-c") + 1] = FLOOD
     # when
-    attacked = Attacked(folder, script, seconds=2.5)
-    # then each is there, refused or lost
+    attacked = Attacked(folder, script, seconds=2.5, may_lose=True)
+    # then each is there, refused or lost, and the honest program's too, if there was no room for it
     full = [row["count"] for row in attacked.losses if row["detail"] == "too many were compiled at once"]
     lost = [row["count"] for row in attacked.losses if (row["source"], row["what"]) == ("kernels", "lost")]
-    assert attacked.taken(path) + len(attacked.reasons(path)) + sum(full) + sum(lost) == 20_000
+    assert attacked.taken(path) + len(attacked.reasons(path)) + sum(full) + sum(lost) == 20_000 + len(attacked.missing)
     # and the recording ends in time (its end waits 3 s at most for what was named)
     assert attacked.seconds < 15
 

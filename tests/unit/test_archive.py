@@ -18,11 +18,13 @@ from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Frame, Named, Names
 from iaprof.symbols.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, record, stall
+from unit.test_address_space import spaces
 from unit.zebins import debug_elf
 
 SECRETS = ("secret-host", "secret-app", "/home/secret", "secret_function", "SecretKernel", "secret-cgroup",
            "secret.cpp", "secret-key", "secret-library", "secret-loss", "secret-container", "secret_py",
            "attention")  # fmt: skip
+STRAY = int.from_bytes(b"!secret!", "little")  # what a walk may find behind the last frame
 KERNEL_IP = 0xFFFF_FFFF_8123_4567
 FILE = Module(ModuleKind.FILE, "/home/secret/bin/secret-app", b"\x11" * 20)
 
@@ -51,6 +53,7 @@ def recorded(tmp_path: Path) -> CaptureReader:
     stacks = [
         {"id": 1, "time_ns": 2_000_000_000, "pid": 7, "truncated": False, "ips": [0x1010, 0x9001, 0x1021]},
         {"id": 2, "time_ns": 2_000_000_000, "pid": 0, "truncated": False, "ips": [KERNEL_IP, KERNEL_IP + 0x1001]},
+        {"id": 3, "time_ns": 2_000_000_000, "pid": 7, "truncated": False, "ips": [0x1010, STRAY]},
     ]
     header = HEADER | {
         "host": {"name": "secret-host", "kernel": "6.18", "boot_id": "secret-key"},
@@ -66,7 +69,7 @@ def recorded(tmp_path: Path) -> CaptureReader:
         stall=[stall(2_500_000_000, record(0x8000_0000, sbid=5))],
         launch=[launch(2_000_000_000, 7, 0x8000_0000, comm="secret-app", name="SecretKernel", size=256)],
         stack=stacks,
-        mapping=[mapping],
+        mapping=[mapping, mapping | {"start": 0x9000, "offset": 0, "path": "//anon", "build_id": None}],
         process=[process],
         kernel=[{"time_ns": 1, "pid": 7, "path": "/home/secret/k.elf", "digest": b"\1" * 32, "size": 4,
                  "elf": debug_elf("bmg", "attention")}],
@@ -93,7 +96,7 @@ def launching_stack(capture: CaptureReader) -> tuple[str, ...]:
 
 def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp_path: Path) -> None:
     # given a capture without names
-    assert launching_stack(recorded) == ("[secret-app+0x420]", "0x9000", "[secret-app+0x410]")
+    assert launching_stack(recorded) == ("[secret-app+0x420]", "[anon]", "[secret-app+0x410]")
     # when
     portable = archived(recorded, tmp_path)
     # then
@@ -101,7 +104,7 @@ def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp
         if kind not in ("module", "symbol"):
             assert portable.table(kind).to_pylist() == recorded.table(kind).to_pylist(), kind
     assert {k: v for k, v in portable.header.items() if k != "symbols"} == recorded.header | {"format": 3}
-    assert portable.header["symbols"]["named"] == portable.header["symbols"]["addresses"] == 5
+    assert portable.header["symbols"]["named"] == portable.header["symbols"]["addresses"] == 6
     assert launching_stack(portable) == (
         "secret_function", "secret_function2", "py::secret_py:/home/secret/x.py", "secret_function", "secret_function2"
     )  # fmt: skip
@@ -129,6 +132,7 @@ def test_a_redacted_capture_tells_no_secret(recorded: CaptureReader, tmp_path: P
     assert FILE.build_id is not None
     assert all(repr(FILE.build_id) not in text for text in texts)
     assert public.table("process")["uid"].null_count == 1
+    assert [row["ips"] for row in public.table("stack").to_pylist() if row["id"] == 3] == [[0x1010, 1]]
     assert public.table("kernel").to_pylist()[0]["digest"] != recorded.table("kernel").to_pylist()[0]["digest"]
     # while what is known to be numbers stays
     assert public.header["probes"]["launches"] == 4
@@ -155,7 +159,7 @@ def test_a_redacted_capture_still_says_where_the_time_went(recorded: CaptureRead
 
 
 def test_functions_of_files_that_everybody_has_keep_their_names() -> None:
-    redaction = Redaction(np.empty(0, np.uint64), keep_kernels=False)
+    redaction = Redaction(spaces([], []), np.empty(0, np.uint64), keep_kernels=False)
     named = Named(Names.of([(1, 1, [Frame("zeInit", "/home/secret/loader.cpp")])]), "from /home/secret", "")
     module, public = redaction.module(Module(ModuleKind.FILE, "/home/secret/libze_loader.so.1", b"1"), named)
     assert module.path.endswith("/libze_loader.so.1")
