@@ -126,7 +126,7 @@ def record(
 
     with StopSignals() as signals:
         from iaprof.record.options import Options
-        from iaprof.record.recorded_symbols import Symbols
+        from iaprof.record.symbols import Symbols
 
         options = Options(
             output=output,

@@ -44,8 +44,9 @@ def recover(
     if symbols not in ("needed", "all", "none"):
         raise UsageError("--symbols takes needed, all or none")
     from iaprof.record.finish import finish
-    from iaprof.record.recorded_symbols import Symbols, recorded_symbols
+    from iaprof.record.recorded_symbols import recorded_symbols
     from iaprof.record.spool import SpoolReader
+    from iaprof.record.symbols import Symbols
 
     if output is None:
         if spool.suffix != ".spool":

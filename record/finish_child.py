@@ -21,8 +21,9 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import hold
 from iaprof.record.carry import Carry
 from iaprof.record.finish import finish
-from iaprof.record.recorded_symbols import Symbols, recorded_symbols
+from iaprof.record.recorded_symbols import recorded_symbols
 from iaprof.record.spool import SpoolReader
+from iaprof.record.symbols import Symbols
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:

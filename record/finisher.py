@@ -13,8 +13,8 @@ from typing import Any
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import folder_of
-from iaprof.record.recorded_symbols import Symbols
 from iaprof.record.spool import Spool
+from iaprof.record.symbols import Symbols
 
 
 class Finisher:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iaprof.bpf.launches import Sizes
-from iaprof.record.recorded_symbols import Symbols
+from iaprof.record.symbols import Symbols
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from enum import StrEnum
 from types import FrameType
 from typing import Any
 
 from iaprof.formats.capture import CaptureWriter
 from iaprof.record.finish import ForSymbols
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
+from iaprof.record.symbols import Symbols
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.write_names import Patience, Progress, write_names
 
 _NICE = 19
-
-
-class Symbols(StrEnum):
-    """Which names travel in a capture."""
-
-    NEEDED = "needed"  # those of the addresses in its stacks
-    ALL = "all"  # and those of all other functions of the same files
-    NONE = "none"
 
 
 def recorded_symbols(which: Symbols, progress: Progress) -> Callable[[ForSymbols, CaptureWriter], dict[str, Any]]:

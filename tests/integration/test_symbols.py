@@ -17,8 +17,8 @@ import pytest
 import iaprof
 from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
 from iaprof.record.finisher import Finisher
-from iaprof.record.recorded_symbols import Symbols
 from iaprof.record.spool import Spool
+from iaprof.record.symbols import Symbols
 from iaprof.report.archive import rows_of
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start
 from standin import runtime

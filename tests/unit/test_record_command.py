@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,3 +71,10 @@ def test_a_signal_may_do_something_else_once() -> None:
         signals.farewell = lambda: ""
         with pytest.raises(SystemExit):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_recorder_stays_small() -> None:
+    """What writes captures and names symbols is imported by the process that does it, not by the one that records."""
+    code = "import sys, iaprof.cli.record, iaprof.record.session; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"pyarrow", "symbolic", "multi_demangle", "typer.testing"} & set(done.stdout.split())
