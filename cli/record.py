@@ -13,6 +13,7 @@ import typer
 from iaprof.cli.progress import Progress
 from iaprof.cli.quantities import pids, size, size_or_time
 from iaprof.cli.summary import end_line, say
+from iaprof.cli.symbol_options import WhichSymbols, which_symbols
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
@@ -83,10 +84,7 @@ def record(
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
     ] = None,
-    symbols: Annotated[
-        str,
-        typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none."),
-    ] = "needed",
+    symbols: WhichSymbols = "needed",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of libraries and modules too.")] = False,
 ) -> None:
@@ -117,8 +115,7 @@ def record(
         raise UsageError("--metric-interval takes 1 ms or more, or 0")
     if max_files is not None and max_files < 1:
         raise UsageError("--max-files takes 1 or more")
-    if symbols not in ("needed", "all", "none"):
-        raise UsageError("--symbols takes needed, all or none")
+    which = which_symbols(symbols)
     switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
     check_output(output, force)
     # Imported here, so that `iaprof report` needs none of what recording needs.
@@ -126,7 +123,6 @@ def record(
 
     with StopSignals() as signals:
         from iaprof.record.options import Options
-        from iaprof.record.symbols import Symbols
 
         options = Options(
             output=output,
@@ -143,7 +139,7 @@ def record(
             switch_bytes=switch_bytes,
             switch_s=switch_s,
             max_files=max_files,
-            symbols=Symbols(symbols),
+            symbols=which,
             max_bytes=size(max_size, "--max-size") if max_size else None,
         )
         status = _record(options, signals, quiet, verbose)

@@ -10,6 +10,7 @@ import typer
 
 from iaprof.cli.progress import Progress
 from iaprof.cli.summary import end_line, say
+from iaprof.cli.symbol_options import WhichSymbols, which_symbols
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
 
@@ -32,17 +33,14 @@ def recover(
             show_default=False,
         ),
     ] = None,
-    symbols: Annotated[
-        str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
-    ] = "needed",
+    symbols: WhichSymbols = "needed",
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
 ) -> None:
     """Save a recording whose recorder died.
 
     Turns its spool into a capture. Everything that was read before the recorder died is in it. The spool is kept.
     """
-    if symbols not in ("needed", "all", "none"):
-        raise UsageError("--symbols takes needed, all or none")
+    which = which_symbols(symbols)
     from iaprof.record.finish import finish
     from iaprof.record.recorded_symbols import recorded_symbols
     from iaprof.record.spool import SpoolReader
@@ -56,8 +54,8 @@ def recover(
     check_output(output, force, spool)
     progress = Progress()
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    names = recorded_symbols(Symbols(symbols), progress.naming if on_terminal else _nothing)
-    finished = finish(reader, output, write_symbols=None if symbols == "none" else names)
+    names = recorded_symbols(which, progress.naming if on_terminal else _nothing)
+    finished = finish(reader, output, write_symbols=None if which is Symbols.NONE else names)
     progress.clear()
     reader.close()
     say(end_line("recover", output, finished.header, finished.size))

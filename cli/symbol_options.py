@@ -7,6 +7,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from iaprof.formats.errors import UsageError
+from iaprof.record.symbols import Symbols
+
+WhichSymbols: TypeAlias = Annotated[
+    str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
+]
 Symfs: TypeAlias = Annotated[
     Path | None, typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.")
 ]
@@ -16,3 +22,15 @@ SymbolDirs: TypeAlias = Annotated[
 Kallsyms: TypeAlias = Annotated[
     Path | None, typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.")
 ]
+
+
+def which_symbols(text: str) -> Symbols:
+    """What the user said of `--symbols`.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    try:
+        return Symbols(text)
+    except ValueError:
+        raise UsageError("--symbols takes needed, all or none") from None

@@ -30,10 +30,9 @@ from iaprof.symbols.binaries import Binaries, BinaryError, Facts
 from iaprof.symbols.boot import is_same_boot
 from iaprof.symbols.debug_files import debug_files
 from iaprof.symbols.generated import GeneratedCode
-from iaprof.symbols.kallsyms import KernelSymbols
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named
-from iaprof.symbols.vdso import open_vdso
+from iaprof.symbols.this_boot import ThisBoot
 
 _MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
 _MOST_JITDUMPS = 8
@@ -68,7 +67,7 @@ class RecordedNaming(Closing):
         self._opener = self._opened.enter_context(Opener())
         self._binaries = self._opened.enter_context(Binaries())
         self._generated = self._opened.enter_context(GeneratedCode())
-        self._kernel: KernelSymbols | None = None
+        self._this_boot = ThisBoot(header, self._binaries, self._generated, everything)
         described = [row for row in processes.select(["pid", "event", "ns_pid", "uid", "gid"]).to_pylist()
                      if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
         self._described = {row["pid"]: row for row in described}
@@ -102,25 +101,11 @@ class RecordedNaming(Closing):
                 return self._name_file(module, addresses)
             if not self._is_here:
                 return Named(problem="this machine was started since the recording, or is another one")
-            match module.kind:
-                case ModuleKind.GENERATED:
-                    return self._name_generated(module.pid, addresses, times)
-                case ModuleKind.VDSO:
-                    vdso = open_vdso()
-                    if vdso is None:
-                        return Named(problem="the recorder has no vDSO")
-                    with _closing(vdso):
-                        return self._binaries.name(vdso, addresses, everything=self._everything)
-                case ModuleKind.KERNEL:
-                    return self._name_kernel(module, addresses, times)
+            if module.kind is ModuleKind.GENERATED:
+                return self._name_generated(module.pid, addresses, times)
+            return self._this_boot.name(module, addresses, times) or Named(problem="the recorder has no vDSO")
         except (IaprofError, OSError) as error:
             return Named(problem=str(error))
-
-    def _name_kernel(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
-        if self._kernel is None:
-            with open("/proc/kallsyms", "rb") as file:
-                self._kernel = KernelSymbols(file, "/proc/kallsyms")
-        return self._kernel.name(module, addresses, times) or Named()
 
     # Files
 

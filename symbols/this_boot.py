@@ -23,19 +23,22 @@ from iaprof.symbols.vdso import open_vdso
 class ThisBoot:
     """A Naming for the kernel, the vDSO and perf maps, when a report is made where the capture was recorded."""
 
-    def __init__(self, header: dict[str, Any], binaries: Binaries, generated: GeneratedCode) -> None:
+    def __init__(
+        self, header: dict[str, Any], binaries: Binaries, generated: GeneratedCode, everything: bool = False
+    ) -> None:
         """Opens nothing yet.
 
         Args:
             header: of the capture.
             binaries: reads the vDSO.
             generated: reads perf maps.
+            everything: names every function of the vDSO, not only the addresses that are asked for.
         """
         self._is_here = is_same_boot(header)
         clock = header.get("clock_end")
         end = clock.get("realtime_ns") if isinstance(clock, dict) else None
         self._end_ns = end if isinstance(end, int) else 0
-        self._binaries, self._generated = binaries, generated
+        self._binaries, self._generated, self._everything = binaries, generated, everything
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
         """See Naming."""
@@ -50,7 +53,7 @@ class ThisBoot:
                     if (fd := open_vdso()) is None:
                         return None
                     with contextlib.closing(os.fdopen(fd, "rb")):
-                        return self._binaries.name(fd, addresses)
+                        return self._binaries.name(fd, addresses, everything=self._everything)
                 case ModuleKind.GENERATED:
                     return self._name_generated(module.pid, addresses, times)
         except (IaprofError, OSError) as error:
