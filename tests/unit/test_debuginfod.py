@@ -138,14 +138,6 @@ def second() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def binaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Binaries]:
-    with Binaries(tmp_path_factory.mktemp("cache")) as made:
-        with open("/proc/self/exe", "rb") as file:
-            made.facts(file.fileno())  # starts the child, which takes descriptors
-        yield made
-
-
-@pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build(tmp_path_factory.mktemp("compiled") / "libhere.so")
 

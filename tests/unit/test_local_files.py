@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +28,6 @@ from unit.builds import (
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build(tmp_path_factory.mktemp("compiled") / "libhere.so")
-
-
-@pytest.fixture(scope="module")
-def binaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Binaries]:
-    with Binaries(tmp_path_factory.mktemp("cache")) as made:
-        with open("/proc/self/exe", "rb") as file:
-            made.facts(file.fileno())  # starts the child, which takes descriptors
-        yield made
 
 
 @pytest.fixture
