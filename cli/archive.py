@@ -63,8 +63,8 @@ def archive(
             progress.naming(done, modules)
 
     keep_kernels = not redact if kernels is None else kernels
-    with naming(reader, Places(symfs, tuple(symbol_dirs or ()), kallsyms), symbols == "all") as names:
-        archived = write(reader, output, names, tell, redact, keep_kernels)
+    places = Places(symfs, tuple(symbol_dirs or ()), kallsyms)
+    archived = write(reader, output, lambda part: naming(part, places, symbols == "all"), tell, redact, keep_kernels)
     progress.clear()
     if not quiet:
         counts = archived.header["symbols"]

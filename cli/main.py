@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 import iaprof
-from iaprof.cli import archive, check, devices, record, recover, report
+from iaprof.cli import (
+    annotate,
+    archive,
+    check,
+    devices,
+    diff,
+    import_,
+    info,
+    merge,
+    query,
+    record,
+    recover,
+    report,
+    top,
+)
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
@@ -24,6 +38,13 @@ app = typer.Typer(
 # What follows the command's name belongs to the command, whether `--` stands before it or not.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=report.EXAMPLES)(report.report)
+app.command(epilog=top.EXAMPLES)(top.top)
+app.command(name="annotate", epilog=annotate.EXAMPLES)(annotate.annotate)
+app.command(epilog=diff.EXAMPLES)(diff.diff)
+app.command(epilog=info.EXAMPLES)(info.info)
+app.command(epilog=merge.EXAMPLES)(merge.merge)
+app.command(name="import", epilog=import_.EXAMPLES)(import_.import_)
+app.command(epilog=query.EXAMPLES)(query.query)
 app.command(epilog=archive.EXAMPLES)(archive.archive)
 app.command(epilog=recover.EXAMPLES)(recover.recover)
 app.command(epilog=devices.EXAMPLES)(devices.devices)

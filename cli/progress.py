@@ -30,6 +30,14 @@ class Progress:
         """Draws how the naming of symbols goes."""
         self._draw(f"naming symbols: {done:,} of {modules:,} files")
 
+    def reading(self, done: int) -> None:
+        """Draws how far a text has been read, bytes."""
+        self._draw(f"read {in_bytes(done)}")
+
+    def merging(self, done: int, rows: int) -> None:
+        """Draws how the merging of captures goes."""
+        self._draw(f"merging: {100 * done // rows} %")
+
     def _draw(self, line: str) -> None:
         self._write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
         self._drawn = True

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import io
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated
 
 import typer
 
+from iaprof.cli.analysis import analysed, limit_memory, places
+from iaprof.cli.facts import say_facts
+from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
-from iaprof.cli.summary import losses, say
-from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
+from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output, replacing
 from iaprof.formats.folded import write_cpu
-from iaprof.formats.profile import Shape, Writer, clean
+from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape, Writer
 from iaprof.formats.writers import WRITERS, for_file
 
-if TYPE_CHECKING:
-    from iaprof.report.cpu_profile import CpuProfile
-
 FORMATS = ", ".join(f"'{writer.name}': {writer.description}" for writer in WRITERS.values())
-MOST_PROBLEMS = 50  # that are printed
 EXAMPLES = """\b
 Examples:
   iaprof report cap.parquet                              folded stacks
   iaprof report cap.parquet | flamegraph.pl > cap.svg    a flame graph
   iaprof report cap.parquet -o cap.iaprof.txt            Intel's iaprof text
+  iaprof report cap.parquet --time 10%-20% --pid 4711    a part of the time, of one process
+  iaprof report cap.parquet --frames function,reason     why each function waited
+  iaprof report cap.parquet --json | jq .matched         how much found its place
 """
 
 
+@selecting
 def report(
+    choice: Choice,
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
         "iaprof.parquet"
     ),
@@ -50,26 +52,40 @@ def report(
         typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout without.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format=json.")] = False,
+    frames: Annotated[
+        str,
+        typer.Option(
+            "--frames", metavar="PART,...", help=f"What a stack consists of, from the root: {', '.join(PARTS)}."
+        ),
+    ] = ",".join(USUAL_PARTS),
+    inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
+    per_interval: Annotated[
+        bool, typer.Option("--per-interval", help="Each interval for itself, as the root of its stacks.")
+    ] = False,
+    percent_limit: Annotated[
+        float, typer.Option("--percent-limit", metavar="PERCENT", help="Add up in one line what has a smaller share.")
+    ] = 0.0,
+    max_stack: Annotated[
+        int | None,
+        typer.Option("--max-stack", metavar="FRAMES", help="So many CPU frames at most, the innermost.", min=1),
+    ] = None,
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
     gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
     cpu_samples: Annotated[
         bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls; folded only.")
     ] = False,
-    inlines: Annotated[bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.")] = True,
     lines: Annotated[bool, typer.Option("--lines", help="File and line beside CPU functions.")] = False,
     hide_cpython: Annotated[
         bool | None,
         typer.Option("--hide-cpython/--no-hide-cpython", help="Leave out the interpreter between Python functions."),
     ] = None,
-    symfs: Symfs = None,
-    symbol_dirs: SymbolDirs = None,
-    kallsyms: Kallsyms = None,
     symbol_sources: Annotated[
         bool, typer.Option("--symbol-sources", help="Say which file was named from where, and what was not.")
     ] = False,
     interval: Annotated[
         float,
-        typer.Option("--interval", metavar="SECONDS", help="Length of intervals, in formats with them."),
+        typer.Option("--interval", metavar="SECONDS", help="Length of intervals, where there are any."),
     ] = 1.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -80,54 +96,52 @@ def report(
     """
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
-    writer = _writer(format_, output)
-    if output is not None:
-        check_output(output, force, capture)
-    # Imported here, as the other verbs need not wait for it.
-    from iaprof.formats.capture import CaptureReader
-    from iaprof.report.cpu_names import Places, naming
-    from iaprof.report.cpu_profile import build_cpu
-    from iaprof.report.gpu_module import GpuModules
-    from iaprof.report.profile import build
-    from iaprof.symbols.cpu_frames import Look
-
-    _limit_memory(capture.stat().st_size if capture.is_file() else 0)
-    reader = CaptureReader(capture)
+    writer = _writer("json" if as_json else format_, output)
     if cpu_samples and writer.name != "folded":
         raise UsageError("--cpu-samples are printed as folded stacks only")
-    places = Places(symfs, tuple(symbol_dirs or ()), kallsyms)
+    if not 0 <= percent_limit <= 100:
+        raise UsageError("--percent-limit takes a percentage, from 0 to 100")
+    shape = Shape(gpu_lines, gpu_dirs, _parts(frames, per_interval), inverted, max_stack or 0, percent_limit)
+    if output is not None:
+        check_output(output, force, capture)
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
-    look = Look(inlines, lines, interpreter=not hidden)
     if cpu_samples:
-        with naming(reader, places) as names:
-            _print_cpu_samples(build_cpu(reader, names, look), output, quiet)
+        _print_cpu_samples(capture, choice, lines, not hidden, output, quiet)
         return
-    with GpuModules() as modules, naming(reader, places) as names:
-        built = build(reader, modules, interval if writer.per_interval else 0.0, names, look)
-        with _destination(output) as out:
-            writer.write(built.profile, Shape(gpu_lines, gpu_dirs), out)
+    seconds = interval if writer.per_interval or "interval" in shape.parts else 0.0
+    with analysed(capture, choice, seconds, lines=lines, interpreter=not hidden) as built, _destination(output) as out:
+        writer.write(built.profile, shape, out)
     if symbol_sources:
         for line in sources(built.facts.cpu_modules):
             say(line)
-    if not quiet and sys.stderr is not None:  # else `print` would take stdout
-        facts = built.facts
-        for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
-            more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-            print(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"), file=sys.stderr)
-        if len(facts.problems) > MOST_PROBLEMS:
-            print(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems", file=sys.stderr)
-        matched = facts.stalls - facts.unknown_kernel
-        share = 100 * matched / facts.stalls if facts.stalls else 100.0
-        print(
-            f"[ iaprof report: {facts.records:,} stall records, {facts.stalls:,} samples; "
-            f"{_scaled(reader.header)}"
-            f"{share:.1f} % in known kernels, {facts.no_launch:,} without a launch; "
-            f"lost while recording: {clean(losses(reader.header))} ]",
-            file=sys.stderr,
-        )
+    if not quiet:
+        say_facts("report", built.facts, built.header)
 
 
-def _print_cpu_samples(profile: CpuProfile, output: Path | None, quiet: bool) -> None:
+def _parts(frames: str, per_interval: bool) -> tuple[str, ...]:
+    """The parts that `--frames` names."""
+    parts = tuple(part.strip() for part in frames.split(",") if part.strip())
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--frames knows no part '{part}': choose of {', '.join(PARTS)}")
+    if not parts or len(set(parts)) < len(parts):
+        raise UsageError("--frames takes at least one part, and each once")
+    return ("interval", *parts) if per_interval and "interval" not in parts else parts
+
+
+def _print_cpu_samples(
+    capture: Path, choice: Choice, lines: bool, interpreter: bool, output: Path | None, quiet: bool
+) -> None:
+    # Imported here, as the other verbs need not wait for it.
+    from iaprof.formats.capture import CaptureReader
+    from iaprof.report.cpu_names import naming
+    from iaprof.report.cpu_profile import build_cpu
+    from iaprof.symbols.cpu_frames import Look
+
+    limit_memory(capture)
+    reader = CaptureReader(capture)
+    with naming(reader, places(choice)) as names:
+        profile = build_cpu(reader, names, Look(choice.inlines, lines, interpreter))
     with _destination(output) as out:
         write_cpu(profile.samples, out)
     if not quiet:
@@ -145,23 +159,6 @@ def _writer(name: str | None, output: Path | None) -> Writer:
     if writer is None:
         raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(WRITERS)})")
     return writer
-
-
-def _scaled(header: dict[str, Any]) -> str:
-    """What the counts were multiplied with, where not every record was kept."""
-    streams = header.get("streams")
-    kept = {s.get("subsample", 1) for s in streams} if isinstance(streams, list) else {1}
-    return "".join(f"one record of {n:,} was kept and stands for all; " for n in sorted(kept) if n > 1)
-
-
-def _limit_memory(capture_bytes: int) -> None:
-    """Makes a capture that expands without bound an error here, before the whole machine has no memory left.
-
-    A report of a real capture takes far less: some hundred MB, and a multiple of the capture's size.
-    """
-    limit = (4 << 30) + 64 * capture_bytes
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 @contextlib.contextmanager

@@ -7,8 +7,11 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import replacing
 
 
 @contextlib.contextmanager
@@ -31,3 +34,18 @@ def answering() -> Iterator[None]:
         # What could not be written must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise IaprofError(f"the answer cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def destination(output: Path | None) -> Iterator[IO[str]]:
+    """Stdout, or a file that gets its name when it is whole; UTF-8 either way.
+
+    Raises:
+        IaprofError: it cannot be written.
+    """
+    if output is not None:
+        with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+            yield text
+        return
+    with answering():
+        yield sys.stdout

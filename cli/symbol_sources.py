@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from iaprof.report.profile import CpuModule
+    from iaprof.report.facts import CpuModule
 
 
 def sources(modules: Sequence[CpuModule]) -> Iterator[str]:

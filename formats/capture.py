@@ -2,24 +2,32 @@
 
 A row has a `kind` and one struct column per kind, of which only its own is not null; a row group holds rows of one
 kind. The header is JSON in the file's key-value metadata under `iaprof`.
+
+A merged capture holds the rows of several recordings, its parts: the column `part` has their numbers, and the header's
+`parts` their own headers (formats/merged.py). Few rows of several parts may share a row group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from iaprof.formats import merged
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.stalls import REASONS
 
-FORMAT = 3
+FORMAT = 4
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
@@ -118,6 +126,20 @@ KINDS: dict[str, pa.StructType] = {
             ("line", _u32),
         ]
     ),
+    "sample": pa.struct(
+        [
+            ("time_ns", _u64),
+            ("comm", _name),
+            ("pid", _u32),
+            ("stack", _name),
+            ("address", _u64),
+            ("kernel", _name),
+            ("file", _name),
+            ("offset", _u64),
+            ("mnemonic", _name),
+            *((reason, _u64) for reason in REASONS),
+        ]
+    ),
     "loss": pa.struct(
         [
             ("begin_ns", _u64),
@@ -131,7 +153,13 @@ KINDS: dict[str, pa.StructType] = {
 }
 """The struct column of each kind of row."""
 
-SCHEMA = pa.schema([pa.field("kind", _name, nullable=False), *(pa.field(name, kind) for name, kind in KINDS.items())])
+SCHEMA = pa.schema(
+    [
+        pa.field("kind", _name, nullable=False),
+        pa.field("part", _u16),  # null unless merged
+        *(pa.field(name, kind) for name, kind in KINDS.items()),
+    ]
+)
 
 _TEXT_TYPES = (_name, pa.binary())
 _TEXTS = [
@@ -143,6 +171,7 @@ _TEXTS = [
 _SPLIT = [f"stall.w{word}.list.element" for word in range(3)]
 _DICTIONARY = [
     "kind",
+    "part",
     "stall.stream",
     *(f"launch.{name}" for name in ("pid", "tid", "cpu", "comm", "iba", "address", "size", "stack", "name", "flags")),
     "stack.pid",
@@ -150,6 +179,7 @@ _DICTIONARY = [
     *(f"process.{name}" for name in ("event", "comm", "ns_pid", "cgroup", "container")),
     *(f"loss.{name}" for name in ("source", "what", "detail")),
     *(f"metric.{name}" for name in ("stream", "pid", "name")),
+    *(f"sample.{name}" for name in ("comm", "pid", "stack", "address", "kernel", "file", "mnemonic")),
     *(f"cpu_sample.{name}" for name in ("pid", "tid", "cpu", "stack", "kernel_stack")),
 ]
 
@@ -170,16 +200,30 @@ NULLABLE = {
 _SINCE = {
     2: {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"},
     3: {"module", "symbol", "mapping.inode", "process.uid", "process.gid"},
+    4: {"part", "sample"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
+
+_PARTS_SINCE = 4
 
 # What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
 MAX_ROWS = 1 << 23  # in a row group
 MAX_GROUP_BYTES = 1 << 31
 MAX_HEADER_BYTES = 1 << 26
+MAX_PARTS = (1 << 16) - 1
+PARTS_PER_GROUP = 16  # who reads one part reads at most so many times what there is
+_SMALL = 1 << 16  # bytes of rows that share a group: each group costs 100 kB of whoever has the file open
 MAX_TEXT_BYTES = 1 << 14  # a path of 4,096 bytes of which each had to be escaped
 MAX_VALUE_BYTES = 1 << 30  # of a kind's values in memory; those of a large capture may have more:
 MAX_EXPANSION = 1000  # times the file's size. Real stalls have 4 times the bytes that they have in the file.
+
+
+class _Rows(NamedTuple):
+    """Where rows of a kind, and of a part, are."""
+
+    group: int
+    start: int
+    end: int
 
 
 class CaptureError(IaprofError):
@@ -199,9 +243,20 @@ class CaptureWriter:
             use_byte_stream_split=_SPLIT,
             write_statistics=False,
         )
+        self._part: int | None = None
+        self._shared: dict[str, dict[int | None, pa.StructArray]] = defaultdict(dict)  # few rows of each part, by kind
+
+    def __del__(self) -> None:
+        """Whoever did not close it wants no end of it, and the file may be closed: pyarrow would complain on stderr."""
+        if hasattr(self, "_writer"):
+            self._writer.is_open = False
+
+    def begin_part(self, number: int) -> None:
+        """What is written from now on is of this part of a merged capture."""
+        self._part = number
 
     def write(self, kind: str, rows: pa.StructArray) -> None:
-        """Adds one row group.
+        """Adds one row group; of a part, few rows may share one with those of the parts around it.
 
         Args:
             kind: a key of KINDS.
@@ -212,7 +267,21 @@ class CaptureWriter:
         """
         if len(rows) == 0:
             return
-        columns = [pa.repeat(pa.scalar(kind, _name), len(rows))]
+        small = self._part is not None and rows.nbytes <= _SMALL
+        shared = self._shared[kind]
+        if not small or self._part in shared or len(shared) == PARTS_PER_GROUP:
+            self._flush(kind)
+        self._shared[kind][self._part] = rows
+        if not small:
+            self._flush(kind)
+
+    def _flush(self, kind: str) -> None:
+        shared = sorted(self._shared.pop(kind, {}).items())
+        if not shared:
+            return
+        rows = pa.concat_arrays([few for _, few in shared])
+        part = pa.concat_arrays([pa.repeat(pa.scalar(number, _u16), len(few)) for number, few in shared])
+        columns = [pa.repeat(pa.scalar(kind, _name), len(rows)), part]
         columns += [rows if name == kind else pa.nulls(len(rows), type_) for name, type_ in KINDS.items()]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=len(rows))
 
@@ -222,12 +291,18 @@ class CaptureWriter:
         Raises:
             OSError: the disk is full, or the like.
         """
+        for kind in list(self._shared):
+            self._flush(kind)
         self._writer.add_key_value_metadata({HEADER_KEY: json.dumps({**header, "format": FORMAT}).encode()})
         self._writer.close()
 
 
 class CaptureReader:
-    """A capture from anyone: everything about it is checked before it is used."""
+    """A capture from anyone: everything about it is checked before it is used.
+
+    Rows are read part by part: what analyses a capture does so with each of `parts`. An ordinary capture is its own
+    only part.
+    """
 
     def __init__(self, path: Path) -> None:
         """Opens it and reads the header.
@@ -256,7 +331,32 @@ class CaptureReader:
             self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=False)
         except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
             raise self._unreadable(error) from error
-        self._kinds = self._row_groups()
+        self.label = ""  # what tells a part of a merged capture from the others
+        self._own: int | None = None if self.is_merged else 0  # whose rows are read
+        self._groups = self._row_groups()
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it holds the rows of several recordings."""
+        return "parts" in self.header and self.header["format"] >= _PARTS_SINCE
+
+    @property
+    def parts(self) -> list[CaptureReader]:
+        """The recordings in it, each with its own header, which share one open file."""
+        if not self.is_merged:
+            return [self]
+        headers = self.header["parts"]
+        parts = []
+        for number, (header, label) in enumerate(zip(headers, merged.labels(headers), strict=True)):
+            part = copy.copy(self)
+            part.header, part.label, part._own = header, label, number
+            parts.append(part)
+        return parts
+
+    @property
+    def number(self) -> int:
+        """Which of the parts of its file it is; 0 for an ordinary capture."""
+        return self._own or 0
 
     def _unreadable(self, error: BaseException) -> CaptureError:
         return CaptureError(f"{self.path} is damaged and cannot be read as a capture: {_first_line(error)}")
@@ -290,6 +390,9 @@ class CaptureReader:
                 f"{self.path} is of format {header['format']}, this iaprof reads up to {FORMAT}: "
                 "install a newer iaprof (pip install --upgrade iaprof)"
             )
+        parts = header.get("parts", [{}]) if header["format"] >= _PARTS_SINCE else [{}]
+        if not isinstance(parts, list) or not 0 < len(parts) <= MAX_PARTS or not all(map(_is_of_a_part, parts)):
+            raise CaptureError(f"{self.path} has a damaged header: what it says of its parts is no list of headers")
         return header
 
     def _check_schema(self) -> None:
@@ -317,10 +420,11 @@ class CaptureReader:
                 if not _alike(members[name], type_):
                     raise CaptureError(f"{self.path} is damaged: column '{field.name}.{name}' is of {members[name]}")
 
-    def _row_groups(self) -> dict[str, list[int]]:
+    def _row_groups(self) -> list[dict[str, list[_Rows]]]:
         # Kinds are read as data, not from the footer's statistics, and values counted when they are read: pyarrow's
         # accessors for what a footer says of columns end the process when a damaged one makes them throw.
-        groups: dict[str, list[int]] = {kind: [] for kind in KINDS}
+        parts = len(self.header["parts"]) if self.is_merged else 1
+        groups: list[dict[str, list[_Rows]]] = [defaultdict(list) for _ in range(parts)]
         rows_left = self._most_bytes // 8
         for index in range(self._file.metadata.num_row_groups):
             group = self._file.metadata.row_group(index)
@@ -329,19 +433,47 @@ class CaptureReader:
                 raise CaptureError(f"{self.path} is damaged: a row group of it declares an absurd size")
             if not group.num_rows:
                 continue
-            kind = self._kind(index)
-            if kind in groups:  # a kind of a later version of this format is not ours to read
-                groups[kind].append(index)
+            kinds, _ = self._runs(index, "kind")
+            if len(kinds) != 1:
+                raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
+            if kinds[0] not in KINDS:
+                continue  # one of a later version of this format is not ours to read
+            numbers, ends = self._runs(index, "part") if self.is_merged else ([0], [group.num_rows])
+            if len(numbers) > PARTS_PER_GROUP or numbers != sorted(set(numbers)) or numbers[-1] >= parts:
+                raise CaptureError(f"{self.path} is damaged: a row group of it is not of parts in their order")
+            for number, start, end in zip(numbers, [0, *ends], ends, strict=False):
+                groups[number][kinds[0]].append(_Rows(index, start, end))
         return groups
 
-    def _kind(self, index: int) -> str:
-        column = self._read(index, ["kind"], "kind").column(0)
-        with self._damaged("kind"):
+    def _runs(self, index: int, name: str) -> tuple[list[Any], list[int]]:
+        """The values of a column without nulls, each as often as it begins anew, and where each ends."""
+        column = self._read(index, [name], name).column(0)
+        with self._damaged(name):
             column.validate(full=True)
-            kinds = pc.unique(column).to_pylist()
-        if len(kinds) != 1 or kinds[0] is None:
-            raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
-        return str(kinds[0])
+            values = pa.concat_arrays(column.unify_dictionaries().chunks)
+            is_dictionary = pa.types.is_dictionary(values.type)
+            runs = pc.run_end_encode(values.indices if is_dictionary else values)
+            found = runs.values[: PARTS_PER_GROUP + 1]  # one too many is enough to know
+            found = (values.dictionary.take(found) if is_dictionary else found).to_pylist()
+            if None in found:
+                raise ValueError(f"a row is of no {name}")
+            return found, runs.run_ends.to_pylist()[: len(found)]
+
+    def _rows_of(self, kind: str) -> list[_Rows]:
+        if self._own is None:
+            raise CaptureError(
+                f"{self.path} was merged from {len(self.header['parts']):,} captures, and this looks at one at a time: "
+                "name one of those"
+            )
+        return self._groups[self._own].get(kind, [])
+
+    def count(self, kind: str) -> int:
+        """How many rows of a kind there are; reads none of them.
+
+        Raises:
+            CaptureError: it is merged and this is no part of it.
+        """
+        return sum(rows.end - rows.start for rows in self._rows_of(kind))
 
     def _read(self, index: int, columns: list[str], what: str) -> pa.Table:
         with self._damaged(what):
@@ -354,7 +486,11 @@ class CaptureReader:
         except (OSError, pa.ArrowException, ValueError, IndexError, MemoryError) as error:
             raise CaptureError(f"{self.path} is damaged in its {what} rows: {_first_line(error)}") from error
 
-    def tables(self, kind: str, columns: tuple[str, ...] = ()) -> Iterator[pa.Table]:
+    def groups(self, kind: str) -> int:
+        """How many row groups have rows of a kind."""
+        return len(self._rows_of(kind))
+
+    def tables(self, kind: str, columns: tuple[str, ...] = (), share: tuple[int, int] = (0, 1)) -> Iterator[pa.Table]:
         """The rows of a kind, a table per row group, with the struct's members as columns.
 
         What the format says is never null is not; texts are valid UTF-8, of bounded length, and come as dictionaries.
@@ -362,13 +498,14 @@ class CaptureReader:
         Args:
             kind: a key of KINDS.
             columns: which members; all when empty.
+            share: (i, n) for each n-th table, from the i-th on.
 
         Raises:
-            CaptureError: the file is damaged in that place.
+            CaptureError: the file is damaged in that place, or it is merged and this is no part of it.
         """
         schema = _read_schema(kind, columns)
         bytes_left = self._most_bytes
-        for index in self._kinds[kind]:
+        for index, start, end in self._rows_of(kind)[share[0] :: share[1]]:
             present = [name for name in schema.names if f"{kind}.{name}" not in self._absent]
             table = self._read(index, [f"{kind}.{name}" for name in present], kind)
             bytes_left -= table.nbytes
@@ -379,6 +516,8 @@ class CaptureReader:
                 rows.validate(full=True)
                 if rows.null_count:
                     raise ValueError("a row of it is of no kind")
+                if end - start < len(rows):
+                    rows = _copied(rows, start, end)
                 arrays = [
                     pa.chunked_array([_checked(rows_.field(f.name), f, kind) for rows_ in rows.chunks], f.type)
                     if f.name in present
@@ -392,6 +531,10 @@ class CaptureReader:
         schema = _read_schema(kind, columns)
         with self._damaged(kind):
             return pa.concat_tables([schema.empty_table(), *self.tables(kind, columns)]).unify_dictionaries()
+
+
+def _is_of_a_part(header: Any) -> bool:
+    return isinstance(header, dict) and "parts" not in header
 
 
 def _read_schema(kind: str, columns: tuple[str, ...]) -> pa.Schema:
@@ -413,6 +556,18 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
         if texts.type == _name and longest > MAX_TEXT_BYTES:
             raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
     return values.cast(field.type) if is_list else values
+
+
+def _copied(rows: pa.ChunkedArray, start: int, end: int) -> pa.ChunkedArray:
+    """Some of the rows, alone: lists begin at 0 and dictionaries have no texts of the other rows."""
+    taken = pa.concat_arrays(rows.take(pa.array(np.arange(start, end))).chunks)
+    members = []
+    for member in taken.flatten():
+        if pa.types.is_dictionary(member.type):
+            used = member.indices.dictionary_encode()
+            member = pa.DictionaryArray.from_arrays(used.indices, member.dictionary.take(used.dictionary))
+        members.append(member)
+    return pa.chunked_array([pa.StructArray.from_arrays(members, fields=list(taken.type))])
 
 
 def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -1,12 +1,25 @@
-"""iaprof text, as Intel's iaprof 2026.2 writes it: tab-separated lines that intern every string."""
+"""iaprof text, as Intel's iaprof 2026.2 writes it: tab-separated lines that intern every string.
+
+What the text cannot tell apart is added up, and kernels are sorted by address and then by what the lines say of them:
+the same profile gives the same text, also after it was read back from one (iaprof_import.py).
+"""
 
 from __future__ import annotations
 
-from typing import IO
+from collections.abc import Sequence
+from typing import IO, TypeVar
 
-from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Gauges, Kernel, Launch, Profile, Row, Shape, clean
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Gauges, Kernel, Launch, Profile, Shape, clean
 
 UNKNOWN_FILE = "[unknown file]"
+
+_Head = tuple[int, str, int, str, str, str]
+"""What a kernel line says: address, process, pid, stack, file, symbol."""
+_Value = TypeVar("_Value", str, _Head)
 
 
 class IaprofText:
@@ -21,34 +34,66 @@ class IaprofText:
     def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
         """Writes interval after interval; each kernel of each launching place with its stalls below it."""
         strings = _Strings(out)
-        current: int | None = None
-        head: tuple[Launch | None, Kernel | None] | None = None
-        for row in profile.rows:
-            while current is None or current < row.interval:
-                if current is not None:
+        heads, head_of = _heads(profile)
+        mnemonics, rank = _ranked([clean(code.mnemonic) for code in profile.codes])
+        columns = (profile.interval, head_of, profile.offset, rank[profile.code])
+        first, number = distinct(*columns)
+        counts = summed(profile.counts, number)
+        current, before = -1, -1
+        rows = zip(*(column[first].tolist() for column in columns), counts.tolist(), strict=True)
+        for interval, head, offset, mnemonic, stalls in rows:
+            while current < interval:
+                if current >= 0:
                     _end_interval(profile.gauges.get(current), out)
-                current = 0 if current is None else current + 1
+                current, before = current + 1, -1
                 out.write(f"interval\t{current}\t{profile.intervals[current]:.6f}\n")
-                head = None
-            if (row.launch, row.kernel) != head:
-                head = (row.launch, row.kernel)
-                out.write(_kernel_line(row, strings))
-            instruction = strings.id(row.instruction.mnemonic)
-            counts = "\t".join(map(str, row.counts))
-            out.write(f"eustall\t0x{row.instruction.offset:x}\t{instruction}\t{counts}\n")
-        if current is not None:
+            if head != before:
+                before = head
+                out.write(_kernel_line(heads[head], strings))
+            instruction = strings.id(mnemonics[mnemonic])
+            numbers = "\t".join(map(str, stalls))
+            out.write(f"eustall\t0x{offset:x}\t{instruction}\t{numbers}\n")
+        if current >= 0:
             _end_interval(profile.gauges.get(current), out)
 
 
-def _kernel_line(row: Row, strings: _Strings) -> str:
-    launch, kernel = row.launch, row.kernel
-    comm = strings.id(launch.comm if launch and launch.comm else UNKNOWN_PROCESS)
+def _heads(profile: Profile) -> tuple[list[_Head], NDArray[np.int64]]:
+    """The distinct kernel lines, sorted, and which one each row is below."""
+    first, number = distinct(profile.launch, profile.kernel, profile.code)
+    columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
+    heads, rank = _ranked(
+        [
+            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code])
+            for launch, kernel, code in zip(*columns, strict=True)
+        ]
+    )
+    return heads, rank[number]
+
+
+def _head(launch: Launch | None, kernel: Kernel | None, code: Code) -> _Head:
     frames = (*launch.stack, *(f"{frame}_[k]" for frame in launch.kernel_stack)) if launch else ()
-    stack = strings.id(";".join(clean(frame, ";") for frame in frames) or UNKNOWN_PROCESS)
-    file = strings.id(kernel.file if kernel and kernel.file else UNKNOWN_FILE)
-    symbol = strings.id(kernel.symbol if kernel else UNKNOWN_KERNEL)
-    address = kernel.address if kernel else 0  # offsets in an unknown kernel are addresses
-    return f"kernel\t0x{address:x}\t{comm}\t{launch.pid if launch else 0}\t{stack}\t{file}\t{symbol}\n"
+    unknown = (code.functions[0] if code.functions else "") or UNKNOWN_KERNEL
+    return (
+        kernel.address if kernel else 0,  # offsets in an unknown kernel are addresses
+        clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS),
+        launch.pid if launch else 0,
+        ";".join(clean(frame, ";") for frame in frames) or UNKNOWN_PROCESS,
+        clean(kernel.file if kernel and kernel.file else UNKNOWN_FILE),
+        clean((kernel.symbol or f"0x{kernel.address:x}") if kernel else unknown),
+    )
+
+
+def _kernel_line(head: _Head, strings: _Strings) -> str:
+    address, comm, pid, *others = head
+    ids = [strings.id(comm), pid, *map(strings.id, others)]
+    return "\t".join(("kernel", f"0x{address:x}", *map(str, ids))) + "\n"
+
+
+def _ranked(values: Sequence[_Value]) -> tuple[list[_Value], NDArray[np.int64]]:
+    """The distinct values, sorted, and the place of each of the given ones among them."""
+    found = sorted(set(values))
+    ranks = {value: rank for rank, value in enumerate(found)}
+    return found, np.array([ranks[value] for value in values], np.int64)
 
 
 def _end_interval(gauges: Gauges | None, out: IO[str]) -> None:
@@ -64,7 +109,6 @@ class _Strings:
         self._ids: dict[str, int] = {}
 
     def id(self, text: str) -> int:
-        text = clean(text)
         known = self._ids.get(text)
         if known is None:
             known = self._ids[text] = len(self._ids) + 1

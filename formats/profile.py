@@ -1,20 +1,25 @@
-"""What writers get: rows that are joined and named, ready to be printed, and nothing of how they came to be."""
+"""What writers get: columns that are joined and named, ready to be printed, and nothing of how they came to be.
+
+A profile is a table of distinct (interval, launch, kernel, code, offset) with ten counts. What rows share, such as a
+stack, stands once beside the columns, and they say its index: work on texts is done once per text, not once per row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import IO, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
-Counts = tuple[int, ...]
-"""Ten counts in samples, in the order of formats.stalls.REASONS."""
+if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A kernel as it was placed in one process."""
 
-    address: int  # canonical, 48 bits
+    address: int  # canonical, 48 bits; 0 where it is not known
     symbol: str
     file: str  # "" when unknown
 
@@ -27,28 +32,17 @@ class Launch:
     pid: int
     stack: tuple[str, ...]  # user frames, outermost first
     kernel_stack: tuple[str, ...] = ()  # of the operating system's kernel, outermost first
+    host: str = ""  # where it ran; "" unless captures of several were merged
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
-    """One instruction of a kernel."""
+class Code:
+    """What is the same for all instructions of a kernel that have one mnemonic and one place in the source."""
 
-    offset: int  # bytes from the kernel's first instruction; the address itself in an unknown kernel
     mnemonic: str
     functions: tuple[str, ...]  # the kernel first, inlined functions inside
     lines: tuple[int, ...]  # of each function; 0 when unknown
     files: tuple[str, ...] = ()  # those that the lines are in; "" when unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Stalls of one instruction of one kernel, launched from one place, in one interval."""
-
-    interval: int
-    launch: Launch | None  # None where no launch could be found
-    kernel: Kernel | None  # None where the address is in no known kernel
-    instruction: Instruction
-    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +53,60 @@ class Gauges:
     busy_percent: float = 0.0  # mean of all GTs, each as busy as its busiest class of engines
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profile:
-    """All rows, sorted by interval, and when each interval starts."""
+    """All rows, sorted by interval, then by launch and kernel; and what their indices refer to."""
 
-    rows: Iterator[Row] | list[Row]
-    intervals: list[float]  # seconds, CLOCK_MONOTONIC
+    launches: Sequence[Launch | None]  # None: where no launch could be found
+    kernels: Sequence[Kernel | None]  # None: the address is in no known kernel
+    codes: Sequence[Code]
+    interval: NDArray[np.int64]  # [n]
+    launch: NDArray[np.int64]  # [n], index into launches
+    kernel: NDArray[np.int64]  # [n], index into kernels
+    code: NDArray[np.int64]  # [n], index into codes
+    offset: NDArray[np.uint64]  # [n], bytes from the kernel's first instruction; in no known kernel the address itself
+    counts: NDArray[np.uint64]  # [n, 10] samples, in the order of formats.stalls.REASONS
+    intervals: Sequence[float]  # seconds, CLOCK_MONOTONIC, at which each starts
     gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval, of those with any
+    launch_counts: dict[int, int] = field(default_factory=dict)  # launches that were recorded, by index of kernels
+    matched: dict[str, float] = field(default_factory=dict)  # shares of samples that found their place: report.profile
+
+    def __len__(self) -> int:
+        return len(self.interval)
+
+    def only(self, rows: NDArray[Any]) -> Self:
+        """The profile with some of its rows: bool[n], or indices int64[m] in ascending order."""
+        names = ("interval", "launch", "kernel", "code", "offset", "counts")
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+
+
+PARTS = {
+    "interval": "when, in seconds",
+    "host": "the machine, of merged captures",
+    "process": "its name",
+    "pid": "its number",
+    "cpu": "the stack that launched the kernel",
+    "file": "the kernel's source file",
+    "function": "the kernel and the functions inlined in it",
+    "line": "the instruction's source line",
+    "instruction": "its mnemonic",
+    "reason": "why it waited",
+    "offset": "its place in the kernel",
+}
+"""What a stack can consist of."""
+USUAL_PARTS = ("process", "pid", "cpu", "file", "function", "instruction", "reason", "offset")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How the user wants frames to look."""
+    """How the user wants stacks to look."""
 
     gpu_lines: bool = False
     gpu_dirs: bool = False  # each folder of a source path as a frame
+    parts: tuple[str, ...] = USUAL_PARTS  # of PARTS, from the root
+    inverted: bool = False  # the leaf first
+    max_stack: int = 0  # frames of a CPU stack, the innermost; 0 for all
+    percent_limit: float = 0.0  # what has less than this share is added up in one line
 
 
 class Writer(Protocol):
@@ -83,7 +116,7 @@ class Writer(Protocol):
     extensions: tuple[str, ...]
     description: str
     hides_cpython: bool  # unless the user says otherwise
-    per_interval: bool  # whether rows are wanted by interval, or all together
+    per_interval: bool  # whether rows are always wanted by interval
 
     def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
         """Writes the whole profile as text."""

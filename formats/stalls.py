@@ -68,6 +68,11 @@ class Layout(Enum):
         """The bits of a GPU address that a record's `ip` holds: 32, or all 48 that there are."""
         return min((1 << (self.ip_bits + 3)) - 1, (1 << 48) - 1)
 
+    @property
+    def first_bits(self) -> dict[str, int]:
+        """Where the counters begin that a record has, counted from bit 0 of its first word."""
+        return _BITS[self].first
+
     def ips(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
         """Each record's instruction address in bytes, as far as the record holds it: uint64[n].
 

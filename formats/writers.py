@@ -6,9 +6,10 @@ from pathlib import Path
 
 from iaprof.formats.folded import Folded
 from iaprof.formats.iaprof_text import IaprofText
+from iaprof.formats.json_stacks import JsonStacks
 from iaprof.formats.profile import Writer
 
-WRITERS: dict[str, Writer] = {writer.name: writer for writer in (Folded(), IaprofText())}
+WRITERS: dict[str, Writer] = {writer.name: writer for writer in (Folded(), IaprofText(), JsonStacks())}
 
 
 def for_file(path: Path) -> Writer | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pyarrow as pa
 
 from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
 from iaprof.formats.files import replacing
-from iaprof.report.redaction import Redaction
+from iaprof.report.redaction import Redaction, redacted_header
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.calls import Needed
 from iaprof.symbols.modules import ModuleKind
@@ -30,14 +33,19 @@ class Archived:
 
 
 def archive(
-    capture: CaptureReader, output: Path, naming: Naming, progress: Progress, redact: bool, keep_kernels: bool
+    capture: CaptureReader,
+    output: Path,
+    naming: Callable[[CaptureReader], AbstractContextManager[Naming]],
+    progress: Progress,
+    redact: bool,
+    keep_kernels: bool,
 ) -> Archived:
     """Writes the capture again, with names.
 
     Args:
-        capture: to name; what it names already stays, when `naming` asks it.
+        capture: to name; what it names already stays, when its naming asks it.
         output: an existing file of that name is replaced.
-        naming: knows the names.
+        naming: gives what knows the names, of the capture or of each part of a merged one.
         progress: is told how far it is.
         redact: replaces what tells whose capture it is.
         keep_kernels: GPU kernels' debug ELFs stay in it.
@@ -46,6 +54,29 @@ def archive(
         CaptureError: the capture is damaged.
         IaprofError: the output cannot be written.
     """
+    with replacing(output) as file:
+        writer = CaptureWriter(file)
+        headers = []
+        for number, part in enumerate(capture.parts):
+            if capture.is_merged:
+                writer.begin_part(number)
+            with naming(part) as names:
+                headers.append(_write(part, writer, names, progress, redact, keep_kernels))
+        header = headers[0]
+        if capture.is_merged:
+            counts = Counter[str]()
+            for each in headers:
+                counts.update(each["symbols"])
+            whole = redacted_header(capture.header) if redact else capture.header
+            header = {**whole, "symbols": dict(counts), "parts": headers}
+        writer.close(header)
+        return Archived(header, file.tell())
+
+
+def _write(
+    capture: CaptureReader, writer: CaptureWriter, naming: Naming, progress: Progress, redact: bool, keep_kernels: bool
+) -> dict[str, Any]:
+    """Writes the rows of one recording, and gives its header."""
     needed = Needed()
     for table in capture.tables("stack"):
         needed.add(table)
@@ -53,22 +84,16 @@ def archive(
     modules = list(needed.modules(spaces))
     kernel = [addresses for module, addresses, _ in modules if module.kind is ModuleKind.KERNEL]
     redaction = Redaction(spaces, kernel[0] if kernel else np.empty(0, np.uint64), keep_kernels) if redact else None
-    with replacing(output) as file:
-        writer = CaptureWriter(file)
-        for kind in KINDS:
-            for table in capture.tables(kind) if kind not in _NAMES else ():
-                if redaction is not None:
-                    table = redaction.rows(kind, table)
-                elif kind == "kernel" and not keep_kernels:
-                    table = table.set_column(
-                        table.schema.get_field_index("elf"), "elf", pa.nulls(len(table), pa.binary())
-                    )
-                writer.write(kind, rows_of(kind, table))
-        counts = write_names(writer, modules, naming, progress, rewrite=None if redaction is None else redaction.module)
-        header = {**capture.header, "symbols": counts}
-        header = redaction.header(header) if redaction is not None else header
-        writer.close(header)
-        return Archived(header, file.tell())
+    for kind in KINDS:
+        for table in capture.tables(kind) if kind not in _NAMES else ():
+            if redaction is not None:
+                table = redaction.rows(kind, table)
+            elif kind == "kernel" and not keep_kernels:
+                table = table.set_column(table.schema.get_field_index("elf"), "elf", pa.nulls(len(table), pa.binary()))
+            writer.write(kind, rows_of(kind, table))
+    counts = write_names(writer, modules, naming, progress, rewrite=None if redaction is None else redaction.module)
+    header = {**capture.header, "symbols": counts}
+    return redacted_header(header) if redact else header
 
 
 def rows_of(kind: str, table: pa.Table) -> pa.StructArray:

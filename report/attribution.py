@@ -1,12 +1,13 @@
 """Joining stalls to launches: for each read of stalls and each kernel, who launched it.
 
-A record says no more than an address, and a read no more than when it was made. The rule here: of the kernels that
-contain the address, the one that was launched last before the read ended, and the place that launched it. What no
-kernel contains, or no launch explains, is kept and labelled. docs/attribution.md describes the rule and its limits.
+A record says no more than an address, and a read no more than when it was made. Who can have launched what it saw is
+worked out once for each read and cell of addresses (report.candidates); here records are counted by read and address,
+shared out, and added up, row group by row group on all cores. docs/attribution.md describes the rules and their limits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,24 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureError, CaptureReader
+from iaprof.formats.capture import CaptureError
 from iaprof.formats.stalls import REASONS, Layout
+from iaprof.report.addresses import Addresses
+from iaprof.report.candidates import Candidates, Rule
+from iaprof.report.cells import Cells
 from iaprof.report.placements import ADDRESS_MASK, Placed, Site
-from iaprof.symbols.layers import Layers
+from iaprof.report.tally import CellAddresses, Tally
 
 MAX_INTERVALS = 1 << 20
 MAX_SUBSAMPLE = 1 << 30
+STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
 _LAYOUTS = {layout.value: layout for layout in Layout}
-_COMPACT_ROWS = 1 << 21
+_COMPACT_ROWS = 1 << 19
+_RECORDS_AT_ONCE = 1 << 18
+_ROWS_AT_ONCE = 1 << 18  # that become of records which are shared out among several places
+_SMALLEST_SHARE = 1e-6  # of a sample that counts
+_DENSEST = 8  # places of a table for each record that goes into it
+_ALONE = len(REASONS)  # the column behind the counts: samples that only one place can have launched
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,16 @@ class Joined:
     site: NDArray[np.int64]  # [n], index into Placed.sites
     ip: NDArray[np.uint64]  # [n], bytes; as much of the address as the records hold
     counts: NDArray[np.uint64]  # [n, 10], in the order of REASONS
+    alone: NDArray[np.uint64]  # [n], samples for which there was no other site
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which reads are wanted: those that ended within, and of these streams."""
+
+    begin_ns: int = 0
+    end_ns: int = (1 << 64) - 1
+    streams: frozenset[int] | None = None  # None for all
 
 
 def streams(header: dict[str, object]) -> list[Stream]:
@@ -69,24 +89,33 @@ def streams(header: dict[str, object]) -> list[Stream]:
 class Attribution:
     """Joins the stalls of one capture, row group by row group."""
 
-    def __init__(self, placed: Placed, start_ns: int, interval_ns: int = 0) -> None:
+    def __init__(
+        self,
+        placed: Placed,
+        start_ns: int,
+        interval_ns: int = 0,
+        rule: Rule = Rule(),  # noqa: B008 (it is frozen)
+        starts: Mapping[int, NDArray[np.uint64]] | None = None,
+    ) -> None:
         """Prepares the search for kernels by address.
 
         Args:
-            placed: kernels and launches. A site for what is in no kernel is added to it.
+            placed: kernels and launches. Sites for what has no launch are added to it.
             start_ns: when interval 0 starts, CLOCK_MONOTONIC ns.
             interval_ns: length of an interval; 0 for all stalls in one.
+            rule: how stalls are joined to launches.
+            starts: by placement: the offsets in bytes at which its instructions start, to tell processes apart.
         """
-        self._placed = placed
+        self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
-        self._unknown = placed.add_site(Site(None, 0, "", 0, ""))
-        self._owners: dict[int, _Owners] = {}
-        self._parts: list[Joined] = []
-        self._rows = 0
-        self._compact_at = _COMPACT_ROWS
+        self._unknown = placed.add_site(Site(None, 0, "", 0))
+        self._layouts: dict[int, _Layout] = {}
+        self._interval = 0
+        self._parts: list[Part] = []
+        self._rows, self._compact_at = 0, _COMPACT_ROWS
 
-    def add(self, table: pa.Table, known: list[Stream]) -> int:
-        """Joins one row group of `stall` rows (columns time_ns, stream, w0, w1, w2).
+    def add(self, table: pa.Table, known: list[Stream], span: Span = Span()) -> int:
+        """Joins one row group of `stall` rows (columns time_ns, begin_ns, stream, w0, w1, w2).
 
         Returns:
             How many records it had.
@@ -95,50 +124,90 @@ class Attribution:
             CaptureError: its columns do not fit together.
         """
         records = 0
-        stream_of = table["stream"].to_numpy()
-        present = np.unique(stream_of)
-        for stream in present.tolist():
-            if stream >= len(known):
-                raise CaptureError("the capture has stalls of a stream that its header does not name")
-            rows = table.filter(pa.array(stream_of == stream)) if len(present) > 1 else table
-            words, lengths = _flat(rows, known[stream].layout.words)
-            records += int(lengths.sum())
-            self._join(known[stream], rows["time_ns"].to_numpy(), lengths, words)
-        if self._rows > self._compact_at:
-            self._compact()
-            self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
+        times, stream_of = table["time_ns"].to_numpy(), table["stream"].to_numpy()
+        wanted = (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
+        intervals = self._intervals(times)
+        for interval in sorted(set(intervals.tolist())):
+            if interval != self._interval:
+                self._take()
+                self._interval = interval
+            for stream in sorted(set(stream_of.tolist())):
+                if stream >= len(known):
+                    raise CaptureError("the capture has stalls of a stream that its header does not name")
+                if span.streams is not None and stream not in span.streams:
+                    continue
+                here = wanted & (stream_of == stream) & (intervals == interval)
+                rows = table if here.all() else table.filter(pa.array(here))
+                words, lengths = _flat(rows, known[stream].layout.words)
+                records += int(lengths.sum())
+                times_of = rows["begin_ns"].to_numpy(), rows["time_ns"].to_numpy()
+                until = np.cumsum(lengths)
+                for reads in _chunks(lengths, _RECORDS_AT_ONCE):
+                    records_here = slice(int(until[reads.start] - lengths[reads.start]), int(until[reads.stop - 1]))
+                    if records_here.start == records_here.stop:
+                        continue
+                    self._join(
+                        known[stream],
+                        (times_of[0][reads], times_of[1][reads]),
+                        lengths[reads],
+                        [word[records_here] for word in words],
+                    )
         return records
 
-    def result(self) -> Joined:
-        """All that was added."""
-        self._compact()
+    def part(self) -> Part:
+        """All that was added, as shares."""
+        self._take()
+        self._parts = [added_up(self._parts)]
         return self._parts[0]
 
     def _join(
-        self, stream: Stream, times: NDArray[np.uint64], lengths: NDArray[np.int64], words: list[NDArray[np.uint64]]
+        self,
+        stream: Stream,
+        times: tuple[NDArray[np.uint64], NDArray[np.uint64]],
+        lengths: NDArray[np.int64],
+        words: list[NDArray[np.uint64]],
     ) -> None:
-        if not len(words[0]):
-            return
-        ips, ip_of = _encoded(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
-        if stream.layout.ip_bits not in self._owners:
-            self._owners[stream.layout.ip_bits] = _Owners(self._placed, stream.layout.address_mask, self._unknown)
-        owners = self._owners[stream.layout.ip_bits]
-        pieces, piece_of_ip = np.unique(owners.layers.pieces(ips), return_inverse=True)
-        read_of = np.repeat(np.arange(len(times)), lengths)
-        # Each read and piece that come together are looked up once.
-        pairs, pair_of = _encoded(read_of * len(pieces) + piece_of_ip.reshape(-1)[ip_of])
-        read, piece = np.divmod(pairs, len(pieces))
-        sites, site_of = np.unique(owners.at(pieces[piece], times[read]), return_inverse=True)
-        intervals, interval_of = np.unique(self._intervals(times), return_inverse=True)
-        groups, group_of = _encoded(interval_of.reshape(-1)[read] * len(sites) + site_of.reshape(-1))
-        keys, row_of = _encoded(group_of[pair_of] * len(ips) + ip_of)
-        counts = np.stack(
-            [np.bincount(row_of, stream.layout.counts(words, reason), len(keys)) for reason in REASONS], axis=1
-        ).astype(np.uint64) * np.uint64(stream.subsample)
-        group, ip = np.divmod(keys, len(ips))
-        interval, site = np.divmod(groups[group], len(sites))
-        self._parts.append(Joined(intervals[interval], np.full(len(keys), stream.index), sites[site], ips[ip], counts))
-        self._rows += len(keys)
+        """Joins a few reads: so few that what is worked with stays in the processor's caches."""
+        begins, ends = times
+        layout = self._layout(stream)
+        address = layout.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
+        cell = layout.inside.cell[address]
+        # Each read and cell that come together are looked at once.
+        read = np.repeat(np.arange(len(lengths)), lengths)
+        pairs, pair_of = _dense(read, cell, len(lengths), len(layout.inside.count))
+        pair_cell = cell_of_pair = pairs % len(layout.inside.count)
+        pair_read = pairs // len(layout.inside.count)
+        shares = layout.candidates.weigh(pair_cell, begins[pair_read], ends[pair_read])
+        blocks = layout.tally(stream.index).blocks(
+            cell_of_pair[shares.pair], shares.site, layout.inside.count[cell_of_pair[shares.pair]]
+        )
+        first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
+        pair_of, place, counts = _by_pair_and_address(
+            stream.layout, pair_of, layout.inside.place[address], layout.inside.count[pair_cell], words
+        )
+        places_of_pair = np.diff(first)
+        for some in _chunks(places_of_pair[pair_of], _ROWS_AT_ONCE):
+            pair = pair_of[some]
+            repeat = places_of_pair[pair]
+            row = np.repeat(np.arange(some.start, some.stop), repeat)
+            entry = np.repeat(first[pair], repeat) + _within_each(repeat)
+            target = blocks[entry] + place[row]
+            share = shares.share[entry] * float(stream.subsample)
+            alone = np.zeros(len(row))
+            tally = layout.tally(stream.index)
+            for column in range(len(REASONS)):
+                values = counts[column][row] * share
+                tally.add(column, target, values)
+                alone += values
+            alone *= shares.alone[pair_of[row]]
+            tally.add(_ALONE, target, alone)
+
+    def _layout(self, stream: Stream) -> _Layout:
+        if stream.layout.ip_bits not in self._layouts:
+            cells = Cells(self._placed, stream.layout.address_mask, self._starts)
+            candidates = Candidates(self._placed, cells, self._rule, self._unknown)
+            self._layouts[stream.layout.ip_bits] = _Layout(cells, candidates)
+        return self._layouts[stream.layout.ip_bits]
 
     def _intervals(self, times: NDArray[np.uint64]) -> NDArray[np.int64]:
         if not self._interval_ns:
@@ -151,22 +220,105 @@ class Attribution:
             )
         return intervals.astype(np.int64)
 
-    def _compact(self) -> None:
-        parts = self._parts
-        if not parts:
-            empty = np.empty(0, np.int64)
-            parts = [Joined(empty, empty, empty, np.empty(0, np.uint64), np.empty((0, len(REASONS)), np.uint64))]
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in ("interval", "stream", "site")]
-        ip = np.concatenate([part.ip for part in parts])
-        counts = np.concatenate([part.counts for part in parts])
-        order = np.lexsort((ip, columns[2], columns[1], columns[0]))
-        interval, stream, site, ip, counts = (a[order] for a in (*columns, ip, counts))
-        new = np.ones(len(ip), bool)
-        if len(ip):
-            new[1:] = np.any([a[1:] != a[:-1] for a in (interval, stream, site, ip)], axis=0)
-            counts = np.add.reduceat(counts, np.flatnonzero(new), axis=0)
-        self._parts = [Joined(interval[new], stream[new], site[new], ip[new], counts)]
-        self._rows = len(ip)
+    def _take(self) -> None:
+        """Ends an interval."""
+        for layout in self._layouts.values():
+            for stream, tally in layout.tallies.items():
+                sums = tally.take(layout.inside)
+                count = len(sums.site)
+                place = (np.full(count, self._interval), np.full(count, stream), sums.site)
+                self._parts.append(Part(*place, layout.addresses.ips[sums.address], sums.values))
+                self._rows += count
+        if self._rows > self._compact_at:
+            self._parts = [added_up(self._parts)]
+            self._rows = len(self._parts[0].ip)
+            self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
+
+
+class _Layout:
+    """What is known of the addresses of one layout of records."""
+
+    def __init__(self, cells: Cells, candidates: Candidates) -> None:
+        self.candidates = candidates
+        self.addresses = Addresses()
+        self.inside = CellAddresses()
+        self.tallies: dict[int, Tally] = {}  # by stream
+        self._cells = cells
+
+    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The number of each address."""
+        numbers = self.addresses.number(ips)
+        new = self.addresses.ips[len(self.inside.cell) :]
+        if len(new):
+            cells = self._cells.of(new)
+            self.inside.add(cells, len(self._cells.members))
+        return numbers
+
+    def tally(self, stream: int) -> Tally:
+        """The sums of a stream."""
+        return self.tallies.setdefault(stream, Tally(len(REASONS) + 1))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Distinct (interval, stream, site, address) of some stalls, and their shares of samples."""
+
+    interval: NDArray[np.int64]
+    stream: NDArray[np.int64]
+    site: NDArray[np.int64]
+    ip: NDArray[np.uint64]
+    shares: NDArray[np.float64]  # [n, 11]: by reason, and those of all reasons that only this site can have launched
+
+
+def _dense(
+    read: NDArray[np.int64], cell: NDArray[np.int64], reads: int, cells: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct read * cells + cell, ascending; and which of them each row is."""
+    key = read * cells + cell
+    if reads * cells > _DENSEST * len(key) + _DENSEST:
+        found, which = np.unique(key, return_inverse=True)
+        return found, which.astype(np.int64)
+    there = np.zeros(reads * cells, bool)
+    there[key] = True
+    return np.flatnonzero(there), (np.cumsum(there, dtype=np.int64) - 1)[key]
+
+
+def _by_pair_and_address(
+    layout: Layout,
+    pair_of: NDArray[np.int64],
+    place: NDArray[np.int64],
+    places: NDArray[np.int64],
+    words: list[NDArray[np.uint64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
+    """Records of a pair with one address added up: pair, place of the address in its cell, ten columns of counts.
+
+    Args:
+        layout: of the records.
+        pair_of: int64[records].
+        place: int64[records].
+        places: int64[pairs], how many each pair's cell has.
+        words: of the records.
+    """
+    first = np.cumsum(places) - places
+    size = int(places.sum())
+    if size > _DENSEST * len(pair_of):  # too sparse for a table: each record for itself
+        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in REASONS]
+    key = first[pair_of] + place
+    records = np.bincount(key, minlength=size)
+    rows = np.flatnonzero(records)
+    counts: list[NDArray[np.float64]] = []
+    # Several counters as digits of one number: a sum of numbers below 2^53 is exact in floating point.
+    bits = int(records.max() * 255).bit_length()
+    together = max(1, min(53 // bits, len(REASONS)))
+    for group in range(0, len(REASONS), together):
+        reasons = REASONS[group : group + together]
+        packed = np.zeros(len(key), np.int64)
+        for digit, reason in enumerate(reasons):
+            packed |= layout.counts(words, reason).astype(np.int64) << (digit * bits)
+        sums = np.bincount(key, packed, size)[rows].astype(np.int64)
+        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(reasons))]
+    pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
+    return pair, rows - first[pair], counts
 
 
 def _flat(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
@@ -183,64 +335,61 @@ def _flat(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray
     return columns, lengths
 
 
-def _encoded(keys: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Distinct keys, and which of them each key is."""
-    encoded = pa.array(keys).dictionary_encode()
-    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
+def _chunks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
+    """Rows, which become so many each, in parts that do not become more than `most`; a single row may."""
+    until = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(until[first - 1]) if first else 0
+        stop = max(int(np.searchsorted(until, before + most, side="right")), first + 1)
+        yield slice(first, stop)
+        first = stop
 
 
-class _Owners:
-    """To which site stalls at an address belong."""
-
-    def __init__(self, placed: Placed, mask: int, unknown: int) -> None:
-        self._placed = placed
-        self._unknown = unknown
-        placements = placed.placements
-        starts = np.array([placement.address & mask for placement in placements], np.uint64)
-        ends = starts + np.array([max(placement.size, 1) for placement in placements], np.uint64)
-        launched = [(index, placed.by_placement[index]) for index in sorted(placed.by_placement)]
-        times = np.concatenate([np.empty(0, np.uint64), *(launches.time for _, launches in launched)])
-        self._sites = np.concatenate([np.empty(0, np.int64), *(launches.site for _, launches in launched)])
-        which = np.repeat(
-            np.array([index for index, _ in launched], np.int64), [len(launches.time) for _, launches in launched]
-        )
-        self.layers = Layers(starts, ends, times, which)
-        since = np.array([placed.since[index] for index in range(len(placements))], np.uint64)
-        self._compiled = Layers(starts, ends, since, np.arange(len(placements)))
-
-    def at(self, pieces: NDArray[np.int64], times: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The sites of reads that ended at `times` in `pieces` of `layers`: int64[n]."""
-        launches = self.layers.last(pieces, times)
-        found = self._sites[launches] if len(self._sites) else np.empty(len(pieces), np.int64)
-        rest = np.flatnonzero(launches < 0)
-        placements, which = np.unique(
-            self._compiled.last(pieces[rest], np.full(len(rest), np.iinfo(np.uint64).max)), return_inverse=True
-        )
-        sites = [self._without_launch(placement) for placement in placements.tolist()]
-        found[rest] = np.array(sites, np.int64)[which.reshape(-1)]
-        return found
-
-    def _without_launch(self, placement: int) -> int:
-        """Where stalls go that no launch came before: to the kernel, with a label instead of a stack."""
-        if placement < 0:
-            return self._unknown
-        placed = self._placed
-        if placement not in placed.unlaunched:
-            launched_from = placed.sites[placed.by_placement[placement].site[0]]
-            site = Site(placement, launched_from.pid, launched_from.comm, 0, "[launched before recording]")
-            placed.unlaunched[placement] = placed.add_site(site)
-        return placed.unlaunched[placement]
+def _within_each(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0, 1, ... for each count."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def join(capture: CaptureReader, placed: Placed, start_ns: int, interval_ns: int) -> tuple[Joined, int]:
-    """Joins all stalls of a capture.
+def added_up(parts: list[Part]) -> Part:
+    """All parts in one, sorted, each (interval, stream, site, address) once."""
+    if not parts:
+        none = np.empty(0, np.int64)
+        return Part(none, none, none, np.empty(0, np.uint64), np.empty((0, len(REASONS) + 1)))
+    names = ("interval", "stream", "site", "ip")
+    columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+    shares = np.concatenate([part.shares for part in parts])
+    order = np.lexsort(columns[::-1])
+    columns = [column[order] for column in columns]
+    new = np.ones(len(order), bool)
+    if len(order):
+        new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+        shares = np.add.reduceat(shares[order], np.flatnonzero(new), axis=0)
+    interval, stream, site, ip = (column[new] for column in columns)
+    return Part(interval, stream, site, ip, shares)
 
-    Returns:
-        The joined stalls, and how many records there were.
-    """
-    known = streams(capture.header)
-    attribution = Attribution(placed, start_ns, interval_ns)
-    records = 0
-    for table in capture.tables("stall", ("time_ns", "stream", "w0", "w1", "w2")):
-        records += attribution.add(table, known)
-    return attribution.result(), records
+
+def in_whole_counts(part: Part) -> Joined:
+    """Shares as whole counts that add up to what was recorded at each address, by largest remainders."""
+    counts = np.floor(part.shares + _SMALLEST_SHARE)
+    order = np.lexsort((part.site, part.ip, part.stream, part.interval))
+    new = np.ones(len(order), bool)
+    if len(order):
+        new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (part.interval, part.stream, part.ip)], axis=0)
+    group = np.empty(len(order), np.int64)
+    group[order] = np.cumsum(new) - 1
+    groups = int(new.sum())
+    for column in range(len(REASONS)):
+        missing = part.shares[:, column] - counts[:, column]
+        rows = np.flatnonzero(missing > _SMALLEST_SHARE)
+        wanted = np.rint(np.bincount(group[rows], missing[rows], groups)).astype(np.int64)
+        # In steps, as sums that were made in another order may differ a little: ties are to stay ties.
+        steps = np.rint(missing[rows] / _SMALLEST_SHARE).astype(np.int64)
+        rows = rows[np.lexsort((-steps, group[rows]))]
+        first = np.searchsorted(group[rows], group[rows])
+        counts[rows[np.arange(len(rows)) - first < wanted[group[rows]]], column] += 1
+    whole = counts[:, :_ALONE].astype(np.uint64)
+    alone = np.minimum(np.rint(part.shares[:, _ALONE]).astype(np.uint64), whole.sum(axis=1))
+    some = whole.any(axis=1)
+    columns: list[Any] = [part.interval, part.stream, part.site, part.ip, whole, alone]
+    return Joined(*(column[some] for column in columns))

@@ -14,8 +14,9 @@ from typing import Any
 
 from iaprof.formats.errors import IaprofError
 from iaprof.report.gpu_sandbox import GpuSandboxed
+from iaprof.report.instructions import read_instructions
 from iaprof.report.platforms import Platform
-from iaprof.sandbox.answers import AnswerError, Instructions, read_instructions, strings_of
+from iaprof.sandbox.answers import AnswerError, strings_of
 from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
 
 SHORTEST_CODE = 8  # bytes: a compacted instruction
@@ -79,7 +80,7 @@ class Decoder(GpuSandboxed):
 def _read(answer: Any, length: int, address: int) -> tuple[list[Instruction], str]:
     match answer:
         case {"strings": strings, "instructions": columns, "message": str(message)}:
-            found: Instructions = read_instructions(columns, strings_of(strings), length)
+            found = read_instructions(columns, strings_of(strings), length)
             instructions = [
                 Instruction(address + offset, size, mnemonic, text, tuple(address + target for target in targets))
                 for offset, size, mnemonic, text, targets in found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,16 +28,31 @@ def gauges(capture: CaptureReader, start_ns: int, interval_ns: int, intervals: i
     Raises:
         CaptureError: the capture is damaged.
     """
+    most = (1 << 64) - 1
+    return gauges_between(capture, [min(start_ns + interval_ns * number, most) for number in range(intervals + 1)])
+
+
+def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, Gauges]:
+    """The gauges of each interval that has metrics, for intervals of any lengths.
+
+    Args:
+        capture: the open capture.
+        bounds: when each interval starts, and when the last one ends, CLOCK_MONOTONIC ns. What was measured before the
+            first is the first's; what was measured later is left out.
+
+    Raises:
+        CaptureError: the capture is damaged.
+    """
     parts = []
+    begins = np.array(bounds, np.uint64)
     for rows in capture.tables("metric", ("time_ns", "stream", "name", "value")):
         names = rows["name"].cast(pa.string())
         wanted = [name for name in pc.unique(names).to_pylist() if name == FREQUENCY_ACTUAL or is_busy(name)]
         rows = rows.set_column(2, "name", names).filter(pc.is_in(names, pa.array(wanted, pa.string())))
         times, values = rows["time_ns"].to_numpy(), rows["value"].to_numpy()
-        start = np.uint64(start_ns)
-        interval = np.where(times > start, times - start, np.uint64(0)) // np.uint64(interval_ns)
+        interval = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
         rows = rows.append_column("interval", pa.array(interval))
-        rows = rows.filter(pa.array((interval < intervals) & (values >= 0) & (values <= _MOST)))
+        rows = rows.filter(pa.array((interval < len(bounds) - 1) & (values >= 0) & (values <= _MOST)))
         parts.append(rows.group_by(_KEYS).aggregate([("value", "sum"), ("value", "count")]))
     if not parts:
         return {}

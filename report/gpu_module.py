@@ -13,27 +13,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, canonical, read_zebin
 from iaprof.report.gpu_sandbox import GpuSandboxed
+from iaprof.report.instructions import Instructions, read_instructions
 from iaprof.report.platforms import Platform
 from iaprof.sandbox.answers import (
     AnswerError,
-    Instructions,
     ascending,
     integer,
     integers,
     list_of,
-    read_instructions,
     sentence,
     string,
     strings_of,
 )
 from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
 
+NO_BINARY = "[no binary]"
 NO_DECODER = "[no decoder]"
 UNDECODABLE = "[undecodable]"
 NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction, or outside of the code
 
+_NONE = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
 _DEEPEST_STACK = 256  # frames; report.gpu_functions makes fewer
 _MOST_PROBLEMS = 20
 _LONGEST_TROUBLE = 120.0  # seconds, of modules that could not be read whole; then the others' names must do
@@ -80,7 +84,7 @@ class GpuKernel:
         """All instructions, sorted by offset; empty where none could be decoded."""
         return tuple(
             InstructionInfo(offset, size, mnemonic, text, targets, self.frames_at(offset))
-            for offset, size, mnemonic, text, targets in self.decoded or ()
+            for offset, size, mnemonic, text, targets in (() if self.decoded is None else self.decoded)
         )
 
     @cached_property
@@ -104,14 +108,39 @@ class GpuKernel:
         found = self._by_offset.get(offset)
         if found is not None:
             return found
-        last = self.instructions[-1] if self.instructions else None
+        return InstructionInfo(offset, 0, self._nothing_at(offset), "", (), self.frames_at(offset))
+
+    def _nothing_at(self, offset: int) -> str:
         if self.decoded is None and 0 <= offset < self.code_size:
-            mnemonic = NO_DECODER
-        elif 0 <= offset < self.code_size and (last is None or offset >= last.offset + last.size):
-            mnemonic = UNDECODABLE
-        else:
-            mnemonic = NO_INSTRUCTION
-        return InstructionInfo(offset, 0, mnemonic, "", (), self.frames_at(offset))
+            return NO_DECODER
+        inside = 0 <= offset < self.code_size
+        return UNDECODABLE if inside and self.decoded is not None and offset >= self.decoded.end else NO_INSTRUCTION
+
+    def codes(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[SourceFrame, ...]]], NDArray[np.int64]]:
+        """What is at many offsets: distinct (mnemonic, frames), and which of them each offset has.
+
+        Args:
+            offsets: uint64[n], bytes from the kernel's address.
+        """
+        decoded = self.decoded
+        where = offsets.astype(np.int64)
+        number = np.full(len(where), -1)  # of the mnemonic, where an instruction starts
+        if decoded is not None and len(decoded):
+            index = np.minimum(np.searchsorted(decoded.offset, where), len(decoded) - 1)
+            number = np.where(decoded.offset[index] == where, decoded.mnemonic[index], -1)
+        # Elsewhere it depends on where: not decoded, behind what was decoded, or behind the code.
+        end = 0 if decoded is None else decoded.end
+        region = np.where(number >= 0, 0, (where >= 0).astype(np.int64) + (where >= end) + (where >= self.code_size))
+        segment = np.searchsorted(np.array(self.segment_offsets, np.int64), where, side="right") - 1
+        segment[(where < 0) | (where >= max(self.code_size, self.size))] = -1
+        _, first, which = np.unique(
+            np.stack([number, region, segment], axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        found = []
+        for offset, name in zip(where[first].tolist(), number[first].tolist(), strict=True):
+            mnemonic = decoded.strings[name] if decoded is not None and name >= 0 else self._nothing_at(offset)
+            found.append((mnemonic, self.frames_at(offset)))
+        return found, which.reshape(-1).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,25 +159,28 @@ class GpuModules(GpuSandboxed):
         super().__init__(sandbox)
         self._trouble_left = _LONGEST_TROUBLE
 
-    def load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None) -> GpuModule:
+    def load(
+        self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None, texts: bool = True
+    ) -> GpuModule:
         """Read a debug zebin; never raises for what is in it.
 
         `platform` is None where the GPU's generation is not known: then nothing is decoded. `only` restricts
         instructions and frames, which take most of the time, to the kernels at these addresses; the others have none.
-        So with an empty `only` neither code nor debug information is looked at.
+        So with an empty `only` neither code nor debug information is looked at. Without `texts` instructions have their
+        mnemonics only, which takes a fraction of the time.
         """
         if self._trouble_left <= 0:
             return self._names_only(elf, "it was not read: modules before it took too long")
         begun = time.monotonic()
-        module = self._load(elf, platform, only)
+        module = self._load(elf, platform, only, texts)
         if module.problems:
             self._trouble_left -= time.monotonic() - begun
         return module
 
-    def _load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None) -> GpuModule:
+    def _load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None, texts: bool) -> GpuModule:
         addresses = None if only is None else sorted({canonical(address) for address in only})
         try:
-            return _module(self._module(elf, platform, addresses, decode=True))
+            return _module(self._module(elf, platform, addresses, decode=True, texts=texts))
         except SandboxRefused as refusal:
             if refusal.kind == "ZebinError":
                 return GpuModule((), _told([str(refusal)]))
@@ -159,9 +191,11 @@ class GpuModules(GpuSandboxed):
             return self._names_only(elf, str(error))
         return self._in_parts(elf, platform, addresses, first)
 
-    def _module(self, elf: bytes, platform: Platform | None, only: list[int] | None, decode: bool) -> Any:
+    def _module(
+        self, elf: bytes, platform: Platform | None, only: list[int] | None, decode: bool, texts: bool = False
+    ) -> Any:
         number = None if platform is None else int(platform)
-        return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode}, elf)
+        return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode, "texts": texts}, elf)
 
     def _in_parts(self, elf: bytes, platform: Platform | None, only: list[int] | None, first: str) -> GpuModule:
         """What can be had of a module that the child did not survive as a whole: lines first, then kernel by kernel."""
@@ -179,13 +213,13 @@ class GpuModules(GpuSandboxed):
         problems = [*module.problems]
         deaths = 0
         for kernel, code in zip(module.kernels, codes, strict=True):
-            decoded: Instructions | None = []
+            decoded: Instructions | None = _NONE
             if (only is None or kernel.address in only) and code and deaths < _MOST_DEATHS:
                 try:
                     answer = self._sandbox.call("disasm", {"platform": int(platform)}, code)
                     decoded = read_instructions(answer["instructions"], strings_of(answer["strings"]), len(code))
                 except SandboxRefused as refusal:
-                    decoded = None if refusal.kind == "DecoderUnavailable" else []
+                    decoded = None if refusal.kind == "DecoderUnavailable" else _NONE
                     problems.append(f"kernel {kernel.name!r} was not decoded: {refusal}")
                 except (SandboxError, AnswerError, KeyError, TypeError) as error:
                     deaths += 1

@@ -12,13 +12,11 @@ from typing import Any
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
 from iaprof.report.gpu_frames import GpuFrames, Segment, no_frames, read_gpu_frames, readable_name
 from iaprof.report.gpu_functions import TooMuchDebugInfo
-from iaprof.report.iga import LONGEST_INSTRUCTION, Iga, IgaDecoding, IgaError, IgaUnavailable
-from iaprof.report.platforms import Platform
+from iaprof.report.iga import UNDECODABLE, Iga, IgaDecoding, IgaError, IgaUnavailable
+from iaprof.report.platforms import LONGEST_INSTRUCTION, Platform
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.sandbox.stage_limit import OutOfTime, stage_limit
 from iaprof.symbols.demangle import demangled
-
-UNDECODABLE = "[undecodable]"  # the mnemonic of what is no instruction that IGA knows
 
 
 class Table:
@@ -69,7 +67,7 @@ class GpuReader:
             raise Refusal("DecodeError", str(error)) from None
         strings = Table()
         instructions = _columns(decoding, strings)
-        whole = all(each.understood for each in decoding.instructions) and _reaches_end(decoding, len(code))
+        whole = UNDECODABLE not in decoding.mnemonics and _reaches_end(decoding, len(code))
         return {
             "strings": strings.things,
             "instructions": instructions,
@@ -80,7 +78,7 @@ class GpuReader:
         """Read a whole debug zebin: kernels, instructions and frames, each as far as it can be read.
 
         parameters: "platform" is a Platform or None, "only" a list of kernels' addresses or None for all, "decode"
-        says whether to decode at all.
+        says whether to decode at all, "texts" whether instructions are wanted as text, too.
         """
         data = bytes(elf)
         try:
@@ -93,7 +91,7 @@ class GpuReader:
         segments = self._segments(data, zebin, wanted, problems) if wanted else {}
         decodings: dict[int, IgaDecoding] = {}
         if parameters["decode"] and wanted:
-            decodings = self._decodings(parameters["platform"], wanted, problems)
+            decodings = self._decodings(parameters["platform"], wanted, parameters.get("texts", True), problems)
         strings, places, stacks = Table(), Table(), Table()
         kernels = [
             {
@@ -138,7 +136,7 @@ class GpuReader:
         return found
 
     def _decodings(
-        self, number: int | None, wanted: dict[int, ZebinKernel], problems: list[str]
+        self, number: int | None, wanted: dict[int, ZebinKernel], texts: bool, problems: list[str]
     ) -> dict[int, IgaDecoding]:
         """Each kernel's instructions, as far as they can be decoded; no entry at all where there is no decoder."""
         found: dict[int, IgaDecoding] = {}
@@ -153,9 +151,9 @@ class GpuReader:
         def decode() -> None:
             for index, kernel in wanted.items():
                 try:
-                    found[index] = iga.decode(platform, kernel.code) if kernel.code else IgaDecoding((), "")
+                    found[index] = iga.decode(platform, kernel.code, texts) if kernel.code else _nothing()
                 except IgaError as error:
-                    found[index] = IgaDecoding((), str(error))
+                    found[index] = _nothing(str(error))
                     problems.append(f"kernel {kernel.name!r} was not decoded: {error}"[:500])
 
         try:
@@ -164,7 +162,7 @@ class GpuReader:
             problems.append(str(error))
             return found
         for index in wanted:
-            found.setdefault(index, IgaDecoding((), ""))  # there was no time for it
+            found.setdefault(index, _nothing())  # there was no time for it
         return found
 
     def _stage(self, subject: str, problems: list[str], work: Callable[[], None]) -> None:
@@ -184,22 +182,25 @@ class GpuReader:
             problems.append(f"{subject} is damaged ({type(error).__name__}: {error})"[:500])
 
 
+def _nothing(message: str = "") -> IgaDecoding:
+    return IgaDecoding([], [], [], [], [], message)
+
+
 def _columns(decoding: IgaDecoding, strings: Table) -> dict[str, list[Any]]:
     """A decoding as columns, one entry per instruction."""
-    each = decoding.instructions
-    return {
-        "offset": [one.pc for one in each],
-        "size": [one.size for one in each],
-        "mnemonic": [strings.number(one.mnemonic if one.understood else UNDECODABLE) for one in each],
-        "text": [strings.number(one.text) for one in each],
-        "targets": [list(one.targets) for one in each],
+    columns: dict[str, list[Any]] = {
+        "offset": decoding.pcs,
+        "size": decoding.sizes,
+        "mnemonic": list(map(strings.number, decoding.mnemonics)),
     }
+    if decoding.texts:
+        columns |= {"text": list(map(strings.number, decoding.texts)), "targets": decoding.targets}
+    return columns
 
 
 def _reaches_end(decoding: IgaDecoding, length: int) -> bool:
     """Whether nothing is left behind the last instruction but what is too short for a whole one."""
-    last = decoding.instructions[-1] if decoding.instructions else None
-    return last is not None and length - last.pc - last.size < LONGEST_INSTRUCTION
+    return bool(decoding.pcs) and length - decoding.pcs[-1] - decoding.sizes[-1] < LONGEST_INSTRUCTION
 
 
 def _numbered(segments: Iterable[Segment], strings: Table, places: Table, stacks: Table) -> dict[str, list[int]]:

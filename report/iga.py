@@ -19,7 +19,7 @@ from iaprof.report.platforms import Platform
 LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
 PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"
 SHORTEST_CODE = 8  # bytes: a compacted instruction; IGA crashes on less
-LONGEST_INSTRUCTION = 16  # bytes
+UNDECODABLE = "[undecodable]"  # the mnemonic of what is no instruction that IGA knows
 
 _DECLARATIONS = """
 const char *iga_version_string(void);
@@ -56,22 +56,14 @@ class IgaError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class IgaInstruction:
-    """One instruction; `pc` and `targets` are bytes from the code's start."""
-
-    pc: int
-    size: int
-    mnemonic: str  # the opcode's, without subfunction: `send` for send.ugm
-    text: str
-    targets: tuple[int, ...]
-    understood: bool
-
-
-@dataclass(frozen=True, slots=True)
 class IgaDecoding:
-    """What IGA made of some code, and what it complained about (empty where it did not)."""
+    """What IGA made of some code, an entry per instruction; and what it complained about (empty where it did not)."""
 
-    instructions: tuple[IgaInstruction, ...]
+    pcs: list[int]  # bytes from the code's start
+    sizes: list[int]
+    mnemonics: list[str]  # the opcode's, without subfunction: `send` for send.ugm; UNDECODABLE where it knows none
+    texts: list[str]  # empty unless asked for
+    targets: list[list[int]]  # bytes from the code's start; empty unless asked for
     message: str
 
 
@@ -85,10 +77,12 @@ class Iga:
         self.path, self._lib = self._load()
         self.version = self._text(self._lib.iga_version_string())
         self.platforms = self._platforms()
-        self._mnemonics: dict[tuple[int, int], str] = {}
+        self._mnemonics: dict[int, dict[int, str]] = {}  # by platform and opcode
 
-    def decode(self, platform: Platform, code: bytes) -> IgaDecoding:
+    def decode(self, platform: Platform, code: bytes, texts: bool = True) -> IgaDecoding:
         """Decode code from its first byte to its last, or to where no instruction starts.
+
+        Texts and targets take most of the time: without `texts` there are none.
 
         IgaUnavailable where the library is too old for the platform, IgaError for anything else but instructions that
         it does not understand.
@@ -110,49 +104,46 @@ class Iga:
             said = self._text(message).strip()
             if view == self._ffi.NULL or status[0] not in (0, _DECODE_ERROR):
                 raise IgaError(said or self._text(self._lib.iga_status_to_string(status[0])))
-            instructions = tuple(self._instructions(view, platform, code))
-            return IgaDecoding(instructions, said)
+            return self._instructions(view, platform, code, texts, said)
         finally:
             if view != self._ffi.NULL:
                 self._lib.kv_delete(view)
 
-    def _instructions(self, view: object, platform: Platform, code: bytes) -> list[IgaInstruction]:
+    def _instructions(self, view: object, platform: Platform, code: bytes, texts: bool, said: str) -> IgaDecoding:
         ffi, lib = self._ffi, self._lib
+        size_of, opcode_of, known = lib.kv_get_inst_size, lib.kv_get_opcode, self._mnemonics.setdefault(platform, {})
         syntax = ffi.new("char[]", _SYNTAX_BYTES)
         targets = ffi.new("int32_t[3]")
-        found = []
-        pc = 0
-        while pc < len(code):
-            size = lib.kv_get_inst_size(view, pc)
-            if size <= 0 or pc + size > len(code):
+        found = IgaDecoding([], [], [], [], [], said)
+        pc, end = 0, len(code)
+        while pc < end:
+            size = size_of(view, pc)
+            if size <= 0 or pc + size > end:
                 break
-            mnemonic = self._mnemonic(platform, lib.kv_get_opcode(view, pc))
-            lib.kv_get_inst_syntax(view, pc, syntax, _SYNTAX_BYTES, 0, ffi.NULL, ffi.NULL)
-            count = min(lib.kv_get_inst_targets(view, pc, targets), 3)
-            found.append(
-                IgaInstruction(
-                    pc=pc,
-                    size=size,
-                    mnemonic=mnemonic,
-                    text=self._text(syntax).rstrip(),
-                    targets=tuple(targets[index] for index in range(count)),
-                    understood=mnemonic != _ILLEGAL or code[pc] & _OPCODE_BITS == 0,
-                )
-            )
+            opcode = opcode_of(view, pc)
+            mnemonic = known.get(opcode) or self._mnemonic(platform, opcode)
+            if mnemonic == _ILLEGAL and code[pc] & _OPCODE_BITS:
+                mnemonic = UNDECODABLE
+            found.pcs.append(pc)
+            found.sizes.append(size)
+            found.mnemonics.append(mnemonic)
+            if texts:
+                lib.kv_get_inst_syntax(view, pc, syntax, _SYNTAX_BYTES, 0, ffi.NULL, ffi.NULL)
+                found.texts.append(self._text(syntax).rstrip())
+                count = min(lib.kv_get_inst_targets(view, pc, targets), 3)
+                found.targets.append([targets[index] for index in range(count)])
             pc += size
         return found
 
     def _mnemonic(self, platform: Platform, opcode: int) -> str:
-        known = self._mnemonics.get((platform, opcode))
-        if known is None:
-            specification = self._ffi.new("void **")
-            name = self._ffi.new("char[64]")
-            length = self._ffi.new("size_t *", 64)
-            if self._lib.iga_opspec_from_op(platform, opcode, specification) == 0:
-                self._lib.iga_opspec_mnemonic(specification[0], name, length)
-            known = self._text(name) or _ILLEGAL
-            self._mnemonics[platform, opcode] = known
-        return known
+        """The opcode's name, which is kept."""
+        specification = self._ffi.new("void **")
+        name = self._ffi.new("char[64]")
+        length = self._ffi.new("size_t *", 64)
+        if self._lib.iga_opspec_from_op(platform, opcode, specification) == 0:
+            self._lib.iga_opspec_mnemonic(specification[0], name, length)
+        self._mnemonics[platform][opcode] = found = self._text(name) or _ILLEGAL
+        return found
 
     def _platforms(self) -> frozenset[int]:
         room = 64

@@ -26,12 +26,17 @@ class SampledKernels:
         modules: GpuModules,
         platforms: list[Platform | None],
         problems: dict[str, list[str]],
+        texts: bool = False,
     ) -> None:
-        """`platforms` are the streams' GPUs; to `problems` go what could not be read, and the modules' paths."""
+        """`platforms` are the streams' GPUs; to `problems` go what could not be read, and the modules' paths.
+
+        With `texts` instructions have their whole text.
+        """
         self._capture = capture
         self._modules = modules
         self._platforms = platforms
         self._problems = problems
+        self._texts = texts
         self._outlines: dict[bytes, GpuModule] = {}  # by digest
         self._whole: dict[GpuKernel, dict[Platform | None, GpuKernel]] = {}  # by the kernel in outline
 
@@ -48,10 +53,13 @@ class SampledKernels:
         return found
 
     def read(self, kernels: Collection[GpuKernel]) -> None:
-        """Read these kernels, given in outline; where the GPUs are of several generations, as each one's in turn."""
+        """Read those of these kernels, given in outline, that were not read yet.
+
+        Where the GPUs are of several generations, as each one's in turn.
+        """
         wanted: dict[bytes, set[int]] = {}
         for key, module in self._outlines.items():
-            if addresses := {kernel.address for kernel in module.kernels if kernel in kernels}:
+            if addresses := {k.address for k in module.kernels if k in kernels and k not in self._whole}:
                 wanted[key] = addresses
         for digest, path, elf in self._rows():
             key = digest.as_py()
@@ -60,11 +68,11 @@ class SampledKernels:
             outline, only = self._outlines[key], wanted.pop(key)
             told = set(outline.problems)
             for platform in dict.fromkeys(self._platforms) or (None,):
-                module = self._modules.load(elf.as_py(), platform, only)
+                module = self._modules.load(elf.as_py(), platform, only, self._texts)
                 self._tell([problem for problem in module.problems if problem not in told], path)
                 told.update(module.problems)
                 for kernel, whole in zip(outline.kernels, module.kernels, strict=False):
-                    if kernel in kernels:
+                    if kernel.address in only and kernel in kernels:
                         self._whole.setdefault(kernel, {})[platform] = whole
 
     def whole(self, kernel: GpuKernel) -> GpuKernel:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+LONGEST_INSTRUCTION = 16  # bytes, on all of them; compacted ones have 8
+
 
 class Platform(IntEnum):
     """IGA's platform ids (iga_platforms_list of libiga64.so.2, Intel graphics compiler 2)."""

@@ -5,8 +5,8 @@ Also counts: what went in is what came out, and where it went.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,93 +15,110 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS, CaptureReader
-from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row
-from iaprof.report.attribution import Joined, Stream, join, streams
+from iaprof.report.attribution import Joined, streams
+from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
+from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gauges import gauges
-from iaprof.report.gpu_module import GpuKernel, GpuModules
-from iaprof.report.kernels import KernelNames, SampledKernels
-from iaprof.report.placements import Placed, Placement, Site, place
+from iaprof.report.gpu_module import GpuModules
+from iaprof.report.instruction_starts import instruction_starts
+from iaprof.report.joining import Task, join
+from iaprof.report.kernels import SampledKernels
+from iaprof.report.named import columns
+from iaprof.report.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.platforms import Platform
+from iaprof.report.selection import Selection
 from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.cpu_frames import CpuFrames, Look, ModuleNames
+from iaprof.symbols.cpu_frames import CpuFrames, Look
 from iaprof.symbols.names import Naming
 from iaprof.symbols.rows import CaptureNames
 
 
 @dataclass(frozen=True)
-class CpuModule:
-    """How one module of the launching stacks was named."""
+class Wanted:
+    """What a report is to hold."""
 
-    names: ModuleNames
-    share: float  # of the samples with a stack, those with a frame in it
-    unnamed: float  # and those with a frame in it that has no name
-
-
-@dataclass
-class Facts:
-    """What a report should say about itself."""
-
-    records: int = 0
-    stalls: int = 0  # samples: the sum of all counts
-    unknown_kernel: int = 0  # of those, in no known kernel
-    no_launch: int = 0  # in a known kernel of which no launch was recorded
-    problems: dict[str, list[str]] = field(default_factory=dict)  # and the paths of the modules that have it
-    cpu_modules: list[CpuModule] = field(default_factory=list)
-
-
-@dataclass
-class Report:
-    """A profile, and what is to be said about it."""
-
-    profile: Profile
-    facts: Facts
+    selection: Selection = Selection()  # noqa: RUF009 (it is frozen)
+    interval_s: float = 0.0  # length of an interval; 0 for everything in one
+    look: Look = Look()  # noqa: RUF009 (it is frozen)
+    texts: bool = False  # of instructions, too
+    start_ns: int | None = None  # when interval 0 starts; None for the recording's start
 
 
 def build(
     capture: CaptureReader,
     modules: GpuModules,
-    interval_s: float = 0.0,
+    wanted: Wanted = Wanted(),
     naming: Naming | None = None,
-    look: Look = Look(),  # noqa: B008 (it is frozen)
+    progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
-    """Reads and joins a whole capture; naming happens while the rows are taken.
+    """Reads, joins and names a whole capture.
 
     Args:
         capture: the open capture.
         modules: reads debug ELFs.
-        interval_s: length of an interval; 0 for everything in one.
+        wanted: which part of it, and how.
         naming: names the frames of CPU stacks; without, the capture itself.
-        look: how CPU frames are to look.
+        progress: told now and then how many records are joined.
 
     Raises:
         CaptureError: the capture is damaged.
+        UsageError: it has nothing of what was asked for by name.
     """
     facts = Facts()
+    selection, interval_ns = wanted.selection, int(wanted.interval_s * 1e9)
     known = streams(capture.header)
+    span = selection.span(capture.header)
     platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
-    kernels = SampledKernels(capture, modules, platforms, facts.problems)
-    launches = capture.table("launch", ("time_ns", "pid", "comm", "address", "size", "stack", "name", "flags"))
-    placed = place(launches, kernels.compilations(), _scope(capture.header))
-    start_ns = _start_ns(capture.header)
-    joined, facts.records = join(capture, placed, start_ns, int(interval_s * 1e9))
-    totals = joined.counts.sum(axis=1)
+    kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
+    placed = place(
+        capture.table("launch", LAUNCH_COLUMNS),
+        kernels.compilations(),
+        _scope(capture.header),
+        capture.table("process", ("time_ns", "pid", "tid", "event")),
+        by_thread=bool(selection.tids),
+    )
+    begin_ns = start_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    starts = instruction_starts(placed, kernels)
+    joined, facts.records = join(capture, Task(placed, begin_ns, interval_ns, selection.rule, span, starts), progress)
+    joined = _selected(joined, selection, placed, capture)
+    totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())
-    unknown = np.array([site.placement is None for site in placed.sites])
-    unlaunched = np.zeros(len(placed.sites), bool)
-    unlaunched[list(placed.unlaunched.values())] = True
+    unknown = np.array([site.placement is None and not site.kernel_note for site in placed.sites])
+    unlaunched = np.array([site.note in (BEFORE_RECORDING, NOT_RECORDED) for site in placed.sites])
     facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
     facts.no_launch = int(totals[unlaunched[joined.site]].sum())
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     weights = _weights(joined, placed, totals)
     stacks = _stacks(capture, weights)
-    cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), look)
+    cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), wanted.look)
     facts.cpu_modules = _shares(cpu, weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1
-    intervals = [start_ns / 1e9 + interval_s * number for number in range(last + 1)]
-    measured = gauges(capture, start_ns, int(interval_s * 1e9), len(intervals)) if interval_s else {}
+    intervals = [begin_ns / 1e9 + wanted.interval_s * number for number in range(last + 1)]
+    measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
-    names = KernelNames(kernels)
-    return Report(Profile(_rows(joined, placed, names, cpu, known, kernels), intervals, measured), facts)
+    profile, binaries, decoded = columns(joined, placed, kernels, cpu, known)
+    placed_only = np.array([site.placement is not None for site in placed.sites])
+    ambiguous = np.array([site.note == AMBIGUOUS for site in placed.sites])
+    facts.matched = Matched(
+        facts.stalls,
+        int(totals[placed_only[joined.site]].sum()),
+        int(totals[decoded].sum()),
+        int(joined.alone.sum()),
+        int(totals[ambiguous[joined.site]].sum()),
+    )
+    profile = replace(profile, intervals=intervals, gauges=measured, matched=facts.matched.shares())
+    return Report(profile, facts, capture.header, binaries)
+
+
+def _selected(joined: Joined, selection: Selection, placed: Placed, capture: CaptureReader) -> Joined:
+    """What the filters leave that depend on launches and reasons."""
+    counts = joined.counts * selection.columns().astype(np.uint64)
+    keep = counts.any(axis=1)
+    if selection.by_site:
+        keep &= selection.sites(placed, capture)[joined.site]
+    alone = np.minimum(joined.alone, counts.sum(axis=1))
+    columns: list[Any] = [joined.interval, joined.stream, joined.site, joined.ip, counts, alone]
+    return Joined(*(column[keep] for column in columns))
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:
@@ -138,62 +155,8 @@ def _scope(header: dict[str, Any]) -> list[int] | None:
     return [pid for pid in pids if type(pid) is int and 0 <= pid < 1 << 32] if isinstance(pids, list) else None
 
 
-def _start_ns(header: dict[str, Any]) -> int:
+def start_ns(header: dict[str, Any]) -> int:
+    """When a capture was begun, CLOCK_MONOTONIC ns; 0 where its header does not say."""
     clock = header.get("clock")
     start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
     return start if isinstance(start, int) and 0 <= start < 1 << 63 else 0
-
-
-def _rows(
-    joined: Joined,
-    placed: Placed,
-    names: KernelNames,
-    cpu: CpuFrames,
-    known: list[Stream],
-    read: SampledKernels,
-) -> Iterator[Row]:
-    launches: dict[int, Launch | None] = {}
-    kernels: dict[int, Kernel | None] = {}
-    instructions: dict[tuple[int, int | None, int], Instruction] = {}
-    columns = (joined.interval.tolist(), joined.stream.tolist(), joined.site.tolist(), joined.ip.tolist())
-    for interval, stream, index, ip, counts in zip(*columns, joined.counts.tolist(), strict=True):
-        site = placed.sites[index]
-        if index not in launches:
-            launches[index] = _launch(site, cpu)
-        placement = None if site.placement is None else placed.placements[site.placement]
-        if index not in kernels:
-            kernels[index] = _kernel(placement, names, read)
-        offset = ip if placement is None else (ip - placement.address) & known[stream].layout.address_mask
-        key = (stream, site.placement, offset)
-        if key not in instructions:
-            kernel = read.on(stream, placement.kernel) if placement and placement.kernel else None
-            instructions[key] = _instruction(placement, kernel, offset, names)
-        yield Row(interval, launches[index], kernels[index], instructions[key], tuple(counts))
-
-
-def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
-    if site.placement is None:
-        return None
-    frames = cpu.frames(site.stack) if site.stack else ()
-    return Launch(site.comm, site.pid, frames or (site.note or "[stack lost]",))
-
-
-def _kernel(placement: Placement | None, names: KernelNames, read: SampledKernels) -> Kernel | None:
-    if placement is None:
-        return None
-    file = read.whole(placement.kernel).file if placement.kernel else ""
-    return Kernel(placement.address, names.name(placement), file)
-
-
-def _instruction(placement: Placement | None, kernel: GpuKernel | None, offset: int, names: KernelNames) -> Instruction:
-    if placement is None or kernel is None:
-        return Instruction(offset, "[no binary]", (names.name(placement) if placement else "",), (0,))
-    info = kernel.at(offset)
-    inside = info.frames[1:]  # of the kernel itself, which is called what it is called everywhere
-    return Instruction(
-        offset,
-        info.mnemonic,
-        (names.name(placement), *(frame.function for frame in inside)),
-        tuple(frame.line for frame in info.frames),
-        tuple(frame.file for frame in info.frames),
-    )

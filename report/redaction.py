@@ -36,6 +36,7 @@ _MEMBERS: dict[str, dict[str, str]] = {
     "process": {"comm": "process", "cgroup": "path", "container": "container"},
     "mapping": {"path": "path"},
     "kernel": {"path": "path"},
+    "sample": {"comm": "process", "stack": "stack", "kernel": "kernel", "file": "path"},
 }
 """Texts that are replaced, by kind of row, and what they are."""
 _DROPPED = {
@@ -45,6 +46,7 @@ _DROPPED = {
 _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost", "symbols", "recovered",
+    "matched", "imported",
 }  # fmt: skip
 """Members of the header that stay: what a later recorder may add could tell anything."""
 _HEADER_TEXTS = {
@@ -54,6 +56,7 @@ _HEADER_TEXTS = {
     "streams": frozenset({"device", "card", "name", "pci_address", "layout"}),
     "losses": frozenset({"source", "what"}),
     "symbols": frozenset({"which"}),
+    "imported": frozenset({"format"}),
 }
 """Where in them texts stay: the names of members, or the empty one for the value itself."""
 _HIGHEST = 1 << 63  # kernel addresses are above
@@ -74,31 +77,10 @@ class Redaction:
         self._kernel_addresses = kernel_addresses
         self._keep_kernels = keep_kernels
 
-    def header(self, header: dict[str, Any]) -> dict[str, Any]:
-        """A header that tells the GPU and the recording, and not the machine, the command and the files."""
-        kept = {
-            name: _without_texts(value, _HEADER_TEXTS.get(name, frozenset()))
-            for name, value in header.items()
-            if name in _HEADER
-        }
-        host = header.get("host")
-        if isinstance(host, dict):
-            kept["host"] |= {"name": hashed("host", str(host.get("name"))), "boot_id": ""}
-        for name in ("command", "arguments"):
-            words = header.get(name)
-            kept[name] = [hashed("word", str(word)) for word in words] if isinstance(words, list) else []
-        libraries = header.get("libraries")
-        kept["libraries"] = [
-            {**_without_texts(library, frozenset()), "path": redacted_path(str(library.get("path")))}
-            for library in (libraries if isinstance(libraries, list) else ())
-            if isinstance(library, dict)
-        ]
-        return {**kept, "redacted": True}
-
     def rows(self, kind: str, table: pa.Table) -> pa.Table:
         """The rows of a kind, redacted."""
         for name, what in _MEMBERS.get(kind, {}).items():
-            table = _mapped(table, name, redacted_path if what == "path" else partial(hashed, what))
+            table = _mapped(table, name, _CHANGES.get(what) or partial(hashed, what))
         for name in _DROPPED.get(kind, ()):
             table = _set(table, name, pa.nulls(len(table), table.schema.field(name).type))
         if kind == "mapping":
@@ -159,6 +141,30 @@ class Redaction:
         return redacted, Named(names, source, problem, named.frame_pointers)
 
 
+def redacted_header(header: dict[str, Any]) -> dict[str, Any]:
+    """A header that tells the GPU and the recording, and not the machine, the command and the files."""
+    kept = {
+        name: _without_texts(value, _HEADER_TEXTS.get(name, frozenset()))
+        for name, value in header.items()
+        if name in _HEADER
+    }
+    host = header.get("host")
+    if isinstance(host, dict):
+        kept["host"] |= {"name": hashed("host", str(host.get("name"))), "boot_id": ""}
+    for name in ("command", "arguments"):
+        words = header.get(name)
+        kept[name] = [hashed("word", str(word)) for word in words] if isinstance(words, list) else []
+    libraries = header.get("libraries")
+    kept["libraries"] = [
+        {**_without_texts(library, frozenset()), "path": redacted_path(str(library.get("path")))}
+        for library in (libraries if isinstance(libraries, list) else ())
+        if isinstance(library, dict)
+    ]
+    if isinstance(header.get("file"), str):  # of a part
+        kept["file"] = hashed("file", header["file"])
+    return {**kept, "redacted": True}
+
+
 def _without_texts(value: Any, kept: frozenset[str], name: str = "") -> Any:
     """JSON with null for every text that is not of one of these members."""
     match value:
@@ -195,9 +201,17 @@ def redacted_function(name: str) -> str:
     return hashed("function", name)
 
 
+def _redacted_stack(stack: str) -> str:
+    return ";".join(map(redacted_function, stack.split(";")))
+
+
 def redacted_build_id(build_id: bytes) -> bytes:
     """Another build-id, as the real one can be looked up."""
     return hashlib.sha256(b"build-id:" + build_id).digest()[:20]
+
+
+_CHANGES: dict[str, Callable[[str], str]] = {"path": redacted_path, "stack": _redacted_stack}
+"""How texts are replaced that are no single names."""
 
 
 def _mapped(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:

@@ -8,16 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 from iaprof.formats.errors import IaprofError
 
 LARGEST = 1 << 48  # addresses, offsets and lines
-MOST_TARGETS = 3
 _LONGEST_SENTENCE = 600
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-Instructions: TypeAlias = list[tuple[int, int, str, str, tuple[int, ...]]]  # offset, size, mnemonic, text, targets
 
 
 class AnswerError(IaprofError):
@@ -71,25 +68,3 @@ def ascending(offsets: Sequence[int]) -> None:
     """Each offset is larger than the one before."""
     if any(later <= earlier for earlier, later in pairwise(offsets)):
         raise AnswerError
-
-
-def read_instructions(columns: Any, strings: list[str], length: int) -> Instructions:
-    """The instructions of `length` bytes of code, sorted and not overlapping; strings are given by number."""
-    match columns:
-        case {"offset": offset, "size": size, "mnemonic": mnemonic, "text": text, "targets": list(targets)}:
-            offsets, sizes = integers(offset, length), integers(size, 17, 1)
-            mnemonics, texts = integers(mnemonic, len(strings)), integers(text, len(strings))
-        case _:
-            raise AnswerError
-    if len({len(offsets), len(sizes), len(mnemonics), len(texts), len(targets)}) != 1:
-        raise AnswerError
-    ascending(offsets)
-    found: Instructions = []
-    end = 0
-    for index, start in enumerate(offsets):
-        goals = integers(targets[index], LARGEST, -LARGEST)
-        if start < end or start + sizes[index] > length or len(goals) > MOST_TARGETS:
-            raise AnswerError
-        end = start + sizes[index]
-        found.append((start, sizes[index], strings[mnemonics[index]], strings[texts[index]], tuple(goals)))
-    return found

@@ -15,6 +15,8 @@
  *   --seed S (1)      of everything that looks random
  *   --zipf X (1.5)    an instruction's weight is its rank to the power of -X
  *   --saturated P (0.004)   part of the counters that are full, at 255; the others are 7 at most
+ *   --in-order        a process's launches execute one after the other, and processes take turns (else all at once). Then the ledger
+ *                     has what executed when, and a record says in bits that the hardware does not use whose it is
  *   --flood RECORDS SECONDS         once a stream is enabled and a kernel is known: that many records, evenly over that time
  *   --with-parent     ends when the process that started it ends
  *
@@ -50,6 +52,7 @@ enum { REASONS = 10, LAYOUTS = 3, CLASSES = 16, PATTERNS = 512, SLOTS = STANDIN_
 #define MS 1000000ull
 #define POLL_PERIOD (5 * MS)    /* the driver looks at the buffers this often */
 #define STEP (1 * MS)           /* how finely execution is simulated */
+#define TIME_SLICE (1 * MS)     /* of a process while another has something to execute, as xe has it (timeslice_duration_us) */
 #define LONGEST_STEP (10 * MS)  /* when this process did not get to run: time in which the GPU stood still */
 
 static const char *const reason_names[REASONS] = {"active", "control", "pipestall", "send", "dist_acc",
@@ -61,11 +64,12 @@ struct layout {
     unsigned ip_bits;
     int bit[REASONS];
     int ex_id, end_flag;
+    int unused; /* the first of 15 bits that hold nothing */
 };
 static const struct layout layouts[LAYOUTS] = {
-    {"pvc", 29, {29, 45, 53, 61, 69, 77, 85, 93, 37, -1}, -1, -1},
-    {"xe2", 29, {101, 45, 53, 61, 69, 77, 85, 93, 37, 29}, 109, 112},
-    {"xe3p", 61, {133, 77, 85, 93, 101, 109, 117, 125, 69, 61}, 141, 144},
+    {"pvc", 29, {29, 45, 53, 61, 69, 77, 85, 93, 37, -1}, -1, -1, 113},
+    {"xe2", 29, {101, 45, 53, 61, 69, 77, 85, 93, 37, 29}, 109, 112, 113},
+    {"xe3p", 61, {133, 77, 85, 93, 101, 109, 117, 125, 69, 61}, 141, 144, 145},
 };
 
 /* Each device that the tree can show. A media GT follows each main one where `media` is not 0. */
@@ -88,7 +92,7 @@ struct pattern {
 };
 
 struct kernel {
-    uint32_t pid, instructions;
+    uint32_t pid, instructions, size;
     uint64_t address;
     char name[128];
     uint32_t *offsets;
@@ -113,6 +117,15 @@ struct row {
 struct launch {
     uint32_t site, gt;
     uint64_t start, end;
+    /* With --in-order `start` is the earliest, and `end` is not known: */
+    uint32_t process;
+    uint64_t number, launched, left; /* left: of its execution */
+};
+
+/* A piece of a launch's execution. */
+struct execution {
+    uint32_t site;
+    uint64_t number, launched, begin, end;
 };
 
 struct overflow {
@@ -145,6 +158,8 @@ struct gt {
     uint32_t cursor;
     uint64_t write[STANDIN_MAX_XECORES];
     int64_t overflow[STANDIN_MAX_XECORES]; /* which of overflows[] is going on, -1: none */
+    uint32_t turn;                         /* of which process it is to execute */
+    uint64_t turn_ends;
     uint32_t *owner;                       /* [xecores * SLOTS]: the ledger row of the record in that slot */
 };
 
@@ -159,7 +174,7 @@ static struct {
         uint64_t duration, elapsed, done; /* done: when it was over */
         bool wanted;
     } flood;
-    bool with_parent;
+    bool with_parent, in_order;
 } options = {.xecores = 20, .rate = 2000, .zipf = 1.5, .saturated = 0.004, .seed = 1};
 
 static struct standin_device cards[STANDIN_MAX_CARDS];
@@ -183,6 +198,7 @@ GROWING(struct kernel, kernels);
 GROWING(struct site, sites);
 GROWING(struct row, rows);
 GROWING(struct launch, launches);
+GROWING(struct execution, executions);
 GROWING(struct overflow, overflows);
 GROWING(struct process, processes);
 GROWING(struct client *, clients);
@@ -330,7 +346,7 @@ static uint32_t find_kernel(uint32_t pid, uint64_t address)
     return UINT32_MAX;
 }
 
-static void add_kernel(uint32_t pid, uint64_t address, const char *name, const uint32_t *offsets, uint32_t count)
+static void add_kernel(uint32_t pid, uint64_t address, uint64_t size, const char *name, const uint32_t *offsets, uint32_t count)
 {
     uint32_t known = find_kernel(pid, address);
     if (known != UINT32_MAX && kernels[known].instructions == count && !strcmp(kernels[known].name, name) &&
@@ -341,6 +357,7 @@ static void add_kernel(uint32_t pid, uint64_t address, const char *name, const u
     memset(k, 0, sizeof(*k));
     k->pid = pid;
     k->address = address;
+    k->size = (uint32_t)size;
     k->instructions = count;
     snprintf(k->name, sizeof(k->name), "%s", name);
     k->offsets = must(calloc(count, sizeof(*k->offsets)));
@@ -440,25 +457,26 @@ static void add_launch(struct client *client, const struct standin_launch *messa
     if (kernel == UINT32_MAX) { /* a runtime's mistake: shown in the ledger, at the one offset that is sure to exist */
         fprintf(stderr, "standin-gpu: pid %u launches at %#llx, where it placed no kernel\n", message->pid,
                 (unsigned long long)message->address);
-        add_kernel(message->pid, message->address, "[never placed]", &(uint32_t){0}, 1);
+        add_kernel(message->pid, message->address, 16, "[never placed]", &(uint32_t){0}, 1);
         kernel = find_kernel(message->pid, message->address);
     }
     uint32_t site = find_site(kernel, message->stack);
     sites[site].launches++;
-    uint64_t start = clock_ns() + message->delay_ns, end = start + message->duration_ns;
+    uint64_t now = clock_ns(), start = now + message->delay_ns, end = start + message->duration_ns;
     uint32_t gt = choose_gt(message->gt);
     if (gt == options.mains) /* there is no card: a launch into the void */
         return;
-    ROOM(launches, 1);
-    launches[launches_count++] = (struct launch){site, gt, start, end};
     struct process *process = find_process(client->pid);
     if (!process) {
         ROOM(processes, 1);
         process = &processes[processes_count++];
         *process = (struct process){.pid = client->pid};
     }
-    if (end > process->end)
+    if (end > process->end && !options.in_order)
         process->end = end;
+    ROOM(launches, 1);
+    launches[launches_count++] = (struct launch){site, gt, start, end, (uint32_t)(process - processes), launches_seen, now,
+                                                 message->duration_ns + !message->duration_ns};
 }
 
 /* ---- sampling ---- */
@@ -493,6 +511,7 @@ static void sample(uint32_t g, uint32_t xecore, uint32_t site_number, uint64_t c
     uint32_t *owner = gt->owner + (size_t)xecore * SLOTS;
     const struct pattern(*classes)[PATTERNS] = patterns[gt->layout - layouts];
     const uint64_t ip_mask = (1ull << gt->layout->ip_bits) - 1;
+    const uint64_t whose = options.in_order ? (uint64_t)site_number << gt->layout->unused % 64 : 0;
     uint64_t write = gt->write[xecore], read = atomic_load_explicit(&state->read, memory_order_acquire);
 
     for (uint64_t i = 0; i < count; i++) {
@@ -519,6 +538,7 @@ static void sample(uint32_t g, uint32_t xecore, uint32_t site_number, uint64_t c
         record[0] = pattern->words[0] | (kernel->ip[instruction] & ip_mask);
         record[1] = pattern->words[1];
         record[2] = pattern->words[2];
+        record[gt->layout->unused / 64] |= whose;
         memset(record + 3, 0, STANDIN_RECORD_BYTES - 24);
         owner[write % SLOTS] = site->first + instruction;
         write++;
@@ -580,6 +600,88 @@ static void flood(uint64_t from, uint64_t slices[])
         }
 }
 
+static void execute(uint32_t g, uint32_t site, uint64_t from, uint64_t to)
+{
+    struct gt *gt = &gts[g];
+    gt->carry += options.rate * options.xecores * (double)(to - from) / 1e9;
+    uint64_t due = (uint64_t)gt->carry;
+    gt->carry -= (double)due;
+    if (due)
+        sample_all(g, site, due);
+}
+
+/* The first launch of a process that a main GT has still to execute. */
+static struct launch *head(uint32_t g, uint32_t process)
+{
+    for (size_t i = 0; i < launches_count; i++)
+        if (launches[i].gt == g && launches[i].process == process && launches[i].left)
+            return &launches[i];
+    return NULL;
+}
+
+/* The launch to go on with at a time. Without any: NULL, and `soonest` is when there may be one. */
+static struct launch *next_in_turn(uint32_t g, uint64_t at, uint64_t *soonest)
+{
+    struct gt *gt = &gts[g];
+    uint32_t first = gt->turn + (at >= gt->turn_ends);
+    for (uint32_t i = 0; i < processes_count; i++) {
+        uint32_t process = (uint32_t)((first + i) % processes_count);
+        struct launch *launch = head(g, process);
+        if (!launch || launch->start > at) {
+            if (launch && launch->start < *soonest)
+                *soonest = launch->start;
+            continue;
+        }
+        if (process != gt->turn || at >= gt->turn_ends)
+            gt->turn_ends = at + TIME_SLICE;
+        gt->turn = process;
+        return launch;
+    }
+    return NULL;
+}
+
+/* In --in-order what a main GT executes from `at` to now_ns; which of the 64ths of that since `from`. */
+static uint64_t take_turns(uint32_t g, uint64_t from, uint64_t at)
+{
+    uint64_t slices = 0;
+    while (at < now_ns) {
+        uint64_t to = now_ns;
+        struct launch *launch = next_in_turn(g, at, &to);
+        if (launch) {
+            if (at + launch->left < to)
+                to = at + launch->left;
+            if (gts[g].turn_ends < to)
+                to = gts[g].turn_ends;
+            if (sampling(g))
+                execute(g, launch->site, at, to);
+            slices |= filled(from, at, to);
+            launch->left -= to - at;
+            processes[launch->process].end = to;
+            struct execution *last = executions_count ? &executions[executions_count - 1] : NULL;
+            if (last && last->number == launch->number && last->end == at) {
+                last->end = to;
+            } else {
+                ROOM(executions, 1);
+                executions[executions_count++] = (struct execution){launch->site, launch->number, launch->launched, at, to};
+            }
+        }
+        at = to;
+    }
+    return slices;
+}
+
+static void step_in_order(uint64_t from, uint64_t slices[])
+{
+    uint64_t kept = 0, at = now_ns - from > LONGEST_STEP ? now_ns - LONGEST_STEP : from;
+    for (uint32_t g = 0; g < options.mains; g++)
+        if (there(g) && !frozen(g))
+            slices[g] = take_turns(g, from, at);
+    for (size_t i = 0; i < launches_count; i++)
+        if (launches[i].left && there(launches[i].gt))
+            launches[kept++] = launches[i];
+    launches_count = kept;
+}
+
 /* Execution from stepped_ns to now_ns. Records are made for less of it when this process did not get to run; work is counted whole. */
 static void step(void)
 {
@@ -590,9 +692,10 @@ static void step(void)
     if (now_ns - from > LONGEST_STEP)
         from = now_ns - LONGEST_STEP;
     stepped_ns = now_ns;
-    for (size_t i = 0; i < launches_count; i++) {
+    if (options.in_order)
+        step_in_order(since, slices);
+    for (size_t i = 0; i < launches_count && !options.in_order; i++) {
         struct launch launch = launches[i];
-        struct gt *gt = &gts[launch.gt];
         if (!there(launch.gt))
             continue;
         uint64_t first = launch.start > since ? launch.start : since, last = launch.end < now_ns ? launch.end : now_ns;
@@ -603,17 +706,13 @@ static void step(void)
         }
         if (first < from)
             first = from;
-        if (sampling(launch.gt) && first < last) {
-            gt->carry += options.rate * options.xecores * (double)(last - first) / 1e9;
-            uint64_t due = (uint64_t)gt->carry;
-            gt->carry -= (double)due;
-            if (due)
-                sample_all(launch.gt, launch.site, due);
-        }
+        if (sampling(launch.gt) && first < last)
+            execute(launch.gt, launch.site, first, last);
         if (launch.end > now_ns || frozen(launch.gt))
             launches[kept++] = launch;
     }
-    launches_count = kept;
+    if (!options.in_order)
+        launches_count = kept;
     if (options.flood.wanted && kernels_count)
         flood(from, slices);
     for (uint32_t g = 0; g < options.mains; g++)
@@ -944,6 +1043,15 @@ static int write_ledger(void)
         put_site(file, &sites[s]);
         fprintf(file, "%llu\n", (unsigned long long)sites[s].launches);
     }
+    for (size_t s = 0; s < sites_count && options.in_order; s++) {
+        fprintf(file, "#site\t%zu\t", s);
+        put_site(file, &sites[s]);
+        fprintf(file, "%u\n", kernels[sites[s].kernel].size);
+    }
+    for (size_t i = 0; i < executions_count; i++)
+        fprintf(file, "#execution\t%llu\t%u\t%llu\t%llu\t%llu\n", (unsigned long long)executions[i].number, executions[i].site,
+                (unsigned long long)executions[i].launched, (unsigned long long)executions[i].begin,
+                (unsigned long long)executions[i].end);
     if (fclose(file) || renameat(dir_fd, "ledger.tsv.new", dir_fd, "ledger.tsv"))
         return errno;
     return 0;
@@ -1016,7 +1124,7 @@ static void handle(struct client *client, char *message, size_t size)
         struct standin_kernel *kernel = (void *)message;
         kernel->name[sizeof(kernel->name) - 1] = 0;
         if (kernel->instructions && size - offsetof(struct standin_kernel, offsets) >= kernel->instructions * sizeof(uint32_t))
-            add_kernel(kernel->pid, kernel->address, kernel->name, kernel->offsets, kernel->instructions);
+            add_kernel(kernel->pid, kernel->address, kernel->size, kernel->name, kernel->offsets, kernel->instructions);
         else
             fprintf(stderr, "standin-gpu: a kernel's message of %zu bytes is too short for it\n", size);
     } else if (type == STANDIN_MSG_LAUNCH && size > offsetof(struct standin_launch, stack)) {
@@ -1037,7 +1145,18 @@ static void handle(struct client *client, char *message, size_t size)
     }
 }
 
-/* A runtime waits for what its process launched, also over other connections: those may still hold messages that were sent before,
+static bool queued(const struct process *process)
+{
+    for (size_t i = 0; i < launches_count; i++)
+        if (!process || &processes[launches[i].process] == process)
+            return true;
+    return false;
+}
+
+/* With --in-order a process goes on as soon as its launches have executed, as with real hardware; else when their records are visible,
+ * too, so that nothing of them is lost if the recorder ends then.
+ *
+ * A runtime waits for what its process launched, also over other connections: those may still hold messages that were sent before,
  * so what to wait for is decided one round after the question. Who launched nothing (a test that looks on) waits for everything. */
 static void answer_syncs(void)
 {
@@ -1046,6 +1165,10 @@ static void answer_syncs(void)
         struct process *process = client->for_all ? NULL : find_process(client->pid);
         if (!client->waits)
             continue;
+        if (options.in_order && queued(process)) { /* how long that takes, nobody knows */
+            client->settled = false;
+            continue;
+        }
         if (!client->settled) {
             client->settled = true;
             client->until = process ? process->end : options.flood.done;
@@ -1059,7 +1182,7 @@ static void answer_syncs(void)
             client->until = options.flood.done;
             done = false;
         }
-        for (uint32_t g = 0; done && g < options.mains; g++)
+        for (uint32_t g = 0; done && g < options.mains && !(options.in_order && process); g++)
             done = !frozen(g) && (!gts[g].enabled || gts[g].reset || gts[g].last_poll >= client->until);
         if (done) {
             struct standin_sync sync = {STANDIN_MSG_SYNC};
@@ -1210,6 +1333,10 @@ static void read_options(int argc, char **argv)
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--with-parent")) {
             options.with_parent = true;
+            continue;
+        }
+        if (!strcmp(argv[i], "--in-order")) {
+            options.in_order = true;
             continue;
         }
         if (!strcmp(argv[i], "--flood") && i + 2 < argc) {

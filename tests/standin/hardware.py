@@ -159,6 +159,28 @@ class LaunchCount:
     count: int
 
 
+@dataclass(frozen=True)
+class Site:
+    """A kernel as launched from one stack; records of an `in_order` GPU say its number."""
+
+    pid: int
+    stack: str
+    kernel: str
+    address: int
+    size: int  # bytes, padding included
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A piece of a launch's execution, in which no other launch executed. Times are CLOCK_MONOTONIC ns."""
+
+    launch: int  # its number
+    site: int  # index of Ledger.sites
+    launched_ns: int
+    begin_ns: int
+    end_ns: int
+
+
 @dataclass
 class Ledger:
     """All that the GPU produced. A kernel placed twice at one address can have two rows of one key: add them up."""
@@ -167,6 +189,8 @@ class Ledger:
     overflows: list[Overflow] = field(default_factory=list)
     launches: list[LaunchCount] = field(default_factory=list)
     gts: list[GtCount] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)  # of an `in_order` GPU, as are
+    executions: list[Execution] = field(default_factory=list)  # sorted by time on each main GT
     records_produced: int = 0
     records_dropped: int = 0
     records_unread: int = 0
@@ -199,6 +223,10 @@ class Ledger:
                     ledger.gts.append(GtCount(*map(int, numbers)))
                 case ["#launch", pid, stack, kernel, address, count]:
                     ledger.launches.append(LaunchCount(int(pid), stack, kernel, int(address, 16), int(count)))
+                case ["#site", _, pid, stack, kernel, address, size]:
+                    ledger.sites.append(Site(int(pid), stack, kernel, int(address, 16), int(size)))
+                case ["#execution", *numbers]:
+                    ledger.executions.append(Execution(*map(int, numbers)))
                 case [pid, stack, kernel, address, offset, reason, produced, dropped, unread]:
                     row = LedgerRow(int(pid), stack, kernel, int(address, 16), int(offset, 16), reason,
                                     int(produced), int(dropped), int(unread))  # fmt: skip
@@ -223,6 +251,7 @@ class Hardware:
         saturated: float | None = None,
         seed: int | None = None,
         layout: str | None = None,
+        in_order: bool = False,
         flood: tuple[int, float] | None = None,
         faults: Iterable[str] = (),
         cards: Sequence[str] = (),
@@ -233,7 +262,8 @@ class Hardware:
 
         `cards` are devices, in the order of their nodes; without any there is one, `device`. `unplugged` are not there
         until they are plugged in. `xecores` and `gts` are those of each card, `rate` is records per second of execution
-        and XeCore, `flood` (records, seconds), `faults` as xe.c names them.
+        and XeCore, `in_order`: a process's launches execute one after the other, and processes take turns (without,
+        all execute at once, from their time on), `flood` (records, seconds), `faults` as xe.c names them.
         """
         self.folder = folder.resolve()
         self.programs = programs or build()
@@ -265,6 +295,7 @@ class Hardware:
             command += ["--unplugged", str(index)]
         for name, value in options.items():
             command += [] if value is None else [name, str(value)]
+        command += ["--in-order"] if in_order else []
         command += [] if flood is None else ["--flood", str(flood[0]), str(flood[1])]
         self._killed = False
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

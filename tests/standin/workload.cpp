@@ -18,6 +18,7 @@
 //     --one-place                       each kernel is launched from one place only (one path of one thread)
 //     --recompile-ms M (0)              this often all modules are destroyed and created again, where they were
 //     --churn-ms M (0)                  this often a further module goes and another comes: at changing addresses
+//     --mixed SEED                      none of the above but --seconds: phases with queues of launches of all kinds (see Mixed)
 //     --no-gpu                          no GPU is looked for
 //
 // --launch-rate and --recompile-every-ms are other names for --rate and --recompile-ms. A stack that is longer than the 512 bytes of
@@ -30,6 +31,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -40,6 +42,7 @@
 #include <map>
 #include <memory>
 #include <pthread.h>
+#include <random>
 #include <string>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -234,7 +237,8 @@ struct Options {
     uint64_t launches = 0, recompile_ns = 0, churn_ns = 0;
     unsigned threads = 1, processes = 1;
     std::vector<unsigned> paths = {TRAIN, INFER, WARM_UP, ATTEND};
-    bool exact = false, same_addresses = false, fork_child = false, one_place = false, gpu = true;
+    uint64_t seed = 0;
+    bool mixed = false, exact = false, same_addresses = false, fork_child = false, one_place = false, gpu = true;
 };
 Options options;
 
@@ -450,6 +454,109 @@ OPAQUE void work(Worker &worker)
     zeCommandQueueSynchronize(nullptr, UINT64_MAX); /* before the churned module goes */
 }
 
+/* What a program with one queue does for a while: launches of one kernel, mostly, from places that follow each other in a way that
+ * real programs have. Each phase draws all of it from the seed. */
+class Mixed {
+public:
+    explicit Mixed(uint64_t seed) : random_(seed) {}
+
+    /* Another phase: what is launched is one of `kernels`. */
+    void turn(const std::vector<const gpu::Kernel *> &kernels)
+    {
+        end_ns_ = now_ns() + static_cast<uint64_t>(between(100e6, 400e6));
+        kind_ = static_cast<Kind>(random_() % KINDS);
+        kernel_ = kernels[random_() % kernels.size()];
+        duration_ns_ = between(10e3, 50e6);
+        work_ns_ = between(2e6, 40e6);
+        first_ = static_cast<unsigned>(random_() % PLACES);
+        for (double &factor : factors_)
+            factor = between(0.7, 1.4);
+    }
+    bool is_over() const { return now_ns() >= end_ns_; }
+    bool is_pause() const { return kind_ == PAUSE; }
+    const gpu::Kernel &kernel() const { return *kernel_; }
+    double work_ns() const { return work_ns_; }
+
+    /* From where launch `index` of a phase comes: layer after layer; nearly always from one place; in turns of some length. */
+    unsigned place(uint64_t index)
+    {
+        switch (kind_) {
+        case LAYERS:
+            return (first_ + static_cast<unsigned>(index)) % PLACES;
+        case SKEWED:
+            return (first_ + (random_() % 10 == 0)) % PLACES;
+        default:
+            return (first_ + (index / 32) % 2) % PLACES;
+        }
+    }
+    uint64_t duration_ns(unsigned place) { return static_cast<uint64_t>(std::clamp(duration_ns_ * factors_[place], 10e3, 50e6)); }
+    /* One in eight waits for something else that the GPU does, a copy for example. */
+    uint64_t delay_ns() { return random_() % 8 ? 0 : static_cast<uint64_t>(between(0.1e6, 40e6)); }
+    uint64_t think_ns() { return kind_ == LAYERS ? 0 : static_cast<uint64_t>(between(0.1e6, 20e6)); }
+    /* In SKEWED and ALTERNATING a program launches ahead, and waits every other time only. */
+    bool waits() { return kind_ == LAYERS || ++rounds_ % 2 == 0; }
+    bool is_time_to_compile() { return random_() % 2; }
+    uint64_t compiling_ns() { return static_cast<uint64_t>(between(1e6, 50e6)); }
+
+private:
+    enum Kind : unsigned { LAYERS, SKEWED, ALTERNATING, PAUSE, KINDS };
+    static constexpr unsigned PLACES = ATTEND + 1;
+
+    /* As often between 1 and 2 as between 10 and 20. */
+    double between(double low, double high)
+    {
+        return low * std::pow(high / low, static_cast<double>(random_() >> 11) * 0x1p-53);
+    }
+
+    std::mt19937_64 random_;
+    Kind kind_ = PAUSE;
+    const gpu::Kernel *kernel_ = nullptr;
+    uint64_t end_ns_ = 0;
+    double duration_ns_ = 0, work_ns_ = 0, factors_[PLACES] = {};
+    unsigned first_ = 0, rounds_ = 0;
+};
+
+constexpr unsigned MOST_AHEAD = 256; /* launches, before the next look at the time */
+
+/* All launches are made from here, not from members of Mixed: those may be inlined, and would be on the stack or not. */
+OPAQUE void mix(Worker &worker)
+{
+    SCOPE("app::mix(app::Worker&)");
+    Churn churn;
+    Mixed mixed(options.seed);
+    std::vector<const gpu::Kernel *> kernels = worker.kernels;
+    const uint64_t start = now_ns(), end = start + static_cast<uint64_t>(options.seconds * 1e9);
+    while (!stopped && now_ns() < end) {
+        if (mixed.is_time_to_compile()) {
+            sleep_until(now_ns() + mixed.compiling_ns());
+            churn.turn();
+            worker.compiled++;
+            kernels = worker.kernels;
+            for (const gpu::Kernel &kernel : churn.module().kernels)
+                kernels.push_back(&kernel);
+        }
+        mixed.turn(kernels);
+        for (uint64_t index = 0; !stopped && now_ns() < end && !mixed.is_over();) {
+            const gpu::Kernel &kernel = mixed.kernel();
+            double work = 0;
+            for (unsigned left = MOST_AHEAD; left && work < mixed.work_ns() && !mixed.is_pause(); left--, index++) {
+                const unsigned place = mixed.place(index);
+                gpu::timing.delay_ns = mixed.delay_ns();
+                gpu::timing.duration_ns = mixed.duration_ns(place);
+                launch_from(place, kernel, index);
+                work += static_cast<double>(gpu::timing.duration_ns);
+                worker.counts[kernel.number]++;
+                worker.launched++;
+            }
+            if (mixed.waits())
+                zeCommandQueueSynchronize(nullptr, UINT64_MAX);
+            sleep_until(now_ns() + mixed.think_ns());
+        }
+        zeCommandQueueSynchronize(nullptr, UINT64_MAX);
+    }
+    worker.busy_ns = now_ns() - start;
+}
+
 OPAQUE void *thread_main(void *argument)
 {
     current_stack[current_length = 0] = 0; /* this thread has no main */
@@ -555,6 +662,8 @@ void read_options(int argc, char **argv)
             depth = static_cast<int>(value);
         else if (name == "--recompile-ms" || name == "--recompile-every-ms")
             options.recompile_ns = static_cast<uint64_t>(value * 1e6);
+        else if (name == "--mixed")
+            options.seed = static_cast<uint64_t>(value), options.mixed = true;
         else if (name == "--churn-ms")
             options.churn_ns = static_cast<uint64_t>(value * 1e6);
         else
@@ -642,7 +751,10 @@ int main(int argc, char **argv)
     for (unsigned i = 1; i < options.threads; i++)
         if (pthread_create(&threads[i], nullptr, thread_main, &workers[i]))
             fail("no thread");
-    work(workers[0]);
+    if (options.mixed)
+        mix(workers[0]);
+    else
+        work(workers[0]);
     for (unsigned i = 1; i < options.threads; i++)
         pthread_join(threads[i], nullptr);
     const double seconds = static_cast<double>(now_ns() - start) / 1e9;

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from iaprof.formats.capture import KINDS, CaptureWriter
+from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
+from iaprof.symbols.names import Naming
 
 HEADER: dict[str, Any] = {
     "clock": {"monotonic_ns": 1_000_000_000, "realtime_ns": 0},
@@ -27,10 +30,10 @@ def record(address: int, **counts: int) -> tuple[int, int]:
     return value & (1 << 64) - 1, value >> 64
 
 
-def stall(time_ns: int, *records: tuple[int, int], stream: int = 0) -> dict[str, Any]:
-    """A `stall` row: one read."""
+def stall(time_ns: int, *records: tuple[int, int], stream: int = 0, begin_ns: int = 0) -> dict[str, Any]:
+    """A `stall` row: one read, of what was sampled from `begin_ns` on."""
     words = [[word for word, _ in records], [word for _, word in records]]
-    return {"time_ns": time_ns, "begin_ns": 0, "stream": stream, "w0": words[0], "w1": words[1], "w2": None}
+    return {"time_ns": time_ns, "begin_ns": begin_ns, "stream": stream, "w0": words[0], "w1": words[1], "w2": None}
 
 
 def launch(time_ns: int, pid: int, address: int, stack: int = 1, size: int = 64, **more: Any) -> dict[str, Any]:
@@ -48,3 +51,8 @@ def capture(path: Path, header: dict[str, Any] | None = None, **kinds: list[dict
             writer.write(kind, pa.array(rows, KINDS[kind]))
         writer.close(HEADER if header is None else header)
     return path
+
+
+def named_by(naming: Callable[[CaptureReader], Naming]) -> Callable[[CaptureReader], AbstractContextManager[Naming]]:
+    """What archives ask for the naming of each part."""
+    return lambda part: nullcontext(naming(part))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.capture import FORMAT, KINDS, CaptureReader
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.profile import build
@@ -17,7 +17,8 @@ from iaprof.symbols.in_turn import InTurn
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Frame, Named, Names
 from iaprof.symbols.rows import CaptureNames
-from unit.capturing import HEADER, capture, launch, record, stall
+from unit.capturing import HEADER, capture, launch, named_by, record, stall
+from unit.profiles import rows
 from unit.test_address_space import spaces
 from unit.zebins import debug_elf
 
@@ -83,13 +84,15 @@ def recorded(tmp_path: Path) -> CaptureReader:
 def archived(capture: CaptureReader, tmp_path: Path, **options: bool) -> CaptureReader:
     output = tmp_path / "archived.parquet"
     options = {"redact": False, "keep_kernels": not options.get("redact", False)} | options
-    archive(capture, output, InTurn([CaptureNames(capture), Everything()]), lambda *_: None, **options)
+    archive(
+        capture, output, named_by(lambda part: InTurn([CaptureNames(part), Everything()])), lambda *_: None, **options
+    )
     return CaptureReader(output)
 
 
 def launching_stack(capture: CaptureReader) -> tuple[str, ...]:
     with GpuModules() as modules:
-        (row,) = build(capture, modules).profile.rows
+        (row,) = rows(build(capture, modules).profile)
     assert row.launch is not None
     return row.launch.stack
 
@@ -103,7 +106,7 @@ def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp
     for kind in KINDS:
         if kind not in ("module", "symbol"):
             assert portable.table(kind).to_pylist() == recorded.table(kind).to_pylist(), kind
-    assert {k: v for k, v in portable.header.items() if k != "symbols"} == recorded.header | {"format": 3}
+    assert {k: v for k, v in portable.header.items() if k != "symbols"} == recorded.header | {"format": FORMAT}
     assert portable.header["symbols"]["named"] == portable.header["symbols"]["addresses"] == 6
     assert launching_stack(portable) == (
         "secret_function", "secret_function2", "py::secret_py:/home/secret/x.py", "secret_function", "secret_function2"
@@ -112,7 +115,7 @@ def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp
 
 def test_an_archive_of_an_archive_keeps_what_is_named(recorded: CaptureReader, tmp_path: Path) -> None:
     once = archived(recorded, tmp_path)
-    archive(once, tmp_path / "twice", CaptureNames(once), lambda *_: None, redact=False, keep_kernels=True)
+    archive(once, tmp_path / "twice", named_by(CaptureNames), lambda *_: None, redact=False, keep_kernels=True)
     twice = CaptureReader(tmp_path / "twice")
     assert twice.table("symbol").to_pylist() == once.table("symbol").to_pylist()
     assert twice.table("module").to_pylist() == once.table("module").to_pylist()

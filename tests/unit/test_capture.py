@@ -55,8 +55,8 @@ def test_refusals(tmp_path: Path) -> None:
         return tmp_path / name
 
     no_column = pa.schema([field for field in SCHEMA if field.name != "launch"])
-    no_member = SCHEMA.set(1, pa.field("stall", pa.struct([("time_ns", pa.uint64())])))
-    mistyped = SCHEMA.set(1, pa.field("stall", pa.struct([*list(KINDS["stall"])[:-1], ("w2", pa.string())])))
+    no_member = SCHEMA.set(2, pa.field("stall", pa.struct([("time_ns", pa.uint64())])))
+    mistyped = SCHEMA.set(2, pa.field("stall", pa.struct([*list(KINDS["stall"])[:-1], ("w2", pa.string())])))
     for make, message in [
         (lambda: tmp_path / "absent", "cannot be opened: No such file"),
         (lambda: tmp_path, "is not a file"),
@@ -73,7 +73,7 @@ def test_refusals(tmp_path: Path) -> None:
         (lambda: written(tmp_path, no_column), "no column 'launch'"),
         (lambda: written(tmp_path, no_member), "no column 'stall.begin_ns'"),
         (lambda: written(tmp_path, mistyped), "column 'stall.w2' is of string"),
-        (lambda: written(tmp_path, SCHEMA.set(2, pa.field("launch", pa.int8()))), "column 'launch' is of type int8"),
+        (lambda: written(tmp_path, SCHEMA.set(3, pa.field("launch", pa.int8()))), "column 'launch' is of type int8"),
     ]:
         with pytest.raises(CaptureError, match=message):
             CaptureReader(make())

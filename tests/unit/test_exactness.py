@@ -1,6 +1,7 @@
 """Stalls in are stalls out: sums of every format against sums made from a capture's raw bits, for all layouts."""
 
 import io
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,9 +14,11 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.stalls import REASONS
 from iaprof.formats.writers import WRITERS
 from iaprof.report.gpu_module import NO_DECODER, GpuKernel, GpuModule, GpuModules, SourceFrame
+from iaprof.report.instructions import read_instructions
 from iaprof.report.platforms import Platform
-from iaprof.report.profile import build
+from iaprof.report.profile import Wanted, build
 from unit.capturing import HEADER, capture, launch
+from unit.profiles import rows
 
 # First bits, as xe_drm.h and the kernel's driver have them; width of ip; first unused bit; version.
 PVC = {"active": 29, "other": 37, "control": 45, "pipestall": 53, "send": 61, "dist_acc": 69, "sbid": 77, "sync": 85,
@@ -68,12 +71,16 @@ def test_sums(tmp_path: Path, seed: int) -> None:
     for name, writer in WRITERS.items():
         # when
         with GpuModules() as modules:
-            report = build(CaptureReader(path), modules, 0.7 if writer.per_interval else 0.0)
+            report = build(CaptureReader(path), modules, Wanted(interval_s=0.7 if writer.per_interval else 0.0))
             out = io.StringIO()
             writer.write(report.profile, Shape(), out)
         # then
         found: Counter[str] = Counter()
         for line in out.getvalue().splitlines():
+            if name == "json":
+                for one in json.loads(out.getvalue())["rows"]:
+                    found.update(one["samples"])
+                break
             if name == "folded":
                 stack, _, count = line.rpartition(" ")
                 found[stack.split(";")[-2].removesuffix("_[g]")] += int(count)
@@ -87,8 +94,9 @@ def test_sums(tmp_path: Path, seed: int) -> None:
 class TwoGenerations(GpuModules):
     """Reads any module as one of one kernel, with an instruction named after the platform."""
 
-    def load(self, elf: bytes, platform: Platform | None, only: object = None) -> GpuModule:
-        decoded = None if platform is None else [(0, 16, platform.name.lower(), "", ())]
+    def load(self, elf: bytes, platform: Platform | None, only: object = None, texts: bool = True) -> GpuModule:
+        columns = {"offset": [0], "size": [16], "mnemonic": [0]}
+        decoded = None if platform is None else read_instructions(columns, [platform.name.lower()], 64)
         frames = ((SourceFrame("k", "k.cl", 1),),)
         return GpuModule((GpuKernel("k", "k", 0x10000, 64, 64, decoded, (0,), frames),), ())
 
@@ -114,14 +122,14 @@ def test_a_stall_shows_the_instruction_as_its_own_gpu_has_it(
     kernel = {"time_ns": 1, "pid": 7, "path": "/x", "digest": b"1", "size": 1, "elf": b"elf"}
     path = capture(tmp_path / "c", header(layouts), stall=stalls, launch=[launch(2, 7, 0x10000)], kernel=[kernel])
     # when
-    rows = list(build(CaptureReader(path), TwoGenerations()).profile.rows)
+    found = rows(build(CaptureReader(path), TwoGenerations()).profile)
     # then
-    assert {found.instruction.mnemonic for found in rows} == mnemonics
-    assert sum(sum(found.counts) for found in rows) == 5 * len(layouts)
+    assert {row.code.mnemonic for row in found} == mnemonics
+    assert sum(sum(row.counts) for row in found) == 5 * len(layouts)
 
 
 def test_without_a_stream_modules_are_named_but_not_decoded(tmp_path: Path) -> None:
     kernel = {"time_ns": 1, "pid": 7, "path": "/x", "digest": b"1", "size": 1, "elf": b"elf"}
     path = capture(tmp_path / "c", header([]), kernel=[kernel])
-    assert list(build(CaptureReader(path), TwoGenerations()).profile.rows) == []
+    assert rows(build(CaptureReader(path), TwoGenerations()).profile) == []
     assert TwoGenerations().load(b"", None).kernels[0].at(0).mnemonic == NO_DECODER

@@ -18,10 +18,10 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.writers import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
-from iaprof.report.profile import build
+from iaprof.report.profile import Wanted, build
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.rows import CaptureNames
-from unit.capturing import HEADER, capture, launch, record, stall
+from unit.capturing import HEADER, capture, launch, named_by, record, stall
 
 A = 0x8000_0001_0000
 
@@ -33,7 +33,7 @@ def reports(path: Path) -> dict[str, str]:
         for name, writer in WRITERS.items():
             out = io.StringIO()
             interval = 1.0 if writer.per_interval else 0.0
-            writer.write(build(CaptureReader(path), modules, interval).profile, Shape(), out)
+            writer.write(build(CaptureReader(path), modules, Wanted(interval_s=interval)).profile, Shape(), out)
             found[name] = out.getvalue()
     return found
 
@@ -79,7 +79,8 @@ def test_absurd_numbers(tmp_path: Path, kind: str, name: str) -> None:
 
 
 def whole_file(path: Path, kinds: pa.Array, stalls: pa.Array) -> Path:
-    columns = [kinds, *(stalls if name == "stall" else pa.nulls(len(kinds), kind) for name, kind in KINDS.items())]
+    none = {field.name: pa.nulls(len(kinds), field.type) for field in SCHEMA}
+    columns = list((none | {"kind": kinds, "stall": stalls}).values())
     table = pa.Table.from_arrays(columns, SCHEMA.names)
     metadata = {HEADER_KEY: json.dumps({**HEADER, "format": FORMAT}).encode()}
     pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
@@ -111,7 +112,9 @@ def test_a_row_group_without_rows_is_no_harm(tmp_path: Path) -> None:
     with pq.ParquetWriter(tmp_path / "c", SCHEMA) as writer:
         writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, "format": FORMAT}).encode()})
         writer.write_table(SCHEMA.empty_table(), row_group_size=1)
-    assert reports(tmp_path / "c") == {"folded": "", "iaprof": ""}
+    texts = reports(tmp_path / "c")
+    assert json.loads(texts.pop("json"))["rows"] == []
+    assert texts == {"folded": "", "iaprof": ""}
 
 
 def test_texts_that_are_no_texts(tmp_path: Path) -> None:
@@ -245,7 +248,7 @@ def test_a_range_with_endless_frames_in_the_kernel_is_redacted(tmp_path: Path) -
     path = capture(tmp_path / "c", stack=stacks, module=[module(0)], symbol=symbols(0, count))
     reader = CaptureReader(path)
     # when
-    archive(reader, tmp_path / "public", CaptureNames(reader), lambda *_: None, redact=True, keep_kernels=False)
+    archive(reader, tmp_path / "public", named_by(CaptureNames), lambda *_: None, redact=True, keep_kernels=False)
     # then it has one name for each
     assert len(CaptureReader(tmp_path / "public").table("symbol")) == count
 

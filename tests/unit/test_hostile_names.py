@@ -14,12 +14,12 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.writers import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
-from iaprof.report.profile import build
+from iaprof.report.profile import Wanted, build
 from iaprof.symbols.cpu_frames import Look
 from iaprof.symbols.generated import GeneratedCode
 from iaprof.symbols.modules import Module
 from iaprof.symbols.names import Frame, Named, Names
-from unit.capturing import capture, launch, record, stall
+from unit.capturing import capture, launch, named_by, record, stall
 
 NAMES = [
     "a\nb", "a;b;c", "a\tb\rc", "\"quotes\" 'and' `ticks`", "<script>alert(1)</script>]]></style>",
@@ -46,7 +46,14 @@ def recorded(tmp_path: Path) -> CaptureReader:
     launches = [launch(10 + i, 7, 0x4000 + 0x1000 * i, stack=i + 1, name="k") for i in range(len(NAMES))]
     stalls = [stall(1000, *(record(0x4000 + 0x1000 * i, sbid=1 + i) for i in range(len(NAMES))))]
     path = capture(tmp_path / "bare", stack=stacks, launch=launches, stall=stalls)
-    archive(CaptureReader(path), tmp_path / "c", Hostile(), lambda *_: None, redact=False, keep_kernels=True)
+    archive(
+        CaptureReader(path),
+        tmp_path / "c",
+        named_by(lambda _: Hostile()),
+        lambda *_: None,
+        redact=False,
+        keep_kernels=True,
+    )
     return CaptureReader(tmp_path / "c")
 
 
@@ -55,7 +62,7 @@ def recorded(tmp_path: Path) -> CaptureReader:
 def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: CaptureReader) -> None:
     out = io.StringIO()
     with GpuModules() as modules:
-        built = build(recorded, modules, 1.0 if WRITERS[name].per_interval else 0.0, look=look)
+        built = build(recorded, modules, Wanted(interval_s=1.0 if WRITERS[name].per_interval else 0.0, look=look))
         WRITERS[name].write(built.profile, Shape(), out)
     text = out.getvalue()
     # then nothing acts on a terminal, and no line was broken or made

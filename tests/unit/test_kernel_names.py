@@ -87,8 +87,9 @@ def compiled(path: Path, modules: dict[int, bytes], address: int, offset: int = 
         {"time_ns": 1, "pid": pid, "path": f"/m{pid}", "digest": bytes([pid]) * 32, "size": 1, "elf": elf}
         for pid, elf in modules.items()
     ]
-    launches = [launch(10 * pid, pid, address, stack=0, size=1024, name=name) for pid in modules]
-    stalls = [stall(10 * pid + 5, record(address + offset, sbid=5)) for pid in modules]
+    hour = 3_600 * 10**9  # between processes, so that they are told apart
+    launches = [launch(hour * pid, pid, address, stack=0, size=1024, name=name) for pid in modules]
+    stalls = [stall(hour * pid + 5, record(address + offset, sbid=5), begin_ns=hour * pid) for pid in modules]
     return capture(path, kernel=kernels, launch=launches, stall=stalls)
 
 
@@ -143,9 +144,11 @@ def test_only_kernels_with_stalls_are_read(tmp_path: Path) -> None:
     asked = []
 
     class Asked(GpuModules):
-        def load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None) -> GpuModule:
+        def load(
+            self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None, texts: bool = True
+        ) -> GpuModule:
             asked.append((elf, only))
-            return super().load(elf, platform, only)
+            return super().load(elf, platform, only, texts)
 
     # when
     with Asked() as modules:

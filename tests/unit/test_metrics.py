@@ -20,13 +20,14 @@ from iaprof.formats.capture import KINDS, CaptureReader
 from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.metric_values import decode
 from iaprof.formats.metrics import MISSING, How, Metric, busy, describe, describe_processes
-from iaprof.formats.profile import Gauges, Instruction, Profile, Row, Shape
+from iaprof.formats.profile import Code, Gauges, Shape
 from iaprof.record import cpu_use, metrics, pmu, xe
 from iaprof.record.finish import finish
 from iaprof.record.metrics import MeteredGt, Metrics
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.gauges import gauges
 from unit.capturing import capture
+from unit.profiles import Row, profile
 
 S = 1_000_000_000
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -686,9 +687,9 @@ def test_gauges_of_a_stranger_s_capture_are_numbers(tmp_path: Path) -> None:
 
 
 def test_iaprof_text_ends_intervals_with_gauges() -> None:
-    rows = [Row(n, None, None, Instruction(0, "mov", (), ()), (1,) * 10) for n in (0, 2)]
+    rows = [Row(n, None, None, Code("mov", (), ()), 0, (1,) * 10) for n in (0, 2)]
     out = io.StringIO()
-    IaprofText().write(Profile(rows, [0.0, 1.0, 2.0], {0: Gauges(2399.6, 99.4), 1: Gauges(7.0, 0.0)}), Shape(), out)
+    IaprofText().write(profile(rows, [0.0, 1.0, 2.0], {0: Gauges(2399.6, 99.4), 1: Gauges(7.0, 0.0)}), Shape(), out)
     lines = [line for line in out.getvalue().splitlines() if line.startswith("metric")]
     assert lines == [
         "metric\tfrequency-MHz\t2400",

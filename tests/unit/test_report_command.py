@@ -35,7 +35,7 @@ def test_a_broken_debug_elf_costs_a_name_and_is_told(good: Path) -> None:
         "app;7;[stack lost];-;evil:name\\x1b[2J_[G];[no binary]_[g];sbid_[g];0x0_[g] 3\n"
     )
     assert "iaprof: warning: /tmp/x.elf: it is" in done.stderr
-    assert "60.0 % in known kernels" in done.stderr
+    assert "matched to a kernel 60.0 %" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -6,21 +6,22 @@ import pytest
 
 from iaprof.formats.folded import Folded
 from iaprof.formats.iaprof_text import IaprofText
-from iaprof.formats.profile import Instruction, Kernel, Launch, Profile, Row, Shape, clean
+from iaprof.formats.profile import Code, Kernel, Launch, Shape, clean
 from iaprof.formats.writers import WRITERS, for_file
+from unit.profiles import Row, profile
 
 LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))
 KERNEL = Kernel(0x8000FFBE0000, "matmul", "src/matmul.cl")
 ROWS = [
-    Row(0, LAUNCH, KERNEL, Instruction(0x10, "send", ("matmul", "dot(float)"), (4, 9)), (1, 0, 0, 0, 0, 7, 0, 0, 0, 0)),
-    Row(0, LAUNCH, KERNEL, Instruction(0x20, "mov", ("matmul",), (0,)), (0, 0, 0, 0, 0, 0, 0, 0, 0, 2)),
-    Row(2, None, None, Instruction(0xABC0, "[no binary]", (), ()), (0, 3, 0, 0, 0, 0, 0, 0, 0, 0)),
+    Row(0, LAUNCH, KERNEL, Code("send", ("matmul", "dot(float)"), (4, 9)), 0x10, (1, 0, 0, 0, 0, 7, 0, 0, 0, 0)),
+    Row(0, LAUNCH, KERNEL, Code("mov", ("matmul",), (0,)), 0x20, (0, 0, 0, 0, 0, 0, 0, 0, 0, 2)),
+    Row(2, None, None, Code("[no binary]", (), ()), 0xABC0, (0, 3, 0, 0, 0, 0, 0, 0, 0, 0)),
 ]
 
 
 def written(writer: Folded | IaprofText, rows: list[Row], shape: Shape | None = None) -> str:
     out = io.StringIO()
-    writer.write(Profile(rows, [10.0, 11.0, 12.0]), shape or Shape(), out)
+    writer.write(profile(rows, [10.0, 11.0, 12.0]), shape or Shape(), out)
     return out.getvalue()
 
 
@@ -41,8 +42,8 @@ def test_folded_with_lines() -> None:
 
 def test_a_line_in_another_file_says_in_which() -> None:
     files = ("src/matmul.cl", "include/vec.h", "")
-    instruction = Instruction(0x10, "send", ("matmul", "dot(float)", "mad"), (4, 9, 2), files)
-    row = Row(0, LAUNCH, KERNEL, instruction, (1,) + (0,) * 9)
+    code = Code("send", ("matmul", "dot(float)", "mad"), (4, 9, 2), files)
+    row = Row(0, LAUNCH, KERNEL, code, 0x10, (1,) + (0,) * 9)
     text = written(Folded(), [row], Shape(gpu_lines=True))
     assert ";matmul line 4_[G];dot(float) vec.h line 9_[G];mad line 2_[G];send_[g]" in text
 
@@ -60,7 +61,7 @@ def test_a_line_in_another_file_says_in_which() -> None:
     ],
 )
 def test_folders_as_frames(file: str, frames: str) -> None:
-    row = Row(0, LAUNCH, Kernel(0x8000, "matmul", file), Instruction(0, "mov", ("matmul",), (1,)), (1,) + (0,) * 9)
+    row = Row(0, LAUNCH, Kernel(0x8000, "matmul", file), Code("mov", ("matmul",), (1,)), 0, (1,) + (0,) * 9)
     text = written(Folded(), [row], Shape(gpu_dirs=True))
     assert text.split(";-;")[1] == f"{frames}matmul_[G];mov_[g];active_[g];0x0_[g] 1\n"
 
@@ -105,7 +106,7 @@ HOSTILE = "a;b\nc\td\x1b[31m\u202e\0\x7f"
 def test_names_of_strangers_stay_in_their_place() -> None:
     launch = Launch(HOSTILE, 1, (HOSTILE,), (HOSTILE,))
     kernel = Kernel(0, HOSTILE, HOSTILE)
-    row = Row(0, launch, kernel, Instruction(0, HOSTILE, (HOSTILE,), (1,)), (1,) * 10)
+    row = Row(0, launch, kernel, Code(HOSTILE, (HOSTILE,), (1,)), 0, (1,) * 10)
     for line in written(Folded(), [row]).splitlines():
         assert line.isprintable()
         assert line.count(";") == 9

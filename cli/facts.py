@@ -1,0 +1,49 @@
+"""What a verb says on stderr of the report that it made: how much there was, and how much found its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iaprof.cli.summary import losses, say
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.report.facts import Facts
+
+MOST_PROBLEMS = 50  # that are printed
+
+
+def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
+    """Problems as warnings, and a line of sums."""
+    for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
+        more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"))
+    if len(facts.problems) > MOST_PROBLEMS:
+        say(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems")
+    shares = facts.matched.shares()
+    ambiguous = f", {_percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
+    no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
+    say(
+        clean(
+            f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
+            f"matched to a kernel {_percent(shares['kernel'])}, an instruction {_percent(shares['instruction'])}, "
+            f"one stack {_percent(shares['stack'])}{ambiguous}{no_launch}; lost while recording: {losses(header)} ]"
+        )
+    )
+
+
+def _percent(share: float) -> str:
+    """A share that is 100 or 0 only where it is all or nothing."""
+    text = f"{100 * share:.1f}"
+    if text == "100.0" and share < 1:
+        text = "99.9+"
+    elif text == "0.0" and share > 0:
+        text = "<0.1"
+    return f"{text} %"
+
+
+def _scaled(header: dict[str, Any]) -> str:
+    """What the counts were multiplied with, where not every record was kept."""
+    streams = header.get("streams")
+    kept = {s.get("subsample", 1) for s in streams if isinstance(s, dict)} if isinstance(streams, list) else {1}
+    return "".join(f"one record of {n:,} was kept and stands for all; " for n in sorted(kept) if n > 1)

@@ -1,0 +1,159 @@
+"""The options that say which stalls a verb is about, how they are joined to launches, and where names come from.
+
+`@selecting` adds them to a verb, which gets what they say as its parameter `choice`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iaprof.cli.quantities import pids as pids_of
+from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
+from iaprof.formats.errors import UsageError
+from iaprof.formats.stalls import REASONS
+
+if TYPE_CHECKING:
+    from iaprof.report.selection import Selection
+
+_METHODS = ("proportional", "latest", "none")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user said."""
+
+    selection: Selection
+    symfs: Path | None = None
+    symbol_dirs: tuple[Path, ...] = ()
+    kallsyms: Path | None = None
+    inlines: bool = True
+
+
+def selecting(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb with a parameter `choice`, as one that has these options instead."""
+    own = inspect.signature(verb, eval_str=True)
+    added = inspect.signature(_choice, eval_str=True).parameters
+
+    def with_options(**given: Any) -> None:
+        verb(
+            **{name: value for name, value in given.items() if name not in added},
+            choice=_choice(**{name: value for name, value in given.items() if name in added}),
+        )
+
+    # What typer looks at, and no more: it would follow __wrapped__ to the verb's own parameters.
+    kept = [parameter for name, parameter in own.parameters.items() if name != "choice"]
+    options: Any = with_options
+    options.__name__, options.__doc__ = verb.__name__, verb.__doc__
+    options.__signature__ = own.replace(parameters=[*kept, *added.values()])
+    options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*kept, *added.values())}
+    return with_options
+
+
+def _choice(
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="SPAN", help="A part of the recording: 1s-10s, 500ms-, 10%-20%."),
+    ] = None,
+    pid: Annotated[
+        list[str] | None, typer.Option("--pid", "-p", metavar="PID,...", help="Launched by these processes.")
+    ] = None,
+    tid: Annotated[
+        list[str] | None, typer.Option("--tid", metavar="TID,...", help="Launched by these threads.")
+    ] = None,
+    comm: Annotated[
+        list[str] | None, typer.Option("--comm", metavar="NAME,...", help="Launched by threads of these names.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="REGEX", help="Of kernels in whose names this is found.")
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="GPU,...", help="Of these GPUs: card, render node or PCI address."),
+    ] = None,
+    reason: Annotated[
+        list[str] | None,
+        typer.Option("--reason", metavar="REASON,...", help=f"Of these reasons: {', '.join(REASONS)}."),
+    ] = None,
+    cgroup: Annotated[
+        list[str] | None,
+        typer.Option("--cgroup", metavar="PATTERN", help="Launched in this cgroup or below, or in this container."),
+    ] = None,
+    attribution: Annotated[
+        str,
+        typer.Option(
+            "--attribution",
+            metavar="METHOD",
+            help="Stalls go to the launches that can be running (proportional), "
+            "to the last one, as with Intel's tool (latest), or to the kernel alone (none).",
+        ),
+    ] = "proportional",
+    horizon: Annotated[
+        float | None,
+        typer.Option(
+            "--horizon",
+            metavar="SECONDS",
+            help="How long after its launch a kernel can be running.  [default: 1]",
+            show_default=False,
+        ),
+    ] = None,
+    split_ambiguous: Annotated[
+        bool,
+        typer.Option("--split-ambiguous", help="Split what several processes can have launched, in place of a label."),
+    ] = False,
+    inlines: Annotated[bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.")] = True,
+    symfs: Symfs = None,
+    symbol_dirs: SymbolDirs = None,
+    kallsyms: Kallsyms = None,
+) -> Choice:
+    """What these options say.
+
+    Raises:
+        UsageError: one of them makes no sense.
+    """
+    # Imported here, as the other verbs need not wait for it.
+    from iaprof.report.candidates import DEFAULT_HORIZON_S, LONGEST_HORIZON_S, SHORTEST_HORIZON_S, Method, Rule
+    from iaprof.report.selection import Moments, Selection
+
+    if attribution not in _METHODS:
+        raise UsageError(f"--attribution takes {', '.join(_METHODS)}, not '{attribution}'")
+    seconds = DEFAULT_HORIZON_S if horizon is None else horizon
+    if not SHORTEST_HORIZON_S <= seconds <= LONGEST_HORIZON_S:
+        raise UsageError(f"--horizon takes seconds from {SHORTEST_HORIZON_S:g} to {LONGEST_HORIZON_S:g}")
+    selection = Selection(
+        Rule(Method(attribution), int(seconds * 1e9), split_ambiguous),
+        None if time is None else Moments.of(time),
+        frozenset(pids_of(pid)),
+        frozenset(pids_of(tid, "--tid")),
+        frozenset(_words(comm)),
+        _pattern(kernel),
+        tuple(_words(device)),
+        _reasons(_words(reason)),
+        tuple(_words(cgroup)),
+    )
+    return Choice(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
+
+
+def _words(texts: list[str] | None) -> list[str]:
+    """Of `a,b -x c`: a, b, c."""
+    return [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise UsageError(f"--kernel takes a regular expression, and this is none: {error}") from None
+
+
+def _reasons(words: list[str]) -> frozenset[str]:
+    for word in words:
+        if word not in REASONS:
+            raise UsageError(f"there is no reason '{word}': choose of {', '.join(REASONS)}")
+    return frozenset(words)

@@ -1,0 +1,105 @@
+"""The headers of merged captures: in which order the parts come, what they are called, and what their sums are.
+
+Headers may be anyone's: what does not have the form it should have is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+_MOST = 1 << 64  # above every count and time that is one
+
+Header = dict[str, Any]
+
+
+def identity(header: Header) -> tuple[object, ...]:
+    """What two captures have in common if they are of the same recording, and the same file of it."""
+    host = header.get("host")
+    boot = host.get("boot_id") if isinstance(host, dict) else None
+    # Of imported texts neither says much.
+    more = [header.get(name) for name in ("end_ns", "totals", "imported")] if "imported" in header else []
+    return tuple(repr(value) for value in (boot, header.get("clock"), header.get("part"), more))
+
+
+def in_order(headers: Sequence[Header]) -> list[int]:
+    """The indices of headers by time: machines by when their first recording began, their recordings one by one.
+
+    Within one start of a machine its monotonic clock decides, as the wall clock may have been set; files of one
+    recording that began at once, their numbers.
+    """
+    begun: dict[tuple[str, str], int] = {}
+    for header in headers:
+        machine = _machine(header)
+        begun[machine] = min(begun.get(machine, _MOST), wall_ns(header))
+
+    def key(index: int) -> tuple[object, ...]:
+        machine = _machine(headers[index])
+        monotonic = _of_clock(headers[index], "monotonic_ns")
+        return begun[machine], machine, monotonic, _number(headers[index].get("part")) or 0, index
+
+    return sorted(range(len(headers)), key=key)
+
+
+def labels(headers: Sequence[Header]) -> list[str]:
+    """What tells each part from the others: the host's name, and the file's where several are of one host."""
+    hosts = Counter(map(_host, headers))
+    found = [host if hosts[host := _host(each)] == 1 else f"{host} {_text(each.get('file'))}" for each in headers]
+    times = Counter(found)
+    return [
+        label.strip() if times[label] == 1 and label.strip() else f"{label} (part {number})".strip()
+        for number, label in enumerate(found)
+    ]
+
+
+def sums(headers: Sequence[Header]) -> Header:
+    """What a merged capture's header says of all its parts: `clock` of the earliest, `totals`, `losses`, `parts`."""
+    totals: Counter[str] = Counter()
+    losses: dict[object, Any] = {}
+    for header in headers:
+        found = header.get("totals")
+        for name, number in found.items() if isinstance(found, dict) else ():
+            totals[name] += _number(number) or 0
+        found = header.get("losses")
+        for loss in found if isinstance(found, list) else ():
+            match loss:
+                case {"source": str(source), "what": str(what)}:
+                    empty = {"source": source, "what": what, "count": None, "events": 0}
+                    total = losses.setdefault((source, what), empty)
+                    total["events"] += _number(loss.get("events")) or 0
+                    if (count := _number(loss.get("count"))) is not None:
+                        total["count"] = (total["count"] or 0) + count
+                case _:
+                    losses[len(losses)] = loss  # it says that something is missing, at least
+    earliest = min(headers, key=wall_ns)
+    clock = {"clock": earliest["clock"]} if "clock" in earliest else {}
+    return {**clock, "totals": dict(totals), "losses": list(losses.values()), "parts": list(headers)}
+
+
+def wall_ns(header: Header) -> int:
+    """When a recording began by the wall clock, ns since 1970; 1 << 64 where nobody knows."""
+    return _of_clock(header, "realtime_ns") or _MOST
+
+
+def _of_clock(header: Header, name: str) -> int:
+    clock = header.get("clock")
+    return (_number(clock.get(name)) if isinstance(clock, dict) else None) or 0
+
+
+def _machine(header: Header) -> tuple[str, str]:
+    host = header.get("host")
+    return _host(header), _text(host.get("boot_id")) if isinstance(host, dict) else ""
+
+
+def _host(header: Header) -> str:
+    host = header.get("host")
+    return _text(host.get("name")) if isinstance(host, dict) else ""
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < _MOST else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

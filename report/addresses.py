@@ -1,0 +1,63 @@
+"""Small numbers for instruction addresses, in the order in which they come.
+
+Hashing a hundred million addresses would take longer than everything else. Kernels are compact, so addresses are looked
+up in tables of pages instead; and what is looked up is at most a page's number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_PAGE_BITS = 10  # of addresses / 8: 8 KiB of code
+_LOW_PAGES = 1 << 19  # those of 4 GiB, which is all that most GPUs' records tell apart
+
+
+class Addresses:
+    """The addresses of one layout of records that were met so far."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._pages: dict[int, int] = {}  # the number of each page
+        self._low = np.full(_LOW_PAGES, -1, np.int64)  # the same of the first pages
+        self._table = np.empty(0, np.int32)  # the number at each place of each page; -1 for none
+        self.ips = np.empty(0, np.uint64)
+        """The address of each number, bytes."""
+
+    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The number of each address (bytes, multiples of 8): int64[n]. New ones get numbers above all others."""
+        places = ips >> np.uint64(3)
+        page = (places >> np.uint64(_PAGE_BITS)).astype(np.int64)
+        if len(page) and page.max() < len(self._low):
+            self._meet(page)
+            slot = self._low[page]
+        else:
+            encoded = pa.array(page).dictionary_encode()
+            met = encoded.dictionary.to_pylist()
+            numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in met], np.int64)
+            slot = numbers[encoded.indices.to_numpy()]
+        slot = slot << _PAGE_BITS | (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int64)
+        missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
+        if missing:
+            self._table = np.append(self._table, np.full(missing, -1, np.int32))
+        found = self._table[slot]
+        if (found < 0).any():
+            self._add(ips, slot)
+            found = self._table[slot]
+        return found.astype(np.int64)
+
+    def _meet(self, page: NDArray[np.int64]) -> None:
+        there = np.zeros(_LOW_PAGES, bool)
+        there[page] = True
+        for each in np.flatnonzero(there & (self._low < 0)).tolist():
+            self._low[each] = self._pages.setdefault(each, len(self._pages))
+
+    def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
+        there = np.zeros(len(self._table), bool)
+        there[slot] = True
+        new = np.flatnonzero(there & (self._table < 0))
+        self._table[new] = len(self.ips) + np.arange(len(new), dtype=np.int32)
+        found = np.append(self.ips, np.empty(len(new), np.uint64))
+        found[self._table[slot]] = ips
+        self.ips = found

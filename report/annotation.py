@@ -1,0 +1,130 @@
+"""The stalls of one kernel, instruction by instruction: what `iaprof annotate` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.profile import Profile
+from iaprof.formats.stalls import REASONS
+from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
+from iaprof.report.scoreboard import Scoreboard, Wait
+
+NO_BINARY = "[no binary]"
+Binary = Callable[[int], GpuKernel | None]
+"""The code of a kernel, by its index in the profile; with its instructions' texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An instruction."""
+
+    instruction: InstructionInfo
+    counts: tuple[int, ...]  # samples, in the order of REASONS
+    waits: tuple[Wait, ...]  # that are behind its stalls
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A kernel: the same code under the same name, wherever it was placed."""
+
+    symbol: str
+    file: str  # "" when unknown
+    processes: int  # that stalled in it
+    launches: int  # that were recorded
+    share: float  # of all samples, 0 to 1
+    counts: tuple[int, ...]  # samples, in the order of REASONS
+    rows: tuple[Row, ...]  # by offset
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return sum(self.counts)
+
+    @property
+    def hottest(self) -> Row:
+        """The row with most samples, the first of several."""
+        return max(self.rows, key=lambda row: row.samples)
+
+
+def matching(profile: Profile, pattern: str) -> list[str]:
+    """Names of kernels with stalls: the one that is called so, else all that the regular expression finds.
+
+    What is no regular expression is looked for as it stands: names of C++ are full of brackets. Most samples first.
+    """
+    samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels))
+    by_name: dict[str, float] = {}
+    for kernel, count in zip(profile.kernels, samples.tolist(), strict=True):
+        if kernel is not None and count:
+            by_name[kernel.symbol] = by_name.get(kernel.symbol, 0) + count
+    if pattern in by_name:
+        return [pattern]
+    names = sorted(by_name, key=lambda name: (-by_name[name], name))
+    try:
+        found = [name for name in names if re.search(pattern, name)]
+    except re.error:
+        found = []
+    return found or [name for name in names if pattern in name]
+
+
+def listings(profile: Profile, names: Sequence[str], binary: Binary) -> list[Listing]:
+    """The kernels of these names; those of one name and different code apart. Most samples first."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for index in np.unique(profile.kernel).tolist():
+        kernel = profile.kernels[index]
+        if kernel is not None and kernel.symbol in names:
+            code = binary(index)
+            alike.setdefault((kernel.symbol, kernel.file, code.fingerprint if code else ""), []).append(index)
+    found = [_listing(profile, indices, binary) for indices in alike.values()]
+    return sorted((each for each in found if each.samples), key=lambda each: (-each.samples, each.symbol))
+
+
+def _listing(profile: Profile, indices: list[int], binary: Binary) -> Listing:
+    kernel = profile.kernels[indices[0]]
+    assert kernel is not None
+    mine = profile.only(np.isin(profile.kernel, indices))
+    offsets, which = np.unique(mine.offset, return_inverse=True)
+    counts = np.zeros((len(offsets), len(REASONS)), np.uint64)
+    np.add.at(counts, which, mine.counts)
+    launches = [profile.launches[index] for index in np.unique(mine.launch).tolist()]
+    return Listing(
+        symbol=kernel.symbol,
+        file=kernel.file,
+        processes=len({(launch.host, launch.pid) for launch in launches if launch is not None}),
+        launches=sum(profile.launch_counts.get(index, 0) for index in indices),
+        share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
+        counts=tuple(counts.sum(axis=0).tolist()),
+        rows=_rows(kernel.symbol, binary(indices[0]), offsets, counts),
+    )
+
+
+def _rows(
+    symbol: str, code: GpuKernel | None, offsets: NDArray[np.uint64], counts: NDArray[np.uint64]
+) -> tuple[Row, ...]:
+    """Every instruction up to the kernel's end, and whatever else has stalls."""
+    stalled: dict[int, tuple[int, ...]] = dict(zip(offsets.tolist(), map(tuple, counts.tolist()), strict=True))
+    instructions = {each.offset: each for each in code.instructions if each.offset < code.size} if code else {}
+    for offset in stalled.keys() - instructions.keys():
+        if code is None:
+            frames = (SourceFrame(symbol, "", 0),)
+            instructions[offset] = InstructionInfo(offset, 0, NO_BINARY, "", (), frames)
+        else:
+            instructions[offset] = code.at(offset)
+    board = Scoreboard(code.instructions if code else ())
+    none = (0,) * len(REASONS)
+    rows = []
+    for offset in sorted(instructions):
+        mine = stalled.get(offset, none)
+        reasons = {reason for reason, count in zip(REASONS, mine, strict=True) if count}
+        waits = board.waits(offset) if reasons else ()
+        rows.append(Row(instructions[offset], mine, tuple(w for w in waits if reasons.intersection(w.reasons))))
+    return tuple(rows)

@@ -1,0 +1,64 @@
+"""The report of a capture that was imported from another tool's text: joined and named there, only chosen from here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.errors import UsageError
+from iaprof.formats.profile import Profile
+from iaprof.report.facts import Facts, Matched, Report
+from iaprof.report.named import NO_INSTRUCTIONS
+from iaprof.report.samples import profile_of
+from iaprof.report.selection import Selection
+
+
+def build_imported(capture: CaptureReader, selection: Selection, interval_ns: int) -> Report:
+    """Reads the `sample` rows of a capture.
+
+    Args:
+        capture: the open capture.
+        selection: which of them.
+        interval_ns: length of an interval; 0 for everything in one.
+
+    Raises:
+        CaptureError: the capture is damaged.
+        UsageError: an imported capture does not have what was asked for.
+    """
+    if selection.tids or selection.cgroups or selection.devices:
+        raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not tell them")
+    span = selection.span(capture.header)
+    profile = _selected(profile_of(capture, interval_ns, (span.begin_ns, span.end_ns)), selection)
+    totals = profile.counts.sum(axis=1).astype(np.int64)
+    known_kernel = np.array([kernel is not None for kernel in profile.kernels], bool)[profile.kernel]
+    known_launch = np.array([launch is not None for launch in profile.launches], bool)[profile.launch]
+    decoded = np.array([code.mnemonic not in NO_INSTRUCTIONS for code in profile.codes], bool)[profile.code]
+    samples = int(totals.sum())
+    matched = Matched(
+        samples,
+        int(totals[known_kernel].sum()),
+        int(totals[decoded].sum()),
+        0,  # who else can have launched something was not written down
+    )
+    facts = Facts(
+        stalls=samples,
+        unknown_kernel=samples - matched.kernel,
+        no_launch=int(totals[known_kernel & ~known_launch].sum()),
+        matched=matched,
+    )
+    return Report(replace(profile, matched=matched.shares()), facts, capture.header, [None] * len(profile.kernels))
+
+
+def _selected(profile: Profile, selection: Selection) -> Profile:
+    counts = profile.counts * selection.columns().astype(np.uint64)
+    launches = [
+        (not selection.pids or (launch is not None and launch.pid in selection.pids))
+        and (not selection.comms or (launch is not None and launch.comm in selection.comms))
+        for launch in profile.launches
+    ]
+    pattern = selection.kernel
+    kernels = [pattern is None or (k is not None and pattern.search(k.symbol) is not None) for k in profile.kernels]
+    launched, of_kernel = np.array(launches, bool)[profile.launch], np.array(kernels, bool)[profile.kernel]
+    return replace(profile, counts=counts).only(np.any(counts, axis=1) & launched & of_kernel)

@@ -1,0 +1,81 @@
+"""The instructions of a kernel as columns, and their checks: they come from the sandbox's child.
+
+A capture can have hundreds of thousands; what is done with each is done with whole columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.report.platforms import LONGEST_INSTRUCTION
+from iaprof.sandbox.answers import LARGEST, AnswerError, integers, list_of
+
+_MOST_TARGETS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Instructions:
+    """Sorted by offset, not overlapping."""
+
+    offset: NDArray[np.int64]  # [n], bytes from the code's start
+    size: NDArray[np.int64]  # [n], bytes
+    mnemonic: NDArray[np.int64]  # [n], index into strings
+    strings: Sequence[str]
+    text: NDArray[np.int64] | None = None  # [n], index into strings; None where it was not asked for
+    targets: Sequence[tuple[int, ...]] = ()  # of each; empty where they were not asked for
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def __iter__(self) -> Iterator[tuple[int, int, str, str, tuple[int, ...]]]:
+        """Offset, size, mnemonic, text, targets of each; text and targets are empty where they were not asked for."""
+        texts = [""] * len(self) if self.text is None else [self.strings[number] for number in self.text.tolist()]
+        mnemonics = [self.strings[number] for number in self.mnemonic.tolist()]
+        targets = self.targets or [()] * len(self)
+        return zip(self.offset.tolist(), self.size.tolist(), mnemonics, texts, targets, strict=True)
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last one; 0 without any."""
+        return int(self.offset[-1] + self.size[-1]) if len(self) else 0
+
+
+def read_instructions(columns: Any, strings: list[str], length: int) -> Instructions:
+    """The instructions of `length` bytes of code, from the child's columns; strings are given by number.
+
+    Raises:
+        AnswerError: they are not what report.gpu_reader answers.
+    """
+    match columns:
+        case {"offset": offset, "size": size, "mnemonic": mnemonic, **rest}:
+            offsets, sizes = _column(offset, length), _column(size, LONGEST_INSTRUCTION + 1, 1)
+            mnemonics = _column(mnemonic, len(strings))
+        case _:
+            raise AnswerError
+    if not len(offsets) == len(sizes) == len(mnemonics):
+        raise AnswerError
+    if len(offsets) and ((offsets[:-1] + sizes[:-1] > offsets[1:]).any() or offsets[-1] + sizes[-1] > length):
+        raise AnswerError
+    if "text" not in rest:
+        return Instructions(offsets, sizes, mnemonics, strings)
+    texts = _column(rest["text"], len(strings))
+    goals = [tuple(integers(each, LARGEST, -LARGEST)) for each in list_of(rest.get("targets"))]
+    if not len(texts) == len(goals) == len(offsets) or any(len(each) > _MOST_TARGETS for each in goals):
+        raise AnswerError
+    return Instructions(offsets, sizes, mnemonics, strings, texts, goals)
+
+
+def _column(values: Any, limit: int, lowest: int = 0) -> NDArray[np.int64]:
+    """A list of integers from `lowest` up to, not including, `limit`."""
+    try:
+        found = np.array(list_of(values) or np.empty(0, np.int64))
+    except (ValueError, OverflowError):
+        raise AnswerError from None
+    if found.dtype != np.int64 or found.ndim != 1 or (len(found) and not lowest <= found.min() <= found.max() < limit):
+        raise AnswerError
+    return found

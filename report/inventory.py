@@ -1,0 +1,307 @@
+"""What a capture holds and how it came to be, from its header and the sizes of its row groups: no rows are read.
+
+Headers may be anyone's: what does not have the form it should have is not there, and texts can be shown as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.merged import sums
+from iaprof.formats.profile import clean
+from iaprof.report.platforms import Platform
+
+_MOST = 1 << 64  # above every count and time that is one
+_ROWS = {
+    "stall_reads": "stall",
+    "launches": "launch",
+    "stacks": "stack",
+    "mappings": "mapping",
+    "process_events": "process",
+    "modules": "kernel",
+    "cpu_samples": "cpu_sample",
+    "metrics": "metric",
+    "named_modules": "module",
+    "symbols": "symbol",
+    "imported_samples": "sample",
+}
+"""What is counted, and of which kind its rows are."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One stream of EU stalls: a GT of a GPU."""
+
+    card: str
+    device: str
+    name: str
+    pci_address: str
+    tile: int | None
+    gt: int | None
+    xecores: int | None
+    ip_version: str  # "20.01.0"
+    generation: str  # "Xe2"
+    layout: str
+    rate_cycles: int | None  # GPU cycles between two samples
+    subsample: int  # each record stands for so many
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One kind of loss."""
+
+    source: str
+    what: str
+    count: int | None  # None where nobody knows
+    events: int | None  # how many spans there are of it
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library that was looked at for launches."""
+
+    path: str
+    probes: int | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the recorder itself took; None for what is unknown."""
+
+    cpu_s: float | None  # start included
+    compile_cpu_s: float | None  # of that, for the BPF programs
+    cpu_percent: float | None  # of one CPU, over the recording
+    finish_cpu_s: float | None
+    peak_bytes: int | None
+    finish_peak_bytes: int | None
+    spool_bytes: int | None
+    probe_ns_per_launch: float | None
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """How many addresses of CPU stacks the capture names."""
+
+    which: str
+    modules: int | None
+    addresses: int | None
+    named: int | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One recording."""
+
+    label: str  # what tells it from the others of a merged capture
+    file: str  # the capture that it was merged from
+    format: int
+    iaprof: str  # version of the recorder
+    python: str
+    host: str
+    kernel: str
+    machine: str
+    cpus: int | None
+    command: list[str]
+    arguments: list[str]  # the recorder's own command line
+    begun: str | None  # UTC, ISO 8601
+    duration_s: float | None
+    part: int | None  # which file of a rotated recording
+    paused: int  # times
+    paused_s: float
+    scope: list[int] | None  # pids that were to be recorded; None for all
+    stack_depth: int | None
+    cpu_hz: int | None
+    metric_interval_ns: int | None
+    streams: list[Stream]
+    libraries: list[Library]
+    counts: dict[str, int | None]
+    losses: list[Loss]
+    cost: Cost
+    symbols: Symbols | None
+    matched: dict[str, float] | None  # shares of the samples
+    imported: str | None  # the text's format, "" if it does not say
+    redacted: bool
+    recovered: bool
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A capture."""
+
+    file: str
+    bytes: int
+    format: int
+    merged: bool
+    counts: dict[str, int | None]  # of all parts
+    losses: list[Loss]  # of all parts
+    parts: list[Part]
+
+
+def inventory(capture: CaptureReader) -> Inventory:
+    """Takes stock of a capture."""
+    parts = [_part(part) for part in capture.parts]
+    counts: dict[str, int | None] = {}
+    for name in parts[0].counts:
+        numbers = [part.counts[name] for part in parts]
+        counts[name] = None if None in numbers else sum(number for number in numbers if number is not None)
+    whole = sums([part.header for part in capture.parts])
+    size = capture.path.stat().st_size
+    format_ = capture.header["format"]
+    return Inventory(clean(str(capture.path)), size, format_, capture.is_merged, counts, _losses(_Header(whole)), parts)
+
+
+def _part(capture: CaptureReader) -> Part:
+    header = _Header(capture.header)
+    begin, end = header.number("clock", "monotonic_ns"), header.number("end_ns")
+    duration = (end - begin) / 1e9 if begin is not None and end is not None and end >= begin else None
+    wall = header.number("clock", "realtime_ns")
+    paused = [last - first for first, last in map(_span, header.items("paused"))]
+    libraries = map(_Header, header.items("libraries"))
+    return Part(
+        label=clean(capture.label),
+        file=header.text("file"),
+        format=header.number("format") or 0,
+        iaprof=header.text("iaprof"),
+        python=header.text("python"),
+        host=header.text("host", "name"),
+        kernel=header.text("host", "kernel"),
+        machine=header.text("host", "machine"),
+        cpus=header.number("host", "cpus"),
+        command=header.texts("command"),
+        arguments=header.texts("arguments"),
+        begun=_utc(wall) if wall else None,
+        duration_s=duration,
+        part=header.number("part"),
+        paused=len(paused),
+        paused_s=sum(paused) / 1e9,
+        scope=header.numbers("scope") if "scope" in capture.header else None,
+        stack_depth=header.number("stack_depth"),
+        cpu_hz=header.number("cpu_hz"),
+        metric_interval_ns=header.number("metric_interval_ns"),
+        streams=[_stream(each) for each in map(_Header, header.items("streams"))],
+        libraries=[Library(each.text("path"), each.number("probes")) for each in libraries],
+        counts=_counts(capture, header),
+        losses=_losses(header),
+        cost=_cost(header, duration),
+        symbols=_symbols(header),
+        matched=_matched(header),
+        imported=header.text("imported", "format") if "imported" in capture.header else None,
+        redacted=capture.header.get("redacted") is True,
+        recovered=capture.header.get("recovered") is True,
+    )
+
+
+class _Header:
+    """JSON from anyone."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def _at(self, names: tuple[str, ...]) -> Any:
+        found = self._value
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def text(self, *names: str) -> str:
+        """The text there, as it can be shown; "" where there is none."""
+        found = self._at(names)
+        return clean(found) if isinstance(found, str) else ""
+
+    def number(self, *names: str) -> int | None:
+        """The count or time there."""
+        found = self._at(names)
+        return found if type(found) is int and 0 <= found < _MOST else None
+
+    def amount(self, *names: str) -> float | None:
+        """The number there, whole or not."""
+        found = self._at(names)
+        return float(found) if type(found) in (int, float) and 0 <= found < _MOST else None
+
+    def items(self, *names: str) -> list[Any]:
+        """The list there; empty where there is none."""
+        found = self._at(names)
+        return found if isinstance(found, list) else []
+
+    def texts(self, *names: str) -> list[str]:
+        """The texts in the list there."""
+        return [clean(each) for each in self.items(*names) if isinstance(each, str)]
+
+    def numbers(self, *names: str) -> list[int]:
+        """The counts in the list there."""
+        return [each for each in self.items(*names) if type(each) is int and 0 <= each < _MOST]
+
+
+def _span(span: Any) -> tuple[int, int]:
+    match span:
+        case [int(first), int(last)] if 0 <= first <= last < _MOST:
+            return first, last
+    return 0, 0
+
+
+def _utc(wall_ns: int) -> str:
+    seconds, ns = divmod(wall_ns, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ns // 1000:06}Z"
+
+
+def _stream(stream: _Header) -> Stream:
+    ip_version, platform = "", None
+    match stream.numbers("ip_version"):
+        case [major, minor, revision]:
+            ip_version, platform = f"{major}.{minor:02}.{revision}", Platform.from_ip_version(major, minor)
+    return Stream(
+        card=stream.text("card"),
+        device=stream.text("device"),
+        name=stream.text("name"),
+        pci_address=stream.text("pci_address"),
+        tile=stream.number("tile"),
+        gt=stream.number("gt"),
+        xecores=stream.number("xecores"),
+        ip_version=ip_version,
+        generation=platform.name.replace("_", "-").replace("XE", "Xe") if platform is not None else "",
+        layout=stream.text("layout"),
+        rate_cycles=stream.number("rate_cycles"),
+        subsample=stream.number("subsample") or 1,
+    )
+
+
+def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
+    """Rows by what they are; how many records the reads of stalls hold is in the header alone."""
+    rows = {name: capture.count(kind) for name, kind in _ROWS.items()}
+    carried = min(header.number("totals", "carried_launches") or 0, rows["launches"])
+    rows["launches"] -= carried
+    stalls = header.number("totals", "stalls") if rows["stall_reads"] else 0
+    return {"stalls": stalls, **rows, "carried_launches": carried}
+
+
+def _losses(header: _Header) -> list[Loss]:
+    found = map(_Header, header.items("losses"))
+    return [Loss(each.text("source"), each.text("what"), each.number("count"), each.number("events")) for each in found]
+
+
+def _cost(header: _Header, duration_s: float | None) -> Cost:
+    cpu_s = header.amount("cost", "cpu_s")
+    probe_ns, launches = header.number("cost", "probe_ns"), header.number("probes", "launches")
+    return Cost(
+        cpu_s=cpu_s,
+        compile_cpu_s=header.amount("cost", "compile_cpu_s"),
+        cpu_percent=100 * cpu_s / duration_s if cpu_s is not None and duration_s else None,
+        finish_cpu_s=header.amount("cost", "finish_cpu_s"),
+        peak_bytes=header.number("cost", "peak_bytes"),
+        finish_peak_bytes=header.number("cost", "finish_peak_bytes"),
+        spool_bytes=header.number("cost", "spool_bytes"),
+        probe_ns_per_launch=probe_ns / launches if probe_ns is not None and launches else None,
+    )
+
+
+def _symbols(header: _Header) -> Symbols | None:
+    counts = [header.number("symbols", name) for name in ("modules", "addresses", "named")]
+    return None if counts == [None] * 3 else Symbols(header.text("symbols", "which"), *counts)
+
+
+def _matched(header: _Header) -> dict[str, float] | None:
+    shares = {name: header.amount("matched", name) for name in ("kernel", "instruction", "stack", "ambiguous")}
+    return {name: share for name, share in shares.items() if share is not None and share <= 1} or None

@@ -1,0 +1,141 @@
+"""Joining all stalls of a capture on two cores: a second process does every other row group of a large one.
+
+Threads would not do: much of the work holds Python's lock. What the second process adds up goes through a pipe once,
+at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.capture import CaptureError, CaptureReader
+from iaprof.formats.errors import IaprofError
+from iaprof.report.attribution import (
+    STALL_COLUMNS,
+    Attribution,
+    Joined,
+    Part,
+    Span,
+    added_up,
+    in_whole_counts,
+    streams,
+)
+from iaprof.report.candidates import Rule
+from iaprof.report.placements import Placed, Site
+
+_FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
+_PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be joined, and how."""
+
+    placed: Placed
+    start_ns: int
+    interval_ns: int = 0
+    rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
+    span: Span = Span()  # noqa: RUF009
+    starts: Mapping[int, NDArray[np.uint64]] | None = None
+
+
+def join(
+    capture: CaptureReader, task: Task, progress: Callable[[int], None] = lambda records: None
+) -> tuple[Joined, int]:
+    """Joins the stalls of a capture. Sites for what has no launch are added to `task.placed`.
+
+    Args:
+        capture: the open capture.
+        task: how.
+        progress: told now and then how many records are done.
+
+    Returns:
+        The joined stalls, and how many records there were.
+
+    Raises:
+        CaptureError: the capture is damaged.
+    """
+    several = capture.groups("stall") >= _FEWEST_GROUPS and len(os.sched_getaffinity(0)) >= _PROCESSES
+    if not several:
+        part, records = _share(capture, task, (0, 1), progress)
+        return in_whole_counts(part), records
+    with _helper(capture, task) as answer:
+        own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
+        other, sites, others_records = answer()
+    numbers = _numbers_of(sites, task.placed)
+    parts = [own, replace(other, site=numbers[other.site])]
+    return in_whole_counts(added_up(parts)), records + others_records
+
+
+def _share(
+    capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
+) -> tuple[Part, int]:
+    known = streams(capture.header)
+    attribution = Attribution(task.placed, task.start_ns, task.interval_ns, task.rule, task.starts)
+    records = 0
+    for table in capture.tables("stall", STALL_COLUMNS, share):
+        records += attribution.add(table, known, task.span)
+        progress(records)
+    return attribution.part(), records
+
+
+def _numbers_of(sites: list[Site], placed: Placed) -> NDArray[np.int64]:
+    """The index in `placed` of each of the other process's sites, most of which are in it: int64[n]."""
+    numbers = np.arange(len(sites))
+    known = len(placed.time) and int(placed.site.max()) + 1
+    own = {site: known + index for index, site in enumerate(placed.sites[known:])}
+    for index, site in enumerate(sites[known:], known):
+        numbers[index] = own[site] if site in own else placed.add_site(site)
+    return numbers
+
+
+@contextlib.contextmanager
+def _helper(capture: CaptureReader, task: Task) -> Iterator[Callable[[], tuple[Part, list[Site], int]]]:
+    """A process that does its share meanwhile; gives a function that waits for what came of it."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe(duplex=False)
+    # What the modules hold beyond their outlines is not needed there.
+    bare = replace(task.placed, placements=[replace(each, kernel=None) for each in task.placed.placements])
+    words = (capture.path, capture.number, replace(task, placed=bare), theirs)
+    process = spawn.Process(target=_help, args=words, daemon=True)
+    process.start()
+    theirs.close()
+
+    def answer() -> tuple[Part, list[Site], int]:
+        try:
+            found: Any = ours.recv()
+        except EOFError:
+            raise CaptureError(f"{capture.path}: the second process that joined its stalls died") from None
+        if isinstance(found, IaprofError | MemoryError):
+            raise found
+        part, sites, records = found
+        return part, sites, records
+
+    try:
+        yield answer
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _help(path: Path, part: int, task: Task, pipe: Connection) -> None:
+    """The second process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one is told, and ends this one
+    try:
+        capture = CaptureReader(path).parts[part]
+        shared, records = _share(capture, task, (1, _PROCESSES), lambda done: None)
+        pipe.send((shared, task.placed.sites, records))
+    except (IaprofError, MemoryError) as error:
+        pipe.send(error)

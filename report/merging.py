@@ -1,0 +1,95 @@
+"""Several captures in one file: ranks, hosts, or the files of one recording. Nothing is joined, lost or changed.
+
+The captures are opened one at a time, twice: for their headers, which say what order they have, and for their rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import iaprof
+from iaprof.formats.capture import KINDS, MAX_HEADER_BYTES, MAX_PARTS, CaptureReader, CaptureWriter
+from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.formats.files import replacing
+from iaprof.formats.merged import identity, in_order, sums
+from iaprof.report.archive import rows_of
+
+Progress = Callable[[int, int], None]
+"""Is told how many rows of how many are written."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A capture that was written."""
+
+    header: dict[str, Any]
+    size: int
+
+
+def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda done, rows: None) -> Merged:
+    """Writes one capture with all rows of several.
+
+    Args:
+        captures: files, of any format; the parts of merged ones become parts.
+        output: an existing file of that name is replaced.
+        progress: is told how far it is.
+
+    Raises:
+        CaptureError: one of them is no capture, or a damaged one.
+        UsageError: they are too many, or two of them are the same.
+        IaprofError: the output cannot be written.
+    """
+    found: list[tuple[Path, list[dict[str, Any]]]] = []
+    rows = length = 0
+    for path in captures:
+        parts = CaptureReader(path).parts
+        found.append((path, [_header(part) for part in parts]))
+        length += len(json.dumps(found[-1][1]))
+        if length > MAX_HEADER_BYTES // 2:  # the other half is for the sums
+            raise UsageError(
+                f"what the headers up to that of {path} say is too long for one file: merge fewer captures"
+            )
+        rows += sum(part.count(kind) for part in parts for kind in KINDS)
+    _check(found)
+    headers = [header for _, own in found for header in own]
+    order = in_order(headers)
+    numbers = {index: number for number, index in enumerate(order)}
+    with replacing(output) as file:
+        writer = CaptureWriter(file)
+        index = done = 0
+        for path, own in found:
+            parts = CaptureReader(path).parts
+            if repr([_header(part) for part in parts]) != repr(own):  # which takes NaN for itself
+                raise IaprofError(f"{path} was changed while it was read: try again")
+            for part in parts:
+                writer.begin_part(numbers[index])
+                index += 1
+                for kind in KINDS:
+                    for table in part.tables(kind):
+                        writer.write(kind, rows_of(kind, table))
+                        done += len(table)
+                        progress(done, rows)
+        header = {"iaprof": iaprof.__version__, **sums([headers[index] for index in order])}
+        writer.close(header)
+        return Merged(header, file.tell())
+
+
+def _header(part: CaptureReader) -> dict[str, Any]:
+    """A part's header, with the name of the file that it was first in."""
+    return {"file": part.path.name, **part.header}
+
+
+def _check(found: list[tuple[Path, list[dict[str, Any]]]]) -> None:
+    number = sum(len(own) for _, own in found)
+    if number > MAX_PARTS:
+        raise UsageError(f"{number:,} captures are too many for one file: merge at most {MAX_PARTS:,}")
+    known: dict[tuple[object, ...], Path] = {}
+    for path, own in found:
+        for same in known.keys() & set(map(identity, own)):
+            twice = "was given twice" if known[same] == path else f"and {known[same]} are of the same recording"
+            raise UsageError(f"{path} {twice}: merge each capture once")
+        known |= dict.fromkeys(map(identity, own), path)

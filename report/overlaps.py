@@ -1,0 +1,32 @@
+"""Ranges of addresses that lie over each other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ADDRESS_BITS = 48
+_MOST_PAIRS = 1 << 23  # an honest process has few kernels that overlap
+
+
+def overlaps(
+    groups: NDArray[np.uint64], starts: NDArray[np.uint64], ends: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Each pair of ranges of one group that overlap, once: two columns of indices; None where they are too many.
+
+    Args:
+        groups: uint64[n].
+        starts: uint64[n], first addresses, of 48 bits.
+        ends: uint64[n], the addresses behind the last.
+    """
+    order = np.lexsort((starts, groups))
+    group = np.cumsum(np.diff(groups[order], prepend=groups[order[:1]]) != 0).astype(np.uint64)
+    base = group << np.uint64(_ADDRESS_BITS)
+    first, behind = base + starts[order], base + np.minimum(ends[order], np.uint64((1 << _ADDRESS_BITS) - 1))
+    # Of two that overlap, the second in this order has its first address in the first.
+    count = np.maximum(np.searchsorted(first, behind) - np.arange(len(first)) - 1, 0)
+    if count.sum() > _MOST_PAIRS:
+        return None
+    outer = np.repeat(np.arange(len(first)), count)
+    inner = outer + 1 + np.arange(len(outer)) - np.repeat(np.cumsum(count) - count, count)
+    return order[outer], order[inner]

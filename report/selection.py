@@ -1,0 +1,153 @@
+"""Which stalls a report is about: the filters that all verbs have in common."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.errors import UsageError
+from iaprof.formats.stalls import REASONS
+from iaprof.report.attribution import Span
+from iaprof.report.candidates import Rule
+from iaprof.report.placements import Placed
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
+_MOMENT = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A part of a recording, as seconds since its start or as shares of its length."""
+
+    begin: float = 0.0
+    end: float = float("inf")
+    shares: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Moments:
+        """Reads `1s-10s`, `500ms-`, `-2m` or `10%-20%`.
+
+        Raises:
+            UsageError: it is nothing of the kind.
+        """
+        parts = text.replace(" ", "").split("-")
+        found = [_MOMENT.fullmatch(part) for part in parts]
+        if (
+            len(parts) != 2
+            or not any(parts)
+            or any(part and not match for part, match in zip(parts, found, strict=True))
+        ):
+            raise UsageError(f"--time takes a part of the recording such as 1s-10s, 500ms- or 10%-20%, not '{text}'")
+        units = {match[2] for match in found if match}
+        shares = "%" in units
+        if shares and units != {"%"}:
+            raise UsageError(f"--time takes either times or percentages, not '{text}'")
+        values = [float(match[1]) * (0.01 if shares else _SECONDS[match[2]]) if match else None for match in found]
+        begin, end = values[0] or 0.0, float("inf") if values[1] is None else values[1]
+        if begin >= end:
+            raise UsageError(f"--time begins after its end: '{text}'")
+        return cls(begin, end, shares)
+
+    def span(self, header: dict[str, Any]) -> tuple[int, int]:
+        """The part as times of the capture's clock, ns."""
+        clock, end = header.get("clock"), header.get("end_ns")
+        start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
+        start = start if type(start) is int and 0 <= start < 1 << 63 else 0
+        length = end - start if type(end) is int and start < end < 1 << 63 else 0
+        if self.shares and not length:
+            raise UsageError("this capture does not say how long it is: give --time in seconds, not in percent")
+        scale = length if self.shares else 1e9
+        latest = (1 << 64) - 1
+        return start + int(self.begin * scale), latest if self.end == float("inf") else start + int(self.end * scale)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is wanted; None or empty: everything."""
+
+    rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
+    moments: Moments | None = None
+    pids: frozenset[int] = frozenset()
+    tids: frozenset[int] = frozenset()
+    comms: frozenset[str] = frozenset()
+    kernel: re.Pattern[str] | None = None  # found anywhere in a kernel's name
+    devices: tuple[str, ...] = ()
+    reasons: frozenset[str] = frozenset()
+    cgroups: tuple[str, ...] = ()  # patterns of paths, or containers' ids
+
+    @property
+    def by_site(self) -> bool:
+        """Whether it depends on who launched."""
+        return bool(self.pids or self.tids or self.comms or self.kernel or self.cgroups)
+
+    def span(self, header: dict[str, Any]) -> Span:
+        """Which reads are wanted.
+
+        Raises:
+            UsageError: there is no such device, or no such time.
+        """
+        begin, end = self.moments.span(header) if self.moments else (0, (1 << 64) - 1)
+        return Span(begin, end, self._streams(header))
+
+    def _streams(self, header: dict[str, Any]) -> frozenset[int] | None:
+        if not self.devices:
+            return None
+        known: dict[str, set[int]] = {}
+        listed = header.get("streams")
+        for index, stream in enumerate(listed if isinstance(listed, list) else []):
+            names = [stream.get(key) for key in ("device", "card", "pci_address")] if isinstance(stream, dict) else []
+            for name in names:
+                if isinstance(name, str) and name:
+                    known.setdefault(name, set()).add(index)
+                    known.setdefault(os.path.basename(name), set()).add(index)
+        for device in self.devices:
+            if device not in known:
+                there = ", ".join(sorted(known)) or "none that has a name"
+                raise UsageError(f"the capture has no device '{device}'; it has: {there}")
+        return frozenset(index for device in self.devices for index in known[device])
+
+    def sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
+        """Which sites are wanted: bool[sites]."""
+        pids = self._pids_in_cgroups(capture) if self.cgroups else None
+        kernels = [
+            self.kernel is None or self.kernel.search(p.kernel.demangled if p.kernel else p.name) is not None
+            for p in placed.placements
+        ]
+        return np.array(
+            [
+                (not self.pids or site.pid in self.pids)
+                and (not self.tids or site.tid in self.tids)
+                and (not self.comms or site.comm in self.comms)
+                and (pids is None or site.pid in pids)
+                and (self.kernel is None or (site.placement is not None and kernels[site.placement]))
+                for site in placed.sites
+            ],
+            bool,
+        )
+
+    def _pids_in_cgroups(self, capture: CaptureReader) -> set[int]:
+        found = set()
+        for rows in capture.tables("process", ("pid", "cgroup", "container")):
+            columns = (
+                rows["pid"].to_pylist(),
+                *(rows[name].cast(pa.string()).to_pylist() for name in ("cgroup", "container")),
+            )
+            for pid, cgroup, container in set(zip(*columns, strict=True)):
+                for wanted in self.cgroups:
+                    if (
+                        cgroup and (fnmatch.fnmatchcase(cgroup, wanted) or cgroup.startswith(wanted.rstrip("/") + "/"))
+                    ) or (container and len(wanted) >= 6 and container.startswith(wanted)):
+                        found.add(pid)
+        return found
+
+    def columns(self) -> NDArray[np.bool_]:
+        """Which of REASONS are wanted: bool[10]."""
+        return np.array([not self.reasons or reason in self.reasons for reason in REASONS])

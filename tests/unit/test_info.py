@@ -1,0 +1,254 @@
+"""`iaprof info`: the whole text, the same facts as JSON, no rows read, and headers from anyone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from iaprof.cli import info as verb
+from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
+from iaprof.formats.merged import labels
+from iaprof.report.inventory import inventory
+from iaprof.report.merging import merge
+from unit.capturing import capture, launch, record, stall
+
+SECOND = 1_000_000_000
+STREAM = {"device": "/dev/dri/renderD128", "card": "card0", "name": "Ponte Vecchio (Xe-HPC)", "device_id": 0xBD5,
+          "pci_address": "0000:03:00.0", "gt": 0, "tile": 0, "xecores": 64, "ip_version": [12, 60, 0],
+          "layout": "pvc", "rate_cycles": 1757, "subsample": 8}  # fmt: skip
+FULL: dict[str, Any] = {
+    "iaprof": "0.1.0",
+    "python": "3.11.7",
+    "host": {"name": "node1", "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "boot_id": "b"},
+    "command": ["./train", "--data", "my data"],
+    "arguments": ["iaprof", "record", "-p", "7,8", "--", "./train", "--data", "my data"],
+    "clock": {"monotonic_ns": 10 * SECOND, "realtime_ns": 1_795_257_213_747_495_691},
+    "end_ns": 210 * SECOND,
+    "part": 2,
+    "paused": [[20 * SECOND, 21 * SECOND], [30 * SECOND, 30 * SECOND + SECOND // 2]],
+    "scope": [7, 8],
+    "streams": [STREAM, STREAM | {"tile": 1, "gt": 1, "name": "", "card": ""}],
+    "libraries": [{"path": "/opt/libze_intel_gpu.so.1", "probes": 2}, {"path": "/opt/other.so", "probes": 1}],
+    "probes": {"launches": 4, "probe_ns": 5_000},
+    "totals": {"stalls": 1_234_567, "launches": 3, "carried_launches": 1},
+    "losses": [{"source": "launches", "what": "lost", "count": 1200, "events": 2},
+               {"source": "stalls of card0, GT 0", "what": "overflow", "count": None, "events": 1}],
+    "cost": {"cpu_s": 4, "compile_cpu_s": 0.75, "finish_cpu_s": 0.4, "peak_bytes": 116_277_248,
+             "finish_peak_bytes": 121_253_888, "spool_bytes": 372_928, "probe_ns": 5_000},
+    "symbols": {"which": "needed", "modules": 6, "addresses": 1065, "named": 1023, "skipped": 0},
+    "matched": {"kernel": 0.99999, "instruction": 0.99, "stack": 0.5, "ambiguous": 0.001},
+    "redacted": True,
+    "recovered": True,
+}  # fmt: skip
+
+
+def full(path: Path, **more: Any) -> Path:
+    stacks = [{"id": 1, "time_ns": 1, "pid": 7, "truncated": False, "ips": []}]
+    return capture(path, FULL | more, stall=[stall(9, record(64, sbid=3))], launch=[launch(n, 7, 64) for n in range(4)],
+                   stack=stacks)  # fmt: skip
+
+
+def shown(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    verb.info(path)
+    return capsys.readouterr().out.replace(str(path), path.name)
+
+
+def test_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = full(tmp_path / "cap.parquet")
+    assert (
+        shown(path, capsys)
+        == f"""\
+cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 4
+
+Recording
+  host           node1 (Linux 6.18.0, x86_64, 96 CPUs)
+  command        ./train --data 'my data'
+  recorded by    iaprof record -p 7,8 -- ./train --data 'my data'
+  version        iaprof 0.1.0, Python 3.11.7
+  begun          2026-11-21 10:33:33 UTC
+  duration       3:20 min
+  paused         2 times, 1.50 s
+  processes      7, 8
+  kept           one record of 8
+  file           number 2 of the recording; the first one is 0
+  redacted       names are hashes
+  recovered      from the spool of a recording that did not end
+
+GPUs
+  CARD        PCI ADDRESS   TILE/GT  IP       XECORES  CYCLES  NAME
+  card0       0000:03:00.0  0/0      12.60.0       64   1,757  Ponte Vecchio (Xe-HPC)
+  renderD128  0000:03:00.0  1/1      12.60.0       64   1,757  Xe-HPC
+
+Holds
+  stall records  1,234,567  in 1 read
+  launches               3  and 1 launch from before this file
+  stacks                 1
+
+Lost
+  launches lost: 1,200, 2 times
+  stalls of card0, GT 0 overflow: an unknown number, 1 time
+
+Quality
+  matched        100.0 % to a kernel, 99.0 % to an instruction, 50.0 % to one
+                 stack, 0.1 % ambiguous
+  named          1,023 of 1,065 CPU addresses in 6 files
+
+Own cost
+  CPU            4.00 s recording (2.0 % of one CPU), 0.75 s of it compiling
+                 BPF, 0.40 s writing the capture
+  probes         1.2 µs a launch
+  memory         116.3 MB recording, 121.3 MB writing the capture
+  spool          372.9 kB
+
+Libraries
+  2 probes       /opt/libze_intel_gpu.so.1
+  1 probe        /opt/other.so
+"""
+    )
+
+
+def test_next_to_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture(tmp_path / "cap.parquet", {"imported": {"format": "iaprof 2026.2"}})
+    assert (
+        shown(path, capsys)
+        == f"""\
+cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 4
+
+Recording
+  imported       from iaprof 2026.2
+
+Holds
+  stall records  0
+
+Lost
+  nothing
+"""
+    )
+
+
+def test_a_merged_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"host": {"name": "node2"}, "clock": {"monotonic_ns": 1, "realtime_ns": SECOND}, "totals": {"stalls": 3}}
+    merge([full(tmp_path / "a"), capture(tmp_path / "b", other, stall=[stall(9)])], tmp_path / "all.parquet")
+    assert (
+        shown(tmp_path / "all.parquet", capsys)
+        == f"""\
+all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 4, merged from 2 recordings
+
+Parts
+  #  BEGUN (UTC)          DURATION    RECORDS  LAUNCHES  LOST  FROM
+  0  1970-01-01 00:00:01         -          3         0     -  node2
+  1  2026-11-21 10:33:33  3:20 min  1,234,567         3     2  node1
+
+Holds
+  stall records  1,234,570  in 2 reads
+  launches               3  and 1 launch from before this file
+  stacks                 1
+
+Lost
+  launches lost: 1,200, 2 times
+  stalls of card0, GT 0 overflow: an unknown number, 1 time
+"""
+    )
+
+
+def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = full(tmp_path / "cap.parquet", streams=[STREAM])
+    verb.info(path, as_json=True)
+    counts = {"stalls": 1_234_567, "stall_reads": 1, "launches": 3, "stacks": 1, "mappings": 0, "process_events": 0,
+              "modules": 0, "cpu_samples": 0, "metrics": 0, "named_modules": 0, "symbols": 0, "imported_samples": 0,
+              "carried_launches": 1}  # fmt: skip
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "format": 4,
+        "merged": False,
+        "counts": counts,
+        "losses": FULL["losses"],
+        "parts": [
+            {
+                "label": "", "file": "", "format": 4, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
+                "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "command": FULL["command"],
+                "arguments": FULL["arguments"], "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
+                "paused": 2, "paused_s": 1.5, "scope": [7, 8], "stack_depth": None, "cpu_hz": None,
+                "metric_interval_ns": None, "libraries": FULL["libraries"], "counts": counts,
+                "losses": FULL["losses"],
+                "streams": [{
+                    "card": "card0", "device": "/dev/dri/renderD128", "name": "Ponte Vecchio (Xe-HPC)",
+                    "pci_address": "0000:03:00.0", "tile": 0, "gt": 0, "xecores": 64, "ip_version": "12.60.0",
+                    "generation": "Xe-HPC", "layout": "pvc", "rate_cycles": 1757, "subsample": 8,
+                }],
+                "cost": {
+                    "cpu_s": 4.0, "compile_cpu_s": 0.75, "cpu_percent": 2.0, "finish_cpu_s": 0.4,
+                    "peak_bytes": 116_277_248, "finish_peak_bytes": 121_253_888, "spool_bytes": 372_928,
+                    "probe_ns_per_launch": 1250.0,
+                },
+                "symbols": {"which": "needed", "modules": 6, "addresses": 1065, "named": 1023},
+                "matched": FULL["matched"], "imported": None, "redacted": True, "recovered": True,
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_no_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a capture whose rows are damaged, each kind in its own way
+    path = full(tmp_path / "cap.parquet")
+    kinds = {kind: [dict.fromkeys(field.name for field in KINDS[kind])] for kind in KINDS}
+    damaged = capture(tmp_path / "damaged", FULL, **kinds)
+    with pytest.raises(CaptureError):
+        CaptureReader(damaged).table("launch")
+    # when, then
+    assert inventory(CaptureReader(damaged)).counts["stacks"] == 1
+    assert inventory(CaptureReader(path)).counts["stacks"] == 1
+
+
+def test_a_spool_is_no_capture(tmp_path: Path) -> None:
+    (tmp_path / "c.spool").write_bytes(b"IAPS\1\0\0\0")
+    with pytest.raises(CaptureError, match=r"spool of an unfinished recording: iaprof recover .*c\.spool"):
+        verb.info(tmp_path / "c.spool")
+
+
+def test_many_of_everything_are_not_many_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = {
+        "streams": [STREAM] * 1000,
+        "libraries": FULL["libraries"] * 1000,
+        "losses": FULL["losses"] * 1000,
+        "scope": list(range(100_000)),
+        "command": ["x" * 100_000],
+    }
+    text = shown(full(tmp_path / "c", **many), capsys)
+    assert len(text.splitlines()) < 200
+    assert "and 950 more (--json has all)" in text
+    assert "and 1,950 more" in text
+
+
+ODD = st.sampled_from([1 << 63, 1 << 64, 1e400, "\x1b[2J"])
+NAMES = st.sampled_from([*FULL, *STREAM, *FULL["cost"], *FULL["clock"], "events", "count", "source", "what", "path"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | ODD,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(FULL)), JSON, max_size=6), st.booleans())
+def test_headers_from_anyone(
+    tmp_path_factory: pytest.TempPathFactory, changed: dict[str, Any], is_merged: bool
+) -> None:
+    # given a header with anything in it
+    path = tmp_path_factory.getbasetemp() / "c"
+    about = FULL | changed
+    capture(path, {"parts": [about, changed], **changed} if is_merged else about)
+    # when
+    found = inventory(CaptureReader(path))
+    lines = verb.text(found, None, False)
+    # then
+    assert all(line.isprintable() for line in lines)
+    assert len(found.parts) == 1 + is_merged
+    assert json.dumps(asdict(found))
+    assert all(labels([about, changed]))
