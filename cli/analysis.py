@@ -43,6 +43,9 @@ def analysed(
         CaptureError: it is no capture, or a damaged one.
         UsageError: it has nothing of what was asked for by name.
     """
+    from iaprof.report.memory import keep_little
+
+    keep_little()
     from iaprof.formats.capture import CaptureReader
     from iaprof.report.gpu_module import GpuModules
     from iaprof.report.parts import build_parts

@@ -14,6 +14,7 @@ import typer
 from rich.cells import cell_len, set_cell_size
 
 from iaprof.cli.analysis import analysed
+from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
 from iaprof.cli.summary import say
@@ -57,6 +58,7 @@ def annotate(
         typer.Option("--source-dir", metavar="DIR", help="Where source files are; those below it may be shown."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
     *,
     choice: Choice,
 ) -> None:
@@ -80,6 +82,8 @@ def annotate(
     if source_dirs:
         for path in sources.newer_than(_began(report.header))[:_MOST_NAMES]:
             say(f"iaprof: warning: {path} was changed after the recording began: its lines may be others")
+    if not quiet:
+        say_facts("annotate", report.facts, report.header)
 
 
 def chosen(profile: Profile, pattern: str) -> list[str]:

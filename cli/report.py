@@ -139,13 +139,14 @@ def _print_cpu_samples(
     from iaprof.symbols.cpu_frames import Look
 
     limit_memory(capture)
-    reader = CaptureReader(capture)
-    with naming(reader, places(choice)) as names:
-        profile = build_cpu(reader, names, Look(choice.inlines, lines, interpreter))
+    samples = []
+    for part in CaptureReader(capture).parts:
+        with naming(part, places(choice)) as names:
+            samples += build_cpu(part, names, Look(choice.inlines, lines, interpreter)).samples
     with _destination(output) as out:
-        write_cpu(profile.samples, out)
+        write_cpu(samples, out)
     if not quiet:
-        say(f"[ iaprof report: {sum(count for _, count in profile.samples):,} CPU samples ]")
+        say(f"[ iaprof report: {sum(count for _, count in samples):,} CPU samples ]")
 
 
 def _writer(name: str | None, output: Path | None) -> Writer:

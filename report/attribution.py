@@ -20,6 +20,7 @@ from iaprof.formats.stalls import REASONS, Layout
 from iaprof.report.addresses import Addresses
 from iaprof.report.candidates import Candidates, Rule
 from iaprof.report.cells import Cells
+from iaprof.report.memory import give_back
 from iaprof.report.placements import ADDRESS_MASK, Placed, Site
 from iaprof.report.tally import CellAddresses, Tally
 
@@ -207,6 +208,7 @@ class Attribution:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown)
             self._layouts[stream.layout.ip_bits] = _Layout(cells, candidates)
+            give_back()
         return self._layouts[stream.layout.ip_bits]
 
     def _intervals(self, times: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -267,7 +269,7 @@ class Part:
     stream: NDArray[np.int64]
     site: NDArray[np.int64]
     ip: NDArray[np.uint64]
-    shares: NDArray[np.float64]  # [n, 11]: by reason, and those of all reasons that only this site can have launched
+    shares: NDArray[np.float64]  # [11, n]: by reason, and those of all reasons that only this site can have launched
 
 
 def _dense(
@@ -355,23 +357,24 @@ def added_up(parts: list[Part]) -> Part:
     """All parts in one, sorted, each (interval, stream, site, address) once."""
     if not parts:
         none = np.empty(0, np.int64)
-        return Part(none, none, none, np.empty(0, np.uint64), np.empty((0, len(REASONS) + 1)))
+        return Part(none, none, none, np.empty(0, np.uint64), np.empty((len(REASONS) + 1, 0)))
     names = ("interval", "stream", "site", "ip")
     columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-    shares = np.concatenate([part.shares for part in parts])
     order = np.lexsort(columns[::-1])
     columns = [column[order] for column in columns]
     new = np.ones(len(order), bool)
     if len(order):
         new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-        shares = np.add.reduceat(shares[order], np.flatnonzero(new), axis=0)
+    first = np.flatnonzero(new)
+    shares = np.empty((len(REASONS) + 1, len(first)))
+    for index in range(len(shares) if len(order) else 0):  # one by one: all at once would take several times the memory
+        shares[index] = np.add.reduceat(np.concatenate([part.shares[index] for part in parts])[order], first)
     interval, stream, site, ip = (column[new] for column in columns)
     return Part(interval, stream, site, ip, shares)
 
 
 def in_whole_counts(part: Part) -> Joined:
     """Shares as whole counts that add up to what was recorded at each address, by largest remainders."""
-    counts = np.floor(part.shares + _SMALLEST_SHARE)
     order = np.lexsort((part.site, part.ip, part.stream, part.interval))
     new = np.ones(len(order), bool)
     if len(order):
@@ -379,17 +382,20 @@ def in_whole_counts(part: Part) -> Joined:
     group = np.empty(len(order), np.int64)
     group[order] = np.cumsum(new) - 1
     groups = int(new.sum())
+    whole = np.empty((len(order), len(REASONS)), np.uint64)
     for column in range(len(REASONS)):
-        missing = part.shares[:, column] - counts[:, column]
+        shares = part.shares[column]
+        counts = np.floor(shares + _SMALLEST_SHARE)
+        missing = shares - counts
         rows = np.flatnonzero(missing > _SMALLEST_SHARE)
         wanted = np.rint(np.bincount(group[rows], missing[rows], groups)).astype(np.int64)
         # In steps, as sums that were made in another order may differ a little: ties are to stay ties.
         steps = np.rint(missing[rows] / _SMALLEST_SHARE).astype(np.int64)
         rows = rows[np.lexsort((-steps, group[rows]))]
         first = np.searchsorted(group[rows], group[rows])
-        counts[rows[np.arange(len(rows)) - first < wanted[group[rows]]], column] += 1
-    whole = counts[:, :_ALONE].astype(np.uint64)
-    alone = np.minimum(np.rint(part.shares[:, _ALONE]).astype(np.uint64), whole.sum(axis=1))
+        counts[rows[np.arange(len(rows)) - first < wanted[group[rows]]]] += 1
+        whole[:, column] = counts
+    alone = np.minimum(np.rint(part.shares[_ALONE]).astype(np.uint64), whole.sum(axis=1))
     some = whole.any(axis=1)
     columns: list[Any] = [part.interval, part.stream, part.site, part.ip, whole, alone]
-    return Joined(*(column[some] for column in columns))
+    return Joined(*(column if some.all() else column[some] for column in columns))

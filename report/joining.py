@@ -32,6 +32,7 @@ from iaprof.report.attribution import (
     streams,
 )
 from iaprof.report.candidates import Rule
+from iaprof.report.memory import keep_little
 from iaprof.report.placements import Placed, Site
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
@@ -133,6 +134,7 @@ def _helper(capture: CaptureReader, task: Task) -> Iterator[Callable[[], tuple[P
 def _help(path: Path, part: int, task: Task, pipe: Connection) -> None:
     """The second process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one is told, and ends this one
+    keep_little()
     try:
         capture = CaptureReader(path).parts[part]
         shared, records = _share(capture, task, (1, _PROCESSES), lambda done: None)

@@ -23,6 +23,7 @@ from iaprof.report.gpu_module import GpuModules
 from iaprof.report.instruction_starts import instruction_starts
 from iaprof.report.joining import Task, join
 from iaprof.report.kernels import SampledKernels
+from iaprof.report.memory import give_back
 from iaprof.report.named import columns
 from iaprof.report.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.platforms import Platform
@@ -78,8 +79,10 @@ def build(
         by_thread=bool(selection.tids),
     )
     begin_ns = start_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    give_back()
     starts = instruction_starts(placed, kernels)
     joined, facts.records = join(capture, Task(placed, begin_ns, interval_ns, selection.rule, span, starts), progress)
+    give_back()
     joined = _selected(joined, selection, placed, capture)
     totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())

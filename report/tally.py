@@ -23,7 +23,7 @@ class Sums:
 
     site: _Ints  # [n]
     address: _Ints  # [n], numbers
-    values: NDArray[np.float64]  # [n, columns]
+    values: NDArray[np.float64]  # [columns, n]
 
 
 class CellAddresses:
@@ -54,7 +54,7 @@ class Tally:
 
     def __init__(self, columns: int) -> None:
         """All sums are 0."""
-        self._sums = np.zeros((columns, 0))
+        self._sums = [np.zeros(0) for _ in range(columns)]  # apart, so that they grow one after the other
         self._used = 0
         # Cells and sites in one number, ascending, the last of which is none; and the numbers of their blocks.
         self._known, self._number = np.array([_NONE]), np.zeros(1, np.int64)
@@ -76,8 +76,8 @@ class Tally:
             index = np.searchsorted(self._known, keys)
         numbers = self._number[index]
         small = np.flatnonzero(self._room[numbers] < count)
-        for number, needed in dict(zip(numbers[small].tolist(), count[small].tolist(), strict=True)).items():
-            self._move(number, needed)
+        if len(small):
+            self._give_room(numbers[small], count[small])
         return self._base[numbers]
 
     def _meet(self, keys: _Ints) -> None:
@@ -89,27 +89,43 @@ class Tally:
         self._known, self._number = known[order], number[order]
         self._base, self._room = (np.append(each, np.zeros(len(keys), np.int64)) for each in (self._base, self._room))
 
-    def _move(self, block: int, needed: int) -> None:
-        """Gives a block more room, at the end of all others."""
-        base, room = int(self._base[block]), int(self._room[block])
-        new_room = max(_SMALLEST_BLOCK, needed, 2 * room if room else 0)
-        if self._used + new_room > self._sums.shape[1]:
-            more = np.zeros((len(self._sums), max(self._used + new_room, 3 * self._sums.shape[1] // 2)))
-            more[:, : self._used] = self._sums[:, : self._used]
-            self._sums = more
-        new = self._used
-        self._sums[:, new : new + room] = self._sums[:, base : base + room]
-        self._sums[:, base : base + room] = 0
-        self._base[block], self._room[block] = new, new_room
-        self._used += new_room
+    def _give_room(self, blocks: _Ints, needed: _Ints) -> None:
+        """Moves blocks to where they have more room than is needed now: behind all others."""
+        blocks, first = np.unique(blocks, return_index=True)
+        base, room = self._base[blocks], self._room[blocks]
+        new_room = np.maximum(needed[first] + (needed[first] >> 2), _SMALLEST_BLOCK)
+        new_base = self._used + np.cumsum(new_room) - new_room
+        self._used += int(new_room.sum())
+        old, new = _each(base, room), _each(new_base, room)
+        for column, sums in enumerate(self._sums):
+            if self._used > len(sums):
+                more = np.zeros(self._used + self._used // 8)
+                more[: len(sums)] = sums
+                self._sums[column] = sums = more
+            sums[new] = sums[old]
+            sums[old] = 0
+        self._base[blocks], self._room[blocks] = new_base, new_room
+        if self._used > 2 * self._room.sum():
+            self._close_gaps()
+
+    def _close_gaps(self) -> None:
+        """Moves all blocks together."""
+        old = _each(self._base, self._room)
+        self._base = np.cumsum(self._room) - self._room
+        self._used = len(old)
+        for column, sums in enumerate(self._sums):
+            self._sums[column] = sums[old]
 
     def add(self, column: int, places: _Ints, values: NDArray[np.float64]) -> None:
         """Adds values to sums: `places` are the beginning of a block plus an address's place in its cell."""
         np.add.at(self._sums[column], places, values)
 
     def take(self, addresses: CellAddresses) -> Sums:
-        """The sums that are not 0; from then on all are 0."""
-        used = np.flatnonzero(self._sums[:, : self._used].any(axis=0))
+        """The sums of places where not all are 0; from then on it is empty."""
+        some = np.zeros(len(self._sums[0]), bool)
+        for sums in self._sums:
+            some |= sums != 0
+        used = np.flatnonzero(some)
         keys = np.empty((len(self._base), 2), np.int64)
         keys[self._number] = np.stack([self._known >> _SITE_BITS, self._known & ((1 << _SITE_BITS) - 1)], axis=1)
         order = np.lexsort((self._room, self._base))  # behind those without room that begin there too
@@ -118,6 +134,15 @@ class Tally:
         by_cell = np.lexsort((addresses.place, addresses.cell))
         first = np.searchsorted(addresses.cell[by_cell], keys[:, 0])
         number = by_cell[first[block] + used - self._base[block]]
-        sums = Sums(keys[block, 1], number, self._sums[:, used].T.copy())
-        self._sums[:, : self._used] = 0
-        return sums
+        values = np.empty((len(self._sums), len(used)))
+        for column, sums in enumerate(self._sums):
+            values[column] = sums[used]
+            self._sums[column] = np.zeros(0)
+        taken = Sums(keys[block, 1], number, values)
+        self.__init__(len(self._sums))  # type: ignore[misc]
+        return taken
+
+
+def _each(first: _Ints, count: _Ints) -> _Ints:
+    """All numbers of ranges that begin at `first` and have `count` each."""
+    return np.repeat(first, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

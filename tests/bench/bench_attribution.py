@@ -47,12 +47,13 @@ def main() -> None:
                 shares = [f"{100 * where.labelled / where.stalls:.1f} %", f"{100 * where.right_share:.3f} %"]
                 places.append([head, *shares])
                 stacks.append([head, *errors(measured.errors, measured.compared)])
-                all_stacks.append([head, *errors(quality.errors(capture, stalls, ledger, report, option), len(stalls))])
+                split = quality.errors(capture, stalls, ledger, report, option, "--split-ambiguous")
+                all_stacks.append([head, *errors(split, len(stalls))])
     heads = ["recording", "stalls", "pairs", "with a choice", "mixed", "delay", "99 %", "longest", "durations"]
     print_table("The workload; pairs of a read and a kernel with stalls in it", heads, workloads)
     print_table("Process and kernel", ["horizon", "labelled", "of others, right"], places)
     print_table("Stacks, without what is labelled: stalls in the wrong place", ["horizon", *WAYS, "ratio"], stacks)
-    print_table("Stacks, all: what is labelled is wrong", ["horizon", *WAYS, "ratio"], all_stacks)
+    print_table("Stacks of all stalls, with --split-ambiguous", ["horizon", *WAYS, "ratio"], all_stacks)
 
 
 def make(capture: Path, seconds: float, seed: int) -> Ledger:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +407,11 @@ def test_a_report_of_a_merged_capture_is_that_of_its_parts(two: list[Path], tmp_
         texts.append(out.getvalue().splitlines())
     assert texts[2] == sorted(texts[0] + texts[1])
     assert len(texts[2]) == 2
+
+
+def test_cpu_samples_of_a_merged_capture_are_those_of_its_parts() -> None:
+    command = [sys.executable, "-m", "iaprof", "report", CAPTURES / "merged-4.parquet", "--cpu-samples"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    count = sum(CaptureReader(CAPTURES / f"format-{number}.parquet").count("cpu_sample") for number in (2, 4))
+    assert done.stderr == f"[ iaprof report: {count} CPU samples ]\n"
+    assert sum(int(line.rpartition(" ")[2]) for line in done.stdout.splitlines()) == count > 0
