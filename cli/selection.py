@@ -99,7 +99,7 @@ def _choice(
         typer.Option(
             "--horizon",
             metavar="SECONDS",
-            help="How long after its launch a kernel can be running.  [default: 1]",
+            help="How long after its launch a kernel can be running.  [default: 0.5]",
             show_default=False,
         ),
     ] = None,

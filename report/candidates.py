@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from iaprof.report.cells import NOWHERE, Cells
 from iaprof.report.placements import Placed, Site
 
-DEFAULT_HORIZON_S = 1.0
+DEFAULT_HORIZON_S = 0.5
 SHORTEST_HORIZON_S, LONGEST_HORIZON_S = 0.001, 600.0
 AMBIGUOUS = "[ambiguous]"
 BEFORE_RECORDING = "[launched before recording]"
@@ -72,6 +72,10 @@ class Candidates:
         first = np.flatnonzero(new)
         self._slice_first = np.append(first, len(order))
         self._slice_site, self._slice_bucket, slice_placement = site[first], bucket[first], placement[first]
+        # Of each slice: the first of those, side by side, that are of its placement and site.
+        differs = np.ones(len(first), bool)
+        differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
+        self._same_since = np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0))
         # A slice, and a time within its bucket, as one ascending number.
         self._width = np.uint64(horizon + 1)
         slice_of = (np.cumsum(new) - 1).astype(np.uint64)
@@ -110,9 +114,10 @@ class Candidates:
             parts.append(self._latest(*self._all(asked, cells), ends))
         else:
             pair, placement = self._there(asked, cells, begins, ends)
-            running = self._running(pair, placement, begins, ends).merged(len(self._placed.sites))
+            running, sure = self._running(pair, placement, begins, ends)
+            running = running.merged(len(self._placed.sites))
             count = np.bincount(running.pair, minlength=len(cells))
-            alone[running.pair] = count[running.pair] == 1
+            alone[pair[sure]] = count[pair[sure]] == 1
             parts.append(running)
             rest = asked[~np.isin(asked, running.pair)]
             keep = np.isin(pair, rest)
@@ -170,20 +175,40 @@ class Candidates:
         there = self._placed.ended[placement] >= begins[pair]
         return pair[there], placement[there]
 
-    def _running(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> _Entries:
-        """Launches from the horizon before the time of each pair to its end: how many, by site."""
-        since = begins[pair] - np.minimum(begins[pair], self._horizon)
+    def _running(
+        self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times
+    ) -> tuple[_Entries, NDArray[np.bool_]]:
+        """Launches that can be running in the time of each pair: how many, by site.
+
+        What is launched together waits together: of the launches since the horizon, those count that are about as old
+        as the kernel's youngest, and those that were made within the time.
+
+        Returns:
+            The entries; and of each (pair, placement) whether one site alone launched it since the horizon.
+        """
         until = ends[pair]
-        low, high = ((time // self._horizon).astype(np.int64) for time in (since, until))
-        low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
-        first = np.searchsorted(self._slice_key, placement * self._buckets + low)
-        stop = np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
+        oldest = begins[pair] - np.minimum(begins[pair], self._horizon)
+        rank, _ = self._before(placement, until)
+        age = until - np.where(rank >= 0, np.append(self._by_time, np.uint64(0))[rank], until)
+        since = np.minimum(begins[pair], until - np.minimum(age + age // np.uint64(2), until))
+        first, stop = self._slices(placement, oldest, until)
+        last = np.maximum(stop - 1, 0)
+        sure = (stop > first) & (np.append(self._same_since, 0)[last] <= first)
+        first, stop = self._slices(placement, since := np.maximum(since, oldest), until)
         owner, slice_ = _spread(first, stop)
         begin = self._within(slice_, since[owner], "left")
         end = self._within(slice_, until[owner], "right")
         some = end > begin
         owner, slice_ = owner[some], slice_[some]
-        return _Entries(pair[owner], placement[owner], self._slice_site[slice_], (end - begin)[some].astype(np.float64))
+        count = (end - begin)[some].astype(np.float64)
+        return _Entries(pair[owner], placement[owner], self._slice_site[slice_], count), sure
+
+    def _slices(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
+        """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""
+        low, high = ((time // self._horizon).astype(np.int64) for time in (since, until))
+        low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
+        first = np.searchsorted(self._slice_key, placement * self._buckets + low)
+        return first, np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
 
     def _within(self, slices: _Ints, times: _Times, side: str) -> _Ints:
         """Where in each slice a time would be: the index of a launch."""

@@ -1,8 +1,8 @@
-"""Captures of any length without a recorder: many kernels with real code that are launched all along and executed in order.
+"""Captures of any length without a recorder: many kernels with real code, launched all along and executed in order.
 
-What makes them like real ones: launches come at a steady rate, a few kernels far more often than the others (Zipf's law);
-a read's records are of the kernels that execute while it is sampled, a backlog behind their launches; a kernel's stalls
-are at some of its instructions rather than at all alike, and an instruction has a few reasons of its own.
+What makes them like real ones: launches come at a steady rate, a few kernels far more often than the others (Zipf's
+law); a read's records are of the kernels that execute while it is sampled, a backlog behind their launches; a kernel
+stalls at a third of its instructions, at some far more often than at others, and each has a few reasons of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ RECORDS_PER_READ = 4_096
 RECORDS_PER_GROUP = 1 << 20
 KERNEL_ZIPF, INSTRUCTION_ZIPF = 1.1, 1.3
 BACKLOG = 50  # launches that wait or run
+STALLING = 80  # of a kernel's 231 instructions
 KINDS_OF_INSTRUCTIONS, VARIANTS = 1 << 12, 1 << 4  # which reasons they have; with which counts
 FIRST_ADDRESS, ADDRESS_STEP = 0x8000_0000, 0x1_0000
 # The first bits of Xe2's counters, as formats/stalls.py reads them.
@@ -58,7 +59,7 @@ def write_capture(path: Path, records: int, launches: int = 0, seed: int = 1) ->
             here = min(RECORDS_PER_GROUP, records - first)
             running = (np.arange(first, first + here) * (launches / records)).astype(np.int64)
             kernel = which[np.maximum(running - rng.integers(0, BACKLOG, here), 0)]
-            rank = _zipf(rng, len(offsets), INSTRUCTION_ZIPF, here)
+            rank = _zipf(rng, STALLING, INSTRUCTION_ZIPF, here)
             instruction = (rank * 97 + kernel * 31) % len(offsets)  # the hottest one is another in each kernel
             pattern = (kernel * 1009 + instruction * 7) % KINDS_OF_INSTRUCTIONS * VARIANTS
             pattern += rng.integers(0, VARIANTS, here)

@@ -143,13 +143,31 @@ def test_shares_are_whole_and_add_up_whatever_they_are(tmp_path: Path, count: in
 
 
 def test_what_is_launched_before_the_horizon_has_ended(tmp_path: Path) -> None:
-    launches = [launch(10, 7, A, 11, name="a"), launch(100, 7, A, 12, name="a")]
+    # given a kernel at one address in two processes, of which one launches it long before the other
+    launches = [launch(10, 7, A, 11, name="a"), launch(100, 8, A, 12, name="a")]
     stalls = [stall(120, record(A, sbid=8), begin_ns=110)]
-    assert joined(tmp_path, stall=stalls, launch=launches, rule=within(99)) == {(7, 12, "a", "", LOW_A): 8}
-    assert joined(tmp_path, stall=stalls, launch=launches, rule=within(100)) == {
-        (7, 11, "a", "", LOW_A): 4,
-        (7, 12, "a", "", LOW_A): 4,
+    assert joined(tmp_path, stall=stalls, launch=launches, rule=within(99)) == {(8, 12, "a", "", LOW_A): 8}
+    assert joined(tmp_path, stall=stalls, launch=launches, rule=within(100)) == {(0, 0, "a", TWO, LOW_A): 8}
+
+
+def test_of_one_process_what_was_launched_together_runs_together(tmp_path: Path) -> None:
+    # given launches in two bursts, and reads 12 ns after the second and long after it
+    launches = [
+        launch(time, 7, A, stack, name="a") for time, stack in ((10, 11), (12, 11), (50, 12), (52, 11), (53, 12))
+    ]
+    early, late = (stall(time, record(A, sbid=90), begin_ns=time - 1) for time in (65, 150))
+    # then only the second burst can be running, until both are about as old
+    assert joined(tmp_path, stall=[early], launch=launches) == {
+        (7, 11, "a", "", LOW_A): 30,
+        (7, 12, "a", "", LOW_A): 60,
     }
+    assert joined(tmp_path, stall=[late], launch=launches) == {(7, 11, "a", "", LOW_A): 54, (7, 12, "a", "", LOW_A): 36}
+
+
+def test_what_was_launched_while_a_read_was_sampled_can_be_running(tmp_path: Path) -> None:
+    launches = [launch(time, 7, A, stack, name="a") for time, stack in ((101, 11), (110, 12), (119, 12))]
+    found = joined(tmp_path, stall=[stall(120, record(A, sbid=9), begin_ns=100)], launch=launches)
+    assert found == {(7, 11, "a", "", LOW_A): 3, (7, 12, "a", "", LOW_A): 6}
 
 
 def test_what_ran_longer_than_the_horizon_is_the_last_one_s(tmp_path: Path) -> None:
@@ -167,7 +185,9 @@ def test_launches_in_many_buckets_of_time_add_up(tmp_path: Path) -> None:
         for n in range(60):
             begin, end = 61 * n + 20, 61 * n + 25
             stalls.append(stall(end, *[record(A, sbid=200)] * 6, begin_ns=begin))
-            inside = [one["stack"] for one in launches if begin - horizon <= one["time_ns"] <= end]
+            age = end - max(one["time_ns"] for one in launches if one["time_ns"] <= end)
+            since = max(begin - horizon, min(begin, end - age - age // 2))
+            inside = [one["stack"] for one in launches if since <= one["time_ns"] <= end]
             inside = inside or [[one["stack"] for one in launches if one["time_ns"] <= end][-1]]
             for stack in inside:
                 expected[stack] += 1200 / len(inside)
