@@ -43,16 +43,15 @@ def analysed(
         CaptureError: it is no capture, or a damaged one.
         UsageError: it has nothing of what was asked for by name.
     """
-    from iaprof.report.memory import keep_little
-
-    keep_little()
     from iaprof.formats.capture import CaptureReader
     from iaprof.report.gpu_module import GpuModules
+    from iaprof.report.memory import keep_little
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import Wanted
     from iaprof.symbols.cpu_frames import Look
 
     limit_memory(capture)
+    keep_little()
     reader = CaptureReader(capture)
     wanted = Wanted(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
     with GpuModules() as modules, joining(_records(reader.header)) as progress:

@@ -135,16 +135,25 @@ def text_of(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
     """Whole lines, one after the other: a stack and its count, or counts."""
     if not len(counts):
         return ""
-    stacks = pc.utf8_rtrim(_joined(columns), ";")
+    *before, (texts, number) = columns
+    if all(texts):
+        stacks = [*_texts(before), *_texts([([text.removesuffix(";") for text in texts], number)])]
+    else:  # lines may end in any of the columns
+        stacks = [pc.utf8_rtrim(_joined(columns), ";")]
     numbers = [pa.array(column).cast(_TEXT) for column in counts.reshape(len(counts), -1).T]
-    lines = pc.binary_join_element_wise(stacks, *numbers, pa.scalar(" ", _TEXT))
-    return "\n".join((*lines.to_pylist(), ""))
+    spaced = [part for number in numbers for part in (pa.scalar(" ", _TEXT), number)]
+    lines = pc.binary_join_element_wise(*stacks, *spaced, pa.scalar("\n", _TEXT), pa.scalar("", _TEXT))
+    # An array of texts has them one after the other, and that is all that is wanted.
+    return lines.buffers()[2].to_pybytes().decode()
 
 
 def _joined(columns: list[LinesColumn]) -> pa.Array:
     """The texts of each line, one after the other."""
-    texts = [pa.array(texts, _TEXT).take(pa.array(number)) for texts, number in columns]
-    return pc.binary_join_element_wise(*texts, pa.scalar("", _TEXT))
+    return pc.binary_join_element_wise(*_texts(columns), pa.scalar("", _TEXT))
+
+
+def _texts(columns: list[LinesColumn]) -> list[pa.Array]:
+    return [pa.array(texts, _TEXT).take(pa.array(number)) for texts, number in columns]
 
 
 def _interval_frames(intervals: Sequence[float]) -> list[list[str]]:

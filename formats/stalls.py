@@ -92,6 +92,19 @@ class Layout(Enum):
             value = value | words[word + 1] << np.uint64(64 - shift)
         return value.astype(np.uint8)  # the cast keeps the low 8 bits
 
+    def add_counts(self, words: list[NDArray[np.uint64]], reason: str, shift: int, into: NDArray[np.uint64]) -> None:
+        """Adds each record's counter for `reason` to `into`, uint64[n], as a digit `shift` bits from the right."""
+        first = _BITS[self].first.get(reason)
+        if first is None:
+            return
+        word, start = divmod(first, 64)
+        value = words[word] >> np.uint64(start)
+        if start > 56:  # the field goes on in the next word
+            value |= words[word + 1] << np.uint64(64 - start)
+        value &= np.uint64(0xFF)
+        value <<= np.uint64(shift)
+        into += value
+
 
 _PVC_FIRST = {
     "active": 29,

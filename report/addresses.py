@@ -30,8 +30,10 @@ class Addresses:
         places = ips >> np.uint64(3)
         page = (places >> np.uint64(_PAGE_BITS)).astype(np.int64)
         if len(page) and page.max() < len(self._low):
-            self._meet(page)
             slot = self._low[page]
+            if (slot < 0).any():
+                self._meet(np.unique(page[slot < 0]))
+                slot = self._low[page]
         else:
             encoded = pa.array(page).dictionary_encode()
             met = encoded.dictionary.to_pylist()
@@ -42,22 +44,17 @@ class Addresses:
         if missing:
             self._table = np.append(self._table, np.full(missing, -1, np.int32))
         found = self._table[slot]
-        if (found < 0).any():
-            self._add(ips, slot)
+        unknown = found < 0
+        if unknown.any():
+            self._add(ips[unknown], slot[unknown])
             found = self._table[slot]
         return found.astype(np.int64)
 
-    def _meet(self, page: NDArray[np.int64]) -> None:
-        there = np.zeros(_LOW_PAGES, bool)
-        there[page] = True
-        for each in np.flatnonzero(there & (self._low < 0)).tolist():
-            self._low[each] = self._pages.setdefault(each, len(self._pages))
+    def _meet(self, pages: NDArray[np.int64]) -> None:
+        for page in pages.tolist():
+            self._low[page] = self._pages.setdefault(page, len(self._pages))
 
     def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
-        there = np.zeros(len(self._table), bool)
-        there[slot] = True
-        new = np.flatnonzero(there & (self._table < 0))
+        new, first = np.unique(slot, return_index=True)
         self._table[new] = len(self.ips) + np.arange(len(new), dtype=np.int32)
-        found = np.append(self.ips, np.empty(len(new), np.uint64))
-        found[self._table[slot]] = ips
-        self.ips = found
+        self.ips = np.append(self.ips, ips[first])

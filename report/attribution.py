@@ -314,10 +314,10 @@ def _by_pair_and_address(
     together = max(1, min(53 // bits, len(REASONS)))
     for group in range(0, len(REASONS), together):
         reasons = REASONS[group : group + together]
-        packed = np.zeros(len(key), np.int64)
+        packed = np.zeros(len(key), np.uint64)
         for digit, reason in enumerate(reasons):
-            packed |= layout.counts(words, reason).astype(np.int64) << (digit * bits)
-        sums = np.bincount(key, packed, size)[rows].astype(np.int64)
+            layout.add_counts(words, reason, digit * bits, packed)
+        sums = np.bincount(key, packed.astype(np.float64), size)[rows].astype(np.int64)
         counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(reasons))]
     pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
     return pair, rows - first[pair], counts
@@ -326,7 +326,8 @@ def _by_pair_and_address(
 def _flat(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
     columns, lengths = [], np.empty(0, np.int64)
     for word in range(words):
-        lists = rows[f"w{word}"].combine_chunks()
+        column = rows[f"w{word}"]
+        lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if lists.null_count:
             raise CaptureError(f"the capture has stalls without their word {word}")
         here = np.diff(lists.offsets.to_numpy())

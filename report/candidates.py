@@ -75,7 +75,7 @@ class Candidates:
         # Of each slice: the first of those, side by side, that are of its placement and site.
         differs = np.ones(len(first), bool)
         differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
-        self._same_since = np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0))
+        self._same_since = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
         # A slice, and a time within its bucket, as one ascending number.
         self._width = np.uint64(horizon + 1)
         slice_of = (np.cumsum(new) - 1).astype(np.uint64)
@@ -86,6 +86,7 @@ class Candidates:
         # The launches of a placement by time: as a placement and a rank in time.
         order = np.lexsort((placed.time, self._placement_of_site[placed.site]))
         self._by_time = placed.time
+        self._time_of_rank = np.append(placed.time, np.uint64(0))  # the last one is none's
         self._late_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
         self._late_site = placed.site[order]
         known = self._placement_of_site[self._placement_of_site >= 0]
@@ -189,11 +190,11 @@ class Candidates:
         until = ends[pair]
         oldest = begins[pair] - np.minimum(begins[pair], self._horizon)
         rank, _ = self._before(placement, until)
-        age = until - np.where(rank >= 0, np.append(self._by_time, np.uint64(0))[rank], until)
+        age = until - np.where(rank >= 0, self._time_of_rank[rank], until)
         since = np.minimum(begins[pair], until - np.minimum(age + age // np.uint64(2), until))
         first, stop = self._slices(placement, oldest, until)
         last = np.maximum(stop - 1, 0)
-        sure = (stop > first) & (np.append(self._same_since, 0)[last] <= first)
+        sure = (stop > first) & (self._same_since[last] <= first)
         first, stop = self._slices(placement, since := np.maximum(since, oldest), until)
         owner, slice_ = _spread(first, stop)
         begin = self._within(slice_, since[owner], "left")

@@ -52,13 +52,17 @@ class Task:
 
 
 def join(
-    capture: CaptureReader, task: Task, progress: Callable[[int], None] = lambda records: None
+    capture: CaptureReader,
+    task: Task,
+    helper: Helper | None = None,
+    progress: Callable[[int], None] = lambda records: None,
 ) -> tuple[Joined, int]:
     """Joins the stalls of a capture. Sites for what has no launch are added to `task.placed`.
 
     Args:
         capture: the open capture.
         task: how.
+        helper: does half of it; of this capture.
         progress: told now and then how many records are done.
 
     Returns:
@@ -67,16 +71,69 @@ def join(
     Raises:
         CaptureError: the capture is damaged.
     """
-    several = capture.groups("stall") >= _FEWEST_GROUPS and len(os.sched_getaffinity(0)) >= _PROCESSES
-    if not several:
+    if helper is None:
         part, records = _share(capture, task, (0, 1), progress)
         return in_whole_counts(part), records
-    with _helper(capture, task) as answer:
-        own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
-        other, sites, others_records = answer()
+    helper.give(task)
+    own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
+    other, sites, others_records = helper.answer()
     numbers = _numbers_of(sites, task.placed)
     parts = [own, replace(other, site=numbers[other.site])]
     return in_whole_counts(added_up(parts)), records + others_records
+
+
+@contextlib.contextmanager
+def helping(capture: CaptureReader) -> Iterator[Helper | None]:
+    """A second process for a large capture, which starts meanwhile; None where it is not worth its start."""
+    if capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES:
+        yield None
+        return
+    helper = Helper(capture)
+    try:
+        yield helper
+    finally:
+        helper.close()
+
+
+class Helper:
+    """A process that does every other row group."""
+
+    def __init__(self, capture: CaptureReader) -> None:
+        """Starts it."""
+        spawn = multiprocessing.get_context("spawn")
+        self._path = capture.path
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_help, args=(capture.path, capture.number, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def give(self, task: Task) -> None:
+        """Tells it what to do."""
+        # What the modules hold beyond their outlines is not needed there.
+        bare = replace(task.placed, placements=[replace(each, kernel=None) for each in task.placed.placements])
+        with contextlib.suppress(BrokenPipeError):  # `answer` tells
+            self._pipe.send(replace(task, placed=bare))
+
+    def answer(self) -> tuple[Part, list[Site], int]:
+        """Waits for its share, the sites as it numbers them, and how many records it had.
+
+        Raises:
+            CaptureError: the capture is damaged, or the process died.
+        """
+        try:
+            found: Any = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise CaptureError(f"{self._path}: the second process that joins its stalls died") from None
+        if isinstance(found, IaprofError | MemoryError):
+            raise found
+        part, sites, records = found
+        return part, sites, records
+
+    def close(self) -> None:
+        """Ends it, whatever it does."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
 
 def _share(
@@ -101,43 +158,16 @@ def _numbers_of(sites: list[Site], placed: Placed) -> NDArray[np.int64]:
     return numbers
 
 
-@contextlib.contextmanager
-def _helper(capture: CaptureReader, task: Task) -> Iterator[Callable[[], tuple[Part, list[Site], int]]]:
-    """A process that does its share meanwhile; gives a function that waits for what came of it."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
-    # What the modules hold beyond their outlines is not needed there.
-    bare = replace(task.placed, placements=[replace(each, kernel=None) for each in task.placed.placements])
-    words = (capture.path, capture.number, replace(task, placed=bare), theirs)
-    process = spawn.Process(target=_help, args=words, daemon=True)
-    process.start()
-    theirs.close()
-
-    def answer() -> tuple[Part, list[Site], int]:
-        try:
-            found: Any = ours.recv()
-        except EOFError:
-            raise CaptureError(f"{capture.path}: the second process that joined its stalls died") from None
-        if isinstance(found, IaprofError | MemoryError):
-            raise found
-        part, sites, records = found
-        return part, sites, records
-
-    try:
-        yield answer
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-
-
-def _help(path: Path, part: int, task: Task, pipe: Connection) -> None:
+def _help(path: Path, part: int, pipe: Connection) -> None:
     """The second process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one is told, and ends this one
     keep_little()
     try:
         capture = CaptureReader(path).parts[part]
+        task: Task = pipe.recv()
         shared, records = _share(capture, task, (1, _PROCESSES), lambda done: None)
         pipe.send((shared, task.placed.sites, records))
     except (IaprofError, MemoryError) as error:
         pipe.send(error)
+    except (EOFError, ConnectionError):
+        pass  # the first process has no need of it any more

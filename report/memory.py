@@ -6,14 +6,14 @@ What NumPy and Arrow free would otherwise stay with the process, in pieces of wh
 from __future__ import annotations
 
 import ctypes
-import os
+
+import pyarrow as pa
 
 _MMAP_THRESHOLD, _LARGE = -3, 16 << 20  # M_MMAP_THRESHOLD of malloc.h: what is larger goes back when it is freed
 
 
 def keep_little() -> None:
-    """Has the allocators give back early what is freed; to be called before Arrow is imported for the first time."""
-    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")  # Arrow's allocator, which reads it when it is loaded
+    """Has malloc give back at once what was large."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's and musl's
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
@@ -21,8 +21,6 @@ def keep_little() -> None:
 
 def give_back() -> None:
     """Gives back what is free now."""
-    import pyarrow as pa  # not before keep_little
-
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and only glibc needs it
     if trim is not None:

@@ -21,7 +21,7 @@ from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gauges import gauges
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.instruction_starts import instruction_starts
-from iaprof.report.joining import Task, join
+from iaprof.report.joining import Helper, Task, helping, join
 from iaprof.report.kernels import SampledKernels
 from iaprof.report.memory import give_back
 from iaprof.report.named import columns
@@ -65,6 +65,18 @@ def build(
         CaptureError: the capture is damaged.
         UsageError: it has nothing of what was asked for by name.
     """
+    with helping(capture) as helper:
+        return _build(capture, modules, wanted, naming, progress, helper)
+
+
+def _build(
+    capture: CaptureReader,
+    modules: GpuModules,
+    wanted: Wanted,
+    naming: Naming | None,
+    progress: Callable[[int], None],
+    helper: Helper | None,
+) -> Report:
     facts = Facts()
     selection, interval_ns = wanted.selection, int(wanted.interval_s * 1e9)
     known = streams(capture.header)
@@ -81,7 +93,8 @@ def build(
     begin_ns = start_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
     give_back()
     starts = instruction_starts(placed, kernels)
-    joined, facts.records = join(capture, Task(placed, begin_ns, interval_ns, selection.rule, span, starts), progress)
+    task = Task(placed, begin_ns, interval_ns, selection.rule, span, starts)
+    joined, facts.records = join(capture, task, helper, progress)
     give_back()
     joined = _selected(joined, selection, placed, capture)
     totals = joined.counts.sum(axis=1).astype(np.int64)
