@@ -144,7 +144,7 @@ def text_of(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
     spaced = [part for number in numbers for part in (pa.scalar(" ", _TEXT), number)]
     lines = pc.binary_join_element_wise(*stacks, *spaced, pa.scalar("\n", _TEXT), pa.scalar("", _TEXT))
     # An array of texts has them one after the other, and that is all that is wanted.
-    return lines.buffers()[2].to_pybytes().decode()
+    return str(lines.buffers()[2], "utf-8")
 
 
 def _joined(columns: list[LinesColumn]) -> pa.Array:

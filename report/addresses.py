@@ -20,7 +20,7 @@ class Addresses:
     def __init__(self) -> None:
         """None yet."""
         self._pages: dict[int, int] = {}  # the number of each page
-        self._low = np.full(_LOW_PAGES, -1, np.int64)  # the same of the first pages
+        self._low = np.full(_LOW_PAGES, -1, np.int32)  # the same of the first pages
         self._table = np.empty(0, np.int32)  # the number at each place of each page; -1 for none
         self.ips = np.empty(0, np.uint64)
         """The address of each number, bytes."""
@@ -28,18 +28,20 @@ class Addresses:
     def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The number of each address (bytes, multiples of 8): int64[n]. New ones get numbers above all others."""
         places = ips >> np.uint64(3)
-        page = (places >> np.uint64(_PAGE_BITS)).astype(np.int64)
-        if len(page) and page.max() < len(self._low):
-            slot = self._low[page]
-            if (slot < 0).any():
-                self._meet(np.unique(page[slot < 0]))
-                slot = self._low[page]
+        if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low):
+            places = places.astype(np.int32)  # half the bytes to move
+            page = places >> _PAGE_BITS
+            number = self._low[page]
+            if (number < 0).any():
+                self._meet(np.unique(page[number < 0]))
+                number = self._low[page]
         else:
-            encoded = pa.array(page).dictionary_encode()
+            encoded = pa.array(places >> np.uint64(_PAGE_BITS)).dictionary_encode()
             met = encoded.dictionary.to_pylist()
-            numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in met], np.int64)
-            slot = numbers[encoded.indices.to_numpy()]
-        slot = slot << _PAGE_BITS | (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int64)
+            numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in met], np.int32)
+            number = numbers[encoded.indices.to_numpy()]
+            places = (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int32)
+        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
         if missing:
             self._table = np.append(self._table, np.full(missing, -1, np.int32))
@@ -48,7 +50,8 @@ class Addresses:
         if unknown.any():
             self._add(ips[unknown], slot[unknown])
             found = self._table[slot]
-        return found.astype(np.int64)
+        numbers: NDArray[np.int64] = found.astype(np.int64)
+        return numbers
 
     def _meet(self, pages: NDArray[np.int64]) -> None:
         for page in pages.tolist():

@@ -186,22 +186,19 @@ class Attribution:
         pair_of, place, counts = _by_pair_and_address(
             stream.layout, pair_of, layout.inside.place[address], layout.inside.count[pair_cell], words
         )
-        places_of_pair = np.diff(first)
-        for some in _chunks(places_of_pair[pair_of], _ROWS_AT_ONCE):
-            pair = pair_of[some]
-            repeat = places_of_pair[pair]
-            row = np.repeat(np.arange(some.start, some.stop), repeat)
-            entry = np.repeat(first[pair], repeat) + _within_each(repeat)
-            target = blocks[entry] + place[row]
-            share = shares.share[entry] * float(stream.subsample)
-            alone = np.zeros(len(row))
-            tally = layout.tally(stream.index)
-            for column in range(len(REASONS)):
-                values = counts[column][row] * share
-                tally.add(column, target, values)
-                alone += values
-            alone *= shares.alone[pair_of[row]]
-            tally.add(_ALONE, target, alone)
+        tally, subsample = layout.tally(stream.index), float(stream.subsample)
+        # The first place of each pair, which usually is the only one.
+        entry = first[pair_of]
+        alone = _add(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
+        tally.add(_ALONE, blocks[entry] + place, alone * shares.alone[pair_of])
+        # And what other places there are.
+        others = np.diff(first)[pair_of] - 1
+        several = np.flatnonzero(others)
+        for some in _chunks(others[several], _ROWS_AT_ONCE):
+            repeat = others[several[some]]
+            row = np.repeat(several[some], repeat)
+            entry = np.repeat(first[pair_of[several[some]]] + 1, repeat) + _within_each(repeat)
+            _add(tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts])
 
     def _layout(self, stream: Stream) -> _Layout:
         if stream.layout.ip_bits not in self._layouts:
@@ -347,6 +344,18 @@ def _chunks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
         stop = max(int(np.searchsorted(until, before + most, side="right")), first + 1)
         yield slice(first, stop)
         first = stop
+
+
+def _add(
+    tally: Tally, target: NDArray[np.int64], share: NDArray[np.float64], counts: list[NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Adds shares of ten columns of counts to sums; gives what was added for all reasons together."""
+    total = np.zeros(len(target))
+    for column, each in enumerate(counts):
+        values = each * share
+        tally.add(column, target, values)
+        total += values
+    return total
 
 
 def _within_each(counts: NDArray[np.int64]) -> NDArray[np.int64]:

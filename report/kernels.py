@@ -6,7 +6,10 @@ kernels that have stalls alone.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 from iaprof.formats.capture import CaptureReader
@@ -14,6 +17,7 @@ from iaprof.report.gpu_module import GpuKernel, GpuModule, GpuModules
 from iaprof.report.placements import Compilation, Placement
 from iaprof.report.platforms import Platform
 
+_MANY = 200  # kernels, for which a second process that reads them is worth its start
 _SHOWN_DIGITS = 6  # of a hash that tells kernels apart; more where it does not
 
 
@@ -61,19 +65,29 @@ class SampledKernels:
         for key, module in self._outlines.items():
             if addresses := {k.address for k in module.kernels if k in kernels and k not in self._whole}:
                 wanted[key] = addresses
-        for digest, path, elf in self._rows():
-            key = digest.as_py()
-            if key not in wanted or not elf.is_valid:
-                continue
-            outline, only = self._outlines[key], wanted.pop(key)
-            told = set(outline.problems)
-            for platform in dict.fromkeys(self._platforms) or (None,):
-                module = self._modules.load(elf.as_py(), platform, only, self._texts)
-                self._tell([problem for problem in module.problems if problem not in told], path)
-                told.update(module.problems)
-                for kernel, whole in zip(outline.kernels, module.kernels, strict=False):
-                    if kernel.address in only and kernel in kernels:
-                        self._whole.setdefault(kernel, {})[platform] = whole
+        with contextlib.ExitStack() as opened:
+            readers = [self._modules]
+            if sum(map(len, wanted.values())) >= _MANY:
+                readers.append(opened.enter_context(type(self._modules)()))
+            workers = opened.enter_context(ThreadPoolExecutor(len(readers)))
+            free = SimpleQueue[GpuModules]()
+            for reader in readers:
+                free.put(reader)
+            platforms = dict.fromkeys(self._platforms) or dict.fromkeys([None])
+            asked = []
+            for digest, path, elf in self._rows():
+                if digest.as_py() in wanted and elf.is_valid:
+                    only = wanted.pop(digest.as_py())
+                    words = (free, elf.as_py(), list(platforms), only, self._texts)
+                    asked.append((self._outlines[digest.as_py()], path, only, workers.submit(_load, *words)))
+            for outline, path, only, loaded in asked:
+                told = set(outline.problems)
+                for platform, module in loaded.result().items():
+                    self._tell([problem for problem in module.problems if problem not in told], path)
+                    told.update(module.problems)
+                    for kernel, whole in zip(outline.kernels, module.kernels, strict=False):
+                        if kernel.address in only and kernel in kernels:
+                            self._whole.setdefault(kernel, {})[platform] = whole
 
     def whole(self, kernel: GpuKernel) -> GpuKernel:
         """A kernel that was given in outline, as one for the first stream's GPU."""
@@ -96,6 +110,17 @@ class SampledKernels:
     def _tell(self, problems: Collection[str], path: Any) -> None:
         for problem in problems:
             self._problems.setdefault(problem, []).append(str(path.as_py()))
+
+
+def _load(
+    free: SimpleQueue[GpuModules], elf: bytes, platforms: list[Platform | None], only: set[int], texts: bool
+) -> dict[Platform | None, GpuModule]:
+    """Reads a module for each platform, by whichever reader has nothing to do."""
+    reader = free.get()
+    try:
+        return {platform: reader.load(elf, platform, only, texts) for platform in platforms}
+    finally:
+        free.put(reader)
 
 
 class KernelNames:

@@ -1,7 +1,7 @@
 """Captures of any length without a recorder: many kernels with real code, launched all along and executed in order.
 
 What makes them like real ones: launches come at a steady rate, a few kernels far more often than the others (Zipf's
-law); a read's records are of the kernels that execute while it is sampled, a backlog behind their launches; a kernel
+law); a read's records are of the few kernels that execute while it is sampled, some time after their launches; a kernel
 stalls at a third of its instructions, at some far more often than at others, and each has a few reasons of its own.
 """
 
@@ -29,7 +29,7 @@ SECOND_PLACE = 0.1  # of a kernel's launches; the others come from one place
 RECORDS_PER_READ = 4_096
 RECORDS_PER_GROUP = 1 << 20
 KERNEL_ZIPF, INSTRUCTION_ZIPF = 1.1, 1.3
-BACKLOG = 50  # launches that wait or run
+QUEUED, RUNNING = 50, 4  # launches that wait for their turn, and that execute at a time
 STALLING = 80  # of a kernel's 231 instructions
 KINDS_OF_INSTRUCTIONS, VARIANTS = 1 << 12, 1 << 4  # which reasons they have; with which counts
 FIRST_ADDRESS, ADDRESS_STEP = 0x8000_0000, 0x1_0000
@@ -58,7 +58,7 @@ def write_capture(path: Path, records: int, launches: int = 0, seed: int = 1) ->
         for first in range(0, records, RECORDS_PER_GROUP):
             here = min(RECORDS_PER_GROUP, records - first)
             running = (np.arange(first, first + here) * (launches / records)).astype(np.int64)
-            kernel = which[np.maximum(running - rng.integers(0, BACKLOG, here), 0)]
+            kernel = which[np.maximum(running - QUEUED - rng.integers(0, RUNNING, here), 0)]
             rank = _zipf(rng, STALLING, INSTRUCTION_ZIPF, here)
             instruction = (rank * 97 + kernel * 31) % len(offsets)  # the hottest one is another in each kernel
             pattern = (kernel * 1009 + instruction * 7) % KINDS_OF_INSTRUCTIONS * VARIANTS
