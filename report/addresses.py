@@ -38,8 +38,8 @@ class Addresses:
         else:
             encoded = pa.array(places >> np.uint64(_PAGE_BITS)).dictionary_encode()
             met = encoded.dictionary.to_pylist()
-            numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in met], np.int32)
-            number = numbers[encoded.indices.to_numpy()]
+            of_page = np.array([self._pages.setdefault(each, len(self._pages)) for each in met], np.int32)
+            number = of_page[encoded.indices.to_numpy()]
             places = (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int32)
         slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)

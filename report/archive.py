@@ -14,7 +14,11 @@ import pyarrow as pa
 
 from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
 from iaprof.formats.files import replacing
+from iaprof.report.gpu_module import GpuModules
+from iaprof.report.imported import build_imported
+from iaprof.report.profile import build
 from iaprof.report.redaction import Redaction, redacted_header
+from iaprof.report.selection import Selection
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.calls import Needed
 from iaprof.symbols.modules import ModuleKind
@@ -92,8 +96,16 @@ def _write(
                 table = table.set_column(table.schema.get_field_index("elf"), "elf", pa.nulls(len(table), pa.binary()))
             writer.write(kind, rows_of(kind, table))
     counts = write_names(writer, modules, naming, progress, rewrite=None if redaction is None else redaction.module)
-    header = {**capture.header, "symbols": counts}
+    header = {**capture.header, "symbols": counts, "matched": _matched(capture)}
     return redacted_header(header) if redact else header
+
+
+def _matched(capture: CaptureReader) -> dict[str, float]:
+    """How much of the stalls finds its place: shares, so that who opens the archive need not join it to know."""
+    if capture.groups("sample"):
+        return build_imported(capture, Selection(), 0).profile.matched
+    with GpuModules() as modules:
+        return build(capture, modules).profile.matched
 
 
 def rows_of(kind: str, table: pa.Table) -> pa.StructArray:
