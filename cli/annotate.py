@@ -41,7 +41,8 @@ _MOST_NAMES = 10  # in a message
 _SHORT = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
 _SHOWN = 0.01  # of a kernel's samples: what a reason has to have for a column, and a wait for an instruction for a line
 _WIDE = 100  # columns of a terminal that has room for instructions as they are
-_MAIN_REASONS = 3  # which that has room for, too
+_NARROW = 46  # columns that offset, samples and an instruction need
+_MAIN_REASONS = 3  # which a wide one has room for, too
 _REASON = 6  # columns of each
 _HOT = 0.05  # of a kernel's samples, in colour
 _SOURCE, _WAIT = "36", "33"  # styles, as those of cli.table
@@ -130,7 +131,9 @@ class _Printer:
         self._by_offset = {row.instruction.offset: row.instruction for row in listing.rows}
         order = sorted(range(len(REASONS)), key=lambda at: -listing.counts[at])
         main = [at for at in order if listing.counts[at] >= max(_SHOWN * listing.samples, 1)]
-        room = len(REASONS) if width is None else _MAIN_REASONS + max(width - _WIDE, 0) // _REASON
+        room = len(REASONS)
+        if width is not None:
+            room = min(max(width - _NARROW, 0), _MAIN_REASONS * _REASON) // _REASON + max(width - _WIDE, 0) // _REASON
         self._reasons = main[:room]
 
     def lines(self) -> Iterator[str]:

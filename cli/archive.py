@@ -17,9 +17,9 @@ from iaprof.formats.profile import clean
 
 EXAMPLES = """\b
 Examples:
-  iaprof archive cap.parquet -o portable.parquet            name what this machine knows
-  iaprof archive cap.parquet -o portable.parquet --symbols all
-  iaprof archive cap.parquet -o public.parquet --redact     to show to strangers
+  iaprof archive cap.parquet -o named.parquet               what is known here
+  iaprof archive cap.parquet -o named.parquet --symbols all
+  iaprof archive cap.parquet -o public.parquet --redact     to show to anyone
 """
 
 

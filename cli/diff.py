@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 BY = ("kernel", "function", "stack")
 EXAMPLES = """\b
 Examples:
-  iaprof diff before.parquet after.parquet               kernels, as shares of all samples
-  iaprof diff before.parquet after.parquet --by stack --normalize none
-  iaprof diff before.parquet after.parquet --format folded | flamegraph.pl > diff.svg
+  iaprof diff old.parquet new.parquet               kernels, as shares of all
+  iaprof diff old.parquet new.parquet --by stack --normalize none
+  iaprof diff old.parquet new.parquet --format folded | flamegraph.pl > d.svg
 """
 _EXTENSIONS = (".folded", ".collapsed")
 

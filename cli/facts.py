@@ -20,15 +20,22 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
         say(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"))
     if len(facts.problems) > MOST_PROBLEMS:
         say(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems")
-    shares = facts.matched.shares()
-    ambiguous = f", {_percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
-    no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
     say(
         clean(
             f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
-            f"matched to a kernel {_percent(shares['kernel'])}, an instruction {_percent(shares['instruction'])}, "
-            f"one stack {_percent(shares['stack'])}{ambiguous}{no_launch}; lost while recording: {losses(header)} ]"
+            f"{_matched(facts) if facts.stalls else ''}lost while recording: {losses(header)} ]"
         )
+    )
+
+
+def _matched(facts: Facts) -> str:
+    """How much of something found its place."""
+    shares = facts.matched.shares()
+    ambiguous = f", {_percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
+    no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
+    return (
+        f"matched to a kernel {_percent(shares['kernel'])}, an instruction {_percent(shares['instruction'])}, "
+        f"one stack {_percent(shares['stack'])}{ambiguous}{no_launch}; "
     )
 
 

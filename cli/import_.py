@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   iaprof import old.iaprof.txt                 writes old.parquet
-  iaprof import old.txt -o cap.parquet         and then: iaprof top cap.parquet
+  iaprof import old.txt -o cap.parquet         then: iaprof top cap.parquet
   zcat old.txt.gz | iaprof import - -o cap.parquet
 """
 _STDIN = Path("-")

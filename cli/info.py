@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  iaprof info cap.parquet                        what is in it, what is missing
+  iaprof info cap.parquet                         what it has, what is missing
   iaprof info cap.parquet --json | jq .losses
-  iaprof info all.parquet --json | jq '.parts[].host'   of a merged capture
+  iaprof info all.parquet --json | jq '.parts[].host'
 """
 _MARGIN = "  "
 _NAME_WIDTH = 14
@@ -32,7 +32,7 @@ _MOST_LINES = 6  # of one fact
 _MOST_ROWS = 50  # of one table
 _COUNTS = {
     "stalls": "stall records",
-    "imported_samples": "imported samples",
+    "imported_samples": "imported rows",
     "launches": "launches",
     "stacks": "stacks",
     "modules": "GPU modules",

@@ -23,6 +23,7 @@ from iaprof.cli import (
     report,
     top,
 )
+from iaprof.cli.grouped_help import Grouped
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
@@ -37,10 +38,10 @@ app = typer.Typer(
 )
 # What follows the command's name belongs to the command, whether `--` stands before it or not.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
-app.command(epilog=report.EXAMPLES)(report.report)
-app.command(epilog=top.EXAMPLES)(top.top)
-app.command(name="annotate", epilog=annotate.EXAMPLES)(annotate.annotate)
-app.command(epilog=diff.EXAMPLES)(diff.diff)
+app.command(cls=Grouped, epilog=report.EXAMPLES)(report.report)
+app.command(cls=Grouped, epilog=top.EXAMPLES)(top.top)
+app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(annotate.annotate)
+app.command(cls=Grouped, epilog=diff.EXAMPLES)(diff.diff)
 app.command(epilog=info.EXAMPLES)(info.info)
 app.command(epilog=merge.EXAMPLES)(merge.merge)
 app.command(name="import", epilog=import_.EXAMPLES)(import_.import_)

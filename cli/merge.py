@@ -17,7 +17,7 @@ from iaprof.formats.profile import clean
 
 EXAMPLES = """\b
 Examples:
-  iaprof merge rank*.parquet -o job.parquet    the ranks of a job, of one host or many
+  iaprof merge rank*.parquet -o job.parquet    the ranks of a job
   iaprof merge cap.*.parquet cap.parquet       the files of one recording
   iaprof report merged.parquet                 all of them in one report
 """

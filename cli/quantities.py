@@ -38,7 +38,7 @@ def size_or_time(text: str, option: str) -> tuple[int | None, float | None]:
     raise UsageError(f"{option} takes a size such as 500M or 2G, or a time such as 90s, 10m or 1h, not '{text}'")
 
 
-def pids(texts: list[str] | None, option: str = "-p") -> tuple[int, ...]:
+def pids(texts: list[str] | None, option: str = "-p", what: str = "pids") -> tuple[int, ...]:
     """Pids, or thread ids, of `-p 12,34 -p 56`.
 
     Raises:
@@ -49,6 +49,6 @@ def pids(texts: list[str] | None, option: str = "-p") -> tuple[int, ...]:
         if not text.strip():
             continue
         if not text.strip().isdecimal() or not 0 < int(text) < 1 << 22:
-            raise UsageError(f"{option} takes pids, separated by commas, not '{text}'")
+            raise UsageError(f"{option} takes {what}, separated by commas, not '{text}'")
         found.append(int(text))
     return tuple(found)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
 from iaprof.cli.analysis import analysed, limit_memory, places
 from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
-from iaprof.cli.stdout import answering
+from iaprof.cli.stdout import destination
 from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
 from iaprof.formats.errors import UsageError
-from iaprof.formats.files import check_output, replacing
+from iaprof.formats.files import check_output
 from iaprof.formats.folded import write_cpu
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape, Writer
 from iaprof.formats.writers import WRITERS, for_file
@@ -29,9 +25,9 @@ Examples:
   iaprof report cap.parquet                              folded stacks
   iaprof report cap.parquet | flamegraph.pl > cap.svg    a flame graph
   iaprof report cap.parquet -o cap.iaprof.txt            Intel's iaprof text
-  iaprof report cap.parquet --time 10%-20% --pid 4711    a part of the time, of one process
-  iaprof report cap.parquet --frames function,reason     why each function waited
-  iaprof report cap.parquet --json | jq .matched         how much found its place
+  iaprof report cap.parquet --time 10%-20% --pid 4711    a part of all
+  iaprof report cap.parquet --frames function,reason     why functions wait
+  iaprof report cap.parquet --json | jq .matched         what found its place
 """
 
 
@@ -56,7 +52,11 @@ def report(
     frames: Annotated[
         str,
         typer.Option(
-            "--frames", metavar="PART,...", help=f"What a stack consists of, from the root: {', '.join(PARTS)}."
+            "--frames",
+            metavar="PART,...",
+            help=f"What a stack consists of, from the root: {', '.join(PARTS)}. Without, all but "
+            f"{', '.join(part for part in PARTS if part not in USUAL_PARTS)}.",
+            show_default=False,
         ),
     ] = ",".join(USUAL_PARTS),
     inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
@@ -65,7 +65,7 @@ def report(
     ] = False,
     percent_limit: Annotated[
         float, typer.Option("--percent-limit", metavar="PERCENT", help="Add up in one line what has a smaller share.")
-    ] = 0.0,
+    ] = 0,
     max_stack: Annotated[
         int | None,
         typer.Option("--max-stack", metavar="FRAMES", help="So many CPU frames at most, the innermost.", min=1),
@@ -73,7 +73,7 @@ def report(
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
     gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
     cpu_samples: Annotated[
-        bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls; folded only.")
+        bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls.")
     ] = False,
     lines: Annotated[bool, typer.Option("--lines", help="File and line beside CPU functions.")] = False,
     hide_cpython: Annotated[
@@ -96,12 +96,19 @@ def report(
     """
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
+    if as_json and format_ not in (None, "json"):
+        raise UsageError(f"--json and --format={format_} contradict each other: leave one of them out")
     writer = _writer("json" if as_json else format_, output)
-    if cpu_samples and writer.name != "folded":
-        raise UsageError("--cpu-samples are printed as folded stacks only")
     if not 0 <= percent_limit <= 100:
         raise UsageError("--percent-limit takes a percentage, from 0 to 100")
-    shape = Shape(gpu_lines, gpu_dirs, _parts(frames, per_interval), inverted, max_stack or 0, percent_limit)
+    parts = _parts(frames)
+    if writer.name != "folded" and (parts != USUAL_PARTS or inverted or percent_limit):
+        raise UsageError("--frames, --inverted and --percent-limit shape folded stacks: other formats have everything")
+    if per_interval and "interval" not in parts:
+        parts = (*parts, "interval") if inverted else ("interval", *parts)
+    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit)
+    if cpu_samples and (writer.name != "folded" or shape != Shape() or _chooses(choice)):
+        raise UsageError("--cpu-samples prints all of them as folded stacks: leave out filters, --format and shapes")
     if output is not None:
         check_output(output, force, capture)
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
@@ -109,7 +116,7 @@ def report(
         _print_cpu_samples(capture, choice, lines, not hidden, output, quiet)
         return
     seconds = interval if writer.per_interval or "interval" in shape.parts else 0.0
-    with analysed(capture, choice, seconds, lines=lines, interpreter=not hidden) as built, _destination(output) as out:
+    with analysed(capture, choice, seconds, lines=lines, interpreter=not hidden) as built, destination(output) as out:
         writer.write(built.profile, shape, out)
     if symbol_sources:
         for line in sources(built.facts.cpu_modules):
@@ -118,7 +125,14 @@ def report(
         say_facts("report", built.facts, built.header)
 
 
-def _parts(frames: str, per_interval: bool) -> tuple[str, ...]:
+def _chooses(choice: Choice) -> bool:
+    """Whether it is about some of the stalls only, or about how they are joined."""
+    from iaprof.report.selection import Selection
+
+    return choice.selection != Selection()
+
+
+def _parts(frames: str) -> tuple[str, ...]:
     """The parts that `--frames` names."""
     parts = tuple(part.strip() for part in frames.split(",") if part.strip())
     for part in parts:
@@ -126,7 +140,7 @@ def _parts(frames: str, per_interval: bool) -> tuple[str, ...]:
             raise UsageError(f"--frames knows no part '{part}': choose of {', '.join(PARTS)}")
     if not parts or len(set(parts)) < len(parts):
         raise UsageError("--frames takes at least one part, and each once")
-    return ("interval", *parts) if per_interval and "interval" not in parts else parts
+    return parts
 
 
 def _print_cpu_samples(
@@ -143,7 +157,7 @@ def _print_cpu_samples(
     for part in CaptureReader(capture).parts:
         with naming(part, places(choice)) as names:
             samples += build_cpu(part, names, Look(choice.inlines, lines, interpreter)).samples
-    with _destination(output) as out:
+    with destination(output) as out:
         write_cpu(samples, out)
     if not quiet:
         say(f"[ iaprof report: {sum(count for _, count in samples):,} CPU samples ]")
@@ -160,14 +174,3 @@ def _writer(name: str | None, output: Path | None) -> Writer:
     if writer is None:
         raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(WRITERS)})")
     return writer
-
-
-@contextlib.contextmanager
-def _destination(output: Path | None) -> Iterator[IO[str]]:
-    """Stdout, or a file that gets its name when it is whole; UTF-8 either way."""
-    if output is not None:
-        with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
-            yield text
-        return
-    with answering():
-        yield sys.stdout

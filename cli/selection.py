@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.cli.quantities import pids as pids_of
-from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
+from iaprof.cli.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
 from iaprof.formats.errors import UsageError
 from iaprof.formats.stalls import REASONS
 
 if TYPE_CHECKING:
     from iaprof.report.selection import Selection
 
+_WHICH, _HOW = "Which stalls", "How stalls find their launch"
 _METHODS = ("proportional", "latest", "none")
 
 
@@ -59,31 +60,51 @@ def selecting(verb: Callable[..., None]) -> Callable[..., None]:
 def _choice(
     time: Annotated[
         str | None,
-        typer.Option("--time", metavar="SPAN", help="A part of the recording: 1s-10s, 500ms-, 10%-20%."),
+        typer.Option(
+            "--time", metavar="SPAN", help="A part of the recording: 1s-10s, 500ms-, 10%-20%.", rich_help_panel=_WHICH
+        ),
     ] = None,
     pid: Annotated[
-        list[str] | None, typer.Option("--pid", "-p", metavar="PID,...", help="Launched by these processes.")
+        list[str] | None,
+        typer.Option("--pid", "-p", metavar="PID,...", help="Launched by these processes.", rich_help_panel=_WHICH),
     ] = None,
     tid: Annotated[
-        list[str] | None, typer.Option("--tid", metavar="TID,...", help="Launched by these threads.")
+        list[str] | None,
+        typer.Option("--tid", metavar="TID,...", help="Launched by these threads.", rich_help_panel=_WHICH),
     ] = None,
     comm: Annotated[
-        list[str] | None, typer.Option("--comm", metavar="NAME,...", help="Launched by threads of these names.")
+        list[str] | None,
+        typer.Option("--comm", metavar="NAME,...", help="Launched by threads of these names.", rich_help_panel=_WHICH),
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option("--kernel", metavar="REGEX", help="Of kernels in whose names this is found.")
+        str | None,
+        typer.Option(
+            "--kernel", metavar="REGEX", help="Of kernels in whose names this is found.", rich_help_panel=_WHICH
+        ),
     ] = None,
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", metavar="GPU,...", help="Of these GPUs: card, render node or PCI address."),
+        typer.Option(
+            "--device",
+            metavar="GPU,...",
+            help="Of these GPUs: card, render node or PCI address.",
+            rich_help_panel=_WHICH,
+        ),
     ] = None,
     reason: Annotated[
         list[str] | None,
-        typer.Option("--reason", metavar="REASON,...", help=f"Of these reasons: {', '.join(REASONS)}."),
+        typer.Option(
+            "--reason", metavar="REASON,...", help=f"Of these reasons: {', '.join(REASONS)}.", rich_help_panel=_WHICH
+        ),
     ] = None,
     cgroup: Annotated[
         list[str] | None,
-        typer.Option("--cgroup", metavar="PATTERN", help="Launched in this cgroup or below, or in this container."),
+        typer.Option(
+            "--cgroup",
+            metavar="PATTERN",
+            help="Launched in this cgroup or below, or in this container.",
+            rich_help_panel=_WHICH,
+        ),
     ] = None,
     attribution: Annotated[
         str,
@@ -92,6 +113,7 @@ def _choice(
             metavar="METHOD",
             help="Stalls go to the launches that can be running (proportional), "
             "to the last one, as with Intel's tool (latest), or to the kernel alone (none).",
+            rich_help_panel=_HOW,
         ),
     ] = "proportional",
     horizon: Annotated[
@@ -101,13 +123,20 @@ def _choice(
             metavar="SECONDS",
             help="How long after its launch a kernel can be running.  [default: 0.5]",
             show_default=False,
+            rich_help_panel=_HOW,
         ),
     ] = None,
     split_ambiguous: Annotated[
         bool,
-        typer.Option("--split-ambiguous", help="Split what several processes can have launched, in place of a label."),
+        typer.Option(
+            "--split-ambiguous",
+            help="Split what several processes can have launched, in place of a label.",
+            rich_help_panel=_HOW,
+        ),
     ] = False,
-    inlines: Annotated[bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.")] = True,
+    inlines: Annotated[
+        bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.", rich_help_panel=NAMES)
+    ] = True,
     symfs: Symfs = None,
     symbol_dirs: SymbolDirs = None,
     kallsyms: Kallsyms = None,
@@ -129,20 +158,23 @@ def _choice(
     selection = Selection(
         Rule(Method(attribution), int(seconds * 1e9), split_ambiguous),
         None if time is None else Moments.of(time),
-        frozenset(pids_of(pid)),
-        frozenset(pids_of(tid, "--tid")),
-        frozenset(_words(comm)),
+        frozenset(pids_of(_words(pid, "--pid"), "--pid")),
+        frozenset(pids_of(_words(tid, "--tid"), "--tid", "thread ids")),
+        frozenset(_words(comm, "--comm")),
         _pattern(kernel),
-        tuple(_words(device)),
-        _reasons(_words(reason)),
-        tuple(_words(cgroup)),
+        tuple(_words(device, "--device")),
+        _reasons(_words(reason, "--reason")),
+        tuple(_words(cgroup, "--cgroup")),
     )
     return Choice(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
 
 
-def _words(texts: list[str] | None) -> list[str]:
+def _words(texts: list[str] | None, option: str) -> list[str]:
     """Of `a,b -x c`: a, b, c."""
-    return [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
+    words = [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
+    if texts and not words:  # such as a script's empty variable, with which everything would be printed
+        raise UsageError(f"{option} takes at least one")
+    return words
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

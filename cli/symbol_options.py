@@ -10,17 +10,22 @@ import typer
 from iaprof.formats.errors import UsageError
 from iaprof.record.symbols import Symbols
 
+NAMES = "Names of CPU functions"
+"""What these options stand below in a help that has headings."""
 WhichSymbols: TypeAlias = Annotated[
     str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
 ]
 Symfs: TypeAlias = Annotated[
-    Path | None, typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.")
+    Path | None,
+    typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.", rich_help_panel=NAMES),
 ]
 SymbolDirs: TypeAlias = Annotated[
-    list[Path] | None, typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.")
+    list[Path] | None,
+    typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.", rich_help_panel=NAMES),
 ]
 Kallsyms: TypeAlias = Annotated[
-    Path | None, typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.")
+    Path | None,
+    typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.", rich_help_panel=NAMES),
 ]
 
 

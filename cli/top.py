@@ -27,7 +27,7 @@ EXAMPLES = """\b
 Examples:
   iaprof top cap.parquet                     the kernels that stall most
   iaprof top cap.parquet --by line -n 5      the five hottest source lines
-  iaprof top cap.parquet --by stack | less   who launches it; whole stacks in a pipe
+  iaprof top cap.parquet --by stack | less   who launches it, whole stacks
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
 """
 

@@ -19,6 +19,7 @@ from iaprof.formats.frames import BETWEEN, CPU_PARTS, GPU_PARTS, clean_frame, gp
 from iaprof.formats.profile import Profile, Shape
 from iaprof.formats.stalls import REASONS
 
+NOTHING = "[unknown]"  # a stack of none of the parts that were chosen
 _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62
@@ -69,7 +70,18 @@ def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple
             columns.append(_column([[f"0x{offset:x}_[g]"] for offset in offsets.tolist()], offset_of[row], shape))
         else:
             columns.append(([f"{BETWEEN};"], np.zeros(len(row), np.int64)))
-    return _added_up(columns[::-1] if shape.inverted else columns, counts)
+    return _added_up(_never_empty(columns[::-1] if shape.inverted else columns), counts)
+
+
+def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
+    """The columns, with a frame for lines that have none of the parts that were chosen."""
+    empty = np.logical_and.reduce([np.array([not text for text in texts], bool)[number] for texts, number in columns])
+    if not empty.any():
+        return columns
+    texts, number = columns[0]
+    sorted_ = sorted([*texts, f"{NOTHING};"])
+    ranks = np.array([sorted_.index(text) for text in texts], np.int64)
+    return [(sorted_, np.where(empty, sorted_.index(f"{NOTHING};"), ranks[number])), *columns[1:]]
 
 
 def _runs(parts: Sequence[str]) -> list[list[str]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _MOST = 1 << 64  # above every count and time that is one
+UNKNOWN_WALL = _MOST
 
 Header = dict[str, Any]
 
@@ -78,7 +79,7 @@ def sums(headers: Sequence[Header]) -> Header:
 
 
 def wall_ns(header: Header) -> int:
-    """When a recording began by the wall clock, ns since 1970; 1 << 64 where nobody knows."""
+    """When a recording began by the wall clock, ns since 1970; UNKNOWN_WALL where nobody knows."""
     return _of_clock(header, "realtime_ns") or _MOST
 
 

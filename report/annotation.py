@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from iaprof.formats.stalls import REASONS
 from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
 from iaprof.report.scoreboard import Scoreboard, Wait
 
-NO_BINARY = "[no binary]"
 Binary = Callable[[int], GpuKernel | None]
 """The code of a kernel, by its index in the profile; with its instructions' texts."""
 
@@ -92,7 +91,8 @@ def _listing(profile: Profile, indices: list[int], binary: Binary) -> Listing:
     kernel = profile.kernels[indices[0]]
     assert kernel is not None
     mine = profile.only(np.isin(profile.kernel, indices))
-    offsets, which = np.unique(mine.offset, return_inverse=True)
+    offsets, first, which = np.unique(mine.offset, return_index=True, return_inverse=True)
+    mnemonics = [profile.codes[code].mnemonic for code in mine.code[first].tolist()]
     counts = np.zeros((len(offsets), len(REASONS)), np.uint64)
     np.add.at(counts, which, mine.counts)
     launches = [profile.launches[index] for index in np.unique(mine.launch).tolist()]
@@ -103,20 +103,20 @@ def _listing(profile: Profile, indices: list[int], binary: Binary) -> Listing:
         launches=sum(profile.launch_counts.get(index, 0) for index in indices),
         share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
         counts=tuple(counts.sum(axis=0).tolist()),
-        rows=_rows(kernel.symbol, binary(indices[0]), offsets, counts),
+        rows=_rows(kernel.symbol, binary(indices[0]), dict(zip(offsets.tolist(), mnemonics, strict=True)), counts),
     )
 
 
 def _rows(
-    symbol: str, code: GpuKernel | None, offsets: NDArray[np.uint64], counts: NDArray[np.uint64]
+    symbol: str, code: GpuKernel | None, mnemonics: Mapping[int, str], counts: NDArray[np.uint64]
 ) -> tuple[Row, ...]:
-    """Every instruction up to the kernel's end, and whatever else has stalls."""
-    stalled: dict[int, tuple[int, ...]] = dict(zip(offsets.tolist(), map(tuple, counts.tolist()), strict=True))
+    """Every instruction up to the kernel's end, and whatever else has stalls: the mnemonics, by offset."""
+    stalled: dict[int, tuple[int, ...]] = dict(zip(mnemonics, map(tuple, counts.tolist()), strict=True))
     instructions = {each.offset: each for each in code.instructions if each.offset < code.size} if code else {}
     for offset in stalled.keys() - instructions.keys():
         if code is None:
             frames = (SourceFrame(symbol, "", 0),)
-            instructions[offset] = InstructionInfo(offset, 0, NO_BINARY, "", (), frames)
+            instructions[offset] = InstructionInfo(offset, 0, mnemonics[offset], "", (), frames)
         else:
             instructions[offset] = code.at(offset)
     board = Scoreboard(code.instructions if code else ())

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture import CaptureError
 from iaprof.formats.stalls import REASONS, Layout
 from iaprof.report.addresses import Addresses
-from iaprof.report.candidates import Candidates, Rule
+from iaprof.report.candidates import Candidates, Rule, TooManyAtOnce
 from iaprof.report.cells import Cells
 from iaprof.report.memory import give_back
 from iaprof.report.placements import ADDRESS_MASK, Placed, Site
@@ -32,6 +32,7 @@ _COMPACT_ROWS = 1 << 19
 _RECORDS_AT_ONCE = 1 << 18
 _ROWS_AT_ONCE = 1 << 18  # that become of records which are shared out among several places
 _SMALLEST_SHARE = 1e-6  # of a sample that counts
+_MOST_PLACES = 1 << 21  # of sums, 88 bytes each
 _DENSEST = 8  # places of a table for each record that goes into it
 _ALONE = len(REASONS)  # the column behind the counts: samples that only one place can have launched
 
@@ -111,7 +112,6 @@ class Attribution:
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
         self._layouts: dict[int, _Layout] = {}
-        self._interval = 0
         self._parts: list[Part] = []
         self._rows, self._compact_at = 0, _COMPACT_ROWS
 
@@ -127,66 +127,60 @@ class Attribution:
         records = 0
         times, stream_of = table["time_ns"].to_numpy(), table["stream"].to_numpy()
         wanted = (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
-        intervals = self._intervals(times)
-        for interval in sorted(set(intervals.tolist())):
-            if interval != self._interval:
-                self._take()
-                self._interval = interval
-            for stream in sorted(set(stream_of.tolist())):
-                if stream >= len(known):
-                    raise CaptureError("the capture has stalls of a stream that its header does not name")
-                if span.streams is not None and stream not in span.streams:
-                    continue
-                here = wanted & (stream_of == stream) & (intervals == interval)
-                rows = table if here.all() else table.filter(pa.array(here))
-                words, lengths = _flat(rows, known[stream].layout.words)
-                records += int(lengths.sum())
-                times_of = rows["begin_ns"].to_numpy(), rows["time_ns"].to_numpy()
-                until = np.cumsum(lengths)
-                for reads in _chunks(lengths, _RECORDS_AT_ONCE):
-                    records_here = slice(int(until[reads.start] - lengths[reads.start]), int(until[reads.stop - 1]))
-                    if records_here.start == records_here.stop:
-                        continue
-                    self._join(
-                        known[stream],
-                        (times_of[0][reads], times_of[1][reads]),
-                        lengths[reads],
-                        [word[records_here] for word in words],
-                    )
+        for stream in np.unique(stream_of).tolist():
+            if stream >= len(known):
+                raise CaptureError("the capture has stalls of a stream that its header does not name")
+            if span.streams is not None and stream not in span.streams:
+                continue
+            here = wanted & (stream_of == stream)
+            rows = table if here.all() else table.filter(pa.array(here))
+            words, lengths = _flat(rows, known[stream].layout.words)
+            records += int(lengths.sum())
+            ends = rows["time_ns"].to_numpy()
+            reads = _Reads(rows["begin_ns"].to_numpy(), ends, self._intervals(ends), lengths)
+            until = np.cumsum(lengths)
+            for some in _chunks(lengths, _RECORDS_AT_ONCE):
+                within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
+                if within.start < within.stop:
+                    self._join(known[stream], reads.only(some), [word[within] for word in words])
         return records
 
     def part(self) -> Part:
         """All that was added, as shares."""
-        self._take()
+        for layout in self._layouts.values():
+            for stream in layout.tallies:
+                self._take(layout, stream)
         self._parts = [added_up(self._parts)]
         return self._parts[0]
 
-    def _join(
-        self,
-        stream: Stream,
-        times: tuple[NDArray[np.uint64], NDArray[np.uint64]],
-        lengths: NDArray[np.int64],
-        words: list[NDArray[np.uint64]],
-    ) -> None:
+    def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a few reads: so few that what is worked with stays in the processor's caches."""
-        begins, ends = times
         layout = self._layout(stream)
         address = layout.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
         cell = layout.inside.cell[address]
         # Each read and cell that come together are looked at once.
-        read = np.repeat(np.arange(len(lengths)), lengths)
-        pairs, pair_of = _dense(read, cell, len(lengths), len(layout.inside.count))
-        pair_cell = cell_of_pair = pairs % len(layout.inside.count)
-        pair_read = pairs // len(layout.inside.count)
-        shares = layout.candidates.weigh(pair_cell, begins[pair_read], ends[pair_read])
-        blocks = layout.tally(stream.index).blocks(
-            cell_of_pair[shares.pair], shares.site, layout.inside.count[cell_of_pair[shares.pair]]
+        read = np.repeat(np.arange(len(reads.lengths)), reads.lengths)
+        pairs, pair_of = _dense(read, cell, len(reads.lengths), len(layout.inside.count))
+        pair_read, pair_cell = np.divmod(pairs, len(layout.inside.count))
+        try:
+            shares = layout.candidates.weigh(
+                pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1
+            )
+        except TooManyAtOnce:
+            middle = len(reads.lengths) // 2
+            record = int(reads.lengths[:middle].sum())
+            for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
+                self._join(stream, reads.only(some), [word[records] for word in words])
+            return
+        tally, subsample = layout.tally(stream.index), float(stream.subsample)
+        cell_of_share = pair_cell[shares.pair]
+        blocks = tally.blocks(
+            reads.intervals[pair_read[shares.pair]], cell_of_share, shares.site, layout.inside.count[cell_of_share]
         )
         first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
         pair_of, place, counts = _by_pair_and_address(
             stream.layout, pair_of, layout.inside.place[address], layout.inside.count[pair_cell], words
         )
-        tally, subsample = layout.tally(stream.index), float(stream.subsample)
         # The first place of each pair, which usually is the only one.
         entry = first[pair_of]
         alone = _add(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
@@ -199,6 +193,8 @@ class Attribution:
             row = np.repeat(several[some], repeat)
             entry = np.repeat(first[pair_of[several[some]]] + 1, repeat) + _within_each(repeat)
             _add(tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts])
+        if tally.places > _MOST_PLACES:
+            self._take(layout, stream.index)
 
     def _layout(self, stream: Stream) -> _Layout:
         if stream.layout.ip_bits not in self._layouts:
@@ -211,27 +207,41 @@ class Attribution:
     def _intervals(self, times: NDArray[np.uint64]) -> NDArray[np.int64]:
         if not self._interval_ns:
             return np.zeros(len(times), np.int64)
-        start = np.uint64(self._start_ns)
-        intervals = np.where(times > start, times - start, np.uint64(0)) // np.uint64(self._interval_ns)
+        # Before the clock's 0, where a machine was started later than the first of a merged capture's parts.
+        start = np.uint64(max(self._start_ns, 0))
+        since = np.maximum(times, start) - start + np.uint64(max(-self._start_ns, 0))
+        intervals = since // np.uint64(self._interval_ns)
         if len(intervals) and intervals.max() >= MAX_INTERVALS:
             raise CaptureError(
                 f"the capture's stalls span {intervals.max():,} intervals: choose longer ones with --interval"
             )
         return intervals.astype(np.int64)
 
-    def _take(self) -> None:
-        """Ends an interval."""
-        for layout in self._layouts.values():
-            for stream, tally in layout.tallies.items():
-                sums = tally.take(layout.inside)
-                count = len(sums.site)
-                place = (np.full(count, self._interval), np.full(count, stream), sums.site)
-                self._parts.append(Part(*place, layout.addresses.ips[sums.address], sums.values))
-                self._rows += count
+    def _take(self, layout: _Layout, stream: int) -> None:
+        """Makes room for other sums."""
+        sums = layout.tallies[stream].take(layout.inside)
+        count = len(sums.site)
+        ips = layout.addresses.ips[sums.address]
+        self._parts.append(Part(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
+        self._rows += count
         if self._rows > self._compact_at:
             self._parts = [added_up(self._parts)]
             self._rows = len(self._parts[0].ip)
             self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Reads of one stream."""
+
+    begins: NDArray[np.uint64]  # [n], ns
+    ends: NDArray[np.uint64]  # [n], ns
+    intervals: NDArray[np.int64]  # [n]
+    lengths: NDArray[np.int64]  # [n], records
+
+    def only(self, some: slice) -> _Reads:
+        """Some of them."""
+        return _Reads(self.begins[some], self.ends[some], self.intervals[some], self.lengths[some])
 
 
 class _Layout:

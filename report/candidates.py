@@ -13,6 +13,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.capture import CaptureError
 from iaprof.report.cells import NOWHERE, Cells
 from iaprof.report.placements import Placed, Site
 
@@ -22,6 +23,8 @@ AMBIGUOUS = "[ambiguous]"
 BEFORE_RECORDING = "[launched before recording]"
 NOT_RECORDED = "[launch not recorded]"
 ANY_LAUNCH = "[any launch]"
+_MOST_AT_ONCE = 1 << 22  # (pair, process) and (pair, place of launch), of which each takes some hundred bytes
+_MOST = 1 << 31  # of them in all, which take minutes: honest captures have a few for each record
 _Ints = NDArray[np.int64]
 _Times = NDArray[np.uint64]
 
@@ -53,6 +56,10 @@ class Shares:
     alone: NDArray[np.bool_]  # [pairs]: there was no other place
 
 
+class TooManyAtOnce(Exception):
+    """Pairs that would take too much memory together; fewer at a time will do."""
+
+
 class Candidates:
     """Weighs the launches of one capture."""
 
@@ -71,7 +78,8 @@ class Candidates:
         new[1:] = (placement[1:] != placement[:-1]) | (bucket[1:] != bucket[:-1]) | (site[1:] != site[:-1])
         first = np.flatnonzero(new)
         self._slice_first = np.append(first, len(order))
-        self._slice_site, self._slice_bucket, slice_placement = site[first], bucket[first], placement[first]
+        self._slice_site, self._slice_bucket = site[first].astype(np.int32), bucket[first]
+        slice_placement = placement[first]
         # Of each slice: the first of those, side by side, that are of its placement and site.
         differs = np.ones(len(first), bool)
         differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
@@ -86,9 +94,8 @@ class Candidates:
         # The launches of a placement by time: as a placement and a rank in time.
         order = np.lexsort((placed.time, self._placement_of_site[placed.site]))
         self._by_time = placed.time
-        self._time_of_rank = np.append(placed.time, np.uint64(0))  # the last one is none's
         self._late_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
-        self._late_site = placed.site[order]
+        self._late_site = placed.site[order].astype(np.int32)
         known = self._placement_of_site[self._placement_of_site >= 0]
         self._only_site = np.bincount(known, minlength=len(placed.placements)) == 1
         # When placements are there, as ranks.
@@ -96,17 +103,25 @@ class Candidates:
         self._begin_rank = np.searchsorted(self._begins, cells.since)
         self._end_rank = np.searchsorted(self._ends, placed.ended)
         self._known_cells = 0
+        self._spent, self._divisible = 0, False
         self._notes: dict[tuple[int, int], int] = {}
 
-    def weigh(self, cells: _Ints, begins: _Times, ends: _Times) -> Shares:
+    def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
         """Who can have launched what ran in these cells between these times.
 
         Args:
             cells: int64[pairs].
             begins: uint64[pairs], ns, before which nothing was sampled.
             ends: uint64[pairs], ns, of the read.
+            divisible: fewer pairs can be asked at a time.
+
+        Raises:
+            TooManyAtOnce: divisible pairs have very many processes or places together.
+            CaptureError: all that was asked so far has absurdly many.
         """
         self._number_versions()
+        self._divisible = divisible
+        begins = np.minimum(begins, ends)  # whatever a stranger's capture says
         asked = np.flatnonzero(cells != NOWHERE)
         nowhere = np.flatnonzero(cells == NOWHERE)
         parts = [_Entries.of(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
@@ -160,18 +175,18 @@ class Candidates:
     def _all(self, pairs: _Ints, cells: _Ints) -> tuple[_Ints, _Ints]:
         """All placements of each pair's cell: pairs, placements."""
         first, stop = self._first_version[cells[pairs]], self._first_version[cells[pairs] + 1]
-        owner, index = _spread(first, stop)
+        owner, index = self._spread(first, stop)
         return pairs[owner], self._version[index]
 
     def _there(self, pairs: _Ints, cells: _Ints, begins: _Times, ends: _Times) -> tuple[_Ints, _Ints]:
         """The placements that were there in the time of each pair: pairs, placements."""
-        owner, lane = _spread(self._first_lane[cells[pairs]], self._first_lane[cells[pairs] + 1])
+        owner, lane = self._spread(self._first_lane[cells[pairs]], self._first_lane[cells[pairs] + 1])
         pair = pairs[owner]
         begun = np.searchsorted(self._begins, ends[pair], side="right")  # so many had begun
         gone = np.searchsorted(self._ends, begins[pair])  # so many had ended
         first = np.searchsorted(self._version_end, lane * self._lane_width + gone)
         stop = np.searchsorted(self._version_begin, lane * self._lane_width + begun)
-        owner, index = _spread(first, np.maximum(first, stop))
+        owner, index = self._spread(first, np.maximum(first, stop))
         pair, placement = pair[owner], self._version[index]
         there = self._placed.ended[placement] >= begins[pair]
         return pair[there], placement[there]
@@ -190,19 +205,35 @@ class Candidates:
         until = ends[pair]
         oldest = begins[pair] - np.minimum(begins[pair], self._horizon)
         rank, _ = self._before(placement, until)
-        age = until - np.where(rank >= 0, self._time_of_rank[rank], until)
-        since = np.minimum(begins[pair], until - np.minimum(age + age // np.uint64(2), until))
+        youngest = until.copy()
+        youngest[rank >= 0] = self._by_time[rank[rank >= 0]]
+        since = np.minimum(begins[pair], youngest - np.minimum((until - youngest) // np.uint64(2), youngest))
         first, stop = self._slices(placement, oldest, until)
         last = np.maximum(stop - 1, 0)
         sure = (stop > first) & (self._same_since[last] <= first)
         first, stop = self._slices(placement, since := np.maximum(since, oldest), until)
-        owner, slice_ = _spread(first, stop)
+        owner, slice_ = self._spread(first, stop)
         begin = self._within(slice_, since[owner], "left")
         end = self._within(slice_, until[owner], "right")
         some = end > begin
         owner, slice_ = owner[some], slice_[some]
         count = (end - begin)[some].astype(np.float64)
-        return _Entries(pair[owner], placement[owner], self._slice_site[slice_], count), sure
+        return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), sure
+
+    def _spread(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
+        """Ranges one after the other: which range, and the index in it."""
+        count = stop - first
+        size = int(count.sum())
+        if size > _MOST_AT_ONCE and self._divisible:
+            raise TooManyAtOnce
+        self._spent += size
+        if self._spent > _MOST:
+            raise CaptureError(
+                "too many launches or processes can have caused each of the capture's stalls: choose a shorter "
+                "--horizon, or a part of the recording with --time"
+            )
+        owner = np.repeat(np.arange(len(count)), count)
+        return owner, np.repeat(first, count) + np.arange(size) - np.repeat(np.cumsum(count) - count, count)
 
     def _slices(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
         """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""
@@ -228,7 +259,7 @@ class Candidates:
             return np.full(len(placement), -1), np.zeros(len(placement), np.int64)
         owner, found = np.divmod(self._late_key[np.maximum(index, 0)], width)
         there = (index >= 0) & (owner == placement)
-        return np.where(there, found, -1), self._late_site[np.maximum(index, 0)]
+        return np.where(there, found, -1), self._late_site[np.maximum(index, 0)].astype(np.int64)
 
     def _last(self, pair: _Ints, placement: _Ints, ends: _Times) -> _Entries:
         """Of each pair and process, the last launch up to the pair's end."""
@@ -355,13 +386,6 @@ class _Entries:
         weight = np.add.reduceat(self.weight[order], first) if len(first) else self.weight
         rows = order[first]
         return _Entries(self.pair[rows], self.placement[rows], self.site[rows], weight)
-
-
-def _spread(first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
-    """Ranges one after the other: which range, and the index in it."""
-    count = stop - first
-    owner = np.repeat(np.arange(len(count)), count)
-    return owner, np.repeat(first, count) + np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
 
 
 def _first_of_each(*keys: _Ints) -> NDArray[np.bool_]:

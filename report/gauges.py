@@ -29,7 +29,8 @@ def gauges(capture: CaptureReader, start_ns: int, interval_ns: int, intervals: i
         CaptureError: the capture is damaged.
     """
     most = (1 << 64) - 1
-    return gauges_between(capture, [min(start_ns + interval_ns * number, most) for number in range(intervals + 1)])
+    bounds = (start_ns + interval_ns * number for number in range(intervals + 1))
+    return gauges_between(capture, [min(max(bound, 0), most) for bound in bounds])
 
 
 def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, Gauges]:

@@ -15,13 +15,16 @@ from iaprof.report.samples import profile_of
 from iaprof.report.selection import Selection
 
 
-def build_imported(capture: CaptureReader, selection: Selection, interval_ns: int) -> Report:
+def build_imported(
+    capture: CaptureReader, selection: Selection, interval_ns: int, start_ns: int | None = None
+) -> Report:
     """Reads the `sample` rows of a capture.
 
     Args:
         capture: the open capture.
         selection: which of them.
         interval_ns: length of an interval; 0 for everything in one.
+        start_ns: from when `--time` counts; None for the capture's start.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -29,7 +32,7 @@ def build_imported(capture: CaptureReader, selection: Selection, interval_ns: in
     """
     if selection.tids or selection.cgroups or selection.devices:
         raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not tell them")
-    span = selection.span(capture.header)
+    span = selection.span(capture.header, start_ns)
     profile = _selected(profile_of(capture, interval_ns, (span.begin_ns, span.end_ns)), selection)
     totals = profile.counts.sum(axis=1).astype(np.int64)
     known_kernel = np.array([kernel is not None for kernel in profile.kernels], bool)[profile.kernel]

@@ -144,6 +144,7 @@ def _share(
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
         records += attribution.add(table, known, task.span)
+        del table  # while the next one is read
         progress(records)
     return attribution.part(), records
 

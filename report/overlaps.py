@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_ADDRESS_BITS = 48
 _MOST_PAIRS = 1 << 23  # an honest process has few kernels that overlap
 
 
@@ -16,13 +15,15 @@ def overlaps(
 
     Args:
         groups: uint64[n].
-        starts: uint64[n], first addresses, of 48 bits.
+        starts: uint64[n], first addresses.
         ends: uint64[n], the addresses behind the last.
     """
     order = np.lexsort((starts, groups))
-    group = np.cumsum(np.diff(groups[order], prepend=groups[order[:1]]) != 0).astype(np.uint64)
-    base = group << np.uint64(_ADDRESS_BITS)
-    first, behind = base + starts[order], base + np.minimum(ends[order], np.uint64((1 << _ADDRESS_BITS) - 1))
+    # A group and the rank of an address in one number, ascending: addresses themselves leave too few bits for groups.
+    group = np.cumsum(np.diff(groups[order], prepend=groups[order[:1]]) != 0)
+    bounds = np.unique(starts)
+    base = group * (len(bounds) + 1)
+    first, behind = (base + np.searchsorted(bounds, each[order]) for each in (starts, ends))
     # Of two that overlap, the second in this order has its first address in the first.
     count = np.maximum(np.searchsorted(first, behind) - np.arange(len(first)) - 1, 0)
     if count.sum() > _MOST_PAIRS:

@@ -5,7 +5,7 @@ Parts come from different recordings, files or hosts: pids, addresses and stacks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.profile import Launch, Profile
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu_module import GpuKernel, GpuModules
 from iaprof.report.imported import build_imported
-from iaprof.report.profile import Wanted, build, start_ns
+from iaprof.report.profile import Wanted, build
+from iaprof.report.selection import begun_ns, length_ns
 
 _LONGEST_HOST = 255  # characters, as of any name of the kind
+_MOST_LATER = 1 << 62  # ns
 
 
 def build_parts(
@@ -44,13 +47,17 @@ def build_parts(
         UsageError: it has nothing of what was asked for by name.
     """
     parts = capture.parts
-    first = min((_wall_ns(part.header) for part in parts), default=0)
+    later = _later([part.header for part in parts])
+    moments = wanted.selection.moments
+    if moments is not None and len(parts) > 1:  # shares are of all, not of each part
+        length = max(after + length_ns(part.header) for after, part in zip(later, parts, strict=True))
+        wanted = replace(wanted, selection=replace(wanted.selection, moments=moments.of_length(length)))
     reports: list[Report] = []
-    for part in parts:
-        # Intervals of all parts begin at the same moments: the clocks' zeros may differ.
-        zero = start_ns(part.header) - (_wall_ns(part.header) - first)
+    for after, part in zip(later, parts, strict=True):
+        # Times and intervals of all parts count from the same moment: the clocks' zeros may differ.
+        since = replace(wanted, start_ns=begun_ns(part.header) - after)
         done = sum(report.facts.records for report in reports)
-        report = _report(part, modules, replace(wanted, start_ns=zero), places, partial(_tell, progress, done))
+        report = _report(part, modules, since, places, partial(_tell, progress, done))
         reports.append(_labelled(report, _host(part.header) if len(parts) > 1 else ""))
     return reports[0] if len(reports) == 1 else _together(capture, reports)
 
@@ -59,7 +66,7 @@ def _report(
     part: CaptureReader, modules: GpuModules, wanted: Wanted, places: Places, progress: Callable[[int], None]
 ) -> Report:
     if part.groups("sample"):
-        return build_imported(part, wanted.selection, int(wanted.interval_s * 1e9))
+        return build_imported(part, wanted.selection, int(wanted.interval_s * 1e9), wanted.start_ns)
     with naming(part, places) as names:
         return build(part, modules, wanted, names, progress)
 
@@ -68,11 +75,11 @@ def _tell(progress: Callable[[int], None], before: int, done: int) -> None:
     progress(before + done)
 
 
-def _wall_ns(header: dict[str, Any]) -> int:
-    """When a part was begun, by the wall clock."""
-    clock = header.get("clock")
-    wall = clock.get("realtime_ns") if isinstance(clock, dict) else None
-    return wall if type(wall) is int and 0 <= wall < 1 << 63 else 0
+def _later(headers: Sequence[dict[str, Any]]) -> list[int]:
+    """How much later than the first each part was begun, ns, by their wall clocks; 0 where nobody knows."""
+    walls = [wall_ns(header) for header in headers]
+    first = min(walls)
+    return [min(wall - first, _MOST_LATER) if wall < UNKNOWN_WALL else 0 for wall in walls]
 
 
 def _host(header: dict[str, Any]) -> str:
@@ -107,13 +114,14 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
     }
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
+    begun = begun_ns(capture.header) / 1e9  # the first part's clock is that of all
     facts = _facts([report.facts for report in reports])
     together = Profile(
         list(launches),
         [kernel for profile in profiles for kernel in profile.kernels],
         [code for profile in profiles for code in profile.codes],
         **{name: column[order] for name, column in columns.items()},
-        intervals=longest,
+        intervals=[begun + moment - longest[0] for moment in longest],
         gauges={interval: each for profile in reversed(profiles) for interval, each in profile.gauges.items()},
         launch_counts=_counts(profiles),
         matched=facts.matched.shares(),

@@ -27,7 +27,7 @@ from iaprof.report.memory import give_back
 from iaprof.report.named import columns
 from iaprof.report.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.platforms import Platform
-from iaprof.report.selection import Selection
+from iaprof.report.selection import Selection, begun_ns
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look
 from iaprof.symbols.names import Naming
@@ -42,7 +42,7 @@ class Wanted:
     interval_s: float = 0.0  # length of an interval; 0 for everything in one
     look: Look = Look()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # of instructions, too
-    start_ns: int | None = None  # when interval 0 starts; None for the recording's start
+    start_ns: int | None = None  # from when times and intervals count; None for the recording's start
 
 
 def build(
@@ -80,7 +80,6 @@ def _build(
     facts = Facts()
     selection, interval_ns = wanted.selection, int(wanted.interval_s * 1e9)
     known = streams(capture.header)
-    span = selection.span(capture.header)
     platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
     kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
     placed = place(
@@ -90,7 +89,8 @@ def _build(
         capture.table("process", ("time_ns", "pid", "tid", "event")),
         by_thread=bool(selection.tids),
     )
-    begin_ns = start_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    begin_ns = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    span = selection.span(capture.header, begin_ns)
     give_back()
     starts = instruction_starts(placed, kernels)
     task = Task(placed, begin_ns, interval_ns, selection.rule, span, starts)
@@ -169,10 +169,3 @@ def _scope(header: dict[str, Any]) -> list[int] | None:
     """The processes that were to be recorded; None for all."""
     pids = header.get("scope")
     return [pid for pid in pids if type(pid) is int and 0 <= pid < 1 << 32] if isinstance(pids, list) else None
-
-
-def start_ns(header: dict[str, Any]) -> int:
-    """When a capture was begun, CLOCK_MONOTONIC ns; 0 where its header does not say."""
-    clock = header.get("clock")
-    start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
-    return start if isinstance(start, int) and 0 <= start < 1 << 63 else 0

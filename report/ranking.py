@@ -110,7 +110,8 @@ class Ranker:
         sums = added_up(bucket, counts, len(order) + 1).tolist()
         *processes, all_processes = _processes(bucket, self._process[self._profile.launch[some]], len(order) + 1)
         keys = [self._rows.key(index) for index in found[order].tolist()]
-        launches = self._launches() if self._by == "kernel" and rows is None else None
+        known = self._by == "kernel" and rows is None and self._profile.launch_counts  # an imported text tells none
+        launches = self._launches() if known else None
         launched = [None if launches is None else launches.pop(key, 0) for key in keys]
         beyond = None if launches is None else sum(launches.values())
         entries = [

@@ -20,6 +20,8 @@ from iaprof.report.candidates import Rule
 from iaprof.report.placements import Placed
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
+_LATEST = (1 << 64) - 1  # of times, ns
+_LATEST_S = 1e10  # of times in seconds: no recording takes three hundred years
 _MOMENT = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
 
 
@@ -56,17 +58,25 @@ class Moments:
             raise UsageError(f"--time begins after its end: '{text}'")
         return cls(begin, end, shares)
 
-    def span(self, header: dict[str, Any]) -> tuple[int, int]:
-        """The part as times of the capture's clock, ns."""
-        clock, end = header.get("clock"), header.get("end_ns")
-        start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
-        start = start if type(start) is int and 0 <= start < 1 << 63 else 0
-        length = end - start if type(end) is int and start < end < 1 << 63 else 0
-        if self.shares and not length:
+    def of_length(self, length_ns: int) -> Moments:
+        """The same part of a recording that is so long, in seconds.
+
+        Raises:
+            UsageError: it is a share, and nobody knows of what: the length is 0.
+        """
+        if not self.shares:
+            return self
+        if not length_ns:
             raise UsageError("this capture does not say how long it is: give --time in seconds, not in percent")
-        scale = length if self.shares else 1e9
-        latest = (1 << 64) - 1
-        return start + int(self.begin * scale), latest if self.end == float("inf") else start + int(self.end * scale)
+        return Moments(self.begin * length_ns / 1e9, self.end * length_ns / 1e9)
+
+    def span(self, start_ns: int) -> tuple[int, int]:
+        """The part as times of the clock by which a recording started then, ns; neither may be before the clock's 0."""
+        begin, end = (
+            _LATEST if seconds >= _LATEST_S else min(max(start_ns + round(seconds * 1e9), 0), _LATEST)
+            for seconds in (self.begin, self.end)
+        )
+        return begin, end
 
 
 @dataclass(frozen=True)
@@ -88,13 +98,20 @@ class Selection:
         """Whether it depends on who launched."""
         return bool(self.pids or self.tids or self.comms or self.kernel or self.cgroups)
 
-    def span(self, header: dict[str, Any]) -> Span:
+    def span(self, header: dict[str, Any], start_ns: int | None = None) -> Span:
         """Which reads are wanted.
+
+        Args:
+            header: of the capture, or of a part of one.
+            start_ns: from when times count; None for the recording's start.
 
         Raises:
             UsageError: there is no such device, or no such time.
         """
-        begin, end = self.moments.span(header) if self.moments else (0, (1 << 64) - 1)
+        begin, end = 0, _LATEST
+        if self.moments:
+            start = begun_ns(header) if start_ns is None else start_ns
+            begin, end = self.moments.of_length(length_ns(header)).span(start)
         return Span(begin, end, self._streams(header))
 
     def _streams(self, header: dict[str, Any]) -> frozenset[int] | None:
@@ -151,3 +168,16 @@ class Selection:
     def columns(self) -> NDArray[np.bool_]:
         """Which of REASONS are wanted: bool[10]."""
         return np.array([not self.reasons or reason in self.reasons for reason in REASONS])
+
+
+def begun_ns(header: dict[str, Any]) -> int:
+    """When a recording was begun, CLOCK_MONOTONIC ns; 0 where its header does not say."""
+    clock = header.get("clock")
+    start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
+    return start if type(start) is int and 0 <= start < 1 << 63 else 0
+
+
+def length_ns(header: dict[str, Any]) -> int:
+    """How long a recording took, ns; 0 where its header does not say."""
+    end, start = header.get("end_ns"), begun_ns(header)
+    return end - start if type(end) is int and start < end < 1 << 63 else 0

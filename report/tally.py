@@ -1,7 +1,7 @@
-"""Adding up shares of samples by (cell, site, address): sums that stay where they are while stalls stream by.
+"""Adding up shares of samples by (interval, cell, site, address): sums that stay where they are while stalls stream by.
 
-Each cell and site that come together have a *block*: a place for each address of the cell. Adding is then one indexed
-addition for a column, without sorting or hashing.
+Each interval, cell and site that come together have a *block*: a place for each address of the cell. Adding is then one
+indexed addition for a column, without sorting or hashing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SMALLEST_BLOCK = 16
-_SITE_BITS = 31
+_BITS = 31  # of a cell, and of a site
+_LOW = (1 << _BITS) - 1
 _NONE = (1 << 63) - 1
 _Ints = NDArray[np.int64]
 
@@ -21,6 +22,7 @@ _Ints = NDArray[np.int64]
 class Sums:
     """What was added up."""
 
+    interval: _Ints  # [n]
     site: _Ints  # [n]
     address: _Ints  # [n], numbers
     values: NDArray[np.float64]  # [columns, n]
@@ -49,70 +51,93 @@ class CellAddresses:
         self.count = count + np.bincount(cells, minlength=len(count))
 
 
+class _Numbers:
+    """Small numbers for keys, in the order in which they come."""
+
+    def __init__(self) -> None:
+        # The keys, ascending, the last of which is none; and their numbers.
+        self._known, self._number = np.array([_NONE]), np.array([-1])
+
+    def __len__(self) -> int:
+        return len(self._known) - 1
+
+    def of(self, keys: _Ints) -> _Ints:
+        """The number of each key: int64[n]. New ones get numbers above all others."""
+        index = np.searchsorted(self._known, keys)
+        missing = self._known[index] != keys
+        if missing.any():
+            new = np.unique(keys[missing])
+            number = np.concatenate([self._number, len(self) + np.arange(len(new))])
+            known = np.concatenate([self._known, new])
+            order = np.argsort(known)
+            self._known, self._number = known[order], number[order]
+            index = np.searchsorted(self._known, keys)
+        return self._number[index]
+
+    def keys(self) -> _Ints:
+        """The key of each number."""
+        keys = np.empty(len(self), np.int64)
+        keys[self._number[:-1]] = self._known[:-1]
+        return keys
+
+
 class Tally:
     """Columns of sums."""
 
     def __init__(self, columns: int) -> None:
         """All sums are 0."""
-        self._sums = [np.zeros(0) for _ in range(columns)]  # apart, so that they grow one after the other
-        self._used = 0
-        # Cells and sites in one number, ascending, the last of which is none; and the numbers of their blocks.
-        self._known, self._number = np.array([_NONE]), np.zeros(1, np.int64)
-        self._base, self._room = np.zeros(1, np.int64), np.zeros(1, np.int64)  # of each block
+        self._columns = columns
+        self._begin()
 
-    def blocks(self, cells: _Ints, sites: _Ints, count: _Ints) -> _Ints:
-        """Where the block of each cell and site begins: int64[n].
+    def _begin(self) -> None:
+        self._sums = [np.zeros(0) for _ in range(self._columns)]  # apart, so that they grow one after the other
+        self.places = 0
+        """How many there are, in use or not."""
+        self._groups = _Numbers()  # of intervals and cells
+        self._blocks = _Numbers()  # of groups and sites
+        self._base, self._room = np.empty(0, np.int64), np.empty(0, np.int64)  # of each block
+
+    def blocks(self, intervals: _Ints, cells: _Ints, sites: _Ints, count: _Ints) -> _Ints:
+        """Where the block of each interval, cell and site begins: int64[n].
 
         Args:
+            intervals: int64[n].
             cells: int64[n].
             sites: int64[n].
             count: int64[n], how many addresses each cell has by now.
         """
-        keys = cells << _SITE_BITS | sites
-        index = np.searchsorted(self._known, keys)
-        missing = np.flatnonzero(self._known[np.minimum(index, len(self._known) - 1)] != keys)
-        if len(missing):
-            self._meet(keys[missing])
-            index = np.searchsorted(self._known, keys)
-        numbers = self._number[index]
-        small = np.flatnonzero(self._room[numbers] < count)
+        blocks = self._blocks.of(self._groups.of(intervals << _BITS | cells) << _BITS | sites)
+        new = np.zeros(len(self._blocks) - len(self._base), np.int64)
+        self._base, self._room = np.append(self._base, new), np.append(self._room, new)
+        small = np.flatnonzero(self._room[blocks] < count)
         if len(small):
-            self._give_room(numbers[small], count[small])
-        return self._base[numbers]
-
-    def _meet(self, keys: _Ints) -> None:
-        """Numbers new blocks, which have no room yet."""
-        keys = np.unique(keys)
-        known = np.concatenate([self._known, keys])
-        number = np.concatenate([self._number, len(self._base) + np.arange(len(keys))])
-        order = np.argsort(known)
-        self._known, self._number = known[order], number[order]
-        self._base, self._room = (np.append(each, np.zeros(len(keys), np.int64)) for each in (self._base, self._room))
+            self._give_room(blocks[small], count[small])
+        return self._base[blocks]
 
     def _give_room(self, blocks: _Ints, needed: _Ints) -> None:
         """Moves blocks to where they have more room than is needed now: behind all others."""
         blocks, first = np.unique(blocks, return_index=True)
         base, room = self._base[blocks], self._room[blocks]
         new_room = np.maximum(needed[first] + (needed[first] >> 2), _SMALLEST_BLOCK)
-        new_base = self._used + np.cumsum(new_room) - new_room
-        self._used += int(new_room.sum())
+        new_base = self.places + np.cumsum(new_room) - new_room
+        self.places += int(new_room.sum())
         old, new = _each(base, room), _each(new_base, room)
         for column, sums in enumerate(self._sums):
-            if self._used > len(sums):
-                more = np.zeros(self._used + self._used // 8)
+            if self.places > len(sums):
+                more = np.zeros(self.places + self.places // 8)
                 more[: len(sums)] = sums
                 self._sums[column] = sums = more
             sums[new] = sums[old]
             sums[old] = 0
         self._base[blocks], self._room[blocks] = new_base, new_room
-        if self._used > 2 * self._room.sum():
+        if self.places > 2 * self._room.sum():
             self._close_gaps()
 
     def _close_gaps(self) -> None:
         """Moves all blocks together."""
         old = _each(self._base, self._room)
         self._base = np.cumsum(self._room) - self._room
-        self._used = len(old)
+        self.places = len(old)
         for column, sums in enumerate(self._sums):
             self._sums[column] = sums[old]
 
@@ -126,21 +151,20 @@ class Tally:
         for sums in self._sums:
             some |= sums != 0
         used = np.flatnonzero(some)
-        keys = np.empty((len(self._base), 2), np.int64)
-        keys[self._number] = np.stack([self._known >> _SITE_BITS, self._known & ((1 << _SITE_BITS) - 1)], axis=1)
         order = np.lexsort((self._room, self._base))  # behind those without room that begin there too
         block = order[np.searchsorted(self._base[order], used, side="right") - 1]
+        keys = self._blocks.keys()[block]
+        group = self._groups.keys()[keys >> _BITS]
         # Addresses by cell and place in it.
         by_cell = np.lexsort((addresses.place, addresses.cell))
-        first = np.searchsorted(addresses.cell[by_cell], keys[:, 0])
-        number = by_cell[first[block] + used - self._base[block]]
-        values = np.empty((len(self._sums), len(used)))
+        first = np.searchsorted(addresses.cell[by_cell], group & _LOW)
+        number = by_cell[first + used - self._base[block]]
+        values = np.empty((self._columns, len(used)))
         for column, sums in enumerate(self._sums):
             values[column] = sums[used]
             self._sums[column] = np.zeros(0)
-        taken = Sums(keys[block, 1], number, values)
-        self.__init__(len(self._sums))  # type: ignore[misc]
-        return taken
+        self._begin()
+        return Sums(group >> _BITS, keys & _LOW, number, values)
 
 
 def _each(first: _Ints, count: _Ints) -> _Ints:
