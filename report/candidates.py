@@ -24,7 +24,7 @@ BEFORE_RECORDING = "[launched before recording]"
 NOT_RECORDED = "[launch not recorded]"
 ANY_LAUNCH = "[any launch]"
 _MOST_AT_ONCE = 1 << 22  # (pair, process) and (pair, place of launch), of which each takes some hundred bytes
-_MOST = 1 << 31  # of them in all, which take minutes: honest captures have a few for each record
+_MOST, _MOST_EACH = 1 << 27, 256  # of them in all: a minute's work, and so many for each pair; honest pairs have a few
 _Ints = NDArray[np.int64]
 _Times = NDArray[np.uint64]
 
@@ -103,7 +103,7 @@ class Candidates:
         self._begin_rank = np.searchsorted(self._begins, cells.since)
         self._end_rank = np.searchsorted(self._ends, placed.ended)
         self._known_cells = 0
-        self._spent, self._divisible = 0, False
+        self._left, self._divisible = _MOST, False
         self._notes: dict[tuple[int, int], int] = {}
 
     def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
@@ -151,6 +151,7 @@ class Candidates:
         entries = entries.merged(len(self._placed.sites))
         alone &= np.bincount(entries.pair, minlength=len(cells)) == 1
         total = np.bincount(entries.pair, entries.weight, len(cells))
+        self._left += _MOST_EACH * len(cells)
         return Shares(entries.pair, entries.site, entries.weight / total[entries.pair], alone)
 
     def _number_versions(self) -> None:
@@ -226,8 +227,8 @@ class Candidates:
         size = int(count.sum())
         if size > _MOST_AT_ONCE and self._divisible:
             raise TooManyAtOnce
-        self._spent += size
-        if self._spent > _MOST:
+        self._left -= size
+        if self._left < 0:
             raise CaptureError(
                 "too many launches or processes can have caused each of the capture's stalls: choose a shorter "
                 "--horizon, or a part of the recording with --time"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -147,9 +147,7 @@ def cell_of(world: World, places: list[Place], ip: int, mask: int) -> list[Place
     if len({p.pid for p in here}) < 2 or len({p.code for p in here}) < 2:
         return here
     fitting = [
-        p
-        for p in here
-        if not (p.kernel and p.name in world.starts) or (ip - p.address) & mask in world.starts[p.name]
+        p for p in here if not (p.kernel and p.name in world.starts) or (ip - p.address) & mask in world.starts[p.name]
     ]
     return fitting or here
 
@@ -212,7 +210,9 @@ def latest(
 Key = tuple[int, int, int]  # interval, stream, ip
 
 
-def expected(world: World) -> tuple[dict[Key, dict[tuple[Any, ...], list[Fraction]]], dict[Key, Counter[tuple[Any, ...]]]]:
+def expected(
+    world: World,
+) -> tuple[dict[Key, dict[tuple[Any, ...], list[Fraction]]], dict[Key, Counter[tuple[Any, ...]]]]:
     """The shares of each site, by reason; and the samples that one site alone can have launched."""
     places, times = places_of(world)
     found: dict[Key, dict[tuple[Any, ...], list[Fraction]]] = defaultdict(dict)
@@ -253,7 +253,14 @@ def row(world: World, read: Read) -> dict[str, Any]:
         for index, word in enumerate(words):
             word.append(value >> 64 * index & LAST)
     w2 = words[2] if layout.words == 3 else None
-    return {"time_ns": read.end, "begin_ns": read.begin, "stream": read.stream, "w0": words[0], "w1": words[1], "w2": w2}
+    return {
+        "time_ns": read.end,
+        "begin_ns": read.begin,
+        "stream": read.stream,
+        "w0": words[0],
+        "w1": words[1],
+        "w2": w2,
+    }
 
 
 def joined(world: World, groups: int) -> tuple[Placed, Part]:
@@ -433,5 +440,3 @@ def test_random_captures_are_joined_by_the_rules(block: int) -> None:
             check(world, rng.randrange(1, 4))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {world.rule}, {world.span}") from error
-
-
