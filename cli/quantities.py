@@ -8,6 +8,7 @@ from iaprof.formats.errors import UsageError
 
 _SIZE = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_PID = 32  # characters; Python refuses numbers of thousands
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z])")
 
 
@@ -48,7 +49,7 @@ def pids(texts: list[str] | None, option: str = "-p", what: str = "pids") -> tup
     for text in ",".join(texts or []).split(","):
         if not text.strip():
             continue
-        if not text.strip().isdecimal() or not 0 < int(text) < 1 << 22:
+        if not text.strip().isdecimal() or len(text) > _LONGEST_PID or not 0 < int(text) < 1 << 22:
             raise UsageError(f"{option} takes {what}, separated by commas, not '{text}'")
         found.append(int(text))
     return tuple(found)

@@ -178,9 +178,13 @@ def _words(texts: list[str] | None, option: str) -> list[str]:
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    if not text:  # as with lists: it would be found everywhere
+        raise UsageError("--kernel takes a regular expression, and this is none: it is empty")
     try:
-        return None if text is None else re.compile(text)
-    except re.error as error:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:  # the others: a{99999999999}, thousands of brackets
         raise UsageError(f"--kernel takes a regular expression, and this is none: {error}") from None
 
 

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.frames import BETWEEN, CPU_PARTS, GPU_PARTS, clean_frame, gpu_frames, launch_frames
+from iaprof.formats.frames import BETWEEN, CPU_PARTS, GPU_PARTS, NOTHING, clean_frame, gpu_frames, launch_frames
 from iaprof.formats.profile import Profile, Shape
 from iaprof.formats.stalls import REASONS
 
-NOTHING = "[unknown]"  # a stack of none of the parts that were chosen
 _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62

@@ -10,6 +10,7 @@ from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel
 BETWEEN = "-"  # CPU and GPU
 CPU_PARTS = ("host", "process", "pid", "cpu")
 GPU_PARTS = ("file", "function", "line", "instruction")
+NOTHING = "[unknown]"  # in place of a name that is empty, and of a stack of none of the parts that were chosen
 _TRUNCATED = "[truncated]"
 
 
@@ -71,4 +72,4 @@ def _place(kernel: Kernel, code: Code, index: int, line: int) -> str:
 
 def clean_frame(frame: str) -> str:
     """A frame as it can stand between semicolons."""
-    return f"[{frame}]" if frame == BETWEEN else clean(frame, ";")
+    return f"[{frame}]" if frame == BETWEEN else clean(frame, ";") or NOTHING

@@ -46,7 +46,8 @@ def in_order(headers: Sequence[Header]) -> list[int]:
 def labels(headers: Sequence[Header]) -> list[str]:
     """What tells each part from the others: the host's name, and the file's where several are of one host."""
     hosts = Counter(map(_host, headers))
-    found = [host if hosts[host := _host(each)] == 1 else f"{host} {_text(each.get('file'))}" for each in headers]
+    alone = {host for host, number in hosts.items() if host and number == 1}
+    found = [host if (host := _host(each)) in alone else f"{host} {_text(each.get('file'))}" for each in headers]
     times = Counter(found)
     return [
         label.strip() if times[label] == 1 and label.strip() else f"{label} (part {number})".strip()

@@ -70,7 +70,7 @@ def matching(profile: Profile, pattern: str) -> list[str]:
     names = sorted(by_name, key=lambda name: (-by_name[name], name))
     try:
         found = [name for name in names if re.search(pattern, name)]
-    except re.error:
+    except (re.error, OverflowError, RecursionError):  # a{99999999999}, thousands of brackets
         found = []
     return found or [name for name in names if pattern in name]
 

@@ -15,6 +15,11 @@ from iaprof.report.samples import profile_of
 from iaprof.report.selection import Selection
 
 
+def tells(selection: Selection) -> bool:
+    """Whether an imported text says what is asked for."""
+    return not (selection.tids or selection.cgroups or selection.devices)
+
+
 def build_imported(
     capture: CaptureReader, selection: Selection, interval_ns: int, start_ns: int | None = None
 ) -> Report:
@@ -30,7 +35,7 @@ def build_imported(
         CaptureError: the capture is damaged.
         UsageError: an imported capture does not have what was asked for.
     """
-    if selection.tids or selection.cgroups or selection.devices:
+    if not tells(selection):
         raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not tell them")
     span = selection.span(capture.header, start_ns)
     profile = _selected(profile_of(capture, interval_ns, (span.begin_ns, span.end_ns)), selection)

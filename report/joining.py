@@ -7,19 +7,20 @@ at the end.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureError, CaptureReader
+from iaprof.formats.capture import CaptureReader
 from iaprof.formats.errors import IaprofError
 from iaprof.report.attribution import (
     STALL_COLUMNS,
@@ -37,6 +38,7 @@ from iaprof.report.placements import Placed, Site
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
 _PROCESSES = 2
+_START = "import sys; from iaprof.report.joining import help_other; help_other(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,18 @@ def join(
 
     Raises:
         CaptureError: the capture is damaged.
+        IaprofError: the helper died.
     """
+    placed, known = task.placed, len(task.placed.sites)
     if helper is None:
         part, records = _share(capture, task, (0, 1), progress)
-        return in_whole_counts(part), records
+        return in_whole_counts(added_up(_numbered([part], placed, known))), records
     helper.give(task)
     own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
     other, sites, others_records = helper.answer()
-    numbers = _numbers_of(sites, task.placed)
-    parts = [own, replace(other, site=numbers[other.site])]
+    shift = np.where(other.site < known, 0, len(placed.sites) - known)  # behind those that this process added
+    placed.sites += sites[known:]
+    parts = _numbered([own, replace(other, site=other.site + shift)], placed, known)
     return in_whole_counts(added_up(parts)), records + others_records
 
 
@@ -88,43 +93,65 @@ def helping(capture: CaptureReader) -> Iterator[Helper | None]:
     if capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES:
         yield None
         return
-    helper = Helper(capture)
+    try:
+        helper = Helper(capture)
+    except OSError:
+        helper = None  # there may be no more processes: it takes longer
     try:
         yield helper
     finally:
-        helper.close()
+        if helper is not None:
+            helper.close()
 
 
 class Helper:
     """A process that does every other row group."""
 
     def __init__(self, capture: CaptureReader) -> None:
-        """Starts it."""
-        spawn = multiprocessing.get_context("spawn")
+        """Starts it.
+
+        Raises:
+            OSError: there is no room for another process.
+        """
         self._path = capture.path
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_help, args=(capture.path, capture.number, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: not from whatever folder the user stands in.
+                [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is this process's to handle
+            )
+        self._send((capture.path, capture.number, _digest(capture)))
 
     def give(self, task: Task) -> None:
         """Tells it what to do."""
         # What the modules hold beyond their outlines is not needed there.
         bare = replace(task.placed, placements=[replace(each, kernel=None) for each in task.placed.placements])
-        with contextlib.suppress(BrokenPipeError):  # `answer` tells
-            self._pipe.send(replace(task, placed=bare))
+        self._send(replace(task, placed=bare))
+
+    def _send(self, what: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # it died: `answer` tells
+            self._pipe.send(what)
 
     def answer(self) -> tuple[Part, list[Site], int]:
         """Waits for its share, the sites as it numbers them, and how many records it had.
 
         Raises:
-            CaptureError: the capture is damaged, or the process died.
+            CaptureError: the capture is damaged.
+            IaprofError: the process died.
         """
         try:
             found: Any = self._pipe.recv()
-        except (EOFError, ConnectionError):
-            raise CaptureError(f"{self._path}: the second process that joins its stalls died") from None
-        if isinstance(found, IaprofError | MemoryError):
+        except (EOFError, OSError):  # OSError in the middle of what it says
+            raise IaprofError(
+                f"the second process that joins the stalls of {self._path} was ended, "
+                "as happens when memory runs out: try again"
+            ) from None
+        if isinstance(found, Exception):
             raise found
         part, sites, records = found
         return part, sites, records
@@ -132,7 +159,7 @@ class Helper:
     def close(self) -> None:
         """Ends it, whatever it does."""
         self._process.kill()
-        self._process.join()
+        self._process.wait()
         self._pipe.close()
 
 
@@ -149,26 +176,40 @@ def _share(
     return attribution.part(), records
 
 
-def _numbers_of(sites: list[Site], placed: Placed) -> NDArray[np.int64]:
-    """The index in `placed` of each of the other process's sites, most of which are in it: int64[n]."""
-    numbers = np.arange(len(sites))
-    known = len(placed.time) and int(placed.site.max()) + 1
-    own = {site: known + index for index, site in enumerate(placed.sites[known:])}
-    for index, site in enumerate(sites[known:], known):
-        numbers[index] = own[site] if site in own else placed.add_site(site)
-    return numbers
+def _numbered(parts: list[Part], placed: Placed, known: int) -> list[Part]:
+    """Parts that number the sites which joining added, all from `known` on, in an order of their own.
+
+    Whoever came upon them first, and in whichever process: reports are to be the same on one core and on two.
+    """
+    added = placed.sites[known:]
+    placed.sites[known:] = sorted(set(added), key=lambda site: (site.placement is not None, *astuple(site)))
+    number = {site: index for index, site in enumerate(placed.sites[known:], known)}
+    numbers = np.append(np.arange(known), np.array([number[site] for site in added], np.int64))
+    return [replace(part, site=numbers[part.site]) for part in parts]
 
 
-def _help(path: Path, part: int, pipe: Connection) -> None:
-    """The second process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one is told, and ends this one
+def _digest(capture: CaptureReader) -> bytes:
+    """What tells a part of a capture from that of another one at the same path."""
+    return hashlib.sha256(repr(capture.header).encode()).digest()
+
+
+def help_other(pipe_fd: int) -> None:
+    """The second process.
+
+    Args:
+        pipe_fd: the connection to the first one.
+    """
     keep_little()
-    try:
-        capture = CaptureReader(path).parts[part]
-        task: Task = pipe.recv()
-        shared, records = _share(capture, task, (1, _PROCESSES), lambda done: None)
-        pipe.send((shared, task.placed.sites, records))
-    except (IaprofError, MemoryError) as error:
-        pipe.send(error)
-    except (EOFError, ConnectionError):
-        pass  # the first process has no need of it any more
+    with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # nobody needs it any more
+        path, number, digest = pipe.recv()
+        answer: Any
+        try:
+            parts = CaptureReader(path).parts
+            if number >= len(parts) or _digest(parts[number]) != digest:
+                raise IaprofError(f"{path} was changed while it was read: try again")
+            task: Task = pipe.recv()
+            part, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
+            answer = part, task.placed.sites, records
+        except Exception as error:  # noqa: BLE001 (it is raised there)
+            answer = error
+        pipe.send(answer)

@@ -18,7 +18,7 @@ from iaprof.formats.profile import Launch, Profile
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu_module import GpuKernel, GpuModules
-from iaprof.report.imported import build_imported
+from iaprof.report.imported import build_imported, tells
 from iaprof.report.profile import Wanted, build
 from iaprof.report.selection import begun_ns, length_ns
 
@@ -48,12 +48,17 @@ def build_parts(
     """
     parts = capture.parts
     later = _later([part.header for part in parts])
+    joined = [part.header for part in parts if not part.groups("sample")]
+    if joined:  # what was imported says itself that it has no devices
+        wanted.selection.check_devices(joined)
     moments = wanted.selection.moments
     if moments is not None and len(parts) > 1:  # shares are of all, not of each part
         length = max(after + length_ns(part.header) for after, part in zip(later, parts, strict=True))
         wanted = replace(wanted, selection=replace(wanted.selection, moments=moments.of_length(length)))
     reports: list[Report] = []
     for after, part in zip(later, parts, strict=True):
+        if joined and part.groups("sample") and not tells(wanted.selection):
+            continue  # as others may have it
         # Times and intervals of all parts count from the same moment: the clocks' zeros may differ.
         since = replace(wanted, start_ns=begun_ns(part.header) - after)
         done = sum(report.facts.records for report in reports)

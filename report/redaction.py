@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.iaprof_text import UNKNOWN_FILE
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named
@@ -30,13 +31,21 @@ _DIGITS = 8
 _PUBLIC = re.compile(
     r"(lib(c|m|dl|pthread|stdc\+\+|gcc_s|ze_[a-z_]+|sycl|igdrcl|python3\.\d+)|ld-linux-x86-64)\.so[0-9.]*|python3(\.\d+)?"
 )
+# What says that something is not known, where names can stand, and bare addresses. Others in brackets may be names.
+_LABEL = re.compile(
+    r"\[(unknown (process|kernel)|ambiguous: [0-9,]+ processes|ambiguous kernel|any launch|"
+    r"launched before recording|launch not recorded|other process|not recorded|no stack|stack lost|truncated|"
+    r"called functions|unnamed function|anon|vdso)\]|0x[0-9a-f]{1,16}"
+)
+_KERNEL_FRAME = "_[k]"  # behind the frames of the operating system's kernel
+_UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # in place of their addresses
 _NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms")
 _MEMBERS: dict[str, dict[str, str]] = {
     "launch": {"comm": "process", "name": "kernel"},
     "process": {"comm": "process", "cgroup": "path", "container": "container"},
     "mapping": {"path": "path"},
     "kernel": {"path": "path"},
-    "sample": {"comm": "process", "stack": "stack", "kernel": "kernel", "file": "path"},
+    "sample": {"comm": "sampled process", "stack": "stack", "kernel": "sampled kernel", "file": "path"},
 }
 """Texts that are replaced, by kind of row, and what they are."""
 _DROPPED = {
@@ -184,7 +193,7 @@ def hashed(what: str, text: str) -> str:
 
 def redacted_path(path: str) -> str:
     """The path of a file as one hash, and its name when it is one that everybody has."""
-    if _NO_NAME.fullmatch(path):
+    if _NO_NAME.fullmatch(path) or path == UNKNOWN_FILE:
         return path
     folder, name = os.path.split(path)
     if _PUBLIC.fullmatch(name):
@@ -202,7 +211,17 @@ def redacted_function(name: str) -> str:
 
 
 def _redacted_stack(stack: str) -> str:
-    return ";".join(map(redacted_function, stack.split(";")))
+    """The frames of a sample: those of the operating system's kernel, which are the innermost, keep their names."""
+    frames = stack.split(";")
+    users = len(frames)
+    while users and frames[users - 1].endswith(_KERNEL_FRAME):
+        users -= 1
+    kernel = (_UNNAMED_KERNEL_FRAME if "0x" in frame else frame for frame in frames[users:])
+    return ";".join([*(_unless_label(frame, redacted_function) for frame in frames[:users]), *kernel])
+
+
+def _unless_label(text: str, change: Callable[[str], str]) -> str:
+    return text if _LABEL.fullmatch(text) else change(text)
 
 
 def redacted_build_id(build_id: bytes) -> bytes:
@@ -210,7 +229,12 @@ def redacted_build_id(build_id: bytes) -> bytes:
     return hashlib.sha256(b"build-id:" + build_id).digest()[:20]
 
 
-_CHANGES: dict[str, Callable[[str], str]] = {"path": redacted_path, "stack": _redacted_stack}
+_CHANGES: dict[str, Callable[[str], str]] = {
+    "path": redacted_path,
+    "stack": _redacted_stack,
+    "sampled process": lambda name: _unless_label(name, partial(hashed, "process")),
+    "sampled kernel": lambda name: _unless_label(name, partial(hashed, "kernel")),
+}
 """How texts are replaced that are no single names."""
 
 

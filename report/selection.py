@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from iaprof.report.placements import Placed
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 _LATEST = (1 << 64) - 1  # of times, ns
 _LATEST_S = 1e10  # of times in seconds: no recording takes three hundred years
+_MOST_NAMES = 20  # in a message
 _MOMENT = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
 
 
@@ -55,7 +57,7 @@ class Moments:
         values = [float(match[1]) * (0.01 if shares else _SECONDS[match[2]]) if match else None for match in found]
         begin, end = values[0] or 0.0, float("inf") if values[1] is None else values[1]
         if begin >= end:
-            raise UsageError(f"--time begins after its end: '{text}'")
+            raise UsageError(f"--time has to end after it begins, and '{text}' does not")
         return cls(begin, end, shares)
 
     def of_length(self, length_ns: int) -> Moments:
@@ -68,15 +70,20 @@ class Moments:
             return self
         if not length_ns:
             raise UsageError("this capture does not say how long it is: give --time in seconds, not in percent")
-        return Moments(self.begin * length_ns / 1e9, self.end * length_ns / 1e9)
+        # What is read last, at its end, belongs to a recording.
+        end = float("inf") if self.end >= 1 else self.end * length_ns / 1e9
+        return Moments(self.begin * length_ns / 1e9, end)
 
     def span(self, start_ns: int) -> tuple[int, int]:
-        """The part as times of the clock by which a recording started then, ns; neither may be before the clock's 0."""
-        begin, end = (
+        """The part's first and last ns, by the clock of a recording that started then; none is before the clock's 0.
+
+        Its end is the first ns of what comes after, so that parts side by side add up.
+        """
+        begin, after = (
             _LATEST if seconds >= _LATEST_S else min(max(start_ns + round(seconds * 1e9), 0), _LATEST)
             for seconds in (self.begin, self.end)
         )
-        return begin, end
+        return begin, after if after == _LATEST else max(after, 1) - 1
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ class Selection:
             start_ns: from when times count; None for the recording's start.
 
         Raises:
-            UsageError: there is no such device, or no such time.
+            UsageError: there is no such time.
         """
         begin, end = 0, _LATEST
         if self.moments:
@@ -114,22 +121,25 @@ class Selection:
             begin, end = self.moments.of_length(length_ns(header)).span(start)
         return Span(begin, end, self._streams(header))
 
+    def check_devices(self, headers: Sequence[dict[str, Any]]) -> None:
+        """Makes sure that each wanted device is in one of these headers: parts of a capture may have different ones.
+
+        Raises:
+            UsageError: one is not.
+        """
+        known = {name for header in headers for name in _streams_of(header)}
+        for device in self.devices:
+            if device not in known:
+                there = sorted(name for name in known if "/" not in name)  # paths are there by their last part, too
+                more = [f"and {len(there) - _MOST_NAMES:,} more"] if len(there) > _MOST_NAMES else []
+                listed = ", ".join(there[:_MOST_NAMES] + more) or "none that has a name"
+                raise UsageError(f"the capture has no device '{device}'; it has: {listed}")
+
     def _streams(self, header: dict[str, Any]) -> frozenset[int] | None:
         if not self.devices:
             return None
-        known: dict[str, set[int]] = {}
-        listed = header.get("streams")
-        for index, stream in enumerate(listed if isinstance(listed, list) else []):
-            names = [stream.get(key) for key in ("device", "card", "pci_address")] if isinstance(stream, dict) else []
-            for name in names:
-                if isinstance(name, str) and name:
-                    known.setdefault(name, set()).add(index)
-                    known.setdefault(os.path.basename(name), set()).add(index)
-        for device in self.devices:
-            if device not in known:
-                there = ", ".join(sorted(known)) or "none that has a name"
-                raise UsageError(f"the capture has no device '{device}'; it has: {there}")
-        return frozenset(index for device in self.devices for index in known[device])
+        known = _streams_of(header)
+        return frozenset(index for device in self.devices for index in known.get(device, ()))
 
     def sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
         """Which sites are wanted: bool[sites]."""
@@ -158,16 +168,33 @@ class Selection:
                 *(rows[name].cast(pa.string()).to_pylist() for name in ("cgroup", "container")),
             )
             for pid, cgroup, container in set(zip(*columns, strict=True)):
-                for wanted in self.cgroups:
-                    if (
-                        cgroup and (fnmatch.fnmatchcase(cgroup, wanted) or cgroup.startswith(wanted.rstrip("/") + "/"))
-                    ) or (container and len(wanted) >= 6 and container.startswith(wanted)):
-                        found.add(pid)
+                if any(_is_in(cgroup or "", container or "", wanted) for wanted in self.cgroups):
+                    found.add(pid)
         return found
 
     def columns(self) -> NDArray[np.bool_]:
         """Which of REASONS are wanted: bool[10]."""
         return np.array([not self.reasons or reason in self.reasons for reason in REASONS])
+
+
+def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:
+    """The streams of each device, by all of its names."""
+    known: dict[str, set[int]] = {}
+    listed = header.get("streams")
+    for index, stream in enumerate(listed if isinstance(listed, list) else []):
+        names = [stream.get(key) for key in ("device", "card", "pci_address")] if isinstance(stream, dict) else []
+        for name in names:
+            if isinstance(name, str) and name:
+                known.setdefault(name, set()).add(index)
+                known.setdefault(os.path.basename(name), set()).add(index)
+    return known
+
+
+def _is_in(cgroup: str, container: str, wanted: str) -> bool:
+    """Whether a cgroup is the wanted one, or below it or one of that pattern; or a container is meant by its id."""
+    folder = wanted.rstrip("/") + "/"
+    below = cgroup and (f"{cgroup}/".startswith(folder) or fnmatch.fnmatchcase(f"{cgroup}/", f"{folder}*"))
+    return bool(below) or container == wanted or (len(wanted) >= 6 and container.startswith(wanted))
 
 
 def begun_ns(header: dict[str, Any]) -> int:

@@ -127,7 +127,7 @@ def test_a_kernel_without_binary() -> None:
         "\n"
         "  SAMPLES     % ACTIV   OFFSET  INSTRUCTION\n"
         "      217 100.0 100.0           (all)\n"
-        "      217 100.0 100.0 >   0x0  [no binary]"
+        "      217 100.0 100.0 >   0x0  mov"
     ).replace("100.0 >   0x0", "100.0 >    0x0")
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import FORMAT, KINDS, CaptureReader
+from iaprof.formats.capture import FORMAT, KINDS, CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.stalls import REASONS
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.profile import build
@@ -106,7 +111,9 @@ def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp
     for kind in KINDS:
         if kind not in ("module", "symbol"):
             assert portable.table(kind).to_pylist() == recorded.table(kind).to_pylist(), kind
-    assert {k: v for k, v in portable.header.items() if k != "symbols"} == recorded.header | {"format": FORMAT}
+    added = {"symbols": portable.header["symbols"], "matched": portable.header["matched"]}
+    assert portable.header == recorded.header | {"format": FORMAT} | added
+    assert (added["matched"]["kernel"], added["matched"]["stack"], added["matched"]["ambiguous"]) == (1, 1, 0)
     assert portable.header["symbols"]["named"] == portable.header["symbols"]["addresses"] == 6
     assert launching_stack(portable) == (
         "secret_function", "secret_function2", "py::secret_py:/home/secret/x.py", "secret_function", "secret_function2"
@@ -172,6 +179,102 @@ def test_functions_of_files_that_everybody_has_keep_their_names() -> None:
 
 def test_with_kernels_a_redacted_capture_keeps_their_binaries(recorded: CaptureReader, tmp_path: Path) -> None:
     assert archived(recorded, tmp_path, redact=True, keep_kernels=True).table("kernel")["elf"].null_count == 0
+
+
+def test_labels_of_what_was_imported_stay_and_names_do_not(tmp_path: Path) -> None:
+    # given samples as an imported text has them
+    told = [
+        # process, stack, kernel, file
+        ("[unknown process]", "[unknown process]", "[unknown kernel]", "[unknown file]"),
+        ("[ambiguous: 2 processes]", "", "[ambiguous kernel]", ""),
+        ("secret-app", "[launched before recording]", "SecretKernel", "/home/secret/k.cl"),
+        (
+            "[secret]",
+            "[truncated];[secret-app+0x10];0x7f00;main;[no frame pointers: libsecret.so]",
+            "0x40",
+            "x",
+        ),
+        ("[other process]", "[not recorded]", "[called functions]", ""),
+        ("secret-app", "py::f:secret.py;fake_[k];secret_run;do_syscall_64_[k];0xffffffff81234567_[k]", "k", "x"),
+    ]
+    rest = {"time_ns": 1, "pid": 7, "address": 64, "offset": 0, "mnemonic": "mov"} | dict.fromkeys(REASONS, 1)
+    sample = [dict(zip(("comm", "stack", "kernel", "file"), each, strict=True)) | rest for each in told]
+    path = capture(tmp_path / "c", HEADER | {"imported": {"format": "iaprof 2026.2"}}, sample=sample)
+    # when
+    public = archived(CaptureReader(path), tmp_path, redact=True)
+
+    # then
+    app, other, kernel = (
+        hashed("process", "secret-app"),
+        hashed("process", "[secret]"),
+        hashed("kernel", "SecretKernel"),
+    )
+    unnamed, ended = hashed("function", "[secret-app+0x10]"), hashed("function", "[no frame pointers: libsecret.so]")
+    python = "py::" + hashed("function", "py::f:secret.py")
+    fake, run = hashed("function", "fake_[k]"), hashed("function", "secret_run")
+    found = public.table("sample").to_pylist()
+    assert [tuple(row[member] for member in ("comm", "stack", "kernel", "file")) for row in found] == [
+        ("[unknown process]", "[unknown process]", "[unknown kernel]", "[unknown file]"),
+        ("[ambiguous: 2 processes]", "", "[ambiguous kernel]", ""),
+        (app, "[launched before recording]", kernel, redacted_path("/home/secret/k.cl")),
+        (other, f"[truncated];{unnamed};0x7f00;main;{ended}", "0x40", redacted_path("x")),
+        ("[other process]", "[not recorded]", "[called functions]", ""),
+        (app, f"{python};{fake};{run};do_syscall_64_[k];[kernel]_[k]", hashed("kernel", "k"), redacted_path("x")),
+    ]  # fmt: skip
+    # and a report finds as much as before
+    assert public.header["matched"] == archived(CaptureReader(path), tmp_path).header["matched"]
+
+
+# What goes wrong
+
+
+def damaged(path: Path) -> Path:
+    """A capture that breaks in its last rows."""
+    launches = [launch(2, 7, 64)] * 1000
+    sample = [launch(3, 7, 64) | {"pid": None}]
+    with path.open("wb") as file:
+        writer = CaptureWriter(file)
+        for rows_ in (launches, sample):
+            writer.write("launch", pa.array(rows_, KINDS["launch"]))
+        writer.close(HEADER)
+    return path
+
+
+def test_a_damaged_capture_leaves_no_archive(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = damaged(tmp_path / "c")
+    for options in ({}, {"redact": True}):
+        with pytest.raises(CaptureError, match="c is damaged in its launch rows: column 'pid' has nulls"):
+            archived(CaptureReader(path), tmp_path, **options)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == [path]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.97])
+def test_a_full_disk_is_one_sentence_and_leaves_no_archive(tmp_path: Path, share: float) -> None:
+    # given a disk that has no room: at once, from the middle on, and for the end
+    rng = np.random.default_rng(1)
+    stacks = [{"id": each, "time_ns": 1, "pid": 7, "truncated": False, "ips": [each]}
+              for each in rng.integers(0, 1 << 62, 8000).tolist()]  # fmt: skip
+    path = capture(tmp_path / "c", stack=stacks)
+    nobody = named_by(CaptureNames)
+    archive(CaptureReader(path), tmp_path / "old", nobody, lambda *_: None, redact=False, keep_kernels=True)
+    room = int((tmp_path / "old").stat().st_size * share)
+    (tmp_path / "old").write_text("kept")
+    script = f"""
+import resource
+from iaprof.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
+main()
+"""
+    words = ["archive", path, "-o", tmp_path / "old", "--force"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"iaprof: {tmp_path}/old cannot be written: File too large\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "old"]
+    assert (tmp_path / "old").read_text() == "kept"
 
 
 @pytest.mark.parametrize(

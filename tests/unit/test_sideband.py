@@ -302,6 +302,7 @@ def test_what_is_mapped_wakes_at_once() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_storm_of_forks_loses_nothing() -> None:
     # given thousands of forks, which map nothing
