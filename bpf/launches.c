@@ -20,8 +20,12 @@
 #define NAME_BYTES 64
 #define PATH_BYTES 4096
 
-/* bcc 0.26 does not know this helper's name in every build; its number is the kernel's ABI (Linux 5.15). */
+/* Helpers by their numbers, which are the kernel's ABI. bcc 0.26 does not know the first one's name in every build (Linux
+ * 5.15); where it meets the names of the others (Linux 5.5) it reads all of the kernel's symbols to see whether they are
+ * there, which would take as long as all the rest of compiling. */
 static u64 (*attach_cookie)(void *ctx) = (void *)174;
+static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
+static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;
 
 enum arg_kind { ARG_NONE, ARG_CONSTANT, ARG_REGISTER, ARG_MEMORY };
 
@@ -162,10 +166,10 @@ static __always_inline int read_arg(const u64 *regs, const struct arg *arg, u64 
         u64 where = value + regs[arg->base & 31] + (regs[arg->index & 31] << (arg->scale & 3));
         value = 0;
         /* 8 bytes may cross into an unmapped page where fewer would not */
-        int failed = arg->bits == 64   ? bpf_probe_read_user(&value, 8, (void *)where)
-                     : arg->bits == 32 ? bpf_probe_read_user(&value, 4, (void *)where)
-                     : arg->bits == 16 ? bpf_probe_read_user(&value, 2, (void *)where)
-                                       : bpf_probe_read_user(&value, 1, (void *)where);
+        int failed = arg->bits == 64   ? read_user(&value, 8, (void *)where)
+                     : arg->bits == 32 ? read_user(&value, 4, (void *)where)
+                     : arg->bits == 16 ? read_user(&value, 2, (void *)where)
+                                       : read_user(&value, 1, (void *)where);
         if (failed)
             return -1;
     }
@@ -302,7 +306,7 @@ static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct
         bpf_get_current_comm(record->comm, sizeof(record->comm));
         /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
         if (read_arg(regs, &probe->args[3], &name) ||
-            bpf_probe_read_user_str(record->name, sizeof(record->name), (void *)name) <= 1)
+            read_user_text(record->name, sizeof(record->name), (void *)name) <= 1)
             flags |= LAUNCH_NO_NAME;
     }
     record->flags = flags;
@@ -326,7 +330,7 @@ static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct
     record->tid = who;
     record->uid = user;
     record->gid = user >> 32;
-    if (failed || bpf_probe_read_user_str(record->path, sizeof(record->path), (void *)path) <= 1) {
+    if (failed || read_user_text(record->path, sizeof(record->path), (void *)path) <= 1) {
         count(COMPILED_LOST, 1);
         compilations.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
         return;

@@ -23,7 +23,7 @@ from typing import Protocol
 from iaprof.bpf.compiler import BpfUnavailable
 from iaprof.bpf.load_child import MAX_MESSAGE
 
-TIMEOUT_S = 30.0  # it takes half a second of CPU
+TIMEOUT_S = 30.0  # it takes a third of a second of CPU
 _MAX_FDS = 32
 _PACKAGES = str(Path(__file__).parents[2])
 _CHILD = "import sys; sys.path.append(sys.argv.pop()); from iaprof.bpf.load_child import main; main()"

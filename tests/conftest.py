@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import os
 from collections.abc import Generator
@@ -29,6 +30,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root: `make test` runs it through sudo")
     if item.get_closest_marker("bpf") and (refusal := bpf_refusal()):
         pytest.skip(f"this kernel refuses BPF: {refusal}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Waits until the test and its fixtures may begin: those that need root go side by side, but for those `alone`."""
+    if not item.get_closest_marker("root"):
+        return (yield)
+    with open(__file__) as turn, open(INTEGRATION / "conftest.py") as room:  # any files that all workers have
+        fcntl.flock(turn, fcntl.LOCK_EX)  # who waits to be alone lets nobody pass
+        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        return (yield)
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""What tests with another user share."""
+"""What tests share that record: a machine on which others record, too, and another user."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,21 @@ from integration.attacking import folder_of_the_other_user
 def as_from_a_terminal() -> None:
     """Recorders end by SIGHUP, unless nohup has them ignore it; so whoever runs the tests with it must not matter."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def addresses_of_its_own() -> Iterator[None]:
+    """Places modules where no other worker's are.
+
+    A recorder sees all launches of the machine, and stalls say an address but no process: were two workers' kernels at
+    one address, each would share its stalls out to the other's launches. Modules lie at the upper end of a heap of
+    4 GiB, and a test places them up to some MiB lower. A worker's begin 64 MiB below those of the one before; nobody's
+    are where they are without any of this.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        patch.setenv("STANDIN_ADDRESS_DELTA", str(-(worker + 1) * (64 << 20)))
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from iaprof.formats.capture import CaptureReader
 from standin import runtime
@@ -19,6 +23,9 @@ from standin.hardware import Hardware, Ledger
 
 IAPROF = [sys.executable, "-m", "iaprof"]
 NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
+# One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
+# recorder of that time sees, and those that this would disturb, as they count losses or have little room.
+IN_TURN = pytest.mark.xdist_group("in-turn")
 LAUNCH_FUNCTION = "zeCommandListAppendLaunchKernel"
 
 
@@ -144,6 +151,14 @@ def ledger_by_stack(ledger: Ledger) -> Counter[tuple[int, str, str]]:
         if row.captured:
             samples[row.pid, row.stack, row.kernel] += row.captured
     return samples
+
+
+def losses(capture: Path, ledger: Ledger) -> list[dict[str, Any]]:
+    """The capture's rows of what was lost, without modules of others' that ended before their files were opened."""
+    ours = {str(launch.pid) for launch in ledger.launches}
+    rows: list[dict[str, Any]] = CaptureReader(capture).table("loss").to_pylist()
+    owners = (re.search(r" of process (\d+): ", row["detail"]) for row in rows)
+    return [row for row, owner in zip(rows, owners, strict=True) if owner is None or owner[1] in ours]
 
 
 def recorded_launches(capture: Path, ledger: Ledger) -> int:

@@ -101,7 +101,7 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
         start = [PYTHON, "-I", "-c", START_LATER, *words]
         container = subprocess.Popen(
             [*IN_NAMESPACES, "sh", "-ec", BUILD_TMP, "sh", tmp_path / "root", build, elf, hardware.folder, *start],
-            env={"STANDIN_DIR": "/tmp/gpu", "STANDIN_DUMP_DIR": "/tmp/only-inside", "PATH": os.environ["PATH"]},
+            env=os.environ | {"STANDIN_DIR": "/tmp/gpu", "STANDIN_DUMP_DIR": "/tmp/only-inside"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from integration.recording import IAPROF, iaprof
+from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, iaprof
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -27,7 +27,7 @@ def matmul(*options: str | float) -> list[str]:
 
 def start(hardware: Hardware, capture: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A recorder that was just started."""
-    command = [*IAPROF, "record", "-o", str(capture), *words]
+    command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *words]
     environment = os.environ | hardware.env() | (env or {})
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -109,6 +109,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@IN_TURN
 def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given
@@ -131,6 +132,7 @@ def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
     assert header["totals"]["stalls"] + missing == ledger.records_produced
 
 
+@IN_TURN
 def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given
@@ -147,6 +149,7 @@ def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path
     assert (tmp_path / "result").read_text() == "done\n"
 
 
+@IN_TURN
 def test_a_disk_without_room_for_the_capture(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a spool that just fits
@@ -208,6 +211,7 @@ def test_a_gpu_that_vanishes_for_good(tmp_path: Path) -> None:
     assert {"reset", "gap"} & {loss["what"] for loss in CaptureReader(tmp_path / "c").header["losses"]}
 
 
+@pytest.mark.alone
 def test_launches_without_end_do_not_keep_the_recorder_awake(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "c")

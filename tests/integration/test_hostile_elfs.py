@@ -32,11 +32,11 @@ from integration.attacking import (
     hanging,
     library,
 )
-from integration.recording import environment, iaprof
+from integration.recording import IN_TURN, environment, iaprof
 from standin import runtime
 from standin.hardware import Hardware
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, IN_TURN]
 
 LONGEST_REST_NS = 1_500_000_000  # a file that takes too long takes 2 s
 
@@ -286,6 +286,7 @@ def test_a_process_that_is_gone_before_its_file_is_opened(folder: Path) -> None:
     assert attacked.taken(path) + len(reasons) == 12
 
 
+@pytest.mark.alone
 def test_thousands_per_second(folder: Path) -> None:
     # given more than can be taken
     path = write(folder / "elf")

@@ -17,11 +17,11 @@ from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import MAX_OF_ONE_OWNER, Outcome
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import Counter
-from integration.recording import copy_of_build, record
+from integration.recording import IN_TURN, copy_of_build, record
 from standin import runtime
 from standin.hardware import Hardware
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, IN_TURN]
 NOBODY = 65534
 
 # Maps every file that it is given so that it could be executed, says so, and stays.
@@ -201,7 +201,7 @@ def test_a_library_in_another_mount_namespace(tmp_path: Path, probes: LaunchProb
     inside = tmp_path / "inside"
     inside.mkdir()
     words = runtime.command(
-        [runtime.debug_elf("bmg", "matmul")], "--seconds", 1, "--rate", 200, "--no-gpu",
+        [runtime.debug_elf("bmg", "matmul")], "--seconds", 60, "--rate", 200, "--no-gpu",
         programs=runtime.Programs(inside / programs.library.name, inside / programs.workload.name),
     )  # fmt: skip
     script = f"mount --bind {programs.library.parent} {inside} && exec {' '.join(words)}"
@@ -211,6 +211,9 @@ def test_a_library_in_another_mount_namespace(tmp_path: Path, probes: LaunchProb
     found: list[Outcome] = []
     while not found and process.poll() is None:
         found = [outcome for outcome in probes.libraries.mapped(process.pid) if outcome.path.startswith(str(inside))]
+    while not probes.counters()[Counter.LAUNCHES] and process.poll() is None:
+        time.sleep(0.01)
+    process.terminate()
     assert process.wait() == 0
     # then
     assert [(outcome.probes > 0, outcome.problem) for outcome in found] == [(True, "")]

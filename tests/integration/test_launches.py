@@ -15,7 +15,7 @@ import pytest
 from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
 from iaprof.bpf.usdt import read_probes
 from iaprof.formats.launches import Counter, LaunchFlags
-from integration.recording import copy_of_build
+from integration.recording import IN_TURN, copy_of_build
 from standin import runtime
 
 pytestmark = pytest.mark.bpf
@@ -180,6 +180,7 @@ def test_no_room_for_stacks_is_counted_and_marked(folder: Path, closing: list[La
     assert without == probes.counters()[Counter.STACKS_LOST] > 0
 
 
+@IN_TURN
 def test_a_stack_deeper_than_the_limit_is_as_deep_as_the_limit(folder: Path, closing: list[LaunchProbes]) -> None:
     # given
     probes = probes_on(folder)
@@ -292,6 +293,7 @@ def semaphores(pid: int, library: Path, offsets: set[int]) -> set[int]:
     return values
 
 
+@pytest.mark.alone
 def test_detaching_many_libraries_takes_as_long_as_one(tmp_path: Path, closing: list[LaunchProbes]) -> None:
     # given probes in 15 libraries, and a process that has mapped one
     builds = [copy_of_build(tmp_path / f"build-{number}") for number in range(15)]

@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from integration.attacking import NOBODY
-from integration.recording import IAPROF, environment, iaprof, record
+from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, environment, iaprof, record
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -34,7 +34,7 @@ class Recorder:
         self, hardware: Hardware, capture: Path, env: dict[str, str], preexec: tuple[int, int] = (0, 0)
     ) -> None:
         self.process = subprocess.Popen(
-            [*IAPROF, "record", "-o", str(capture)],
+            [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS],
             env=os.environ | environment(hardware) | env,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,7 +97,7 @@ def test_recorded_as_root_reported_as_a_user(folder: Path) -> None:
         (spool,) = folder.iterdir()
         assert (spool.stat().st_uid, spool.stat().st_gid, spool.stat().st_mode & 0o777) == (NOBODY, NOBODY, 0o600)
         subprocess.run(
-            matmul("--launches", 200), env=os.environ | {"STANDIN_DIR": str(hardware.folder)}, stdout=subprocess.DEVNULL
+            matmul("--seconds", 1), env=os.environ | {"STANDIN_DIR": str(hardware.folder)}, stdout=subprocess.DEVNULL
         )
         code, errors = recorder.stop()
     assert code == 0, errors
@@ -185,6 +185,7 @@ def test_names_that_are_taken_by_links(folder: Path) -> None:
     assert CaptureReader(folder / "d").header["recovered"] is False
 
 
+@IN_TURN
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given a recorder whose files may have a megabyte

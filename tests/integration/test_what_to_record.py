@@ -13,6 +13,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from integration.recording import (
+    IN_TURN,
     by_instruction,
     by_stack,
     ended,
@@ -20,6 +21,7 @@ from integration.recording import (
     iaprof,
     ledger_by_instruction,
     ledger_by_stack,
+    losses,
     record,
     start,
     until,
@@ -96,8 +98,9 @@ def test_a_delay_leaves_out_the_beginning_and_nothing_of_the_rest(tmp_path: Path
     assert 0.79e9 < end - begin < 2e9
     assert min(reader.table("stall")["begin_ns"].to_pylist()) >= end - 1_000_000
     # and what was compiled and launched in that time is known
-    assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
-    assert "[unknown" not in folded(tmp_path / "c")
+    text = folded(tmp_path / "c")
+    assert by_instruction(text, ledger) == ledger_by_instruction(ledger)
+    assert "[unknown" not in text
     assert ledger.records_captured > 0
 
 
@@ -167,9 +170,10 @@ def whole(captures: list[Path], ledger: Ledger) -> None:
         table = CaptureReader(part).table("launch", ("pid", "flags")).to_pylist()
         recorded += sum(row["pid"] in pids and not row["flags"] & 16 for row in table)
     assert recorded == sum(launch.count for launch in ledger.launches)
-    assert [loss for header in headers for loss in header["losses"]] == []
+    assert [loss for part in captures for loss in losses(part, ledger)] == []
 
 
+@IN_TURN
 def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu") as hardware:
@@ -195,10 +199,11 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
     whole(captures, hardware.ledger())
 
 
+@IN_TURN
 def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
-        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 1.5, "--one-place"))
+        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 2.5, "--one-place"))
         by_size = parts(capture)
         assert len(by_size) > 2
         whole(by_size, hardware.ledger())

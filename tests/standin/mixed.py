@@ -20,6 +20,7 @@ So there are kernels that no other process has an address of, others that overla
 same address in two processes. All is drawn from a seed: runs are alike, but not equal, as the clock has a say.
 """
 
+import os
 import shlex
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from standin.hardware import Hardware
 DEVICE = "bmg"
 RATE = 20_000  # records per second of execution and XeCore; with fewer, more of the error is the noise of sampling
 MODULES = ("matmul", "attention")
-DELTAS = (0, -0x2000, 0x2000)  # of the processes' modules; see STANDIN_ADDRESS_DELTA in ze.c
+DELTAS = (0, -0x2000, 0x2000)  # of the processes' modules, from where STANDIN_ADDRESS_DELTA (ze.c) places them
 
 
 def hardware(folder: Path, seed: int = 1) -> Hardware:
@@ -40,8 +41,9 @@ def hardware(folder: Path, seed: int = 1) -> Hardware:
 def command(seconds: float, seed: int = 1) -> list[str]:
     """The command line that runs the three processes."""
     elfs = [runtime.debug_elf(DEVICE, module) for module in MODULES]
+    base = int(os.environ.get("STANDIN_ADDRESS_DELTA", "0"), 0)
     lines = []
     for process, delta in enumerate(DELTAS):
         words = runtime.command(elfs, "--mixed", len(DELTAS) * seed + process, "--seconds", seconds)
-        lines.append(f"STANDIN_ADDRESS_DELTA={delta} {shlex.join(words)} &")
+        lines.append(f"STANDIN_ADDRESS_DELTA={base + delta} {shlex.join(words)} &")
     return ["sh", "-c", " ".join([*lines, "wait"])]

@@ -56,8 +56,9 @@ def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path
 
 @pytest.mark.slow
 def test_wheel_alone_gives_a_working_command(wheel: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
-    run(tmp_path / "env/bin/python", "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
+    install = [sys.executable, "-m", "pip", "--python", tmp_path / "env", "install", "--quiet", "--no-compile"]
+    run(*install, wheel, cwd=tmp_path)
 
     assert "record" in run(tmp_path / "env/bin/iaprof", "--help", cwd=tmp_path)
     assert "--format" in run(tmp_path / "env/bin/iaprof", "report", "--help", cwd=tmp_path)
