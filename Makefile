@@ -1,6 +1,6 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures test lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -13,6 +13,9 @@ setup: ## install what is missing: Debian packages, .venv, Intel's decoder
 
 demo: setup ## record a real process for a few seconds and leave capture and reports in demo/
 	@$(IN)/python scripts/demo.py
+
+pictures: demo ## make the pictures of the README anew
+	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png
 
 test: lint ## lint, then every test, those that need root and BPF included
 	@scripts/test

@@ -6,13 +6,16 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iaprof.cli.selection import Choice
+from iaprof.formats.profile import Shape, clean
+from iaprof.formats.writer import Needs, Writer
 
 if TYPE_CHECKING:
+    from iaprof.formats.export import Export
     from iaprof.report.cpu_names import Places
     from iaprof.report.facts import Report
 
@@ -54,8 +57,75 @@ def analysed(
     keep_little()
     reader = CaptureReader(capture)
     wanted = Wanted(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
-    with GpuModules() as modules, joining(_records(reader.header)) as progress:
+    with GpuModules() as modules, joining(reader.stall_records) as progress:
         yield build_parts(reader, modules, wanted, places(choice), progress)
+
+
+@contextlib.contextmanager
+def exported(
+    capture: Path,
+    choice: Choice,
+    writer: Writer,
+    shape: Shape,
+    interval_s: float | None,
+    *,
+    lines: bool = False,
+    interpreter: bool = False,
+    source_dirs: Sequence[Path] = (),
+) -> Iterator[tuple[Export, Report | None]]:
+    """What a writer needs of a capture, and the report it is from; None where CPU samples are all that is wanted.
+
+    Args:
+        capture: the file.
+        choice: which stalls, and where names come from.
+        writer: the format.
+        shape: how stacks are to look.
+        interval_s: length of intervals; None: as is usual with the format.
+        lines: CPU frames with file and line.
+        interpreter: CPython's own frames between Python functions, too.
+        source_dirs: where the source files of GPU code are.
+
+    Raises:
+        CaptureError: it is no capture, or a damaged one.
+        UsageError: it has nothing of what was asked for by name, or a folder cannot be read.
+    """
+    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.export import Export
+    from iaprof.report.about import about
+    from iaprof.report.exporting import build_export, cpu_samples, fitting_interval, nothing
+    from iaprof.report.gpu_module import GpuModules
+    from iaprof.report.memory import keep_little
+    from iaprof.report.profile import Wanted
+    from iaprof.report.source_files import SourceFiles
+    from iaprof.symbols.cpu_frames import Look
+
+    folders = SourceFiles(source_dirs)
+    limit_memory(capture)
+    keep_little()
+    reader = CaptureReader(capture)
+    interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
+    wanted = Wanted(choice.selection, interval, Look(choice.inlines, lines, interpreter))
+    if shape.cpu_samples and Needs.CPU not in writer.needs:
+        yield Export(nothing(), about(reader), interval, cpu=cpu_samples(reader, wanted, places(choice))), None
+        return
+    with GpuModules() as modules:
+        with joining(reader.stall_records) as progress:
+            built = build_export(reader, modules, wanted, places(choice), writer.needs, progress, folders)
+        yield built
+
+
+@contextlib.contextmanager
+def writing(output: Path | None) -> Iterator[None]:
+    """Tells on a terminal that a file is being written; what goes to stdout is seen."""
+    if output is None or sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"writing {clean(output.name)}")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
 
 
 def places(choice: Choice) -> Places:
@@ -95,9 +165,3 @@ def joining(records: int) -> Iterator[Callable[[int], None]]:
     finally:
         if drawn:
             sys.stderr.write("\r\x1b[K")
-
-
-def _records(header: dict[str, object]) -> int:
-    totals = header.get("totals")
-    stalls = totals.get("stalls") if isinstance(totals, dict) else None
-    return stalls if type(stalls) is int and stalls > 0 else 0

@@ -68,7 +68,7 @@ def annotate(
     A stall is counted at the instruction that waits; below it stands which one it waits for. Source lines are printed
     where they are found below a --source-dir.
     """
-    from iaprof.report.annotation import listings
+    from iaprof.report.annotation import as_dict, listings
     from iaprof.report.source_files import SourceFiles
 
     sources = SourceFiles(source_dirs or ())
@@ -77,7 +77,7 @@ def annotate(
         found = listings(report.profile, names, report.binary)
     with answering():
         if as_json:
-            print(json.dumps({"kernels": [_as_dict(each, sources) for each in found]}, indent=2))
+            print(json.dumps({"kernels": [as_dict(each, sources) for each in found]}, indent=2))
         else:
             print("\n".join(lines(found, sources, terminal_width(), coloured())))
     if source_dirs:
@@ -242,31 +242,3 @@ def _began(header: dict[str, Any]) -> float:
     clock = header.get("clock")
     began = clock.get("realtime_ns") if isinstance(clock, dict) else None
     return began / 1e9 if type(began) is int and 0 < began < 1 << 63 else math.inf
-
-
-def _as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
-    return {
-        "kernel": listing.symbol,
-        "file": listing.file,
-        "samples": listing.samples,
-        "share": listing.share,
-        "processes": listing.processes,
-        "launches": listing.launches,
-        "reasons": dict(zip(REASONS, listing.counts, strict=True)),
-        "instructions": [_row_as_dict(row, sources) for row in listing.rows],
-    }
-
-
-def _row_as_dict(row: Row, sources: SourceFiles) -> dict[str, Any]:
-    instruction = row.instruction
-    last = instruction.frames[-1]
-    return {
-        "offset": instruction.offset,
-        "mnemonic": instruction.mnemonic,
-        "text": instruction.text,
-        "samples": row.samples,
-        "reasons": {reason: count for reason, count in zip(REASONS, row.counts, strict=True) if count},
-        "waits": [{"what": wait.what, "for": wait.offsets} for wait in row.waits],
-        "frames": [{"function": each.function, "file": each.file, "line": each.line} for each in instruction.frames],
-        "source": sources.line(last.file, last.line),
-    }

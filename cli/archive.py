@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from iaprof.cli.progress import Progress
-from iaprof.cli.summary import in_bytes, say
+from iaprof.cli.summary import say
 from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
+from iaprof.formats.quantities import in_bytes
 
 EXAMPLES = """\b
 Examples:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.summary import losses, say
 from iaprof.formats.profile import clean
+from iaprof.formats.quantities import percent
 
 if TYPE_CHECKING:
     from iaprof.report.facts import Facts
@@ -31,22 +32,12 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
 def _matched(facts: Facts) -> str:
     """How much of something found its place."""
     shares = facts.matched.shares()
-    ambiguous = f", {_percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
+    ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
     no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
     return (
-        f"matched to a kernel {_percent(shares['kernel'])}, an instruction {_percent(shares['instruction'])}, "
-        f"one stack {_percent(shares['stack'])}{ambiguous}{no_launch}; "
+        f"matched to a kernel {percent(shares['kernel'])}, an instruction {percent(shares['instruction'])}, "
+        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}; "
     )
-
-
-def _percent(share: float) -> str:
-    """A share that is 100 or 0 only where it is all or nothing."""
-    text = f"{100 * share:.1f}"
-    if text == "100.0" and share < 1:
-        text = "99.9+"
-    elif text == "0.0" and share > 0:
-        text = "<0.1"
-    return f"{text} %"
 
 
 def _scaled(header: dict[str, Any]) -> str:

@@ -12,10 +12,11 @@ import typer
 
 from iaprof.cli.progress import Progress
 from iaprof.cli.stdout import answering
-from iaprof.cli.summary import in_bytes, say
+from iaprof.cli.summary import say
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import check_output, replacing
 from iaprof.formats.profile import clean
+from iaprof.formats.quantities import in_bytes
 
 if TYPE_CHECKING:
     from iaprof.formats.iaprof_lines import Facts

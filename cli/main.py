@@ -14,6 +14,7 @@ from iaprof.cli import (
     check,
     devices,
     diff,
+    flame,
     import_,
     info,
     merge,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 # What follows the command's name belongs to the command, whether `--` stands before it or not.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
+app.command(epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
 app.command(cls=Grouped, epilog=report.EXAMPLES)(report.report)
 app.command(cls=Grouped, epilog=top.EXAMPLES)(top.top)
 app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(annotate.annotate)

@@ -10,10 +10,11 @@ import typer
 
 from iaprof.cli.info import info
 from iaprof.cli.progress import Progress
-from iaprof.cli.summary import in_bytes, losses, say
+from iaprof.cli.summary import losses, say
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
+from iaprof.formats.quantities import in_bytes
 
 EXAMPLES = """\b
 Examples:

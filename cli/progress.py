@@ -7,7 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from iaprof.cli.summary import in_bytes, say
+from iaprof.cli.summary import say
+from iaprof.formats.quantities import in_bytes
 
 if TYPE_CHECKING:
     from iaprof.record.session import Status

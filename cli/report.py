@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from iaprof.cli.analysis import analysed, limit_memory, places
+from iaprof.cli.analysis import exported, writing
+from iaprof.cli.browser import show
 from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
+from iaprof.cli.serving import Server
 from iaprof.cli.stdout import destination
 from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
-from iaprof.formats.errors import UsageError
+from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
-from iaprof.formats.folded import write_cpu
-from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape, Writer
+from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape
+from iaprof.formats.writer import Needs, Writer
 from iaprof.formats.writers import WRITERS, for_file
 
-FORMATS = ", ".join(f"'{writer.name}': {writer.description}" for writer in WRITERS.values())
-EXAMPLES = """\b
+FORMATS = "\n".join(f"  {writer.name:11} {writer.description}" for writer in WRITERS.values())
+TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
+"""The formats that browsers show, and what they call them."""
+EXAMPLES = f"""\b
+Formats:
+{FORMATS}
+
+\b
 Examples:
   iaprof report cap.parquet                              folded stacks
-  iaprof report cap.parquet | flamegraph.pl > cap.svg    a flame graph
+  iaprof report cap.parquet -o cap.html                  a page for a browser
+  iaprof report cap.parquet -o cap.svg                   a flame graph
   iaprof report cap.parquet -o cap.iaprof.txt            Intel's iaprof text
   iaprof report cap.parquet --time 10%-20% --pid 4711    a part of all
   iaprof report cap.parquet --frames function,reason     why functions wait
@@ -40,7 +53,7 @@ def report(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="FORMAT", help=f"{FORMATS}. By -o's extension, else folded.", show_default=False
+            "--format", metavar="FORMAT", help="One of those below; by -o's extension, else folded.", show_default=False
         ),
     ] = None,
     output: Annotated[
@@ -84,9 +97,19 @@ def report(
         bool, typer.Option("--symbol-sources", help="Say which file was named from where, and what was not.")
     ] = False,
     interval: Annotated[
-        float,
-        typer.Option("--interval", metavar="SECONDS", help="Length of intervals, where there are any."),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--interval", metavar="SECONDS", help="Length of intervals, where there are any.", show_default=False
+        ),
+    ] = None,
+    source_dirs: Annotated[
+        list[Path] | None,
+        typer.Option("--source-dir", metavar="DIR", help="Where source files are, of which the page may show lines."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page or picture in a browser.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve it to browsers of this machine, read-only, until Ctrl-C.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
     """Print where the GPU stalled.
@@ -94,42 +117,83 @@ def report(
     Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
     needs neither a GPU nor root.
     """
-    if not 0.001 <= interval < 1e9:
+    if interval is not None and not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     if as_json and format_ not in (None, "json"):
         raise UsageError(f"--json and --format={format_} contradict each other: leave one of them out")
-    writer = _writer("json" if as_json else format_, output)
+    shown = open_ or serve
+    writer = _writer("json" if as_json else format_ or ("html" if shown and output is None else None), output)
+    if shown and writer.name not in TYPES:
+        raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {writer.name} is for other programs")
+    if serve and output is not None:
+        raise UsageError("--serve writes no file: leave out -o")
+    if not writer.readable and output is None and sys.stdout is not None and sys.stdout.isatty():
+        raise UsageError(f"{writer.name} is nothing for a terminal: name a file with -o")
     if not 0 <= percent_limit <= 100:
         raise UsageError("--percent-limit takes a percentage, from 0 to 100")
+    if source_dirs and Needs.LISTINGS not in writer.needs:
+        raise UsageError(f"--source-dir is for --format=html: {writer.name} shows no lines of source")
     parts = _parts(frames)
-    if writer.name != "folded" and (parts != USUAL_PARTS or inverted or percent_limit):
-        raise UsageError("--frames, --inverted and --percent-limit shape folded stacks: other formats have everything")
+    if not writer.has_stacks and (parts != USUAL_PARTS or inverted or percent_limit or cpu_samples):
+        raise UsageError(
+            f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {writer.name} has none"
+        )
     if per_interval and "interval" not in parts:
         parts = (*parts, "interval") if inverted else ("interval", *parts)
-    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit)
-    if cpu_samples and (writer.name != "folded" or shape != Shape() or _chooses(choice)):
-        raise UsageError("--cpu-samples prints all of them as folded stacks: leave out filters, --format and shapes")
+    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples)
     if output is not None:
         check_output(output, force, capture)
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
-    if cpu_samples:
-        _print_cpu_samples(capture, choice, lines, not hidden, output, quiet)
-        return
-    seconds = interval if writer.per_interval or "interval" in shape.parts else 0.0
-    with analysed(capture, choice, seconds, lines=lines, interpreter=not hidden) as built, destination(output) as out:
-        writer.write(built.profile, shape, out)
-    if symbol_sources:
+    if "interval" in parts and interval is None and not writer.interval_s:
+        interval = 1.0
+    page = io.StringIO()
+    with (
+        exported(
+            capture, choice, writer, shape, interval, lines=lines, interpreter=not hidden, source_dirs=source_dirs or ()
+        ) as (export, built),
+        contextlib.nullcontext(page) if shown and output is None else destination(output, writer.binary) as out,
+        writing(output),
+    ):
+        writer.write(export, shape, out)
+    if symbol_sources and built is not None:
         for line in sources(built.facts.cpu_modules):
             say(line)
-    if not quiet:
+    if quiet:
+        pass
+    elif built is not None:
         say_facts("report", built.facts, built.header)
+    elif export.cpu is not None:
+        say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples ]")
+    if serve:
+        _serve(page.getvalue(), TYPES[writer.name], open_)
+    elif open_:
+        show((output or _kept(page.getvalue(), f"{capture.stem}{writer.extensions[0]}")).absolute().as_uri())
 
 
-def _chooses(choice: Choice) -> bool:
-    """Whether it is about some of the stalls only, or about how they are joined."""
-    from iaprof.report.selection import Selection
+def _serve(page: str, content_type: str, is_opened: bool) -> None:
+    server = Server(page.encode(), content_type)
 
-    return choice.selection != Selection()
+    def begun() -> None:
+        say(f"iaprof: serving {server.address} until Ctrl-C")
+        if is_opened:
+            show(server.address)
+
+    server.run(begun)
+
+
+def _kept(page: str, name: str) -> Path:
+    """The page as a file, which stays: nobody knows for how long the browser needs it."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="iaprof-"))
+    except OSError as error:
+        raise IaprofError(f"there is no room for temporary files ({error.strerror}): name a file with -o") from error
+    try:
+        with destination(folder / name) as out:
+            out.write(page)
+    except BaseException:
+        folder.rmdir()
+        raise
+    return folder / name
 
 
 def _parts(frames: str) -> tuple[str, ...]:
@@ -141,26 +205,6 @@ def _parts(frames: str) -> tuple[str, ...]:
     if not parts or len(set(parts)) < len(parts):
         raise UsageError("--frames takes at least one part, and each once")
     return parts
-
-
-def _print_cpu_samples(
-    capture: Path, choice: Choice, lines: bool, interpreter: bool, output: Path | None, quiet: bool
-) -> None:
-    # Imported here, as the other verbs need not wait for it.
-    from iaprof.formats.capture import CaptureReader
-    from iaprof.report.cpu_names import naming
-    from iaprof.report.cpu_profile import build_cpu
-    from iaprof.symbols.cpu_frames import Look
-
-    limit_memory(capture)
-    samples = []
-    for part in CaptureReader(capture).parts:
-        with naming(part, places(choice)) as names:
-            samples += build_cpu(part, names, Look(choice.inlines, lines, interpreter)).samples
-    with destination(output) as out:
-        write_cpu(samples, out)
-    if not quiet:
-        say(f"[ iaprof report: {sum(count for _, count in samples):,} CPU samples ]")
 
 
 def _writer(name: str | None, output: Path | None) -> Writer:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import replacing
@@ -37,15 +37,19 @@ def answering() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def destination(output: Path | None) -> Iterator[IO[str]]:
-    """Stdout, or a file that gets its name when it is whole; UTF-8 either way.
+def destination(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
+    """Stdout, or a file that gets its name when it is whole: for bytes, or for text in UTF-8.
 
     Raises:
         IaprofError: it cannot be written.
     """
+    if output is not None and binary:
+        with replacing(output, 0o644) as file:
+            yield file
+        return
     if output is not None:
         with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
             yield text
         return
     with answering():
-        yield sys.stdout
+        yield sys.stdout.buffer if binary else sys.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.formats.profile import clean
+from iaprof.formats.quantities import in_bytes
 
 MOST_LOSSES = 20  # that are listed
 
@@ -63,15 +64,6 @@ def losses(header: dict[str, Any]) -> str:
     if len(texts) > MOST_LOSSES:
         texts[MOST_LOSSES:] = [f"and {len(texts) - MOST_LOSSES:,} more"]
     return ", ".join(texts) or "nothing"
-
-
-def in_bytes(size: float) -> str:
-    """A size for people, in powers of 1,000."""
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _count(totals: dict[str, int], key: str, one: str, many: str = "") -> str:

@@ -354,6 +354,13 @@ class CaptureReader:
         return parts
 
     @property
+    def stall_records(self) -> int:
+        """How many its header says that there are; 0 where it does not."""
+        totals = self.header.get("totals")
+        stalls = totals.get("stalls") if isinstance(totals, dict) else None
+        return stalls if type(stalls) is int and stalls > 0 else 0
+
+    @property
     def number(self) -> int:
         """Which of the parts of its file it is; 0 for an ordinary capture."""
         return self._own or 0

@@ -29,7 +29,7 @@ def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def summed(counts: NDArray[Any], number: NDArray[np.int64]) -> NDArray[Any]:
-    """The counts [n, m] of rows with one number added up [k, m], by `number` [n], of which there are 0 to k - 1."""
+    """The counts [n, ...] of rows with one number added up [k, ...], by `number` [n], of which there are 0 to k - 1."""
     order = np.argsort(number, kind="stable")
     starts = np.flatnonzero(np.diff(number[order], prepend=-1))
     return np.add.reduceat(counts[order], starts) if len(starts) else counts

@@ -15,18 +15,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.frames import BETWEEN, CPU_PARTS, GPU_PARTS, NOTHING, clean_frame, gpu_frames, launch_frames
+from iaprof.formats.export import Export
+from iaprof.formats.frames import BETWEEN, NOTHING, Frame, clean_frame
 from iaprof.formats.profile import Profile, Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.formats.stack_columns import cpu_columns, is_mark, stack_columns
 
 _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62
+LinesColumn = tuple[list[str], NDArray[np.int64]]
+"""Texts, and which of them each line has."""
 
 
 def write_lines(profile: Profile, shape: Shape, out: IO[str]) -> None:
     """Writes every stack with its count, sorted by text; those below the limit add up in a last line."""
-    columns, counts = lines_of(profile, shape)
+    _write(*lines_of(profile, shape), shape, out)
+
+
+def write_cpu_lines(export: Export, shape: Shape, out: IO[str]) -> None:
+    """Writes the stacks of CPU samples in the same way."""
+    assert export.cpu is not None
+    frames, number = cpu_columns(export.cpu, shape)
+    _write(*_added_up(_never_empty([_column(frames, number, shape)]), export.cpu.count), shape, out)
+
+
+def _write(columns: list[LinesColumn], counts: NDArray[np.int64], shape: Shape, out: IO[str]) -> None:
     total = int(counts.sum())
     kept = counts * 100.0 >= shape.percent_limit * total
     small = int(counts[~kept].sum())
@@ -35,10 +48,6 @@ def write_lines(profile: Profile, shape: Shape, out: IO[str]) -> None:
         out.write(text_of([(texts, numbers[some][kept[some]]) for texts, numbers in columns], counts[some][kept[some]]))
     if small:
         out.write(f"[below {shape.percent_limit:g} %] {small}\n")
-
-
-LinesColumn = tuple[list[str], NDArray[np.int64]]
-"""Texts, and which of them each line has."""
 
 
 def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple[list[LinesColumn], NDArray[np.int64]]:
@@ -50,25 +59,10 @@ def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple
     counts = profile.counts[row, reason].astype(np.int64)
     if by_interval:
         counts = counts[:, np.newaxis] * (profile.interval[row, np.newaxis] == np.arange(len(profile.intervals)))
-    columns = []
-    for parts in _runs(shape.parts):
-        if parts[0] in CPU_PARTS:
-            frames = [launch_frames(launch, shape, parts) for launch in profile.launches]
-            columns.append(_column(frames, profile.launch[row], shape))
-        elif parts[0] in GPU_PARTS:
-            pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
-            each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
-            frames = [gpu_frames(profile.kernels[kernel], profile.codes[code], shape, parts) for kernel, code in each]
-            columns.append(_column(frames, pair_of[row], shape))
-        elif parts[0] == "interval":
-            columns.append(_column(_interval_frames(profile.intervals), profile.interval[row], shape))
-        elif parts[0] == "reason":
-            columns.append(_column([[f"{name}_[g]"] for name in REASONS], reason.astype(np.int64), shape))
-        elif parts[0] == "offset":
-            offsets, offset_of = np.unique(profile.offset, return_inverse=True)
-            columns.append(_column([[f"0x{offset:x}_[g]"] for offset in offsets.tolist()], offset_of[row], shape))
-        else:
-            columns.append(([f"{BETWEEN};"], np.zeros(len(row), np.int64)))
+    columns = [
+        ([f"{BETWEEN};"], number) if is_mark(frames) else _column(frames, number, shape)
+        for frames, number in stack_columns(profile, shape, row, reason.astype(np.int64))
+    ]
     return _added_up(_never_empty(columns[::-1] if shape.inverted else columns), counts)
 
 
@@ -83,24 +77,11 @@ def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
     return [(sorted_, np.where(empty, sorted_.index(f"{NOTHING};"), ranks[number])), *columns[1:]]
 
 
-def _runs(parts: Sequence[str]) -> list[list[str]]:
-    """Parts that stand side by side and follow from the same columns; a `-` where the GPU follows the CPU."""
-    runs: list[list[str]] = []
-    for part in parts:
-        side = next((group for group in (CPU_PARTS, GPU_PARTS) if part in group), (part,))
-        if runs and runs[-1][0] in CPU_PARTS and side is not CPU_PARTS and part != "interval":
-            runs.append([BETWEEN])
-        if runs and runs[-1][0] in side:
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return runs
-
-
-def _column(frames: Sequence[Sequence[str]], number: NDArray[np.int64], shape: Shape) -> LinesColumn:
+def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], shape: Shape) -> LinesColumn:
     """Frames of each number as texts, the same text once, sorted; each frame ends in a `;`."""
     joined = [
-        "".join(f"{clean_frame(frame)};" for frame in (reversed(each) if shape.inverted else each)) for each in frames
+        "".join(f"{clean_frame(frame.text)};" for frame in (reversed(each) if shape.inverted else each))
+        for each in frames
     ]
     texts = sorted(set(joined))
     ranks = {text: rank for rank, text in enumerate(texts)}
@@ -165,10 +146,3 @@ def _joined(columns: list[LinesColumn]) -> pa.Array:
 
 def _texts(columns: list[LinesColumn]) -> list[pa.Array]:
     return [pa.array(texts, _TEXT).take(pa.array(number)) for texts, number in columns]
-
-
-def _interval_frames(intervals: Sequence[float]) -> list[list[str]]:
-    """Seconds since the first one, all of one width so that they sort."""
-    since = [f"{begin - intervals[0]:.3f}" for begin in intervals]
-    width = max(map(len, since), default=0)
-    return [[f"{text:0>{width}} s"] for text in since]

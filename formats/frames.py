@@ -1,67 +1,138 @@
-"""The frames of a stack as text: those of the CPU that launched, and those of the GPU."""
+"""The frames of a stack: those of the CPU that launched, and those of the GPU."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Shape, clean
+from iaprof.formats.profile import (
+    UNKNOWN_PROCESS,
+    Code,
+    Kernel,
+    Kind,
+    Launch,
+    Origin,
+    Shape,
+    clean,
+    kernel_name,
+)
 
 BETWEEN = "-"  # CPU and GPU
 CPU_PARTS = ("host", "process", "pid", "cpu")
 GPU_PARTS = ("file", "function", "line", "instruction")
 NOTHING = "[unknown]"  # in place of a name that is empty, and of a stack of none of the parts that were chosen
 _TRUNCATED = "[truncated]"
+_NO_NAME = re.compile(r"0x[0-9a-f]+|\[.*\]", re.DOTALL)
 
 
-def launch_frames(launch: Launch | None, shape: Shape, parts: Sequence[str] = ("process", "pid", "cpu")) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame."""
+
+    text: str  # what folded stacks say, with `_[G]` and the like behind it; not cleaned
+    kind: Kind
+    module: str = ""  # path of the CPU's code; "" when unknown, and of all other frames
+    file: str = ""  # of its source; "" when unknown
+    line: int = 0  # 0 when unknown
+    name: str = ""  # without what folded stacks have behind it
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is code of the GPU, or what stands for such code."""
+        return self.text.endswith(("_[G]", "_[g]"))
+
+
+def launch_frames(launch: Launch | None, shape: Shape, parts: Sequence[str] = ("process", "pid", "cpu")) -> list[Frame]:
     """The CPU's frames of a stack, from the root."""
     if launch is None:
-        return [UNKNOWN_PROCESS]
-    stack = [*launch.stack, *(f"{frame}_[k]" for frame in launch.kernel_stack)]
-    if shape.max_stack and len(stack) > shape.max_stack:
-        stack = [_TRUNCATED, *stack[-shape.max_stack :]]
-    frames = {
-        "host": [launch.host] if launch.host else [],
-        "process": [launch.comm or UNKNOWN_PROCESS],
-        "pid": [str(launch.pid)] if launch.pid else [],  # 0: of several processes
-        "cpu": stack,
-    }
-    return [frame for part in parts for frame in frames[part]]
+        return [_process(UNKNOWN_PROCESS)]
+    found = []
+    for part in parts:
+        if part == "host" and launch.host:
+            found.append(_process(launch.host))
+        elif part == "process":
+            found.append(_process(launch.comm or UNKNOWN_PROCESS))
+        elif part == "pid" and launch.pid:  # 0: of several processes
+            found.append(_process(str(launch.pid)))
+        elif part == "cpu":
+            found += _stack(launch, shape.max_stack)
+    return found
 
 
-def gpu_frames(kernel: Kernel | None, code: Code, shape: Shape, parts: Sequence[str] = GPU_PARTS) -> list[str]:
+def _process(text: str) -> Frame:
+    return Frame(text, Kind.PROCESS, name=text)
+
+
+def _stack(launch: Launch, most: int) -> list[Frame]:
+    origins = launch.origins or tuple(Origin(kind_of(text)) for text in launch.stack)
+    stack = [
+        Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
+        for text, origin in zip(launch.stack, origins, strict=True)
+    ]
+    stack += [Frame(f"{text}_[k]", Kind.KERNEL, "[kernel]", name=text) for text in launch.kernel_stack]
+    if most and len(stack) > most:
+        return [Frame(_TRUNCATED, Kind.UNKNOWN, name=_TRUNCATED), *stack[-most:]]
+    return stack
+
+
+def kind_of(text: str) -> Kind:
+    """What a CPU frame is, by its name alone: for profiles from other tools."""
+    if text.startswith("py::"):
+        return Kind.PYTHON
+    if _NO_NAME.fullmatch(text):
+        return Kind.UNKNOWN
+    return Kind.CPP if "::" in text or "(" in text else Kind.C
+
+
+def gpu_frames(kernel: Kernel | None, code: Code, shape: Shape, parts: Sequence[str] = GPU_PARTS) -> list[Frame]:
     """The GPU's frames of a stack, from the kernel to the mnemonic."""
-    makers: dict[str, Callable[[Kernel, Code, Shape], list[str]]] = {
+    makers: dict[str, Callable[[Kernel, Code, Shape], list[Frame]]] = {
         "file": _file_frames,
         "function": _function_frames,
         "line": _line_frames,
-        "instruction": lambda _kernel, code, _shape: [f"{code.mnemonic}_[g]"],
+        "instruction": _instruction_frames,
     }
     if kernel is None:
-        return [f"{code.functions[0] if code.functions else UNKNOWN_KERNEL}_[G]"] if "function" in parts else []
+        return [_source(kernel_name(kernel, code))] if "function" in parts else []
     return [frame for part in parts for frame in makers[part](kernel, code, shape)]
 
 
-def _file_frames(kernel: Kernel, _code: Code, shape: Shape) -> list[str]:
+def _source(text: str, file: str = "", line: int = 0) -> Frame:
+    kind = Kind.UNKNOWN if text.startswith("[") and text.endswith("]") else Kind.SOURCE
+    return Frame(f"{text}_[G]", kind, "", file, line, text)
+
+
+def _file_frames(kernel: Kernel, _code: Code, shape: Shape) -> list[Frame]:
     """The source file as one frame, or as one for each folder and itself."""
     parts = [part for part in kernel.file.split("/") if part not in ("", ".")] if shape.gpu_dirs else [kernel.file]
-    return [f"{part}_[G]" for part in parts if part]
+    return [_source(part, kernel.file) for part in parts if part]
 
 
-def _function_frames(kernel: Kernel, code: Code, shape: Shape) -> list[str]:
+def _function_frames(kernel: Kernel, code: Code, shape: Shape) -> list[Frame]:
     frames = []
     for index, function in enumerate(code.functions):
         line = code.lines[index] if index < len(code.lines) else 0
         place = f" {_place(kernel, code, index, line)}" if shape.gpu_lines and line else ""
-        frames.append(f"{function}{place}_[G]")
+        frames.append(_source(f"{function}{place}", _file(kernel, code, index), line))
     return frames
 
 
-def _line_frames(kernel: Kernel, code: Code, _shape: Shape) -> list[str]:
+def _line_frames(kernel: Kernel, code: Code, _shape: Shape) -> list[Frame]:
     """Where the instruction itself comes from."""
+    index = len(code.lines) - 1
     line = code.lines[-1] if code.lines else 0
-    return [f"{_place(kernel, code, len(code.lines) - 1, line)}_[G]"] if line else []
+    return [_source(_place(kernel, code, index, line), _file(kernel, code, index), line)] if line else []
+
+
+def _instruction_frames(_kernel: Kernel, code: Code, _shape: Shape) -> list[Frame]:
+    kind = Kind.UNKNOWN if code.mnemonic.startswith("[") else Kind.INSTRUCTION
+    return [Frame(f"{code.mnemonic}_[g]", kind, name=code.mnemonic)]
+
+
+def _file(kernel: Kernel, code: Code, index: int) -> str:
+    return (code.files[index] if index < len(code.files) else "") or kernel.file
 
 
 def _place(kernel: Kernel, code: Code, index: int, line: int) -> str:

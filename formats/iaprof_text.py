@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.distinct import distinct, summed
-from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Gauges, Kernel, Launch, Profile, Shape, clean
+from iaprof.formats.export import Export
+from iaprof.formats.frames import launch_frames
+from iaprof.formats.profile import UNKNOWN_PROCESS, Code, Gauges, Kernel, Launch, Profile, Shape, clean, kernel_name
+from iaprof.formats.writer import Writer
 
 UNKNOWN_FILE = "[unknown file]"
 
@@ -22,19 +25,21 @@ _Head = tuple[int, str, int, str, str, str]
 _Value = TypeVar("_Value", str, _Head)
 
 
-class IaprofText:
+class IaprofText(Writer):
     """Intel's own text format."""
 
     name = "iaprof"
-    extensions: tuple[str, ...] = (".iaprof.txt", ".iaprof")
-    description = "Intel's iaprof text, with intervals, for tools that read it"
+    extensions = (".iaprof.txt", ".iaprof")
+    description = "the text of Intel's own tool, by intervals"
     hides_cpython = False
-    per_interval = True
+    interval_s = 1.0
+    has_stacks = False
 
-    def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes interval after interval; each kernel of each launching place with its stalls below it."""
+        profile = export.profile
         strings = _Strings(out)
-        heads, head_of = _heads(profile)
+        heads, head_of = _heads(profile, shape)
         mnemonics, rank = _ranked([clean(code.mnemonic) for code in profile.codes])
         columns = (profile.interval, head_of, profile.offset, rank[profile.code])
         first, number = distinct(*columns)
@@ -57,29 +62,28 @@ class IaprofText:
             _end_interval(profile.gauges.get(current), out)
 
 
-def _heads(profile: Profile) -> tuple[list[_Head], NDArray[np.int64]]:
+def _heads(profile: Profile, shape: Shape) -> tuple[list[_Head], NDArray[np.int64]]:
     """The distinct kernel lines, sorted, and which one each row is below."""
     first, number = distinct(profile.launch, profile.kernel, profile.code)
     columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
     heads, rank = _ranked(
         [
-            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code])
+            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code], shape)
             for launch, kernel, code in zip(*columns, strict=True)
         ]
     )
     return heads, rank[number]
 
 
-def _head(launch: Launch | None, kernel: Kernel | None, code: Code) -> _Head:
-    frames = (*launch.stack, *(f"{frame}_[k]" for frame in launch.kernel_stack)) if launch else ()
-    unknown = (code.functions[0] if code.functions else "") or UNKNOWN_KERNEL
+def _head(launch: Launch | None, kernel: Kernel | None, code: Code, shape: Shape) -> _Head:
+    frames = [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else []
     return (
         kernel.address if kernel else 0,  # offsets in an unknown kernel are addresses
         clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS),
         launch.pid if launch else 0,
         ";".join(clean(frame, ";") for frame in frames) or UNKNOWN_PROCESS,
         clean(kernel.file if kernel and kernel.file else UNKNOWN_FILE),
-        clean((kernel.symbol or f"0x{kernel.address:x}") if kernel else unknown),
+        clean((kernel.symbol or f"0x{kernel.address:x}") if kernel else kernel_name(kernel, code)),
     )
 
 

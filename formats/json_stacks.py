@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 from typing import IO
 
+from iaprof.formats.export import Export
 from iaprof.formats.frames import launch_frames
-from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, Shape
+from iaprof.formats.profile import UNKNOWN_KERNEL, Shape
 from iaprof.formats.stalls import REASONS
+from iaprof.formats.writer import Writer
 
 
-class JsonStacks:
+class JsonStacks(Writer):
     """One document: tables of stacks and kernels, and a row for each instruction with its samples by reason."""
 
     name = "json"
-    extensions: tuple[str, ...] = (".json",)
+    extensions = (".json",)
     description = "everything, for other programs"
-    hides_cpython = True
-    per_interval = False
+    has_stacks = False
 
-    def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes the document, rows one by one: there may be many."""
+        profile = export.profile
         launches = [
             {
                 "process": launch.comm if launch else None,
                 "pid": launch.pid if launch else None,
                 "host": (launch.host or None) if launch else None,
-                "stack": launch_frames(launch, shape, ("cpu",)) if launch else [],
+                "stack": [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else [],
             }
             for launch in profile.launches
         ]

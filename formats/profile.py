@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
     import numpy as np
@@ -24,15 +25,41 @@ class Kernel:
     file: str  # "" when unknown
 
 
+class Kind(StrEnum):
+    """What code is; the values are what legends say."""
+
+    PROCESS = "process"  # no code: whose
+    CPP = "C++"  # and what else demangles to names with `::`
+    C = "C"
+    PYTHON = "Python"
+    JIT = "JIT"
+    KERNEL = "OS kernel"
+    SOURCE = "GPU source"
+    INSTRUCTION = "GPU instruction"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a CPU frame is from."""
+
+    kind: Kind
+    module: str = ""  # path of the file that has the code; "[kernel]", "[vdso]"; "" when unknown
+    file: str = ""  # of its source; "" when unknown
+    line: int = 0  # 0 when unknown
+    inlined: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Where kernels were launched from."""
+    """Where kernels were launched from; of a CPU sample, where it was taken."""
 
     comm: str
     pid: int
     stack: tuple[str, ...]  # user frames, outermost first
     kernel_stack: tuple[str, ...] = ()  # of the operating system's kernel, outermost first
     host: str = ""  # where it ran; "" unless captures of several were merged
+    origins: tuple[Origin, ...] = ()  # of the user frames; empty where nobody knows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +93,9 @@ class Profile:
     code: NDArray[np.int64]  # [n], index into codes
     offset: NDArray[np.uint64]  # [n], bytes from the kernel's first instruction; in no known kernel the address itself
     counts: NDArray[np.uint64]  # [n, 10] samples, in the order of formats.stalls.REASONS
+    device: NDArray[np.int64]  # [n], index into devices
     intervals: Sequence[float]  # seconds, CLOCK_MONOTONIC, at which each starts
+    devices: Sequence[str] = ("",)  # what the GPUs are called; "" where nobody knows
     gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval, of those with any
     launch_counts: dict[int, int] = field(default_factory=dict)  # launches that were recorded, by index of kernels
     matched: dict[str, float] = field(default_factory=dict)  # shares of samples that found their place: report.profile
@@ -76,7 +105,7 @@ class Profile:
 
     def only(self, rows: NDArray[Any]) -> Self:
         """The profile with some of its rows: bool[n], or indices int64[m] in ascending order."""
-        names = ("interval", "launch", "kernel", "code", "offset", "counts")
+        names = ("interval", "launch", "kernel", "code", "offset", "counts", "device")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
 
@@ -107,23 +136,18 @@ class Shape:
     inverted: bool = False  # the leaf first
     max_stack: int = 0  # frames of a CPU stack, the innermost; 0 for all
     percent_limit: float = 0.0  # what has less than this share is added up in one line
-
-
-class Writer(Protocol):
-    """One output format."""
-
-    name: str
-    extensions: tuple[str, ...]
-    description: str
-    hides_cpython: bool  # unless the user says otherwise
-    per_interval: bool  # whether rows are always wanted by interval
-
-    def write(self, profile: Profile, shape: Shape, out: IO[str]) -> None:
-        """Writes the whole profile as text."""
+    cpu_samples: bool = False  # the stacks of CPU samples, in place of those of stalls
 
 
 UNKNOWN_PROCESS = "[unknown process]"
 UNKNOWN_KERNEL = "[unknown kernel]"
+
+
+def kernel_name(kernel: Kernel | None, code: Code) -> str:
+    """What a row's kernel is called; where it is in no known one, what is known of that. Not cleaned."""
+    if kernel is not None:
+        return kernel.symbol
+    return (code.functions[0] if code.functions else "") or UNKNOWN_KERNEL
 
 
 def clean(frame: str, separators: str = "") -> str:

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from iaprof.formats.folded import Folded
+from iaprof.formats.chrome import Chrome
+from iaprof.formats.firefox import Firefox
+from iaprof.formats.flame_svg import FlameSvg
+from iaprof.formats.flamescope import Flamescope
+from iaprof.formats.folded import Collapsed, Folded
+from iaprof.formats.html_page import HtmlPage
 from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.json_stacks import JsonStacks
-from iaprof.formats.profile import Writer
+from iaprof.formats.perfetto import Perfetto
+from iaprof.formats.pprof import Pprof
+from iaprof.formats.speedscope import Speedscope
+from iaprof.formats.table_csv import Csv
+from iaprof.formats.table_parquet import Parquet
+from iaprof.formats.writer import Writer
 
-WRITERS: dict[str, Writer] = {writer.name: writer for writer in (Folded(), IaprofText(), JsonStacks())}
+WRITERS: dict[str, Writer] = {
+    writer.name: writer
+    for writer in (
+        Folded(),
+        HtmlPage(),
+        FlameSvg(),
+        IaprofText(),
+        JsonStacks(),
+        Perfetto(),
+        Chrome(),
+        Firefox(),
+        Flamescope(),
+        Speedscope(),
+        Pprof(),
+        Csv(),
+        Parquet(),
+        Collapsed(),
+    )
+}
 
 
 def for_file(path: Path) -> Writer | None:
-    """The writer whose extension `path` has; None where no one's fits."""
-    matches = [writer for writer in WRITERS.values() if path.name.endswith(writer.extensions)]
-    return matches[0] if len(matches) == 1 else None
+    """The writer whose extension `path` has, of several the longest; None where no one's fits."""
+    matches = {end: writer for writer in WRITERS.values() for end in writer.extensions if path.name.endswith(end)}
+    return matches[max(matches, key=len)] if matches else None

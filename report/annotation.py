@@ -1,10 +1,11 @@
-"""The stalls of one kernel, instruction by instruction: what `iaprof annotate` prints."""
+"""The stalls of one kernel, instruction by instruction: what `iaprof annotate` prints, and pages show."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from iaprof.formats.profile import Profile
 from iaprof.formats.stalls import REASONS
 from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
 from iaprof.report.scoreboard import Scoreboard, Wait
+from iaprof.report.source_files import SourceFiles
 
 Binary = Callable[[int], GpuKernel | None]
 """The code of a kernel, by its index in the profile; with its instructions' texts."""
@@ -77,17 +79,23 @@ def matching(profile: Profile, pattern: str) -> list[str]:
 
 def listings(profile: Profile, names: Sequence[str], binary: Binary) -> list[Listing]:
     """The kernels of these names; those of one name and different code apart. Most samples first."""
-    alike: dict[tuple[str, str, str], list[int]] = {}
+    found = [listing(profile, indices, binary) for indices in alike(profile, names, binary)]
+    return sorted((each for each in found if each.samples), key=lambda each: (-each.samples, each.symbol))
+
+
+def alike(profile: Profile, names: Collection[str], binary: Binary) -> list[list[int]]:
+    """The kernels of these names, by index in the profile: those of one name, file and code together."""
+    found: dict[tuple[str, str, str], list[int]] = {}
     for index in np.unique(profile.kernel).tolist():
         kernel = profile.kernels[index]
         if kernel is not None and kernel.symbol in names:
             code = binary(index)
-            alike.setdefault((kernel.symbol, kernel.file, code.fingerprint if code else ""), []).append(index)
-    found = [_listing(profile, indices, binary) for indices in alike.values()]
-    return sorted((each for each in found if each.samples), key=lambda each: (-each.samples, each.symbol))
+            found.setdefault((kernel.symbol, kernel.file, code.fingerprint if code else ""), []).append(index)
+    return list(found.values())
 
 
-def _listing(profile: Profile, indices: list[int], binary: Binary) -> Listing:
+def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing:
+    """One kernel: these of the profile's, which are alike."""
     kernel = profile.kernels[indices[0]]
     assert kernel is not None
     mine = profile.only(np.isin(profile.kernel, indices))
@@ -128,3 +136,32 @@ def _rows(
         waits = board.waits(offset) if reasons else ()
         rows.append(Row(instructions[offset], mine, tuple(w for w in waits if reasons.intersection(w.reasons))))
     return tuple(rows)
+
+
+def as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
+    """A kernel as JSON has it; with the lines of source files that are there."""
+    return {
+        "kernel": listing.symbol,
+        "file": listing.file,
+        "samples": listing.samples,
+        "share": listing.share,
+        "processes": listing.processes,
+        "launches": listing.launches,
+        "reasons": dict(zip(REASONS, listing.counts, strict=True)),
+        "instructions": [_row_as_dict(row, sources) for row in listing.rows],
+    }
+
+
+def _row_as_dict(row: Row, sources: SourceFiles) -> dict[str, Any]:
+    instruction = row.instruction
+    last = instruction.frames[-1]
+    return {
+        "offset": instruction.offset,
+        "mnemonic": instruction.mnemonic,
+        "text": instruction.text,
+        "samples": row.samples,
+        "reasons": {reason: count for reason, count in zip(REASONS, row.counts, strict=True) if count},
+        "waits": [{"what": wait.what, "for": wait.offsets} for wait in row.waits],
+        "frames": [{"function": each.function, "file": each.file, "line": each.line} for each in instruction.frames],
+        "source": sources.line(last.file, last.line),
+    }

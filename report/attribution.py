@@ -7,6 +7,7 @@ shared out, and added up, row group by row group on all cores. docs/attribution.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +29,18 @@ MAX_INTERVALS = 1 << 20
 MAX_SUBSAMPLE = 1 << 30
 STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
 _LAYOUTS = {layout.value: layout for layout in Layout}
+_LONGEST_DEVICE = 64
 _COMPACT_ROWS = 1 << 19
 _RECORDS_AT_ONCE = 1 << 18
 _ROWS_AT_ONCE = 1 << 18  # that become of records which are shared out among several places
 _SMALLEST_SHARE = 1e-6  # of a sample that counts
 _MOST_PLACES = 1 << 21  # of sums, 88 bytes each
 _DENSEST = 8  # places of a table for each record that goes into it
+_STEP_BITS = 20
+_STEPS = 1 << _STEP_BITS  # of a sample: finer than shares are
+# 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, odd: their multiples fill 64 bits evenly in three dimensions, as those of
+# the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
+_TURNS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
 _ALONE = len(REASONS)  # the column behind the counts: samples that only one place can have launched
 
 
@@ -45,6 +52,7 @@ class Stream:
     layout: Layout
     ip_version: tuple[int, int]
     subsample: int = 1  # each record stands for so many
+    device: str = ""  # what its GPU is called
 
 
 @dataclass(frozen=True)
@@ -82,10 +90,16 @@ def streams(header: dict[str, object]) -> list[Stream]:
                 kept = entry.get("subsample", 1)
                 if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
                     raise CaptureError(f"the capture's header says nonsense of how stream {index} was subsampled")
-                result.append(Stream(index, _LAYOUTS[name], (major, minor), kept))
+                result.append(Stream(index, _LAYOUTS[name], (major, minor), kept, _device(entry)))
             case _:
                 raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
     return result
+
+
+def _device(entry: dict[str, Any]) -> str:
+    """The name of a stream's GPU: `card0`, or its render node where that is not known."""
+    names = (entry.get("card"), entry.get("device"))
+    return next((os.path.basename(name)[:_LONGEST_DEVICE] for name in names if isinstance(name, str) and name), "")
 
 
 class Attribution:
@@ -98,6 +112,7 @@ class Attribution:
         interval_ns: int = 0,
         rule: Rule = Rule(),  # noqa: B008 (it is frozen)
         starts: Mapping[int, NDArray[np.uint64]] | None = None,
+        merged: bool = False,
     ) -> None:
         """Prepares the search for kernels by address.
 
@@ -107,7 +122,10 @@ class Attribution:
             interval_ns: length of an interval; 0 for all stalls in one.
             rule: how stalls are joined to launches.
             starts: by placement: the offsets in bytes at which its instructions start, to tell processes apart.
+            merged: addresses that can belong to the same kernels are added up at one of them: what is wanted is
+                where time went, and a row for each instruction in each of many intervals would be too many.
         """
+        self._merged = merged
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
@@ -200,7 +218,7 @@ class Attribution:
         if stream.layout.ip_bits not in self._layouts:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown)
-            self._layouts[stream.layout.ip_bits] = _Layout(cells, candidates)
+            self._layouts[stream.layout.ip_bits] = _Layout(cells, candidates, self._merged)
             give_back()
         return self._layouts[stream.layout.ip_bits]
 
@@ -221,7 +239,7 @@ class Attribution:
         """Makes room for other sums."""
         sums = layout.tallies[stream].take(layout.inside)
         count = len(sums.site)
-        ips = layout.addresses.ips[sums.address]
+        ips = layout.ips[sums.address]
         self._parts.append(Part(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
         self._rows += count
         if self._rows > self._compact_at:
@@ -247,21 +265,43 @@ class _Reads:
 class _Layout:
     """What is known of the addresses of one layout of records."""
 
-    def __init__(self, cells: Cells, candidates: Candidates) -> None:
+    def __init__(self, cells: Cells, candidates: Candidates, merged: bool) -> None:
         self.candidates = candidates
-        self.addresses = Addresses()
         self.inside = CellAddresses()
         self.tallies: dict[int, Tally] = {}  # by stream
         self._cells = cells
+        self._addresses = Addresses()
+        self._merged = merged
+        self._first = np.empty(0, np.int64)  # of each address: the number of the one at which it is added up
+        self._of_cell: dict[int, int] = {}  # the number of that address of each cell
+        self._merged_ips: list[int] = []
+
+    @property
+    def ips(self) -> NDArray[np.uint64]:
+        """The address of each number."""
+        return np.array(self._merged_ips, np.uint64) if self._merged else self._addresses.ips
 
     def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of each address."""
-        numbers = self.addresses.number(ips)
-        new = self.addresses.ips[len(self.inside.cell) :]
+        """The number of each address; those of a cell have one number where they are merged."""
+        numbers = self._addresses.number(ips)
+        if not self._merged:
+            new = self._addresses.ips[len(self.inside.cell) :]
+            if len(new):
+                self.inside.add(self._cells.of(new), len(self._cells.members))
+            return numbers
+        new = self._addresses.ips[len(self._first) :]
         if len(new):
             cells = self._cells.of(new)
-            self.inside.add(cells, len(self._cells.members))
-        return numbers
+            met, first = np.unique(cells, return_index=True)
+            unmet = [
+                index for index, cell in zip(first.tolist(), met.tolist(), strict=True) if cell not in self._of_cell
+            ]
+            for index in unmet:
+                self._of_cell[int(cells[index])] = len(self._merged_ips)
+                self._merged_ips.append(int(new[index]))
+            self.inside.add(cells[unmet], len(self._cells.members))
+            self._first = np.append(self._first, [self._of_cell[cell] for cell in cells.tolist()])
+        return self._first[numbers]
 
     def tally(self, stream: int) -> Tally:
         """The sums of a stream."""
@@ -394,28 +434,57 @@ def added_up(parts: list[Part]) -> Part:
 
 
 def in_whole_counts(part: Part) -> Joined:
-    """Shares as whole counts that add up to what was recorded at each address, by largest remainders."""
+    """Shares as whole counts that add up to what was recorded at each address, each less than 1 from its share.
+
+    What is left of a sample after rounding down goes to one of the sites that share it, each of which gets it as often
+    as its part says: were it always the one with the largest part, the others would lose most of theirs where intervals
+    are short and samples few.
+    """
     order = np.lexsort((part.site, part.ip, part.stream, part.interval))
     new = np.ones(len(order), bool)
     if len(order):
         new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (part.interval, part.stream, part.ip)], axis=0)
-    group = np.empty(len(order), np.int64)
-    group[order] = np.cumsum(new) - 1
-    groups = int(new.sum())
+    group = np.cumsum(new) - 1
+    first = order[new]
+    # Even over the addresses of an interval and over the intervals of an address, and the same in every report.
+    turn = part.interval[first].astype(np.uint64) * np.uint64(_TURNS[0])
+    turn += (part.ip[first] >> np.uint64(3)) * np.uint64(_TURNS[1])
     whole = np.empty((len(order), len(REASONS)), np.uint64)
     for column in range(len(REASONS)):
         shares = part.shares[column]
         counts = np.floor(shares + _SMALLEST_SHARE)
-        missing = shares - counts
-        rows = np.flatnonzero(missing > _SMALLEST_SHARE)
-        wanted = np.rint(np.bincount(group[rows], missing[rows], groups)).astype(np.int64)
-        # In steps, as sums that were made in another order may differ a little: ties are to stay ties.
-        steps = np.rint(missing[rows] / _SMALLEST_SHARE).astype(np.int64)
-        rows = rows[np.lexsort((-steps, group[rows]))]
-        first = np.searchsorted(group[rows], group[rows])
-        counts[rows[np.arange(len(rows)) - first < wanted[group[rows]]]] += 1
+        left = np.rint((shares - counts)[order] * _STEPS).astype(np.int64)
+        sharing = np.flatnonzero(left > 0)
+        phase = (turn + np.uint64(column * _TURNS[2] % (1 << 64)) >> np.uint64(64 - _STEP_BITS)).astype(np.int64)
+        counts[order[sharing[_drawn(left[sharing], group[sharing], phase)]]] += 1
         whole[:, column] = counts
     alone = np.minimum(np.rint(part.shares[_ALONE]).astype(np.uint64), whole.sum(axis=1))
     some = whole.any(axis=1)
     columns: list[Any] = [part.interval, part.stream, part.site, part.ip, whole, alone]
     return Joined(*(column if some.all() else column[some] for column in columns))
+
+
+def _drawn(left: NDArray[np.int64], group: NDArray[np.int64], phase: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows get one of the samples that are left: of each group as many as its parts add up to.
+
+    The parts of a group lie side by side on a line, on which there is a mark at every whole number of samples, moved by
+    the phase: who has a mark in its part is drawn.
+
+    Args:
+        left: int64[n], parts of a sample in _STEPS, above 0 and at most _STEPS.
+        group: int64[n], ascending.
+        phase: int64[groups], 0 to _STEPS - 1.
+    """
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    number = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(group))))
+    reach = np.cumsum(left)
+    reach -= (reach - left)[begins][number]
+    # What a group's parts add up to is whole, but for what rounding each of them made of it.
+    total = np.maximum.reduceat(reach, begins)[number] if len(begins) else reach
+    exact = (total + _STEPS // 2) // _STEPS * _STEPS
+    reach = np.where(reach == total, exact, np.minimum(reach, exact))
+    marks = (reach + phase[group]) // _STEPS
+    before = np.append(0, marks[:-1])
+    before[begins] = 0
+    drawn: NDArray[np.bool_] = marks > before
+    return drawn

@@ -1,58 +1,92 @@
-"""What the CPUs did while the GPU waited: the CPU samples of a capture, counted by stack."""
+"""What the CPUs did while the GPU waited: the CPU samples of a capture, counted by stack and interval."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch
+from iaprof.report.attribution import MAX_INTERVALS
+from iaprof.report.profile import Wanted
+from iaprof.report.selection import begun_ns
 from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.cpu_frames import CpuFrames, Look
+from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names import Naming
 
-
-@dataclass(frozen=True)
-class CpuProfile:
-    """Samples by process and stacks."""
-
-    samples: list[tuple[Launch, int]]
-    cpu: CpuFrames
+_COLUMNS = ("time_ns", "pid", "tid", "stack", "kernel_stack")
+_ROWS_AT_ONCE = 1 << 20
 
 
-def build_cpu(capture: CaptureReader, naming: Naming, look: Look) -> CpuProfile:
-    """Counts and names the CPU samples.
+def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamples:
+    """Counts and names the CPU samples; of a selection, times and processes matter here.
 
     Args:
         capture: the open capture.
         naming: names the frames.
-        look: how they are to look.
+        wanted: which part of it, in which intervals, and how frames are to look.
 
     Raises:
         CaptureError: the capture is damaged.
     """
-    counts: Counter[tuple[int, int, int]] = Counter()
-    for table in capture.tables("cpu_sample", ("pid", "stack", "kernel_stack")):
-        columns = np.stack([table[name].to_numpy().astype(np.uint64) for name in table.column_names], axis=1)
-        distinct, times = np.unique(columns, axis=0, return_counts=True)
-        for (pid, stack, kernel_stack), number in zip(distinct.tolist(), times.tolist(), strict=True):
-            counts[pid, stack, kernel_stack] += number
     processes = capture.table("process")
-    names = _names(processes)
-    stacks = pa.concat_tables([pa.schema(list(KINDS["stack"])).empty_table(), *capture.tables("stack")])
-    cpu = CpuFrames(stacks, AddressSpaces(capture.table("mapping"), processes), naming, look)
-    samples = [
-        (Launch(names.get(pid, ""), pid, cpu.frames(stack), cpu.frames(kernel_stack)), number)
-        for (pid, stack, kernel_stack), number in counts.items()
+    names = process_names(processes)
+    interval, pid, stack, kernel_stack, count = _counted(capture, wanted, names)
+    first, launch = distinct(pid, stack, kernel_stack)
+    ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
+    tables = [table.filter(pa.array(np.isin(table["id"].to_numpy(), ids))) for table in capture.tables("stack")]
+    stacks = pa.concat_tables([pa.schema(list(KINDS["stack"])).empty_table(), *tables])
+    cpu = CpuFrames(stacks, AddressSpaces(capture.table("mapping"), processes), naming, wanted.look)
+    launches = [
+        Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
+        for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)
     ]
-    return CpuProfile(samples, cpu)
+    return CpuSamples(launches, launch, interval.astype(np.int64), count.astype(np.int64))
 
 
-def _names(processes: pa.Table) -> dict[int, str]:
-    """The last name of each process."""
+def _counted(capture: CaptureReader, wanted: Wanted, names: dict[int, str]) -> list[NDArray[np.uint64]]:
+    """The distinct interval, pid, stack and kernel_stack of the samples that are wanted, and how often each: [5][n]."""
+    start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    interval_ns = int(wanted.interval_s * 1e9)
+    selection = wanted.selection
+    span = selection.span(capture.header, start)
+    pids = np.array(sorted(selection.processes(capture, names)), np.uint64) if selection.by_process else None
+    tids = np.array(sorted(selection.tids), np.uint64)
+    parts = [np.empty((0, 5), np.uint64)]
+    waiting = 0
+    for table in capture.tables("cpu_sample", _COLUMNS):
+        time, pid, tid, stack, kernel_stack = (table[name].to_numpy().astype(np.uint64) for name in _COLUMNS)
+        keep = (time >= np.uint64(span.begin_ns)) & (time <= np.uint64(span.end_ns))
+        if pids is not None:
+            keep &= np.isin(pid, pids)
+        if len(tids):
+            keep &= np.isin(tid, tids)
+        since = np.maximum(time, np.uint64(max(start, 0))) - np.uint64(max(start, 0)) + np.uint64(max(-start, 0))
+        interval = since // np.uint64(interval_ns) if interval_ns else np.zeros(len(time), np.uint64)
+        rows = np.column_stack([interval, pid, stack, kernel_stack, np.ones(len(time), np.uint64)])[keep]
+        parts.append(rows)
+        waiting += len(rows)
+        if waiting > max(_ROWS_AT_ONCE, len(parts[0])):
+            parts, waiting = [_added_up(parts)], 0
+    rows = _added_up(parts)
+    if len(rows) and rows[:, 0].max() >= MAX_INTERVALS:
+        raise CaptureError(
+            f"the capture's CPU samples span {rows[:, 0].max():,} intervals: choose longer ones with --interval"
+        )
+    return list(rows.T.copy())
+
+
+def _added_up(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    rows = np.concatenate(parts)
+    first, number = distinct(*rows[:, :4].T)
+    return np.column_stack([rows[first, :4], summed(rows[:, 4:], number)])
+
+
+def process_names(processes: pa.Table) -> dict[int, str]:
+    """The last name of each process, by pid; `processes` are `process` rows."""
     columns = [processes[name].to_pylist() for name in ("time_ns", "pid", "tid", "comm")]
     rows = sorted((time, pid, comm) for time, pid, tid, comm in zip(*columns, strict=True) if pid == tid and comm)
     return {pid: comm for _, pid, comm in rows}

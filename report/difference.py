@@ -92,7 +92,9 @@ def joined(before: Profile, after: Profile) -> Profile:
         column("code", len(before.codes)),
         np.concatenate((before.offset, after.offset)),
         np.concatenate((before.counts, after.counts)),
+        column("device", len(before.devices)),
         (0.0, 0.0),
+        (*before.devices, *after.devices),
     )
 
 

@@ -51,6 +51,7 @@ class Task:
     rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
     span: Span = Span()  # noqa: RUF009
     starts: Mapping[int, NDArray[np.uint64]] | None = None
+    merged: bool = False  # each kernel's instructions in one
 
 
 def join(
@@ -167,7 +168,7 @@ def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
 ) -> tuple[Part, int]:
     known = streams(capture.header)
-    attribution = Attribution(task.placed, task.start_ns, task.interval_ns, task.rule, task.starts)
+    attribution = Attribution(task.placed, task.start_ns, task.interval_ns, task.rule, task.starts, task.merged)
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
         records += attribution.add(table, known, task.span)

@@ -17,10 +17,17 @@ from iaprof.symbols.cpu_frames import CpuFrames
 
 NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)
 """The mnemonics of what is no instruction."""
+ANY_INSTRUCTION = "[any instruction]"
+"""The mnemonic of what is a kernel's instructions together."""
 
 
 def columns(
-    joined: Joined, placed: Placed, kernels: SampledKernels, cpu: CpuFrames, known: Sequence[Stream]
+    joined: Joined,
+    placed: Placed,
+    kernels: SampledKernels,
+    cpu: CpuFrames,
+    known: Sequence[Stream],
+    merged: bool = False,
 ) -> tuple[Profile, list[GpuKernel | None], NDArray[np.bool_]]:
     """Names what was joined.
 
@@ -30,6 +37,7 @@ def columns(
         kernels: those of the sites have been read.
         cpu: those stacks of the sites are in it.
         known: the streams.
+        merged: each kernel's instructions are in one row.
 
     Returns:
         The profile, without intervals; what is known of the code of each of its kernels; and of each of its rows
@@ -55,8 +63,14 @@ def columns(
         if placement is None:
             code[rows] = _unknown(placed, joined.site[rows], codes)
             continue
+        if merged:
+            code[rows] = codes.setdefault(Code(ANY_INSTRUCTION, (names.name(placement),), (0,)), len(codes))
+            offset[rows] = 0
+            continue
         offset[rows] = (joined.ip[rows] - np.uint64(placement.address)) & np.uint64(known[stream].layout.address_mask)
         code[rows] = _codes(placement, names, kernels, stream, offset[rows], codes)
+    devices = list(dict.fromkeys(stream.device for stream in known))
+    device_of = np.array([devices.index(stream.device) for stream in known], np.int64)
     instructions = np.array([each.mnemonic not in NO_INSTRUCTIONS for each in codes], bool)
     profile = Profile(
         launches,
@@ -68,7 +82,9 @@ def columns(
         code,
         offset,
         joined.counts,
+        device_of[joined.stream] if known else joined.stream,
         [],
+        devices or ("",),
         launch_counts=_launch_counts(placed, placements),
     )
     binaries = [kernels.whole(each.kernel) if each is not None and each.kernel is not None else None for each in where]
@@ -87,7 +103,9 @@ def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
     if site.note == AMBIGUOUS:
         return Launch(site.comm, 0, ())
     frames = cpu.frames(site.stack) if site.stack else ()
-    return Launch(site.comm, site.pid, frames or (site.note or "[stack lost]",))
+    if not frames:
+        return Launch(site.comm, site.pid, (site.note or "[stack lost]",))
+    return Launch(site.comm, site.pid, frames, origins=cpu.origins(site.stack))
 
 
 def _kernel(placement: Placement, names: KernelNames, kernels: SampledKernels) -> Kernel:

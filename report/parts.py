@@ -5,7 +5,7 @@ Parts come from different recordings, files or hosts: pids, addresses and stacks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -47,24 +47,31 @@ def build_parts(
         UsageError: it has nothing of what was asked for by name.
     """
     parts = capture.parts
-    later = _later([part.header for part in parts])
     joined = [part.header for part in parts if not part.groups("sample")]
     if joined:  # what was imported says itself that it has no devices
         wanted.selection.check_devices(joined)
-    moments = wanted.selection.moments
-    if moments is not None and len(parts) > 1:  # shares are of all, not of each part
-        length = max(after + length_ns(part.header) for after, part in zip(later, parts, strict=True))
-        wanted = replace(wanted, selection=replace(wanted.selection, moments=moments.of_length(length)))
+    starts = starts_ns(capture)
+    wanted = of_all(capture, wanted)
     reports: list[Report] = []
-    for after, part in zip(later, parts, strict=True):
+    for start, part in zip(starts, parts, strict=True):
         if joined and part.groups("sample") and not tells(wanted.selection):
             continue  # as others may have it
-        # Times and intervals of all parts count from the same moment: the clocks' zeros may differ.
-        since = replace(wanted, start_ns=begun_ns(part.header) - after)
         done = sum(report.facts.records for report in reports)
-        report = _report(part, modules, since, places, partial(_tell, progress, done))
-        reports.append(_labelled(report, _host(part.header) if len(parts) > 1 else ""))
+        report = _report(part, modules, replace(wanted, start_ns=start), places, partial(_tell, progress, done))
+        reports.append(_labelled(report, host_of(part.header) if len(parts) > 1 else ""))
     return reports[0] if len(reports) == 1 else _together(capture, reports)
+
+
+def of_all(capture: CaptureReader, wanted: Wanted) -> Wanted:
+    """What is wanted of each part: shares of the time are of all together, not of each.
+
+    Raises:
+        UsageError: it is a share, and nobody knows of what.
+    """
+    moments = wanted.selection.moments
+    if moments is None or len(capture.parts) == 1:
+        return wanted
+    return replace(wanted, selection=replace(wanted.selection, moments=moments.of_length(whole_ns(capture))))
 
 
 def _report(
@@ -80,14 +87,25 @@ def _tell(progress: Callable[[int], None], before: int, done: int) -> None:
     progress(before + done)
 
 
-def _later(headers: Sequence[dict[str, Any]]) -> list[int]:
-    """How much later than the first each part was begun, ns, by their wall clocks; 0 where nobody knows."""
+def starts_ns(capture: CaptureReader) -> list[int]:
+    """The moment from which times and intervals of all parts count, by the clock of each, ns; may be before its 0.
+
+    It is when the first part was begun, by the wall clocks: the zeros of the clocks that times are of may differ.
+    """
+    headers = [part.header for part in capture.parts]
     walls = [wall_ns(header) for header in headers]
     first = min(walls)
-    return [min(wall - first, _MOST_LATER) if wall < UNKNOWN_WALL else 0 for wall in walls]
+    later = (min(wall - first, _MOST_LATER) if wall < UNKNOWN_WALL else 0 for wall in walls)
+    return [begun_ns(header) - after for header, after in zip(headers, later, strict=True)]
 
 
-def _host(header: dict[str, Any]) -> str:
+def whole_ns(capture: CaptureReader) -> int:
+    """How long all parts took, from when the first was begun until the last ended, ns; 0 where nobody knows."""
+    starts = zip(starts_ns(capture), capture.parts, strict=True)
+    return max(begun_ns(part.header) - start + length_ns(part.header) for start, part in starts)
+
+
+def host_of(header: dict[str, Any]) -> str:
     """On which machine a part was recorded; "" where its header does not say."""
     host = header.get("host")
     name = host.get("name") if isinstance(host, dict) else None
@@ -95,22 +113,26 @@ def _host(header: dict[str, Any]) -> str:
 
 
 def _labelled(report: Report, host: str) -> Report:
-    """Launches with the name of their machine, where there are several parts."""
+    """Launches and devices with the name of their machine, where there are several parts."""
     launches = [launch and replace(launch, host=host) for launch in report.profile.launches]
-    return replace(report, profile=replace(report.profile, launches=launches)) if host else report
+    devices = [f"{host} {name}".strip() for name in report.profile.devices]
+    return replace(report, profile=replace(report.profile, launches=launches, devices=devices)) if host else report
 
 
 def _together(capture: CaptureReader, reports: list[Report]) -> Report:
     """One report of all."""
     profiles = [report.profile for report in reports]
     launches: dict[Launch | None, int] = {}
-    shifted: dict[str, list[Any]] = {"launch": [], "kernel": [], "code": []}
+    shifted: dict[str, list[Any]] = {"launch": [], "kernel": [], "code": [], "device": []}
     kernels, codes = 0, 0
+    devices: dict[str, int] = {}
     for profile in profiles:
         numbers = np.array([launches.setdefault(launch, len(launches)) for launch in profile.launches], np.int64)
         shifted["launch"].append(numbers[profile.launch])
         shifted["kernel"].append(profile.kernel + kernels)
         shifted["code"].append(profile.code + codes)
+        of_device = np.array([devices.setdefault(name, len(devices)) for name in profile.devices], np.int64)
+        shifted["device"].append(of_device[profile.device])
         kernels, codes = kernels + len(profile.kernels), codes + len(profile.codes)
     columns = {name: np.concatenate(parts) for name, parts in shifted.items()}
     columns |= {
@@ -127,6 +149,7 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         [code for profile in profiles for code in profile.codes],
         **{name: column[order] for name, column in columns.items()},
         intervals=[begun + moment - longest[0] for moment in longest],
+        devices=list(devices),
         gauges={interval: each for profile in reversed(profiles) for interval, each in profile.gauges.items()},
         launch_counts=_counts(profiles),
         matched=facts.matched.shares(),

@@ -43,6 +43,7 @@ class Wanted:
     look: Look = Look()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # of instructions, too
     start_ns: int | None = None  # from when times and intervals count; None for the recording's start
+    merged: bool = False  # each kernel's instructions in one row
 
 
 def build(
@@ -85,7 +86,7 @@ def _build(
     placed = place(
         capture.table("launch", LAUNCH_COLUMNS),
         kernels.compilations(),
-        _scope(capture.header),
+        scope(capture.header),
         capture.table("process", ("time_ns", "pid", "tid", "event")),
         by_thread=bool(selection.tids),
     )
@@ -93,7 +94,7 @@ def _build(
     span = selection.span(capture.header, begin_ns)
     give_back()
     starts = instruction_starts(placed, kernels)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, span, starts)
+    task = Task(placed, begin_ns, interval_ns, selection.rule, span, starts, wanted.merged)
     joined, facts.records = join(capture, task, helper, progress)
     give_back()
     joined = _selected(joined, selection, placed, capture)
@@ -112,7 +113,7 @@ def _build(
     intervals = [begin_ns / 1e9 + wanted.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
-    profile, binaries, decoded = columns(joined, placed, kernels, cpu, known)
+    profile, binaries, decoded = columns(joined, placed, kernels, cpu, known, wanted.merged)
     placed_only = np.array([site.placement is not None for site in placed.sites])
     ambiguous = np.array([site.note == AMBIGUOUS for site in placed.sites])
     facts.matched = Matched(
@@ -165,7 +166,7 @@ def _shares(cpu: CpuFrames, weights: dict[int, int]) -> list[CpuModule]:
     return sorted(found, key=lambda module: (-module.unnamed, -module.share, module.names.module.path))
 
 
-def _scope(header: dict[str, Any]) -> list[int] | None:
+def scope(header: dict[str, Any]) -> list[int] | None:
     """The processes that were to be recorded; None for all."""
     pids = header.get("scope")
     return [pid for pid in pids if type(pid) is int and 0 <= pid < 1 << 32] if isinstance(pids, list) else None

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
+from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
 from iaprof.formats.stalls import REASONS
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -233,9 +233,7 @@ def _processes(bucket: NDArray[np.int64], process: NDArray[np.int64], size: int)
 
 
 def _kernel_key(kernel: Kernel | None, code: Code) -> Key:
-    if kernel is None:
-        return ((code.functions[0] if code.functions else "") or UNKNOWN_KERNEL, "")
-    return kernel.symbol, kernel.file
+    return kernel_name(kernel, code), kernel.file if kernel else ""
 
 
 def _line_key(kernel: Kernel | None, code: Code) -> Key:

@@ -67,7 +67,9 @@ def profile_of(capture: CaptureReader, interval_ns: int, span: tuple[int, int] =
         code.astype(np.int64),
         offset,
         counts,
+        np.zeros(len(counts), np.int64),
         [begin / 1e9 for begin in bounds[:intervals]],
+        ("",),
         gauges_between(capture, bounds) if interval_ns and intervals else {},
     )
 

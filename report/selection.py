@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,22 @@ class Selection:
         """Whether it depends on who launched."""
         return bool(self.pids or self.tids or self.comms or self.kernel or self.cgroups)
 
+    @property
+    def by_process(self) -> bool:
+        """Whether it depends on the process."""
+        return bool(self.pids or self.comms or self.cgroups)
+
+    def processes(self, capture: CaptureReader, names: Mapping[int, str]) -> set[int]:
+        """Those of some processes, by pid, that are wanted: of CPU samples, which know no more than that."""
+        inside = self.pids_in_cgroups(capture) if self.cgroups else None
+        return {
+            pid
+            for pid, name in names.items()
+            if (not self.pids or pid in self.pids)
+            and (not self.comms or name in self.comms)
+            and (inside is None or pid in inside)
+        }
+
     def span(self, header: dict[str, Any], start_ns: int | None = None) -> Span:
         """Which reads are wanted.
 
@@ -143,7 +159,7 @@ class Selection:
 
     def sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
         """Which sites are wanted: bool[sites]."""
-        pids = self._pids_in_cgroups(capture) if self.cgroups else None
+        pids = self.pids_in_cgroups(capture) if self.cgroups else None
         kernels = [
             self.kernel is None or self.kernel.search(p.kernel.demangled if p.kernel else p.name) is not None
             for p in placed.placements
@@ -160,7 +176,8 @@ class Selection:
             bool,
         )
 
-    def _pids_in_cgroups(self, capture: CaptureReader) -> set[int]:
+    def pids_in_cgroups(self, capture: CaptureReader) -> set[int]:
+        """The processes that were in the wanted cgroups."""
         found = set()
         for rows in capture.tables("process", ("pid", "cgroup", "container")):
             columns = (

@@ -98,6 +98,10 @@ class SourceFiles:
         return SourceFile(target, status.st_mtime, tuple(clean(line.rstrip().expandtabs(_TAB)) for line in lines))
 
 
+NO_SOURCES = SourceFiles(())
+"""Where the user named no folder."""
+
+
 def _opened(folder: int, names: Sequence[str]) -> int:
     """Opens a file name by name, through no link: whoever makes one meanwhile gets an OSError here."""
     here = os.dup(folder)

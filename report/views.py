@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
-from iaprof.formats.frames import launch_frames
-from iaprof.formats.profile import UNKNOWN_KERNEL, Code, Kernel, Profile, Shape, clean
+from iaprof.formats.profile import Profile, Shape
+from iaprof.formats.profile_table import SCHEMA, profile_table
 from iaprof.formats.stalls import REASONS, Layout
 from iaprof.report.attribution import Stream, streams
 from iaprof.report.gpu_module import GpuModules
@@ -46,11 +46,8 @@ _KERNELS = pa.schema(
     [("time_ns", pa.uint64()), ("pid", pa.uint32()), ("path", _text), ("kernel", _text), ("address", pa.uint64()),
      ("size", pa.uint64()), ("code", _text)]
 )  # fmt: skip
-_SAMPLES = pa.schema(
-    [("host", _dictionary), ("comm", _dictionary), ("pid", pa.uint32()), ("stack", _dictionary),
-     ("kernel", _dictionary), ("file", _dictionary), ("function", _dictionary), ("mnemonic", _dictionary),
-     ("line", pa.uint32()), ("offset", pa.uint64()), ("reason", _dictionary), ("samples", pa.uint64())]
-)  # fmt: skip
+_CALLED = {"process": "comm", "instruction": "mnemonic"}  # as in the other tables
+_SAMPLES = pa.schema([f.with_name(_CALLED.get(f.name, f.name)) for f in SCHEMA if f.name != "device"])
 
 
 @dataclass
@@ -117,7 +114,7 @@ def views(capture: CaptureReader, profile: Callable[[], Profile]) -> list[View]:
             "samples",
             "the stalls joined to kernels, source and launching stacks",
             _SAMPLES,
-            lambda: iter([_samples(profile())]),
+            lambda: _samples(profile()),
             at_once=True,
         ),
         of_kind("launch"),
@@ -224,43 +221,7 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
     return lengths
 
 
-def _samples(profile: Profile) -> pa.RecordBatch:
+def _samples(profile: Profile) -> Iterator[pa.RecordBatch]:
     """A row per stack, instruction and reason."""
-    row, reason = np.nonzero(profile.counts)
-    launches = profile.launches
-    launch, code = profile.launch[row], profile.code[row]
-    place = profile.kernel[row] * max(len(profile.codes), 1) + code
-    places, place_of = np.unique(place, return_inverse=True)
-    named = [
-        _named(profile.kernels[kernel], profile.codes[code])
-        for kernel, code in (divmod(each, max(len(profile.codes), 1)) for each in places.tolist())
-    ]
-    stacks = [
-        None if each is None else ";".join(clean(frame, ";") for frame in launch_frames(each, Shape(), ("cpu",)))
-        for each in launches
-    ]
-    columns = [
-        _texts([None if each is None else each.host or None for each in launches], launch),
-        _texts([None if each is None else each.comm for each in launches], launch),
-        pa.array([None if each is None else each.pid for each in launches], pa.uint32()).take(pa.array(launch)),
-        _texts(stacks, launch),
-        *(_texts([each[at] for each in named], place_of) for at in range(3)),
-        _texts([each.mnemonic for each in profile.codes], code),
-        pa.array([each.lines[-1] if each.lines else 0 for each in profile.codes], pa.uint32()).take(pa.array(code)),
-        pa.array(profile.offset[row]),
-        _texts(list(REASONS), reason),
-        pa.array(profile.counts[row, reason]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_SAMPLES)
-
-
-def _texts(texts: list[str | None], numbers: NDArray[np.int64]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), pa.array(texts, _text))
-
-
-def _named(kernel: Kernel | None, code: Code) -> tuple[str, str, str]:
-    """Kernel, file and function of an instruction."""
-    if kernel is None:
-        return code.functions[0] if code.functions else UNKNOWN_KERNEL, "", ""
-    file = (code.files[-1] if code.files else "") or kernel.file
-    return kernel.symbol, file, code.functions[-1] if code.functions else kernel.symbol
+    table = profile_table(profile, Shape()).drop_columns(["device"])
+    yield from table.rename_columns(_SAMPLES.names).to_batches()

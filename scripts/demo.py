@@ -1,7 +1,7 @@
 """`make demo`: the whole path once, on the stand-in for the hardware, and what a user sees of it.
 
 Records a real process that launches real kernels from several threads, with the recorder that ships; only the GPU and
-Intel's runtime are stood in for (tests/standin). Leaves the capture and its two reports in demo/.
+Intel's runtime are stood in for (tests/standin). Leaves the capture, its reports, and pictures of them in demo/.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from standin import runtime  # noqa: E402 - found by the line before
+from browser import chromium, opened  # noqa: E402 - found by the line before
+from standin import runtime  # noqa: E402
 from standin.hardware import Hardware  # noqa: E402
 
 DEMO = ROOT / "demo"
 IAPROF = str(Path(sys.prefix) / "bin" / "iaprof")
-SECONDS = 4
+SECONDS = 10
 HOTTEST = 10
 LAUNCH = "zeCommandListAppendLaunchKernel"
+REPORTS: dict[str, list[str]] = {
+    "cap.folded": [],
+    "cap.iaprof.txt": [],
+    "cap.html": [],
+    "flame-graph.svg": ["--percent-limit", "0.1"],  # what can be seen without zooming
+}
+PAGE_WIDTH = 1000  # pixels of the pictures that are made of the page
 
 
 def main() -> None:
@@ -31,16 +39,20 @@ def main() -> None:
     DEMO.mkdir(exist_ok=True)
     capture = DEMO / "cap.parquet"
     elfs = [runtime.debug_elf("bmg", "matmul"), runtime.debug_elf("bmg", "attention")]
-    command = runtime.command(elfs, "--seconds", SECONDS, "--threads", 2, "--rate", 2000)
+    words = runtime.command(elfs, "--seconds", SECONDS, "--threads", 2, "--rate", 2000, "--bursts-ms", 270)
+    # As somebody would type it: what it says stands above every picture.
+    command = [os.path.relpath(word, ROOT) if word.startswith("/") else word for word in map(str, words)]
     with tempfile.TemporaryDirectory(prefix="iaprof-demo-") as folder, Hardware(Path(folder)) as hardware:
         record(hardware, capture, command)
         samples = hardware.ledger().samples_captured
-    for name in ("cap.folded", "cap.iaprof.txt"):
-        subprocess.run([IAPROF, "report", "--quiet", "--force", str(capture), "-o", str(DEMO / name)], check=True)
+    for name, options in REPORTS.items():
+        words = [IAPROF, "report", "--quiet", "--force", *options, str(capture), "-o", str(DEMO / name)]
+        subprocess.run(words, check=True)
+    photograph(DEMO / "cap.html", DEMO / "heat-map.png")
     folded = (DEMO / "cap.folded").read_text().splitlines()
     total = print_hottest(folded)
     print(f"\nThe stand-in's GPU produced {samples:,} samples, the report has {total:,}.")
-    for name in ("cap.parquet", "cap.folded", "cap.iaprof.txt"):
+    for name in ("cap.parquet", *REPORTS, "heat-map.png"):
         print(f"  {(DEMO / name).relative_to(ROOT)!s:22} {(DEMO / name).stat().st_size:>10,} bytes")
     if total != samples:
         sys.exit("demo: these must be equal; please report this")
@@ -49,14 +61,19 @@ def main() -> None:
 def record(hardware: Hardware, capture: Path, command: list[str]) -> None:
     """Runs `iaprof record`, through sudo where that is needed; its last line goes to the terminal."""
     sudo = [] if os.geteuid() == 0 else ["sudo"]
-    # The command's output has no place between ours.
-    quiet = ["sh", "-c", '"$@" >/dev/null', "sh"]
     # LD_LIBRARY_PATH: the runtime's probes are in place before the program starts.
     variables = hardware.env() | {"LD_LIBRARY_PATH": str(runtime.build().library.parent)}
     preload = [f"{name}={value}" for name, value in variables.items()]
-    words = [*sudo, "env", *preload, IAPROF, "record", "--force", "-o", str(capture), "--", *quiet, *command]
+    words = [*sudo, "env", *preload, IAPROF, "record", "--force", "-o", str(capture), "--", *command]
     print(f"iaprof record -o demo/cap.parquet -- workload   ({SECONDS} seconds)", flush=True)
-    subprocess.run(words, check=True)
+    # The command's output has no place between ours.
+    subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def photograph(page: Path, picture: Path) -> None:
+    """Makes a picture of a page's heat maps, as a browser shows them."""
+    with chromium() as browser, opened(browser, page, width=PAGE_WIDTH) as shown:
+        shown.locator("#heat").screenshot(path=picture)
 
 
 def print_hottest(folded: list[str]) -> int:

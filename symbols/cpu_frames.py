@@ -10,12 +10,13 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
+from iaprof.formats.profile import Kind, Origin
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.demangle import demangled
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Naming
-from iaprof.symbols.pythons import without_interpreter
+from iaprof.symbols.pythons import PYTHON_FUNCTION, without_interpreter
 from iaprof.symbols.stack_ends import where_it_ends, without_strays
 
 
@@ -29,6 +30,7 @@ class CpuFrame:
     line: int = 0  # 0 where unknown
     is_named: bool = False
     is_inlined: bool = False
+    symbol: str = ""  # the name before it was made readable
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class ModuleNames:
     addresses: int
     rows: dict[int, int]  # in the names, of those addresses that have one
     named: Named
+
+
+_MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
 
 
 class CpuFrames:
@@ -84,7 +89,8 @@ class CpuFrames:
             found_rows = dict(zip(addresses[has].tolist(), rows[has].tolist(), strict=True))
             self._told[module.identity] = ModuleNames(module, len(addresses), found_rows, named)
         self._at = cache(self._find_at)
-        self.frames = cache(self._find_frames)
+        self._stack = cache(self._find_stack)
+        self._origin = cache(_origin)
 
     @property
     def modules(self) -> list[ModuleNames]:
@@ -99,7 +105,15 @@ class CpuFrames:
         if row is None:
             return (CpuFrame(unnamed(module, address), module),)
         frames = [
-            CpuFrame(demangled(frame.function) or unnamed(module, address), module, frame.file, frame.line, True, i > 0)
+            CpuFrame(
+                demangled(frame.function) or unnamed(module, address),
+                module,
+                frame.file,
+                frame.line,
+                True,
+                i > 0,
+                frame.function,
+            )
             for i, frame in enumerate(told.named.names.frames(row))
         ]
         return tuple(frames if self._look.inlines else frames[:1])
@@ -109,11 +123,18 @@ class CpuFrames:
         part = slice(int(self._ends[row]), int(self._ends[row + 1]))
         return list(zip(self._numbers[part].tolist(), self._inside[part].tolist(), strict=True))[::-1]
 
-    def _find_frames(self, stack: int) -> tuple[str, ...]:
+    def frames(self, stack: int) -> tuple[str, ...]:
         """The stack's frames as text, outermost first; empty where the stack is not in the capture."""
+        return self._stack(stack)[0]
+
+    def origins(self, stack: int) -> tuple[Origin, ...]:
+        """Where each of these frames is from."""
+        return self._stack(stack)[1]
+
+    def _find_stack(self, stack: int) -> tuple[tuple[str, ...], tuple[Origin, ...]]:
         row = self._rows.get(stack)
         if row is None:
-            return ()
+            return (), ()
         frames = without_strays([frame for place in self._places(row) for frame in self._at(*place)], self._keeps)
         truncated = bool(self._truncated[row])
         end = None
@@ -121,7 +142,8 @@ class CpuFrames:
             end = where_it_ends(frames[0].name, frames[0].module, truncated, self._keeps(frames[0].module))
         if not self._look.interpreter:
             frames = list(without_interpreter(frames))
-        return (*((end,) if end else ()), *(self._text(frame) for frame in frames))
+        texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
+        return texts, (*((_MISSING,) if end else ()), *(self._origin(frame) for frame in frames))
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""
@@ -152,6 +174,23 @@ class CpuFrames:
                 all_, without = shares.get(identity, (0, 0))
                 shares[identity] = all_ + weight, without + weight * is_unnamed
         return shares
+
+
+def _origin(frame: CpuFrame) -> Origin:
+    return Origin(_kind(frame), frame.module.path, frame.file, frame.line, frame.is_inlined)
+
+
+def _kind(frame: CpuFrame) -> Kind:
+    if frame.module.kind is ModuleKind.KERNEL:
+        return Kind.KERNEL
+    if frame.name.startswith(PYTHON_FUNCTION):
+        return Kind.PYTHON
+    if not frame.is_named:
+        return Kind.UNKNOWN
+    if frame.module.kind is ModuleKind.GENERATED:
+        return Kind.JIT
+    # What a compiler of another language than C wrote so that it says more than a name.
+    return Kind.C if frame.symbol == frame.name else Kind.CPP
 
 
 def unnamed(module: Module, address: int) -> str:

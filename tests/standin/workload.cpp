@@ -18,6 +18,7 @@
 //     --one-place                       each kernel is launched from one place only (one path of one thread)
 //     --recompile-ms M (0)              this often all modules are destroyed and created again, where they were
 //     --churn-ms M (0)                  this often a further module goes and another comes: at changing addresses
+//     --bursts-ms M (0)                 for so long launches, then for as long work on the CPU alone, and so on
 //     --mixed SEED                      none of the above but --seconds: phases with queues of launches of all kinds (see Mixed)
 //     --no-gpu                          no GPU is looked for
 //
@@ -234,7 +235,7 @@ const char *const path_names[PATHS] = {"train", "infer", "warm_up", "attend", "d
 struct Options {
     std::vector<std::string> files;
     double seconds = 1, rate = 1000;
-    uint64_t launches = 0, recompile_ns = 0, churn_ns = 0;
+    uint64_t launches = 0, recompile_ns = 0, churn_ns = 0, burst_ns = 0;
     unsigned threads = 1, processes = 1;
     std::vector<unsigned> paths = {TRAIN, INFER, WARM_UP, ATTEND};
     uint64_t seed = 0;
@@ -418,15 +419,32 @@ uint64_t due(const Worker &worker, uint64_t start, uint64_t index)
     return start + static_cast<uint64_t>((static_cast<double>(index) + 1.0 * worker.thread / options.threads) * per_launch);
 }
 
+/* What a program does on the CPU between two bursts of launches. */
+OPAQUE void prepare_batch(uint64_t until)
+{
+    SCOPE("app::prepare_batch(unsigned long)");
+    volatile double sum = 0;
+    while (!stopped && now_ns() < until)
+        for (int i = 1; i < 1000; i++)
+            sum = sum + 1.0 / i;
+}
+
 OPAQUE void work(Worker &worker)
 {
     SCOPE("app::work(app::Worker&)");
     constexpr uint64_t nap_ns = 500000; /* fewer, longer sleeps: a timer per launch would cost more than the launches */
     Churn churn;
     std::vector<const gpu::Kernel *> kernels = worker.kernels;
-    const uint64_t start = now_ns(), end = start + static_cast<uint64_t>(options.seconds * 1e9);
+    const uint64_t begun = now_ns(), end = begun + static_cast<uint64_t>(options.seconds * 1e9);
+    uint64_t start = begun; /* from which launches are due */
     Every recompiling(worker.thread == 0 ? options.recompile_ns : 0), churning(worker.thread == 0 ? options.churn_ns : 0);
     while (!stopped && !kernels.empty() && (options.exact ? worker.launched < options.launches : now_ns() < end)) {
+        if (options.burst_ns && (now_ns() - begun) / options.burst_ns % 2) {
+            const uint64_t until = begun + ((now_ns() - begun) / options.burst_ns + 1) * options.burst_ns;
+            prepare_batch(std::min(until, end));
+            start += options.burst_ns;
+            continue;
+        }
         if (options.rate > 0 && due(worker, start, worker.launched) > now_ns()) {
             uint64_t until = std::max(due(worker, start, worker.launched), now_ns() + nap_ns);
             sleep_until(options.exact ? until : std::min(until, end));
@@ -450,7 +468,7 @@ OPAQUE void work(Worker &worker)
         worker.counts[kernel.number]++;
         worker.launched++;
     }
-    worker.busy_ns = now_ns() - start;
+    worker.busy_ns = now_ns() - begun;
     zeCommandQueueSynchronize(nullptr, UINT64_MAX); /* before the churned module goes */
 }
 
@@ -662,6 +680,8 @@ void read_options(int argc, char **argv)
             depth = static_cast<int>(value);
         else if (name == "--recompile-ms" || name == "--recompile-every-ms")
             options.recompile_ns = static_cast<uint64_t>(value * 1e6);
+        else if (name == "--bursts-ms")
+            options.burst_ns = static_cast<uint64_t>(value * 1e6);
         else if (name == "--mixed")
             options.seed = static_cast<uint64_t>(value), options.mixed = true;
         else if (name == "--churn-ms")

@@ -20,6 +20,7 @@ class Row(NamedTuple):
     code: Code
     offset: int
     counts: Sequence[int]
+    device: str = ""
 
 
 def counts(**reasons: int) -> list[int]:
@@ -34,6 +35,7 @@ def profile(
     launches = list(dict.fromkeys(row.launch for row in rows))
     kernels = list(dict.fromkeys(row.kernel for row in rows))
     codes = list(dict.fromkeys(row.code for row in rows))
+    devices = list(dict.fromkeys(row.device for row in rows))
     return Profile(
         launches,
         kernels,
@@ -44,15 +46,25 @@ def profile(
         np.array([codes.index(row.code) for row in rows], np.int64),
         np.array([row.offset for row in rows], np.uint64),
         np.array([row.counts for row in rows], np.uint64).reshape(-1, len(REASONS)),
+        np.array([devices.index(row.device) for row in rows], np.int64),
         intervals,
+        devices,
         gauges or {},
     )
 
 
 def rows(found: Profile) -> list[Row]:
     """The rows of a profile."""
-    columns = (found.interval, found.launch, found.kernel, found.code, found.offset, found.counts)
+    columns = (found.interval, found.launch, found.kernel, found.code, found.offset, found.counts, found.device)
     return [
-        Row(interval, found.launches[launch], found.kernels[kernel], found.codes[code], offset, tuple(each))
-        for interval, launch, kernel, code, offset, each in zip(*(c.tolist() for c in columns), strict=True)
+        Row(
+            interval,
+            found.launches[launch],
+            found.kernels[kernel],
+            found.codes[code],
+            offset,
+            tuple(each),
+            found.devices[device],
+        )
+        for interval, launch, kernel, code, offset, each, device in zip(*(c.tolist() for c in columns), strict=True)
     ]

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
+from iaprof.formats.stalls import REASONS
+from iaprof.report.attribution import Part, in_whole_counts
 from iaprof.report.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.gpu_module import GpuKernel, GpuModule
 from iaprof.report.joining import Task, join
@@ -140,6 +142,24 @@ def test_shares_are_whole_and_add_up_whatever_they_are(tmp_path: Path, count: in
     assert sum(found.values()) == count
     for n in range(1, 8):
         assert abs(found[7, 10 + n, "a", "", LOW_A] - count * n / 28) < 1
+
+
+@pytest.mark.parametrize(("intervals", "addresses"), [(1, 3000), (3000, 1), (60, 50)])
+def test_single_samples_are_shared_as_many_are(intervals: int, addresses: int) -> None:
+    # given samples one by one, each of which is a third of one site's and two thirds of the other's
+    interval, address = (each.ravel() for each in np.mgrid[0:intervals, 0:addresses])
+    count = len(interval)
+    shares = np.zeros((len(REASONS) + 1, 2 * count))
+    shares[REASONS.index("sbid")] = np.tile([1 / 3, 2 / 3], count)
+    ips = np.repeat(0x10000 + 8 * address, 2).astype(np.uint64)
+    site = np.tile([0, 1], count)
+    part = Part(np.repeat(interval, 2), np.zeros(2 * count, np.int64), site, ips, shares)
+    # when
+    found = in_whole_counts(part)
+    # then each sample is somebody's, and of all of them each has its part, to within a hundredth
+    assert (found.counts.sum(axis=1) == 1).all()
+    assert len({*zip(found.interval.tolist(), found.ip.tolist(), strict=True)}) == count == len(found.site)
+    assert np.bincount(found.site) == pytest.approx([count / 3, 2 * count / 3], abs=count / 100)
 
 
 def test_what_is_launched_before_the_horizon_has_ended(tmp_path: Path) -> None:

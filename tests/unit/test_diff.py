@@ -171,7 +171,7 @@ def test_scaled_counts_are_whole_and_add_up(seed: int) -> None:
         assert abs(scaled.get(stack, (old, 0))[1] - expected) < 1
 
 
-def test_flamegraph_draws_more_in_red_and_less_in_blue() -> None:
+def test_flamegraph_pl_draws_more_in_red_and_less_in_blue_as_difffolded_pl_cannot_be_had_offline() -> None:
     # when
     text = folded(BEFORE, AFTER, True)
     done = subprocess.run(["perl", str(FLAMEGRAPH)], input=text, capture_output=True, text=True, check=True)

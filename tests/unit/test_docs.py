@@ -64,6 +64,11 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).is_file(), (page.name, target)
 
 
+def test_the_readme_lists_every_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
+
+
 def test_every_format_is_in_the_page_about_report() -> None:
     page = (ROOT / "docs" / "report.md").read_text().lower()
     for name, writer in WRITERS.items():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.stalls import REASONS
 from iaprof.formats.writers import WRITERS
@@ -68,12 +69,13 @@ def test_sums(tmp_path: Path, seed: int) -> None:
         for _ in range(rng.choice((0, 0, 3)))
     ]
     path = capture(tmp_path / "c", header(layouts), stall=stalls, launch=launches)
-    for name, writer in WRITERS.items():
+    for name in ("folded", "iaprof", "json"):  # the others' sums are in their own tests
+        writer = WRITERS[name]
         # when
         with GpuModules() as modules:
-            report = build(CaptureReader(path), modules, Wanted(interval_s=0.7 if writer.per_interval else 0.0))
+            report = build(CaptureReader(path), modules, Wanted(interval_s=0.7 if writer.interval_s else 0.0))
             out = io.StringIO()
-            writer.write(report.profile, Shape(), out)
+            writer.write(Export(report.profile), Shape(), out)
         # then
         found: Counter[str] = Counter()
         for line in out.getvalue().splitlines():

@@ -1,7 +1,9 @@
 """Captures from strangers: whatever they say, a report is right, or refused in one sentence, and soon."""
 
+import functools
 import io
 import json
+import operator
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,14 @@ from iaprof.cli.summary import end_line, losses
 from iaprof.formats import capture as capture_format
 from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, NULLABLE, SCHEMA, CaptureError, CaptureReader
 from iaprof.formats.profile import Shape
+from iaprof.formats.trees import Tree
+from iaprof.formats.writer import Needs
 from iaprof.formats.writers import WRITERS
 from iaprof.report.archive import archive
+from iaprof.report.cpu_names import Places
+from iaprof.report.exporting import build_export
 from iaprof.report.gpu_module import GpuModules
-from iaprof.report.profile import Wanted, build
+from iaprof.report.profile import Wanted
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
@@ -27,14 +33,15 @@ A = 0x8000_0001_0000
 
 
 def reports(path: Path) -> dict[str, str]:
-    """Every format's text."""
+    """Every format's text; those of bytes are made, too."""
     found = {}
     with GpuModules() as modules:
-        for name, writer in WRITERS.items():
-            out = io.StringIO()
-            interval = 1.0 if writer.per_interval else 0.0
-            writer.write(build(CaptureReader(path), modules, Wanted(interval_s=interval)).profile, Shape(), out)
-            found[name] = out.getvalue()
+        everything = functools.reduce(operator.or_, Needs)
+        export, _ = build_export(CaptureReader(path), modules, Wanted(interval_s=1.0), Places(), everything)
+    for name, writer in WRITERS.items():
+        out = io.BytesIO() if writer.binary else io.StringIO()
+        writer.write(export, Shape(), out)
+        found[name] = out.getvalue() if isinstance(out, io.StringIO) else ""
     return found
 
 
@@ -114,7 +121,7 @@ def test_a_row_group_without_rows_is_no_harm(tmp_path: Path) -> None:
         writer.write_table(SCHEMA.empty_table(), row_group_size=1)
     texts = reports(tmp_path / "c")
     assert json.loads(texts.pop("json"))["rows"] == []
-    assert texts == {"folded": "", "iaprof": ""}
+    assert (texts["folded"], texts["iaprof"]) == ("", "")
 
 
 def test_texts_that_are_no_texts(tmp_path: Path) -> None:
@@ -266,3 +273,28 @@ def test_each_of_many_modules_has_its_own_texts(tmp_path: Path) -> None:
         assert named is not None
         assert [frame.function for frame in named.names.frames(0)] == [f"f{number}.{index}" for index in range(5)]
         assert len(named.names.strings) <= 6
+
+
+@pytest.mark.parametrize(
+    ("clock", "end"),
+    [
+        ({"monotonic_ns": 0, "realtime_ns": 1}, (1 << 63) - 1),
+        ({"monotonic_ns": (1 << 63) - 2, "realtime_ns": (1 << 64) - 1}, (1 << 63) - 1),
+        ({"monotonic_ns": float("nan"), "realtime_ns": float("inf")}, -1),
+        ({"monotonic_ns": 10**400, "realtime_ns": -(10**400)}, 10**400),
+    ],
+    ids=["endless", "late", "no numbers", "no 64 bits"],
+)
+def test_absurd_times_of_a_recording(tmp_path: Path, clock: dict[str, Any], end: int) -> None:
+    path = capture(tmp_path / "c", HEADER | {"clock": clock, "end_ns": end}, **rows())
+    assert reports(path)["folded"].endswith(" 3\n")
+
+
+def test_stacks_of_strangers_may_be_deep() -> None:
+    # given one stack on another, which step by step takes a minute
+    count = 200_000
+    none = np.zeros(1, np.int64)
+    parent = np.arange(count) - 1
+    tree = Tree((), parent, none, (), (), none, none, none, none, none, none)
+    # then
+    assert (tree.depth() == np.arange(count)).all()

@@ -14,12 +14,14 @@ from hypothesis import given, settings, strategies as st
 from iaprof.formats import iaprof_import
 from iaprof.formats.capture import MAX_TEXT_BYTES, CaptureError, CaptureReader
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.export import Export
 from iaprof.formats.folded import Folded
 from iaprof.formats.iaprof_import import import_text
 from iaprof.formats.iaprof_lines import Facts
 from iaprof.formats.iaprof_text import IaprofText
-from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, Shape, Writer
+from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, Shape
 from iaprof.formats.stalls import REASONS
+from iaprof.formats.writer import Writer
 from iaprof.report.attribution import MAX_INTERVALS
 from iaprof.report.samples import profile_of
 from unit.capturing import HEADER, capture
@@ -38,7 +40,7 @@ def read(text: bytes, folder: Path) -> tuple[CaptureReader, Facts]:
 
 def written(found: Profile, writer: Writer) -> str:
     out = io.StringIO()
-    writer.write(found, Shape(), out)
+    writer.write(Export(found), Shape(), out)
     return out.getvalue()
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from iaprof.formats.export import Export
 from iaprof.formats.folded import Folded
 from iaprof.formats.json_stacks import JsonStacks
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
@@ -64,7 +65,7 @@ NAMES = [
 
 def written(writer: JsonStacks | Folded, made: Profile, shape: Shape | None = None) -> str:
     out = io.StringIO()
-    writer.write(made, shape or Shape(), out)
+    writer.write(Export(made), shape or Shape(), out)
     return out.getvalue()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.export import Export
 from iaprof.formats.folded import Folded
 from iaprof.formats.profile import Shape
 from iaprof.formats.zebin import read_zebin
@@ -26,7 +27,7 @@ BASIC = {"bmg": 0x8000_FFBE_0000, "lnl": 0x8001_FFFE_5000, "ptl": 0x8001_FFFE_40
 def folded(path: Path, shape: Shape = Shape()) -> str:  # noqa: B008 (it is frozen)
     out = io.StringIO()
     with GpuModules() as modules:
-        Folded().write(build(CaptureReader(path), modules).profile, shape, out)
+        Folded().write(Export(build(CaptureReader(path), modules).profile), shape, out)
     return out.getvalue()
 
 

@@ -29,6 +29,7 @@ from iaprof.formats.capture import (
     CaptureWriter,
 )
 from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers import WRITERS
 from iaprof.report.archive import archive
@@ -403,7 +404,7 @@ def test_a_report_of_a_merged_capture_is_that_of_its_parts(two: list[Path], tmp_
     texts = []
     for report in reports:
         out = io.StringIO()
-        WRITERS["folded"].write(report.profile, Shape(), out)
+        WRITERS["folded"].write(Export(report.profile), Shape(), out)
         texts.append(out.getvalue().splitlines())
     assert texts[2] == sorted(texts[0] + texts[1])
     assert len(texts[2]) == 2

@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from iaprof.bpf.perf_event import Attr, open_event
 from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.export import Export
 from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.metric_values import decode
 from iaprof.formats.metrics import MISSING, How, Metric, busy, describe, describe_processes
@@ -689,7 +690,8 @@ def test_gauges_of_a_stranger_s_capture_are_numbers(tmp_path: Path) -> None:
 def test_iaprof_text_ends_intervals_with_gauges() -> None:
     rows = [Row(n, None, None, Code("mov", (), ()), 0, (1,) * 10) for n in (0, 2)]
     out = io.StringIO()
-    IaprofText().write(profile(rows, [0.0, 1.0, 2.0], {0: Gauges(2399.6, 99.4), 1: Gauges(7.0, 0.0)}), Shape(), out)
+    found = profile(rows, [0.0, 1.0, 2.0], {0: Gauges(2399.6, 99.4), 1: Gauges(7.0, 0.0)})
+    IaprofText().write(Export(found), Shape(), out)
     lines = [line for line in out.getvalue().splitlines() if line.startswith("metric")]
     assert lines == [
         "metric\tfrequency-MHz\t2400",

@@ -11,6 +11,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.iaprof_import import import_text
+from iaprof.report.exporting import fitting_interval
 from iaprof.report.merging import merge
 from iaprof.symbols.names import Naming
 from iaprof.symbols.rows import CaptureNames
@@ -254,3 +255,16 @@ def test_parts_are_told_apart_in_queries_and_counted_by_info(folder: Path) -> No
     assert [(part["label"], part["imported"], part["counts"]["stalls"]) for part in about["parts"]] == [
         ("node1", None, 1), ("node2", None, 3), ("text", "iaprof 2026.2", 0)]  # fmt: skip
     assert total(said(iaprof("report", folder / "all"))) == SAMPLES
+
+
+def test_pages_of_recordings_that_are_days_apart_have_longer_intervals(tmp_path: Path) -> None:
+    # given two recordings of seconds, three days apart
+    for host, begun_s in (("node1", 100), ("node2", 100 + 3 * 86_400)):
+        recorded(tmp_path / host, "alpha", host, (5, begun_s), stall(S, record(A + 8, sbid=3)), end_ns=8 * S)
+    merge([tmp_path / "node1", tmp_path / "node2"], tmp_path / "both")
+    # when
+    done = iaprof("report", tmp_path / "both", "-o", tmp_path / "page.html")
+    # then
+    assert done.code == 0, done.err
+    assert fitting_interval(CaptureReader(tmp_path / "both"), 0.02) * 30_000 > 3 * 86_400
+    assert fitting_interval(CaptureReader(tmp_path / "node1"), 0.02) == 0.02

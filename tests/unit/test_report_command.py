@@ -56,7 +56,7 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
         (("report", "{folder}/absent"), 1, "cannot be opened"),
         (("report", "{folder}/empty"), 1, "is empty"),
         (("report", "{folder}/text"), 1, "not an iaprof capture"),
-        (("report", "{folder}/c", "--format", "xml"), 2, "choose one of folded, iaprof"),
+        (("report", "{folder}/c", "--format", "xml"), 2, "choose one of folded, html"),
         (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "--format"),
         (("report", "{folder}/c", "-o", "{folder}/no/x.folded"), 1, "does not exist"),
         (("report", "{folder}/empty", "-o", "{folder}/x.folded"), 1, "is empty"),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.formats import folded_lines
+from iaprof.formats.export import Export
 from iaprof.formats.folded import Folded
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Code, Kernel, Launch, Profile, Shape
 from iaprof.formats.stalls import REASONS
@@ -34,7 +35,7 @@ PROFILE = profile(ROWS, (100.0, 101.5, 110.0))
 
 def written(made: Profile, shape: Shape) -> str:
     out = io.StringIO()
-    Folded().write(made, shape, out)
+    Folded().write(Export(made), shape, out)
     return out.getvalue()
 
 
@@ -180,7 +181,7 @@ def test_options(path: Path, words: str, text: str) -> None:
 
 
 ONCE = "--frames takes at least one part, and each once"
-ONLY_FOLDED = "--frames, --inverted and --percent-limit shape folded stacks: other formats have everything"
+NO_STACKS = "--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {} has none"
 PERCENTAGE = "--percent-limit takes a percentage, from 0 to 100"
 
 
@@ -191,14 +192,13 @@ PERCENTAGE = "--percent-limit takes a percentage, from 0 to 100"
         ("--frames=,", ONCE),
         ("--frames=pid,cpu,pid", ONCE),
         ("--frames=pid,\x1b[2J", f"--frames knows no part '\\x1b[2J': choose of {', '.join(PARTS)}"),
-        ("--frames=pid --json", ONLY_FOLDED),
-        ("--inverted --json", ONLY_FOLDED),
-        ("--percent-limit=1 --format=iaprof", ONLY_FOLDED),
+        ("--frames=pid --json", NO_STACKS.format("json")),
+        ("--inverted --json", NO_STACKS.format("json")),
+        ("--percent-limit=1 --format=iaprof", NO_STACKS.format("iaprof")),
+        ("--cpu-samples --format=iaprof", NO_STACKS.format("iaprof")),
         ("--percent-limit=-1", PERCENTAGE),
         ("--percent-limit=100.1", PERCENTAGE),
         ("--percent-limit=nan", PERCENTAGE),
-        ("--cpu-samples --max-stack=3", "--cpu-samples prints all of them as folded stacks: leave out filters, "
-         "--format and shapes"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense(path: Path, words: str, message: str) -> None:
@@ -288,7 +288,8 @@ def of_cpu(launched: Launch, part: str, shape: Shape) -> list[str]:
 
 def of_gpu(kernel: Kernel | None, code: Code, part: str) -> list[str]:
     if kernel is None:
-        return [f"{(*code.functions, '[unknown kernel]')[0]}_[G]"] * (part == "function")
+        known = code.functions[0] if code.functions else ""
+        return [f"{known or '[unknown kernel]'}_[G]"] * (part == "function")
     if part == "file":
         return [f"{kernel.file}_[G]"] * bool(kernel.file)
     if part == "function":

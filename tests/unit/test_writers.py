@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from iaprof.formats.export import Export
 from iaprof.formats.folded import Folded
 from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.profile import Code, Kernel, Launch, Shape, clean
@@ -21,7 +22,7 @@ ROWS = [
 
 def written(writer: Folded | IaprofText, rows: list[Row], shape: Shape | None = None) -> str:
     out = io.StringIO()
-    writer.write(profile(rows, [10.0, 11.0, 12.0]), shape or Shape(), out)
+    writer.write(Export(profile(rows, [10.0, 11.0, 12.0])), shape or Shape(), out)
     return out.getvalue()
 
 
@@ -128,3 +129,8 @@ def test_formats_by_extension() -> None:
     assert for_file(Path("x.folded")) is WRITERS["folded"]
     assert for_file(Path("x.iaprof.txt")) is WRITERS["iaprof"]
     assert for_file(Path("x.txt")) is None
+
+
+def test_iaprof_text_shortens_stacks_too() -> None:
+    row = ROWS[0]._replace(launch=Launch("app", 1, ("main", "run", "leaf")))
+    assert "[truncated];run;leaf\n" in written(IaprofText(), [row], Shape(max_stack=2))

@@ -1,0 +1,16 @@
+"""The user's browser."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+
+from iaprof.cli.summary import say
+
+
+def show(address: str) -> None:
+    """Opens an address in the browser, or says why the user has to."""
+    if os.geteuid() == 0:
+        say(f"iaprof: a browser is not started as root: open {address}")
+    elif not webbrowser.open(address):
+        say(f"iaprof: no browser was found here: open {address}")

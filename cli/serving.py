@@ -1,0 +1,117 @@
+"""A page on the loopback: for who cannot open a file, such as through a tunnel of ssh."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_TIMEOUT_S = 10.0  # for a request: who connects and says nothing must not stay
+_PIECE = 1 << 16  # bytes
+_MOST_AT_ONCE = 16  # requests
+_LOOK_S = 0.05  # whether it is over
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Server:
+    """Serves one page, read-only, to who knows its address: the last part of it is random."""
+
+    def __init__(self, page: bytes, content_type: str) -> None:
+        """Takes a free port of 127.0.0.1."""
+        self._token = secrets.token_urlsafe(24)
+        self._names: list[str] = []  # by which it may be asked for
+        self._http = _Server(("127.0.0.1", 0), self._handler(page, content_type))
+        self._port = int(self._http.server_address[1])
+        self._names += [f"127.0.0.1:{self._port}", f"localhost:{self._port}"]
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self._port}/{self._token}/"
+
+    def run(self, begun: Callable[[], None] = lambda: None) -> None:
+        """Serves until Ctrl-C or SIGTERM.
+
+        Args:
+            begun: called when the page can be asked for.
+        """
+
+        def stop(*_: object) -> None:
+            # `shutdown` waits for the loop to end, which this thread is in.
+            threading.Thread(target=self._http.shutdown, daemon=True).start()
+
+        before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            begun()
+            self._http.serve_forever(_LOOK_S)
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+            self._http.server_close()
+
+    def _handler(self, page: bytes, content_type: str) -> type[BaseHTTPRequestHandler]:
+        path, names = f"/{self._token}/".encode(), self._names
+
+        class Handler(BaseHTTPRequestHandler):
+            server_version, sys_version = "iaprof", ""
+            timeout = _TIMEOUT_S
+
+            def do_GET(self) -> None:
+                self._answer(with_page=True)
+
+            def do_HEAD(self) -> None:
+                self._answer(with_page=False)
+
+            def _answer(self, with_page: bool) -> None:
+                # A page elsewhere can have its own name lead here; what it then asks for has that name.
+                known = self.headers.get("Host") in names
+                if not known or not hmac.compare_digest(self.path.encode("utf-8", "surrogateescape"), path):
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(page)))
+                for name, value in _HEADERS.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if with_page:  # the timeout is that of each piece: through a tunnel all of it may take minutes
+                    for begin in range(0, len(page), _PIECE):
+                        self.wfile.write(page[begin : begin + _PIECE])
+
+            def log_message(self, *_: object) -> None:
+                """Says nothing: the terminal is for the address."""
+
+        return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        super().__init__(address, handler)
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
+        try:
+            super().process_request_thread(request, client)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        """Says nothing: a browser that goes away is no error."""

@@ -1,0 +1,77 @@
+// Puts the page together.
+
+function isDark() {
+  return document.documentElement.dataset.theme === "dark";
+}
+
+/** The page's colours: the system's, until the button is pressed. */
+function followTheme(tell) {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement, button = document.getElementById("theme");
+  let chosen = null;
+  const set = () => {
+    root.dataset.theme = chosen || (system.matches ? "dark" : "light");
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", isDark() ? "Light colours" : "Dark colours");
+    tell();
+  };
+  system.addEventListener("change", set);
+  button.onclick = () => {
+    chosen = isDark() ? "light" : "dark";
+    set();
+  };
+  set();
+}
+
+/** The title: what was recorded, on what, when. */
+function drawTitle(model) {
+  const { command, gpus, host, begun, seconds: length } = model.data.about;
+  const title = document.querySelector("h1");
+  title.textContent = title.title = command || gpus || host || "GPU stalls"; // long commands are cut
+  const facts = [command && gpus, (command || gpus) && host];
+  if (begun) facts.push(new Date(begun * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
+  if (length) facts.push(seconds(Number(length.toFixed(2))));
+  document.getElementById("subtitle").textContent = facts.filter(Boolean).join("  ·  ");
+  document.getElementById("headline").append(...model.data.about.headline.map((text) => made("span", "", text)));
+}
+
+async function openPage() {
+  let told = () => {};
+  followTheme(() => told());
+  // The payload stands behind this script, so that the page has its colours before all of it is read.
+  await new Promise((done) => document.addEventListener("DOMContentLoaded", done, { once: true }));
+  const element = (id) => document.getElementById(id);
+  const model = new Model(await readPayload(element("payload")));
+  element("payload").remove();
+  told = () => model.tell("theme");
+  drawTitle(model);
+  element("notes").append(...model.notes.map((note) => made("li", "", note)));
+  element("notes").hidden = !model.notes.length;
+  element("reading").remove();
+  element("content").hidden = false;
+  const page = { model, heat: null, flame: null };
+  if (model.intervals > 1) {
+    element("heat").hidden = false;
+    page.heat = new HeatMaps(model, element("heat"));
+  }
+  page.flame = new Flame(model, element("flame"));
+  for (const [id, draw] of [["timeline", drawTimeline], ["kernels", drawKernels], ["about", drawAbout]])
+    draw(model, element(id).querySelector("div"));
+  document.querySelector("header").after(...element("about").querySelectorAll(".about-warnings"));
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, select, textarea");
+    if (event.key === "/" && !typing) {
+      event.preventDefault();
+      page.flame.parts.search.focus();
+      page.flame.parts.search.select();
+    } else if (event.key === "Escape" && !typing) page.flame.back();
+  });
+  window.iaprof = Object.freeze(page); // for tests and curious readers
+  document.documentElement.dataset.ready = "yes";
+}
+
+openPage().catch((error) => {
+  const reading = document.getElementById("reading");
+  if (reading) reading.textContent = `This page cannot be shown: ${error.message}. It needs a browser of 2023 or later.`;
+  throw error;
+});

@@ -1,0 +1,233 @@
+"""What a report says about itself: what was recorded, on what, what is missing, and what a reader has to know first."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.export import About
+from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.profile import clean
+from iaprof.formats.quantities import and_more, counted, in_time, in_utc, or_dash, percent
+from iaprof.report.facts import Facts
+from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory
+from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording
+from iaprof.report.parts import whole_ns
+from iaprof.report.selection import Selection
+from iaprof.report.source_files import NO_SOURCES, SourceFiles
+
+_MUCH_LOST = 0.01  # of what there would have been
+_MUCH = 0.05  # of the samples
+_MOST_SHOWN = 3  # of many names
+_MOST_WARNINGS = 20
+_LONGEST = 2_000  # characters of one text
+
+
+def about(
+    capture: CaptureReader,
+    facts: Facts | None = None,
+    sources: SourceFiles = NO_SOURCES,
+    selection: Selection = Selection(),  # noqa: B008 (it is frozen)
+) -> About:
+    """Says it of a capture, and of a report of it.
+
+    Args:
+        capture: the open capture.
+        facts: of the report; None where it has no stalls.
+        sources: whose lines it has.
+        selection: which part of the capture it is about.
+    """
+    found = inventory(capture)
+    walls = [wall for part in capture.parts if (wall := wall_ns(part.header)) < UNKNOWN_WALL]
+    begun = min(walls, default=0) / 1e9
+    groups = (
+        (heading, tuple((name, _cut(text)) for name, text in said))
+        for heading, said in _groups(found, facts, selection)
+    )
+    return About(
+        host=_together(part.host for part in found.parts),
+        command=_together(shlex.join(part.command) for part in found.parts),
+        gpus=_gpu_names(found.parts),
+        begun=begun,
+        seconds=whole_ns(capture) / 1e9,
+        headline=[_cut(text) for text in _headline(found, facts)],
+        facts=[(heading, said) for heading, said in groups if said],
+        warnings=[_cut(text) for text in _warnings(found, facts, sources.newer_than(begun or math.inf))],
+    )
+
+
+def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
+    """The facts that matter most."""
+    if facts is not None:
+        said = dict(_report(found.parts, facts))
+        yield f"{facts.stalls:,} samples"
+        yield from (f"{name}: {said[name]}" for name in ("rate", "matched", "unmatched", "unnamed") if name in said)
+    yield f"lost: {', '.join(lost(found.losses[:_MOST_SHOWN]))}{and_more(len(found.losses) - _MOST_SHOWN)}"
+    costs = [part.cost.cpu_percent for part in found.parts if part.cost.cpu_percent is not None]
+    if costs:
+        yield f"recorder: {max(costs):.1f} % of one CPU"
+
+
+def _groups(found: Inventory, facts: Facts | None, selection: Selection) -> Iterator[tuple[str, Iterable[Fact]]]:
+    parts = found.parts
+    yield "Recording", _parts(parts) if found.merged else recording(parts[0])
+    yield "GPUs", _gpus(parts, found.merged)
+    if facts is not None:
+        yield "This report", [*_report(parts, facts), *_only(selection)]
+    yield "Holds", ((name, " ".join(text.split())) for name, text in holds(found.counts))
+    yield "Lost", (("", text) for text in lost(found.losses))
+    if found.merged:
+        yield "Own cost", ((part.label, text) for part in parts[:MOST_ROWS] if (text := _cost_of(part)))
+    else:
+        yield "Quality", quality(parts[0])
+        yield "Own cost", own_cost(parts[0].cost)
+
+
+def _parts(parts: Sequence[Part]) -> Iterator[Fact]:
+    for part in parts[:MOST_ROWS]:
+        said = [
+            part.begun and in_utc(part.begun),
+            part.duration_s is not None and in_time(part.duration_s),
+            f"{or_dash(part.counts['stalls'])} stall records",
+            part.losses and counted(len(part.losses), "kind") + " of loss",
+            shlex.join(part.command),
+        ]
+        yield part.label, ", ".join(str(each) for each in said if each)
+    if len(parts) > MOST_ROWS:
+        yield "", and_more(len(parts) - MOST_ROWS).strip(", ")
+
+
+def _gpus(parts: Sequence[Part], several: bool) -> Iterator[Fact]:
+    streams = [(part.label if several else "", stream) for part in parts for stream in part.streams]
+    for label, stream in streams[:MOST_ROWS]:
+        said = [
+            stream.name or stream.generation,
+            stream.ip_version and f"ip {stream.ip_version}",
+            stream.pci_address,
+            stream.tile is not None and f"tile {stream.tile}",
+            stream.gt is not None and f"GT {stream.gt}",
+            stream.xecores is not None and counted(stream.xecores, "XeCore"),
+        ]
+        yield f"{label} {_device(stream)}".strip(), ", ".join(str(each) for each in said if each)
+    if len(streams) > MOST_ROWS:
+        yield "", and_more(len(streams) - MOST_ROWS).strip(", ")
+
+
+def _device(stream: Stream) -> str:
+    return stream.card or os.path.basename(stream.device) or "GPU"
+
+
+def _gpu_names(parts: Sequence[Part]) -> str:
+    """Each GPU once, however many streams it has."""
+    names: dict[tuple[str, str], str] = {}
+    for part in parts:
+        for stream in part.streams:
+            gpu = part.host, stream.pci_address or stream.device or stream.card
+            names[gpu] = names.get(gpu) or stream.name or stream.generation
+    counts = Counter(name for name in names.values() if name)
+    return _together(name if count == 1 else f"{count:,}x {name}" for name, count in counts.items())
+
+
+def _report(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
+    yield "samples", f"{facts.stalls:,} in {counted(facts.records, 'stall record')}"
+    streams = [stream for part in parts for stream in part.streams]
+    if cycles := sorted({stream.rate_cycles for stream in streams if stream.rate_cycles}):
+        yield "rate", f"one sample in {' or '.join(f'{each:,}' for each in cycles[:MOST_ROWS])} GPU cycles"
+    if kept := sorted({stream.subsample for stream in streams} - {1}):
+        yield "scaled", ", ".join(f"one record of {number:,} stands for all" for number in kept[:MOST_ROWS])
+    if not facts.stalls:
+        return
+    shares = facts.matched.shares()
+    ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
+    yield (
+        "matched",
+        f"{percent(shares['kernel'])} to a kernel, {percent(shares['instruction'])} to an instruction, "
+        f"{percent(shares['stack'])} to one stack{ambiguous}",
+    )
+    yield "unmatched", f"{facts.unknown_kernel:,} in no known kernel, {facts.no_launch:,} without a launch"
+    unnamed = [module for module in facts.cpu_modules if module.unnamed]
+    files = _together(
+        f"{clean(os.path.basename(module.names.module.path)) or 'code without a file'} {percent(module.unnamed)}"
+        for module in unnamed
+    )
+    yield "unnamed", f"of the samples with a stack, frames in {files}" if files else "no frame of a stack"
+
+
+def _only(selection: Selection) -> Iterator[Fact]:
+    """What was chosen; nothing where it is all."""
+    chosen: list[tuple[str, Iterable[object]]] = [
+        ("pid", sorted(selection.pids)),
+        ("tid", sorted(selection.tids)),
+        ("process", sorted(selection.comms)),
+        ("kernel", [selection.kernel.pattern] if selection.kernel else ()),
+        ("device", selection.devices),
+        ("reason", sorted(selection.reasons)),
+        ("cgroup", selection.cgroups),
+    ]
+    said = [f"{name} {' or '.join(map(str, values))}" for name, values in chosen if values]
+    if (moments := selection.moments) is not None:
+        unit, scale = ("%", 100) if moments.shares else (" s", 1)
+        end = f"{moments.end * scale:g}{unit}" if math.isfinite(moments.end) else "the end"
+        said.insert(0, f"{moments.begin * scale:g}{unit} to {end}")
+    if said:
+        yield "only", clean(", ".join(said))
+
+
+def _cost_of(part: Part) -> str:
+    return "; ".join(f"{name} {text}" for name, text in own_cost(part.cost))
+
+
+def _warnings(found: Inventory, facts: Facts | None, newer: Sequence[str]) -> list[str]:
+    """What is wrong with all of it, the worst first."""
+    losses = [text for loss in found.losses if (text := _loss_warning(loss, found.counts))]
+    said = [*losses, *(_report_warnings(facts) if facts is not None else ())]
+    said += [clean(f"{path} was changed after the recording began: its lines may be others") for path in newer]
+    if len(said) > _MOST_WARNINGS:
+        said[_MOST_WARNINGS:] = [f"and {len(said) - _MOST_WARNINGS:,} more warnings"]
+    return said
+
+
+def _loss_warning(loss: Loss, counts: dict[str, int | None]) -> str:
+    """What to say of a loss; nothing where it is small."""
+    what = next(lost([loss]))
+    if loss.count is None:
+        return f"lost while recording: {what}"
+    kinds = {"stalls": "stalls", "launches": "launches", "stacks": "stacks", "kernels": "modules"}
+    kind = next((kind for name, kind in kinds.items() if loss.source.startswith(name)), None)
+    there = counts[kind] if kind else None
+    if there is None:
+        return f"lost while recording: {what}"
+    share = loss.count / max(loss.count + there, 1)
+    return f"lost while recording: {what}, {percent(share)} of all" if share > _MUCH_LOST else ""
+
+
+def _report_warnings(facts: Facts) -> Iterator[str]:
+    if not facts.stalls:
+        yield "there are no stalls"
+        return
+    shares = facts.matched.shares()
+    unknown, unlaunched = facts.unknown_kernel / facts.stalls, facts.no_launch / facts.stalls
+    undecoded = shares["kernel"] - shares["instruction"]
+    if unknown > _MUCH:
+        yield f"{percent(unknown)} of the samples are in no known kernel"
+    if unlaunched > _MUCH:
+        yield f"{percent(unlaunched)} of the samples are in kernels of which no launch was recorded: no stack is known"
+    if undecoded > _MUCH:
+        yield f"{percent(undecoded)} of the samples are at instructions that could not be decoded"
+    for problem, paths in facts.problems.items():
+        more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        yield clean(f"{paths[0]}{more}: {problem}")
+
+
+def _together(names: Iterable[str]) -> str:
+    """The first of these names, each once."""
+    known = list(dict.fromkeys(name for name in names if name))
+    return _cut(", ".join(known[:_MOST_SHOWN]) + and_more(len(known) - _MOST_SHOWN))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

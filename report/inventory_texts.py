@@ -1,0 +1,127 @@
+"""What a capture's inventory says, in words: for `iaprof info`, and for what a report says about itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+
+if TYPE_CHECKING:
+    from iaprof.report.inventory import Cost, Loss, Part
+
+MOST_ROWS = 50  # of one group
+_COUNTS = {
+    "stalls": "stall records",
+    "imported_samples": "imported rows",
+    "launches": "launches",
+    "stacks": "stacks",
+    "modules": "GPU modules",
+    "mappings": "mappings",
+    "process_events": "process events",
+    "cpu_samples": "CPU samples",
+    "metrics": "metrics",
+    "symbols": "symbols",
+}
+_MATCHED = {
+    "kernel": "to a kernel",
+    "instruction": "to an instruction",
+    "stack": "to one stack",
+    "ambiguous": "ambiguous",
+}
+Fact = tuple[str, str]
+"""A name, and what is to be said of it."""
+
+
+def recording(part: Part) -> Iterator[Fact]:
+    """Where, when and how it was recorded."""
+    if part.host or part.kernel:
+        about = [part.kernel and f"Linux {part.kernel}", part.machine, part.cpus and counted(part.cpus, "CPU")]
+        said = ", ".join(str(each) for each in about if each)
+        yield "host", f"{part.host} ({said})" if said else part.host
+    if part.command:
+        yield "command", shlex.join(part.command)
+    if part.arguments:
+        yield "recorded by", shlex.join(part.arguments)
+    if part.iaprof:
+        yield "version", f"iaprof {part.iaprof}" + (f", Python {part.python}" if part.python else "")
+    if part.begun:
+        yield "begun", in_utc(part.begun)
+    if part.duration_s is not None:
+        yield "duration", in_time(part.duration_s)
+    if part.paused:
+        yield "paused", f"{counted(part.paused, 'time')}, {in_time(part.paused_s)}"
+    if part.scope is not None:
+        yield "processes", ", ".join(map(str, part.scope[:MOST_ROWS])) + and_more(len(part.scope) - MOST_ROWS)
+    if kept := sorted({stream.subsample for stream in part.streams} - {1}):
+        yield "kept", ", ".join(f"one record of {number:,}" for number in kept)
+    if part.part:
+        yield "file", f"number {part.part:,} of the recording; the first one is 0"
+    if part.imported is not None:
+        yield "imported", "from " + (part.imported or "another profiler's text")
+    if part.redacted:
+        yield "redacted", "names are hashes"
+    if part.recovered:
+        yield "recovered", "from the spool of a recording that did not end"
+
+
+def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
+    """How much there is of everything."""
+    remarks = {
+        "stalls": _remark("in ", counts["stall_reads"], "read"),
+        "launches": _remark("and ", counts["carried_launches"], "launch", "launches", " from before this file"),
+        "symbols": _remark("in ", counts["named_modules"], "file"),
+    }
+    found = {name: "unknown" if (count := counts[name]) is None else f"{count:,}" for name in _COUNTS}
+    shown = [name for name in _COUNTS if counts[name] != 0 or remarks.get(name)] or ["stalls"]
+    width = max(len(found[name]) for name in shown)
+    for name in shown:
+        yield _COUNTS[name], f"{found[name]:>{width}}  {remarks.get(name, '')}".rstrip()
+
+
+def _remark(before: str, number: int | None, what: str, many: str = "", behind: str = "") -> str:
+    return f"{before}{counted(number, what, many)}{behind}" if number else ""
+
+
+def lost(losses: list[Loss]) -> Iterator[str]:
+    """What is missing, or that nothing is."""
+    for loss in losses[:MOST_ROWS]:
+        how_many = "an unknown number" if loss.count is None else f"{loss.count:,}"
+        times = "" if loss.events is None else f", {counted(loss.events, 'time')}"
+        what = f"{loss.source} {loss.what}".strip() or "something that the header does not describe"
+        yield f"{what}: {how_many}{times}"
+    if len(losses) > MOST_ROWS:
+        yield f"and {len(losses) - MOST_ROWS:,} more"
+    if not losses:
+        yield "nothing"
+
+
+def quality(part: Part) -> Iterator[Fact]:
+    """What recording itself found of names and places."""
+    matched = part.matched or {}
+    if shares := [f"{100 * matched[what]:.1f} % {text}" for what, text in _MATCHED.items() if what in matched]:
+        yield "matched", ", ".join(shares)
+    if (symbols := part.symbols) is not None:
+        named = f"{or_dash(symbols.named)} of {or_dash(symbols.addresses)} CPU addresses"
+        yield "named", f"{named} in {or_dash(symbols.modules)} files"
+
+
+def own_cost(cost: Cost) -> Iterator[Fact]:
+    """What the recorder took."""
+    if cost.cpu_s is not None:
+        parts = [f"{in_time(cost.cpu_s)} recording"]
+        if cost.cpu_percent is not None:
+            parts[0] += f" ({cost.cpu_percent:.1f} % of one CPU)"
+        if cost.compile_cpu_s is not None:
+            parts.append(f"{in_time(cost.compile_cpu_s)} of it compiling BPF")
+        if cost.finish_cpu_s is not None:
+            parts.append(f"{in_time(cost.finish_cpu_s)} writing the capture")
+        yield "CPU", ", ".join(parts)
+    if cost.probe_ns_per_launch is not None:
+        yield "probes", f"{cost.probe_ns_per_launch / 1000:,.1f} µs a launch"
+    if cost.peak_bytes is not None:
+        more = "" if cost.finish_peak_bytes is None else f", {in_bytes(cost.finish_peak_bytes)} writing the capture"
+        yield "memory", f"{in_bytes(cost.peak_bytes)} recording{more}"
+    if cost.spool_bytes is not None:
+        yield "spool", in_bytes(cost.spool_bytes)

@@ -1,0 +1,160 @@
+"""Trace Event JSON, held against what the document "Trace Event Format" says; trace viewers cannot be had offline."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iaprof.cli.main import main
+from iaprof.formats.export import About, Export
+from iaprof.formats.profile import Shape
+from iaprof.formats.stalls import REASONS
+from iaprof.formats.writers import WRITERS
+from iaprof.report.exporting import nothing
+from iaprof.report.merging import merge
+from unit.capturing import HEADER, capture, launch, record, stall
+from unit.timelines import export
+
+Event = dict[str, Any]
+
+
+def document(given: Export) -> dict[str, Any]:
+    out = io.StringIO()
+    WRITERS["chrome"].write(given, Shape(), out)
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def events(given: Export, phase: str) -> list[Event]:
+    return [event for event in document(given)["traceEvents"] if event["ph"] == phase]
+
+
+def curve(given: Export, name: str) -> list[tuple[float, dict[str, float]]]:
+    return [(event["ts"], event["args"]) for event in events(given, "C") if event["name"] == name]
+
+
+def test_each_event_has_what_the_published_document_asks_for_as_viewers_cannot_be_had_offline() -> None:
+    # given the fields that the document says an event of each phase has
+    asked: dict[str, dict[str, Any]] = {
+        "M": {"name": str, "pid": int, "tid": int, "args": dict},
+        "C": {"name": str, "pid": int, "ts": float, "args": dict},
+        "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": float, "dur": float, "args": dict},
+    }
+    # when
+    found = document(export())
+    # then
+    assert found["displayTimeUnit"] in ("ms", "ns")
+    assert found["otherData"]["command"] == "app --fast"
+    for event in found["traceEvents"]:
+        for name, type_ in asked[event["ph"]].items():
+            assert type(event[name]) is type_, (event, name)
+    assert Counter(event["ph"] for event in found["traceEvents"]).keys() == asked.keys()
+
+
+def test_counters_have_the_totals_of_the_profile() -> None:
+    given = export()
+    by_reason = curve(given, "stalls per 0.1 s, by reason")
+    assert all(tuple(args) == REASONS for _, args in by_reason)
+    sums = [sum(args[reason] for _, args in by_reason) for reason in REASONS]
+    assert sums == given.profile.counts.sum(axis=0).tolist()
+    assert curve(given, "stalls per 0.1 s") == [
+        (0, {"samples": 8}),
+        (100_000, {"samples": 0}),
+        (700_000, {"samples": 9}),
+        (800_000, {"samples": 0}),
+    ]
+    assert curve(given, "CPU samples per 0.1 s") == [
+        (100_000, {"samples": 4}),
+        (200_000, {"samples": 6}),
+        (300_000, {"samples": 0}),
+    ]
+    assert curve(given, "frequency-actual") == [(50_000, {"MHz": 400.0}), (150_000, {"MHz": 2400.5})]
+
+
+def test_launches_are_slices_that_do_not_overlap() -> None:
+    found = events(export(), "X")
+    assert sum(event["args"]["launches"] for event in found) == 109
+    ends: dict[tuple[int, int], float] = {}
+    for event in sorted(found, key=lambda event: event["ts"]):
+        row = event["pid"], event["tid"]
+        assert event["ts"] > ends.get(row, -1)
+        ends[row] = event["ts"] + event["dur"]
+    assert found[0] == {
+        "ph": "X",
+        "name": "matmul \u00d7100",
+        "cat": "launches",
+        "pid": 7,
+        "tid": 7,
+        "ts": 0.0,
+        "dur": 300_000.0,
+        "args": {"launches": 100},
+    }
+
+
+def rows(given: Export) -> list[str]:
+    """Process and thread of each row of slices."""
+    names = {(e["name"], e["pid"], e["tid"]): e["args"].get("name") for e in events(given, "M")}
+    pairs = dict.fromkeys((event["pid"], event["tid"]) for event in events(given, "X"))
+    return [f"{names['process_name', pid, 0]} | {names['thread_name', pid, tid]}" for pid, tid in pairs]
+
+
+def test_rows_say_process_thread_and_kernel() -> None:
+    assert rows(export())[:3] == ["app | app 7: matmul", "app | app 7: reduce", "app | worker 9: matmul"]
+
+
+def test_processes_of_several_machines_are_several() -> None:
+    found = rows(export(hosts=("one", "two")))
+    assert [row.split(" ")[0] for row in found] == ["one", "one", "one", "two"]
+
+
+def test_hostile_names_are_escaped_and_the_document_is_ascii() -> None:
+    out = io.StringIO()
+    WRITERS["chrome"].write(export(), Shape(), out)
+    assert out.getvalue().isascii()
+    names = [event["name"] for event in document(export())["traceEvents"]] + rows(export())
+    assert any("\\x1b[2J" in name for name in names)
+    assert all(name.isprintable() for name in names)
+
+
+def test_a_capture_of_nothing_is_a_document_without_curves() -> None:
+    assert {event["ph"] for event in document(Export(nothing(), About(), 0.1))["traceEvents"]} == {"M"}
+
+
+@pytest.mark.parametrize(
+    ("time", "hosts", "seconds"), [([], {"one", "two"}, {1, 91}), (["--time=50%-100%"], {"two"}, {91})]
+)
+def test_the_verb_shows_all_of_a_merged_capture_or_a_share_of_the_time_of_all(
+    time: list[str], hosts: set[str], seconds: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given recordings of two machines, ten seconds each, the second one begun 90 s later
+    second = 1_000_000_000
+    for name, wall in (("one", 100), ("two", 190)):
+        about = HEADER | {"host": {"name": name, "boot_id": name}, "end_ns": 11 * second}
+        about["clock"] = {"monotonic_ns": second, "realtime_ns": wall * second}
+        metric = {"time_ns": 2 * second, "stream": 0, "pid": None, "name": "power-a-W", "value": 5.0}
+        capture(
+            tmp_path / name,
+            about,
+            stall=[stall(2 * second + 9, record(0x1000, sbid=3), begin_ns=2 * second)],
+            launch=[launch(2 * second, 7, 0x1000, name=name)],
+            metric=[metric],
+        )
+    merge([tmp_path / "one", tmp_path / "two"], tmp_path / "m")
+    # when
+    out = tmp_path / "x.trace.json"
+    monkeypatch.setattr("sys.argv", ["iaprof", "report", str(tmp_path / "m"), "-q", "-o", str(out), *time])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    # then launches, metrics and stalls are of the same time
+    assert not ended.value.code
+    found = json.loads(out.read_text())["traceEvents"]
+    assert {event["name"] for event in found if event["ph"] == "X"} == hosts
+    assert {event["ts"] // 1e6 for event in found if event["ph"] == "X"} == seconds
+    assert {event["ts"] // 1e6 for event in found if event["name"].startswith("power")} == seconds
+    stalled = {event["ts"] // 1e6 for event in found if event["args"].get("samples")}
+    assert stalled == seconds

@@ -1,0 +1,454 @@
+"""Flame graphs as SVG: sums and places, and the picture in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page
+
+from browser import chromium, opened
+from iaprof.formats.export import About, CpuSamples, Export
+from iaprof.formats.flame_layout import SMALLEST, Layout, frame_key, laid_out
+from iaprof.formats.flame_picture import draw
+from iaprof.formats.flame_svg import FlameSvg
+from iaprof.formats.folded import Folded
+from iaprof.formats.profile import Code, Kernel, Launch, Shape
+from iaprof.formats.trees import stall_tree
+from unit.profiles import Row, counts, profile
+
+SVG = "{http://www.w3.org/2000/svg}"
+KERNEL = Kernel(0x8000FFBE0000, "matmul", "matmul.cl")
+LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))
+OTHER = Launch("app", 42, ("main", "ns::idle()"))
+SEND, MOV = Code("send", ("matmul", "dot(float)"), (4, 9)), Code("mov", ("matmul",), (0,))
+ROWS = [
+    Row(0, LAUNCH, KERNEL, SEND, 0x10, counts(active=5, sbid=55)),
+    Row(0, LAUNCH, KERNEL, MOV, 0x20, counts(tdr=20)),
+    Row(0, OTHER, KERNEL, MOV, 0x20, counts(tdr=20)),
+]
+SHORT = Shape(parts=("process", "cpu", "function", "reason"))
+SHORT_OPS = Shape(parts=("process", "instruction"))
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "]]><script>alert(2)</script>",
+    "</title></style><image href='x' onerror='alert(3)'/>",
+    "\"><rect onload=alert(4) x='",
+    "&lt;b&gt; &#x3c; %3Cscript%3E",
+    "right‮to left\x1b[31m\x00\ud800\ufffe\n",
+    "日本語" * 40,
+    "\U0001f525" * 100,
+    "",
+)
+
+
+def export(rows: list[Row] = ROWS, about: About | None = None) -> Export:
+    return Export(profile(rows), about or About(host="lab-3", command="./app --fast", gpus="Arc B580"))
+
+
+def written(made: Export, shape: Shape = SHORT) -> str:
+    out = io.StringIO()
+    FlameSvg().write(made, shape, out)
+    return out.getvalue()
+
+
+def boxes(layout: Layout) -> list[list[tuple[str, int, int]]]:
+    return [[(box.text, box.x, box.width) for box in row] for row in layout.rows]
+
+
+def frames_in(svg: str) -> list[ElementTree.Element]:
+    group = ElementTree.fromstring(svg).find(f"{SVG}g[@id='frames']")
+    assert group is not None
+    return group.findall(f"{SVG}g/{SVG}g")
+
+
+class TestLayout:
+    def test_of_a_few_stacks(self) -> None:
+        layout = laid_out(stall_tree(profile(ROWS), SHORT, frame_key, marked=True))
+        assert boxes(layout) == [
+            [("all", 0, 100)],
+            [("app", 0, 100)],
+            [("main", 0, 100)],
+            [("ns::idle()", 0, 20), ("run(int)", 20, 80)],
+            [("-", 0, 20), ("do_syscall_64", 20, 80)],
+            [("matmul", 0, 20), ("-", 20, 80)],
+            [("tdr", 0, 20), ("matmul", 20, 80)],
+            [("dot(float)", 20, 60), ("tdr", 80, 20)],
+            [("active", 20, 5), ("sbid", 25, 55)],
+        ]
+        assert (layout.total, layout.left_out) == (100, 0)
+
+    def test_what_is_too_small_is_added_up_per_parent(self) -> None:
+        # When stacks below 10 % and 25 % of all are too small
+        some = laid_out(stall_tree(profile(ROWS), SHORT, frame_key, marked=True), 10)
+        more = laid_out(stall_tree(profile(ROWS), SHORT, frame_key, marked=True), 25)
+        # Then what is below the limit together has no box, and the rest of a parent has one
+        assert boxes(some)[-1] == [("sbid", 20, 55)]
+        assert some.left_out == 1
+        assert boxes(more)[3:5] == [[("run(int)", 0, 80)], [("do_syscall_64", 0, 80)]]
+        # When others are as small as that
+        rows = [*ROWS, Row(0, LAUNCH, KERNEL, SEND, 0x10, counts(sync=6, send=7))]
+        joined = laid_out(stall_tree(profile(rows), SHORT, frame_key, marked=True), 10)
+        # Then their sum has a box
+        assert boxes(joined)[-1] == [("sbid", 20, 55), ("[below 10 %]", 75, 18)]
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_equals_a_plain_one(self, seed: int) -> None:
+        # Given a profile by chance, and its folded stacks
+        made = random_export(seed)
+        shape = Shape(inverted=seed % 2 == 1)
+        limit = (0, 0.5, 3, 20)[seed % 4]
+        folded = io.StringIO()
+        Folded().write(made, shape, folded)
+        stacks = [line.rpartition(" ") for line in folded.getvalue().splitlines()]
+        # When it is laid out
+        layout = laid_out(stall_tree(made.profile, shape, frame_key, marked=True), limit)
+        # Then it is as when the stacks are taken one by one
+        plain = [([re.sub(r"_\[[kGg]\]$", "", each) for each in stack.split(";")], int(n)) for stack, _, n in stacks]
+        assert boxes(layout) == plain_layout(plain, max(limit, SMALLEST))
+        assert layout.total == int(made.profile.counts.sum())
+
+    def test_the_limit_grows_until_the_file_is_small_enough(self) -> None:
+        # Given a thousand instructions, each with one sample more than the one before
+        codes = [Code(f"op{n}", ("matmul",), (0,)) for n in range(1000)]
+        rows = [Row(0, LAUNCH, KERNEL, code, 0, counts(sbid=n + 1)) for n, code in enumerate(codes)]
+        tree = stall_tree(profile(rows), SHORT_OPS, frame_key, marked=True)
+        # When the file has room for some hundreds
+        layout = laid_out(tree, most_bytes=200_000)
+        # Then it has the largest, and one for all the others
+        *kept, (text, x, width) = boxes(layout)[-1]
+        sizes = sorted(each for _, _, each in kept)
+        assert len(kept) > 300
+        assert sizes == list(range(sizes[0], 1001))
+        assert (text, x, width) == (f"[below {layout.limit:g} %]", sum(sizes), layout.total - sum(sizes))
+        assert 100 * (sizes[0] - 1) < layout.limit * layout.total <= 100 * sizes[0]
+        assert layout.left_out == sizes[0] - 1
+        out = io.StringIO()
+        draw(layout, About(), Shape(), out)
+        assert 50_000 < len("".join(re.findall("<g class.*", out.getvalue()))) < 200_000
+
+    def test_deep_stacks_end_somewhere(self) -> None:
+        deep = Launch("app", 42, tuple(f"f{n}" for n in range(3000)))
+        layout = laid_out(
+            stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key, marked=True)
+        )
+        assert len(layout.rows) == 1002
+        assert boxes(layout)[-1] == [("[below 0.01 %]", 0, 3)]
+
+    def test_of_nothing(self) -> None:
+        assert boxes(laid_out(stall_tree(profile([]), SHORT, frame_key, marked=True))) == [[("all", 0, 0)]]
+
+
+def random_export(seed: int) -> Export:
+    chance = random.Random(seed)
+    launches = [
+        Launch(chance.choice("pq"), chance.choice((1, 2)), tuple(chance.choices(("a", "b::c", "d(int)", "e"), k=depth)))
+        for depth in (0, 1, 3, 3, 6)
+    ]
+    kernels = [Kernel(0x1000 * n, f"kernel{n}", chance.choice(("", "x.cl"))) for n in range(3)]
+    codes = [Code(f"op{n}", ("kernel",) * (n % 2) + ("inlined",), (0,) * (n % 2 + 1)) for n in range(4)]
+    rows = [
+        Row(
+            0,
+            chance.choice(launches),
+            chance.choice(kernels),
+            chance.choice(codes),
+            chance.randrange(5) * 16,
+            counts(sbid=int(10 ** (4 * chance.random())), send=chance.randrange(3)),
+        )
+        for _ in range(chance.choice((3, 30, 200)))
+    ]
+    return Export(profile(rows))
+
+
+def plain_layout(stacks: list[tuple[list[str], int]], limit: float) -> list[list[tuple[str, int, int]]]:
+    whole = sum(count for _, count in stacks)
+    rows: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+
+    def place(text: str, inside: list[tuple[list[str], int]], x: int, depth: int) -> None:
+        rows[depth].append((text, x, sum(count for _, count in inside)))
+        below = defaultdict(list)
+        for stack, count in inside:
+            if stack:
+                below[stack[0]].append((stack[1:], count))
+        rest = 0
+        for child in sorted(below):
+            width = sum(count for _, count in below[child])
+            if 100 * width >= limit * whole:
+                place(child, below[child], x, depth + 1)
+                x += width
+            else:
+                rest += width
+        if rest and 100 * rest >= limit * whole:
+            rows[depth + 1].append((f"[below {limit:g} %]", x, rest))
+
+    place("all", stacks, 0, 0)
+    return [sorted(rows[depth], key=lambda box: box[1]) for depth in sorted(rows)]
+
+
+class TestFile:
+    def test_frames_as_they_are_written(self) -> None:
+        rows = [ROWS[0]._replace(counts=counts(sbid=30)), ROWS[1]._replace(counts=counts(tdr=10))]
+        text = written(export(rows), Shape(parts=("process", "reason")))
+        frames = text[text.index('<g id="frames"') : text.index('<g id="head"')]
+        assert frames == (
+            '<g id="frames" data-pad="10" data-letter="7.25" data-inverted="0">\n'
+            '<g transform="translate(0,153)">\n'
+            '<g class="k0" data-x="0" data-w="40"><title>all (40 samples, 100.00 %)</title>'
+            '<rect x="10.00" width="979.50" height="16"/><text x="13.00" y="12">all</text></g>\n'
+            '</g>\n<g transform="translate(0,136)">\n'
+            '<g class="k0" data-x="0" data-w="40"><title>app (40 samples, 100.00 %)</title>'
+            '<rect x="10.00" width="979.50" height="16"/><text x="13.00" y="12">app</text></g>\n'
+            '</g>\n<g transform="translate(0,119)">\n'
+            '<g class="k0" data-x="0" data-w="40"><title>- (40 samples, 100.00 %)</title>'
+            '<rect x="10.00" width="979.50" height="16"/><text x="13.00" y="12">-</text></g>\n'
+            '</g>\n<g transform="translate(0,102)">\n'
+            '<g class="k7" data-x="0" data-w="30"><title>sbid (GPU instruction, 30 samples, 75.00 %)</title>'
+            '<rect x="10.00" width="734.50" height="16"/><text x="13.00" y="12">sbid</text></g>\n'
+            '<g class="k7" data-x="30" data-w="10"><title>tdr (GPU instruction, 10 samples, 25.00 %)</title>'
+            '<rect x="745.00" width="244.50" height="16"/><text x="748.00" y="12">tdr</text></g>\n'
+            "</g>\n</g>\n"
+        )
+
+    def test_what_is_said_above(self) -> None:
+        about = About("lab-3", "./app --fast", "Arc B580", 1_700_000_000.0, 12.34, (), ["2 % lost"])
+        made = ElementTree.fromstring(written(export(about=about), Shape(percent_limit=10)))
+        lines = [line[0].text for line in made.iter(f"{SVG}text") if "data-letter" in line.attrib]
+        assert lines == [
+            "./app --fast",
+            "Arc B580 · lab-3 · 2023-11-14 22:13:20 UTC · 12.3 s",
+            "100 samples of GPU stalls · 2 frames below 10 % not drawn",
+            "2 % lost",
+        ]
+        legend = made.find(f".//{SVG}g[@id='legend']")
+        assert legend is not None
+        assert [text.text for text in legend.iter(f"{SVG}text")] == [
+            "process", "C++", "C", "OS kernel", "GPU source", "GPU instruction",
+        ]  # fmt: skip
+
+    def test_cpu_samples(self) -> None:
+        columns = (np.array([0, 1]), np.zeros(2, np.int64), np.array([7, 3]))
+        text = written(
+            Export(profile([]), cpu=CpuSamples([LAUNCH, OTHER], *columns)), Shape(parts=("cpu",), cpu_samples=True)
+        )
+        assert [frame[0].text for frame in frames_in(text)] == [
+            "all (10 samples, 100.00 %)",
+            "main (C, 10 samples, 100.00 %)",
+            "ns::idle() (C++, 3 samples, 30.00 %)",
+            "run(int) (C++, 7 samples, 70.00 %)",
+            "do_syscall_64 (OS kernel, 7 samples, 70.00 %)",
+        ]
+        assert "10 CPU samples" in text
+
+    def test_is_well_formed_whatever_names_are(self) -> None:
+        text = written(hostile())
+        titles = [frame[0].text or "" for frame in frames_in(text)]
+        for name in HOSTILE[:5]:
+            assert any(title.startswith(f"{name} (") for title in titles), name
+        assert "right\\u202eto left\\x1b[31m\\x00\\ud800\\ufffe\\x0a (C, 1 samples, 11.11 %)" in titles
+
+    def test_of_nothing_is_a_picture(self) -> None:
+        assert frames_in(written(export([])))[0][0].text == "all (0 samples, 0.00 %)"
+
+
+def hostile() -> Export:
+    rows = [
+        Row(0, Launch(name, 1, (name,)), Kernel(0, name, name), Code(name, (name,), (0,)), 0, counts(sbid=1))
+        for name in HOSTILE
+    ]
+    return export(rows, About("<host>&", "]]>", '"gpu"', warnings=[HOSTILE[0]]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    with opened(browser, saved(tmp_path, written(export())), 1000, 800) as page:
+        yield page
+
+
+def saved(folder: Path, text: str) -> Path:
+    path = folder / "flame.svg"
+    path.write_text(text)
+    return path
+
+
+def shown(page: Page) -> dict[str, tuple[int, int]]:
+    """Left and right edge of each frame that can be seen, by its text in the file; the first of a name."""
+    found = page.evaluate(
+        """() => Array.from(document.querySelectorAll("#frames > g > g"))
+            .filter((each) => each.getClientRects().length)
+            .map((each) => [each, each.querySelector("rect").getBoundingClientRect()])
+            .map(([each, place]) => [each.querySelector("title").textContent, place.left, place.right])"""
+    )
+    return {title.rpartition(" (")[0]: (round(left), round(right)) for title, left, right in reversed(found)}
+
+
+def focused(page: Page) -> str:
+    return page.evaluate("document.activeElement.querySelector('title')?.textContent ?? ''").rpartition(" (")[0]
+
+
+def frame(page: Page, name: str) -> None:
+    page.locator("#frames > g > g", has_text=name).first.click()
+
+
+class TestInABrowser:
+    def test_zoom_and_reset(self, page: Page) -> None:
+        # Given the whole picture
+        whole = shown(page)
+        assert whole["run(int)"] == (206, 990)
+        # When a frame is clicked
+        frame(page, "run(int)")
+        # Then it and what it was called by have all of the width, and what is beside it is gone
+        zoomed = shown(page)
+        assert zoomed["run(int)"] == zoomed["main"] == zoomed["all"] == (10, 990)
+        assert zoomed["sbid"] == (10 + round(980 * 5 / 80), 10 + round(980 * 60 / 80 - 0.5))
+        assert "ns::idle()" not in zoomed
+        assert page.text_content("#details") == "run(int) (C++, 80 samples, 80.00 %)"
+        # When it is reset
+        page.get_by_text("Reset zoom").click()
+        # Then all is as before
+        assert shown(page) == whole
+
+    def test_search_says_the_matched_share(self, page: Page) -> None:
+        # When two frames, one above the other, and one elsewhere are searched
+        page.keyboard.press("Control+f")
+        page.keyboard.type("SBID|^dot|idle")
+        # Then nothing counts twice
+        assert page.text_content("#matched") == "Matched: 80.00 %"
+        assert page.locator(".match").count() == 3
+        # When one zooms
+        frame(page, "run(int)")
+        # Then it is the share of what is shown
+        assert page.text_content("#matched") == "Matched: 75.00 % of the zoomed frame"
+        # When it is no regular expression
+        page.fill("input", "(")
+        # Then that is said
+        assert page.text_content("#matched") == "not a regular expression"
+        # When it is escaped from
+        page.keyboard.press("Escape")
+        assert page.text_content("#matched") == ""
+        assert page.locator(".match").count() == 0
+
+    def test_keyboard(self, page: Page) -> None:
+        page.keyboard.press("Tab")
+        assert focused(page) == "all"
+        for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft"):
+            page.keyboard.press(key)
+        assert focused(page) == "ns::idle()"
+        assert page.text_content("#details") == "ns::idle() (C++, 20 samples, 20.00 %)"
+        assert page.evaluate("getComputedStyle(document.activeElement.querySelector('rect')).strokeWidth") == "2.5px"
+        page.keyboard.press("Enter")
+        assert shown(page)["ns::idle()"] == (10, 990)
+        page.keyboard.press("ArrowDown")
+        assert focused(page) == "main"
+        page.keyboard.press("Escape")
+        assert shown(page)["ns::idle()"] == (10, 206)
+        page.keyboard.press("/")
+        page.keyboard.type("main")
+        assert page.text_content("#matched") == "Matched: 100.00 %"
+
+    def test_inverted_it_hangs_from_its_root(self, browser: Browser, tmp_path: Path) -> None:
+        shape = Shape(parts=SHORT.parts, inverted=True)
+        with opened(browser, saved(tmp_path, written(export(), shape))) as page:
+            tops = page.evaluate(
+                """Array.from(document.querySelectorAll("#frames > g"), (row) => row.getBoundingClientRect().top)"""
+            )
+            assert tops == sorted(tops)
+            page.keyboard.press("Tab")
+            page.keyboard.press("ArrowDown")
+            assert focused(page) == "sbid"
+
+    def test_fits_its_window_and_what_is_narrow_is_there(self, browser: Browser, tmp_path: Path) -> None:
+        # Given a frame of a seventh of a pixel
+        rows = [*ROWS, Row(0, OTHER, KERNEL, MOV, 0, counts(sync=1))]
+        rows[0] = rows[0]._replace(counts=counts(sbid=6900))
+        with opened(browser, saved(tmp_path, written(export(rows))), 1400, 500) as page:
+            assert shown(page)["all"] == (10, 1390)
+            # When it is zoomed into by keyboard
+            page.keyboard.press("Tab")
+            for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft"):
+                page.keyboard.press(key)
+            page.keyboard.press("Enter")
+            # Then it can be read, and so when the window is another one
+            assert shown(page)["sync"] == (10, 1390)
+            page.set_viewport_size({"width": 800, "height": 300})
+            page.wait_for_function("document.documentElement.viewBox.baseVal.width === 800")
+            assert shown(page)["sync"][0] == 10
+            label = page.locator("#frames > g > g", has_text="sync").locator("text")
+            assert label.text_content() == "sync"
+
+    def test_what_is_looked_at_stays_in_sight_between_title_and_details(self, browser: Browser, tmp_path: Path) -> None:
+        # Given a picture that is higher than its window
+        deep = Launch("app", 42, tuple(f"f{n}" for n in range(30)))
+        text = written(export([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]))
+        with opened(browser, saved(tmp_path, text), 1000, 300) as page:
+            where = """() => [...["head", "foot"].map((id) => document.getElementById(id)), document.activeElement]
+                .map((each) => each.getBoundingClientRect()).map((each) => [each.top, each.bottom])"""
+            # Then it opens at its root
+            page.wait_for_function("window.scrollY + 300 === document.documentElement.height.baseVal.value")
+            # When its root and its top are gone to
+            for key in ["Tab", *["ArrowUp"] * 34]:
+                page.keyboard.press(key)
+                # Then they are seen, and so are title and details
+                page.wait_for_function("document.getElementById('head').getBoundingClientRect().top === 0")
+                (_, head), (foot, last), (top, bottom) = page.evaluate(where)
+                assert head < top < bottom < foot
+                assert last == 300
+            assert focused(page) == "tdr"
+
+    def test_hostile_names_run_nothing(self, browser: Browser, tmp_path: Path) -> None:
+        with opened(browser, saved(tmp_path, written(hostile()))) as page:
+            for name in HOSTILE[:8]:
+                page.fill("input", re.escape(name[:20]))
+                page.locator("#frames > g > g").nth(3).hover()
+            frame(page, "alert(1)")
+            assert page.locator("script").count() == 1
+            assert page.locator("image, [onload], [onerror]").count() == 0
+
+    def test_labels_stay_in_their_frames(self, browser: Browser, tmp_path: Path) -> None:
+        with opened(browser, saved(tmp_path, written(hostile())), 1000, 600) as page:
+            overhang = """() => Array.from(document.querySelectorAll("#frames > g > g > text"))
+                .map((text) => text.getBoundingClientRect().right
+                    - text.parentNode.querySelector("rect").getBoundingClientRect().right)"""
+            assert max(page.evaluate(overhang)) < 1
+            frame(page, "日本語")
+            assert max(page.evaluate(overhang)) < 1
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_as_an_image_it_is_whole(self, browser: Browser, tmp_path: Path, dark: bool) -> None:
+        # Given a page with the picture, in which scripts of it do not run
+        data = base64.b64encode(written(export()).encode()).decode()
+        (tmp_path / "page.html").write_text(
+            f'<meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+            f'<body style="margin:0"><img src="data:image/svg+xml;base64,{data}">'
+        )
+        with opened(browser, tmp_path / "page.html", 1000, 400, dark) as page:
+            # When its pixels are looked at: beside the frames, and right in that of C++
+            size, *colours = page.evaluate(
+                """async () => {
+                    const image = document.querySelector("img");
+                    await image.decode();
+                    const canvas = document.createElement("canvas");
+                    [canvas.width, canvas.height] = [image.width, image.height];
+                    const context = canvas.getContext("2d", { willReadFrequently: true });
+                    context.drawImage(image, 0, 0);
+                    const at = (x, y) => Array.from(context.getImageData(x, y, 1, 1).data.slice(0, 3));
+                    return [[image.width, image.height], at(3, 3), at(800, image.height - 34 - 3 * 17 - 8)];
+                }"""
+            )
+            # Then they are as they should be
+            assert size[0] == 1000
+            assert colours == [[27, 27, 31] if dark else [255, 255, 255], [0x56, 0xBB, 0xEB]]

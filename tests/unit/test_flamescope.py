@@ -1,0 +1,150 @@
+"""perf script text, read by the rules of FlameScope's source (app/perf and app/controllers of Netflix/flamescope)."""
+
+import io
+import re
+from collections import Counter
+from math import floor
+
+import pytest
+
+from iaprof.formats.export import Export
+from iaprof.formats.flamescope import Flamescope
+from iaprof.formats.flamescope_events import write_events
+from iaprof.formats.profile import Shape
+from iaprof.formats.stalls import REASONS
+from unit import stalled
+from unit.profiles import Row, counts
+
+EVENT = re.compile(r" +([0-9.]+): .+?:")
+FRAME = re.compile(r"^[\t ]*[0-9a-fA-F]+ (.+) \((.*?)\)$")
+COMM = re.compile(r"^ *([^0-9]+)")
+ROWS = 50  # of a second
+
+
+def written(export: Export, shape: Shape | None = None) -> str:
+    out = io.StringIO()
+    Flamescope().write(export, shape or Shape(), out)
+    return out.getvalue()
+
+
+def events(text: str) -> list[tuple[float, list[tuple[str, str]]]]:
+    """Time and stack of each event as its flame graph has them, from the process on."""
+    found: list[tuple[float, list[tuple[str, str]]]] = []
+    for line in text.splitlines(keepends=True):
+        if line[0] == "#":
+            continue
+        if line[0] != "\t" and (event := EVENT.search(line)):
+            comm = COMM.search(line)
+            found.append((float(event[1]), [(comm[1].rstrip() if comm else "<unknown>", "")]))
+        elif frame := FRAME.search(line):
+            name = frame[1].split("+")[0] if frame[1].find("+") > 0 else frame[1]
+            found[-1][1].insert(1, (name, frame[2]))
+    return found
+
+
+def heat_map(text: str) -> Counter[tuple[int, int]]:
+    """Events of each second and row; here every line may be an event."""
+    times = [float(event[1]) for line in text.splitlines() if line[:1] != "#" and (event := EVENT.search(line))]
+    return Counter((floor(time - floor(min(times))), floor(ROWS * (time % 1))) for time in times)
+
+
+def test_events_by_flamescopes_published_rules_as_it_cannot_be_had_offline() -> None:
+    text = written(stalled.export([stalled.ROWS[2], stalled.ROWS[3]]))
+    # given two intervals with five and three samples, when written, then that many events stand evenly in them
+    event = (
+        "Web_Content 7 0.0{:0<8}: 1 gpu-stall:\n"
+        "\t               0 0x10_[g] ([gpu])\n"
+        "\t               0 send_[g] ([gpu])\n"
+        "\t               0 send_[g] ([gpu])\n"
+        "\t               0 dot(float)_[G] ([gpu])\n"
+        "\t               0 matmul_[G] ([gpu])\n"
+        "\t               0 src/matmul.cl_[G] ([gpu])\n"
+        "\t             1f0 [unknown] (libfoo.so)\n"
+        "\n"
+    )
+    unknown = (
+        "[unknown_process] 0 0.0{:0<8}: 1 gpu-stall:\n"
+        "\t               0 0x8000000000000001_[g] ([gpu])\n"
+        "\t               0 control_[g] ([gpu])\n"
+        "\t               0 [unknown kernel]_[G] ([gpu])\n"
+        "\t               0 [unknown process] ([unknown])\n"
+        "\n"
+    )
+    assert text == "".join(event.format(time) for time in (22, 26, 30, 34, 38)) + "".join(
+        unknown.format(time) for time in ("63333333", "7", "76666666")
+    )
+
+
+def test_the_heat_map_has_the_stalls_of_each_interval() -> None:
+    found = heat_map(written(stalled.export()))
+    assert found == {(0, row): count for row, count in stalled.per_interval(stalled.ROWS).items()}
+
+
+def test_many_stalls_are_fewer_events_in_the_same_proportions() -> None:
+    # given 40 intervals with a million samples and more, of two stacks that are three to one
+    rows = [
+        Row(interval, stalled.APP, stalled.MATMUL, stalled.SEND, 0x10, counts(sbid=factor * 10_000 * (interval + 1)))
+        for interval in range(40)
+        for factor in (3, 1)
+    ]
+    rows[1::2] = [row._replace(launch=stalled.AGAIN) for row in rows[1::2]]
+    total = sum(sum(row.counts) for row in rows)
+    # when there may be a thousand events
+    out = io.StringIO()
+    write_events(stalled.export(rows), Shape(), out, most=1_000)
+    # then each interval and stack has its share to within one, and the counts add up to all samples
+    text = out.getvalue()
+    found = heat_map(text)
+    assert sum(found.values()) == 1_000
+    for interval, samples in stalled.per_interval(rows).items():
+        assert abs(found[0, interval] - samples * 1_000 / total) <= 1
+    assert abs(sum(1 for _, stack in events(text) if len(stack) > 8) - 750) <= 40
+    weights = [int(each) for each in re.findall(r": (\d+) gpu-stall:", text)]
+    assert (sum(weights), max(weights) - min(weights)) == (total, 0 if total % 1_000 == 0 else 1)
+
+
+def test_a_file_has_about_the_size_that_it_may_have() -> None:
+    rows = [row._replace(counts=[count * 1_000 for count in row.counts]) for row in stalled.ROWS]
+    out = io.StringIO()
+    write_events(stalled.export(rows), Shape(), out, size=300_000)
+    assert 270_000 < len(out.getvalue()) < 330_000
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacks"),
+    [
+        (Shape(parts=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
+            "[unknown_process];control_[g]": 3, "Web_Content;send_[g]": 5}),
+        (Shape(parts=("function",), inverted=True), {"app;matmul_[G]": 20, "app;dot(float)_[G];matmul_[G]": 82,
+            "[unknown_process];[unknown kernel]_[G]": 3, "Web_Content;dot(float)_[G];matmul_[G]": 5}),
+        (Shape(cpu_samples=True), {"app;main;wait": 4, "swapper;cpu_idle_[k]": 2}),
+    ],
+)  # fmt: skip
+def test_the_chosen_parts(shape: Shape, stacks: dict[str, int]) -> None:
+    found = events(written(stalled.export(), shape))
+    assert Counter(";".join(name for name, _ in stack) for _, stack in found) == stacks
+
+
+def test_a_large_capture_is_written_from_what_it_has_by_interval() -> None:
+    export = stalled.export(stalled.ROWS[:1])
+    by_time = stalled.export(stalled.ROWS).profile
+    found = written(Export(export.profile, export.about, export.interval_s, by_time))
+    assert len(events(found)) == stalled.SAMPLES
+    assert {stack[-1][0] for _, stack in events(found)} <= {f"{reason}_[g]" for reason in REASONS}
+
+
+def test_no_stalls_are_no_events() -> None:
+    assert written(stalled.export([])) == ""
+
+
+def test_hostile_names_make_no_event_and_break_no_frame() -> None:
+    text = written(stalled.hostile())
+    total = sum(range(1, len(stalled.HOSTILE) + 1))
+    assert all(character.isprintable() for line in text.split("\n") for character in line.removeprefix("\t"))
+    assert sum(heat_map(text).values()) == total
+    found = events(text)
+    # process, CPU, OS kernel, file (where it has a name), two functions, mnemonic, reason and offset
+    assert Counter(len(stack) for _, stack in found) == {9: total - 10, 8: 10}
+    assert stalled.HOSTILE[9] == ""
+    assert max(time for time, _ in found) < 0.08
+    assert {stack[-2][0] for _, stack in found} == {"sbid_[g]"}

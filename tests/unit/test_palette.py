@@ -1,0 +1,57 @@
+"""The colours of pictures: told apart by everybody, on a screen and in print."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from iaprof.formats import palette
+from iaprof.formats.profile import Kind
+
+# Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
+# of severity 1, on linear RGB.
+SEEN_BY = {
+    "everybody else": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopes": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopes": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopes": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(colour: str, seen_by: str = "everybody else") -> np.ndarray:
+    """CIE L*a*b* under daylight D65."""
+    shares = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    xyz = XYZ @ np.clip(np.array(SEEN_BY[seen_by]) @ linear, 0, 1) / [0.9505, 1, 1.089]
+    x, y, z = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+class TestColours:
+    def test_there_is_one_for_each_kind(self, colours: dict[Kind, str]) -> None:
+        assert set(colours) == set(Kind)
+
+    @pytest.mark.parametrize("reader", SEEN_BY)
+    def test_each_reader_tells_any_two_apart(self, colours: dict[Kind, str], reader: str) -> None:
+        # When each is seen as this reader sees it
+        seen = {kind: lab(colour, reader) for kind, colour in colours.items()}
+        # Then no two are closer than four times what can just be noticed (2.3: Mahy and others, 1994)
+        distances = {(one, other): np.linalg.norm(seen[one] - seen[other]) for one, other in combinations(seen, 2)}
+        assert min(distances.values()) > 4 * 2.3, min(distances, key=distances.__getitem__)
+
+    def test_print_in_black_and_white_tells_them_apart(self, colours: dict[Kind, str]) -> None:
+        lightness = sorted(lab(colour)[0] for colour in colours.values())
+        assert min(after - before for before, after in pairwise(lightness)) > 4
+
+    def test_text_can_be_read_on_them(self, colours: dict[Kind, str]) -> None:
+        for colour in colours.values():
+            assert palette.contrast(colour, palette.ink(colour)) >= 4.5
+
+
+def test_contrast_is_that_of_the_recommendation() -> None:
+    assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # a well-known near miss

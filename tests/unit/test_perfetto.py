@@ -1,0 +1,171 @@
+"""Perfetto traces, read with the definitions of the `perfetto` package: its trace_processor cannot be had offline."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
+
+from iaprof.formats.export import Export
+from iaprof.formats.profile import Shape
+from iaprof.formats.stalls import REASONS
+from iaprof.formats.writers import WRITERS
+from iaprof.report.exporting import nothing
+from unit.timelines import HOSTILE, export
+
+ZERO = 50_000_000_000
+MS = 1_000_000
+
+
+@dataclass
+class Read:
+    """A trace as a reader has it: tracks by their paths from the root."""
+
+    tracks: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    values: dict[tuple[str, ...], list[tuple[int, float]]] = field(default_factory=dict)
+    slices: dict[tuple[str, ...], list[tuple[str, int, int, int]]] = field(default_factory=dict)
+    snapshot: Any = None
+
+
+def name_of(track: Any) -> str:
+    if track.HasField("process"):
+        return f"{track.process.process_name} ({track.process.pid})"
+    if track.HasField("thread"):
+        return f"{track.thread.thread_name} ({track.thread.pid}/{track.thread.tid})"
+    return str(track.name)
+
+
+def read(given: Export) -> Read:
+    """Parses a trace as protos/perfetto/trace/ in Perfetto's sources says that it is to be read."""
+    out = io.BytesIO()
+    WRITERS["perfetto"].write(given, Shape(), out)
+    found = Read()
+    paths: dict[int, tuple[str, ...]] = {}
+    names: dict[int, str] = {}
+    annotations: dict[int, str] = {}
+    open_: dict[int, tuple[str, int, int]] = {}
+    cleared = False
+    for packet in pb.Trace.FromString(out.getvalue()).packet:
+        assert packet.trusted_packet_sequence_id
+        if packet.sequence_flags & pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED:
+            assert not cleared
+            assert packet.trace_packet_defaults.timestamp_clock_id == pb.BUILTIN_CLOCK_MONOTONIC
+            cleared = True
+        names |= {each.iid: each.name for each in packet.interned_data.event_names}
+        annotations |= {each.iid: each.name for each in packet.interned_data.debug_annotation_names}
+        if packet.HasField("clock_snapshot"):
+            found.snapshot = packet.clock_snapshot
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            assert track.uuid not in paths
+            paths[track.uuid] = (*paths[track.parent_uuid], name_of(track)) if track.parent_uuid else (name_of(track),)
+            assert paths[track.uuid] not in found.tracks
+            found.tracks[paths[track.uuid]] = track
+        if not packet.HasField("track_event"):
+            continue
+        assert cleared
+        assert packet.sequence_flags & pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        event, time = packet.track_event, packet.timestamp - ZERO
+        path = paths[event.track_uuid]
+        if event.type == pb.TrackEvent.TYPE_COUNTER:
+            assert found.tracks[path].HasField("counter")
+            value = event.counter_value if event.HasField("counter_value") else event.double_counter_value
+            found.values.setdefault(path, []).append((time, value))
+        elif event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
+            assert event.track_uuid not in open_, "slices of one track must not overlap"
+            (annotation,) = event.debug_annotations
+            assert annotations[annotation.name_iid] == "launches"
+            open_[event.track_uuid] = names[event.name_iid], time, annotation.uint_value
+        else:
+            assert event.type == pb.TrackEvent.TYPE_SLICE_END
+            name, begin, count = open_.pop(event.track_uuid)
+            assert time > begin
+            found.slices.setdefault(path, []).append((name, begin, time, count))
+    assert not open_
+    return found
+
+
+def test_counters_have_the_totals_by_perfettos_definitions_as_its_ui_cannot_be_had_offline() -> None:
+    found = read(given := export())
+    per_reason = dict(zip(REASONS, given.profile.counts.sum(axis=0).tolist(), strict=True))
+    sums = {path: sum(value for _, value in values) for path, values in found.values.items()}
+    assert sums["GPU stalls", "all reasons"] == given.profile.counts.sum()
+    assert {reason: sums.get(("GPU stalls", reason), 0) for reason in REASONS} == per_reason
+    assert found.values["GPU stalls", "sbid"] == [(0, 7), (100 * MS, 0), (700 * MS, 0), (800 * MS, 0)]
+    assert found.values["GPU stalls", "all reasons"] == [(0, 8), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
+    assert found.values["CPU samples",] == [(100 * MS, 4), (200 * MS, 6), (300 * MS, 0)]
+    assert found.tracks["GPU stalls", "sbid"].counter.unit_name == "samples per 0.1 s"
+
+
+def test_metrics_are_counters_with_units() -> None:
+    found = read(export())
+    path = "Metrics", "frequency-actual"
+    assert found.tracks[path].counter.unit_name == "MHz"
+    assert found.values[path] == [(50 * MS, 400.0), (150 * MS, 2400.5)]
+    assert [track.counter.unit_name for path, track in found.tracks.items() if path[-1].startswith("cpu")] == ["%"]
+
+
+def test_launches_are_slices_below_processes_and_threads() -> None:
+    found = read(export())
+    assert found.slices["app (7)", "app (7/7)", "matmul"] == [
+        ("matmul \u00d7100", 0, 300 * MS, 100),
+        ("matmul", 500 * MS, 500 * MS + 1000, 1),
+    ]
+    assert found.slices["app (7)", "app (7/7)", "reduce"] == [("reduce", 100 * MS, 100 * MS + 1000, 1)]
+    counts = Counter(path[1] for path, slices in found.slices.items() for slice_ in slices for _ in range(slice_[3]))
+    assert counts == {"app (7/7)": 102, "worker (7/9)": 7}
+
+
+def test_times_are_those_of_the_monotonic_clock_with_the_wall_clock_beside_it() -> None:
+    snapshot = read(export()).snapshot
+    assert snapshot.primary_trace_clock == pb.BUILTIN_CLOCK_MONOTONIC
+    assert {clock.clock_id: clock.timestamp for clock in snapshot.clocks} == {
+        pb.BUILTIN_CLOCK_MONOTONIC: ZERO,
+        pb.BUILTIN_CLOCK_REALTIME: 1_700_000_000 * 1_000_000_000,
+    }
+
+
+def test_each_gpu_has_its_own_counters() -> None:
+    found = read(export(devices=("card0", "card1")))
+    assert sum(value for _, value in found.values["GPU stalls card0", "all reasons"]) == 15
+    assert found.values["GPU stalls card1", "sbid"] == [(0, 2), (100 * MS, 0)]
+
+
+def test_pids_of_several_machines_are_not_one_machines() -> None:
+    found = read(export(hosts=("one", "two")))
+    assert not any(track.HasField("process") for track in found.tracks.values())
+    assert ("one app 7", "worker 9", "matmul") in found.slices
+    assert [path[0] for path in found.slices if path[0].startswith("two")]
+
+
+def test_hostile_names_are_escaped() -> None:
+    found = read(export())
+    texts = [text for path in (*found.tracks, *found.slices) for text in path]
+    texts += [name for slices in found.slices.values() for name, *_ in slices]
+    assert any("\\x1b[2J" in text for text in texts)
+    assert all(text.isprintable() for text in texts)
+    assert HOSTILE not in texts
+
+
+def test_stalls_by_time_come_from_the_profile_that_has_intervals() -> None:
+    given = export()
+    whole = replace(given.profile, interval=np.zeros_like(given.profile.interval), intervals=[50.0])
+    found = read(replace(given, profile=whole, by_time=given.profile))
+    assert found.values["GPU stalls", "send"] == [(0, 0), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1e300])
+def test_absurd_times_still_make_a_trace(seconds: float) -> None:
+    given = export()
+    series = [replace(given.series[0], seconds=np.array([seconds, seconds]))]
+    assert len(read(replace(given, series=series)).values["Metrics", "frequency-actual"]) == 2
+
+
+def test_a_capture_of_nothing_is_a_trace_of_nothing() -> None:
+    found = read(Export(nothing(), interval_s=0.1))
+    assert (found.slices, found.values) == ({}, {})

@@ -1,0 +1,135 @@
+"""A served page: only on the loopback, only with its address, read-only."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from iaprof.cli.serving import Server
+
+PAGE = b"<!doctype html>\n<title>here</title>"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = Server(PAGE, "text/html; charset=utf-8")
+    thread = threading.Thread(
+        target=server._http.serve_forever, args=(0.02,)
+    )  # `run` is of the main thread: it takes signals
+    thread.start()
+    yield server.address
+    server._http.shutdown()
+    server._http.server_close()
+    thread.join(10)
+
+
+def asked(address: str, method: str = "GET", path: str | None = None, host: str | None = None) -> tuple[int, bytes]:
+    at = urlsplit(address)
+    with contextlib.closing(http.client.HTTPConnection(at.netloc, timeout=10)) as connection:
+        connection.request(method, at.path if path is None else path, headers={"Host": host or at.netloc})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def test_who_knows_the_address_gets_the_page(address: str) -> None:
+    assert asked(address) == (200, PAGE)
+    assert asked(address, "HEAD") == (200, b"")
+    assert asked(address, host=f"localhost:{urlsplit(address).port}") == (200, PAGE)
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/index.html", "/../etc/passwd", "*", "http://127.0.0.1/"])
+def test_who_does_not_gets_nothing(address: str, path: str) -> None:
+    status, body = asked(address, path=path)
+    assert status == 404
+    assert PAGE not in body
+
+
+def test_nearly_the_address_is_not_enough(address: str) -> None:
+    path = urlsplit(address).path
+    for wrong in (path[:-2] + "/", path + "x", path.lower() if path != path.lower() else path.upper(), path[:-1]):
+        assert asked(address, path=wrong)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_there_is_nothing_to_write(address: str, method: str) -> None:
+    assert asked(address, method)[0] == 501
+
+
+def test_a_name_that_leads_here_is_not_ours(address: str) -> None:
+    assert asked(address, host="attacker.example")[0] == 404
+
+
+def test_only_the_loopback_is_listened_to() -> None:
+    server = Server(PAGE, "text/html")
+    assert server._http.socket.getsockname()[0] == "127.0.0.1"
+    server._http.server_close()
+
+
+def test_two_servers_have_two_addresses() -> None:
+    servers = [Server(PAGE, "text/html") for _ in range(2)]
+    paths = {urlsplit(server.address).path for server in servers}
+    assert len(paths) == 2
+    assert all(len(path) > 32 for path in paths)
+    for server in servers:
+        server._http.server_close()
+
+
+def test_who_connects_and_says_nothing_keeps_nobody_waiting(address: str) -> None:
+    at = urlsplit(address)
+    silent = [socket.create_connection((at.hostname, at.port)) for _ in range(4)]
+    assert asked(address) == (200, PAGE)
+    for each in silent:
+        each.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it(number: signal.Signals) -> None:
+    server = Server(PAGE, "text/html")
+    before = signal.getsignal(number)
+    answers = []
+
+    def begun() -> None:
+        def use() -> None:
+            answers.append(asked(server.address))
+            os.kill(os.getpid(), number)
+
+        threading.Thread(target=use).start()
+
+    began = time.monotonic()
+    server.run(begun)
+    assert answers == [(200, PAGE)]
+    assert time.monotonic() - began < 10
+    assert signal.getsignal(number) is before
+
+
+def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a page that takes its reader several times as long as a request may stay silent
+    monkeypatch.setattr("iaprof.cli.serving._TIMEOUT_S", 0.4)
+    page = b"x" * (24 << 20)  # more than what waits in the kernel's buffers
+    server = Server(page, "text/html")
+    thread = threading.Thread(target=server._http.serve_forever, args=(0.02,))
+    thread.start()
+    at = urlsplit(server.address)
+    # when
+    began, found = time.monotonic(), 0
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        reader.connect((at.hostname, at.port))
+        reader.sendall(f"GET {at.path} HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
+        while piece := reader.recv(1 << 18):
+            found += len(piece)
+            time.sleep(0.01)
+    took = time.monotonic() - began
+    server._http.shutdown()
+    server._http.server_close()
+    thread.join(10)
+    # then
+    assert took > 0.8
+    assert found > len(page)
