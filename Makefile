@@ -1,12 +1,12 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures test lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures test test-driver lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 20
 
 setup: ## install what is missing: Debian packages, .venv, Intel's decoder
 	@scripts/setup
@@ -19,6 +19,10 @@ pictures: demo ## make the pictures of the README anew
 
 test: lint ## lint, then every test, those that need root and BPF included
 	@scripts/test
+
+test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
+	@scripts/test-driver >/dev/null
+	@$(IN)/python -m pytest tests/driver
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(IN)/ruff check
