@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, iaprof
+from integration.recording import IAPROF, NO_SYMBOLS, iaprof
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -109,7 +109,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-@IN_TURN
+@pytest.mark.alone  # others would fill what little room there is
 def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given
@@ -132,7 +132,7 @@ def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
     assert header["totals"]["stalls"] + missing == ledger.records_produced
 
 
-@IN_TURN
+@pytest.mark.alone  # others would fill what little room there is
 def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path
     assert (tmp_path / "result").read_text() == "done\n"
 
 
-@IN_TURN
+@pytest.mark.alone  # others would fill what little room there is
 def test_a_disk_without_room_for_the_capture(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a spool that just fits

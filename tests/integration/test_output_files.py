@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from integration.attacking import NOBODY
-from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, environment, iaprof, record
+from integration.recording import IAPROF, NO_SYMBOLS, environment, iaprof, record
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -185,7 +185,7 @@ def test_names_that_are_taken_by_links(folder: Path) -> None:
     assert CaptureReader(folder / "d").header["recovered"] is False
 
 
-@IN_TURN
+@pytest.mark.alone  # others would fill what little room there is
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given a recorder whose files may have a megabyte
