@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import webbrowser
 
 from iaprof.cli.summary import say
 
 
 def show(address: str) -> None:
     """Opens an address in the browser, or says why the user has to."""
+    import webbrowser  # here, as the other verbs need none
+
     if os.geteuid() == 0:
         say(f"iaprof: a browser is not started as root: open {address}")
     elif not webbrowser.open(address):

@@ -15,7 +15,6 @@ from iaprof.cli.analysis import exported, writing
 from iaprof.cli.browser import show
 from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
-from iaprof.cli.serving import Server
 from iaprof.cli.stdout import destination
 from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
@@ -171,6 +170,9 @@ def report(
 
 
 def _serve(page: str, content_type: str, is_opened: bool) -> None:
+    # Imported here, as the other verbs need no server.
+    from iaprof.cli.serving import Server
+
     server = Server(page.encode(), content_type)
 
     def begun() -> None:

@@ -8,6 +8,7 @@ metrics, and otherwise once in TICK_NS to empty everything.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import sys
@@ -161,6 +162,7 @@ class Session:
                 self.spool.remove()
                 raise
             self._signals.farewell = self._farewell
+            gc.freeze()  # what is there now stays: looking through all of it would keep the loop from reading for long
             while not self._is_over():
                 self._loop.turn()
                 if self._signals.rotate or self._rotation.is_due:

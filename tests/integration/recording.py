@@ -24,7 +24,7 @@ from standin.hardware import Hardware, Ledger
 IAPROF = [sys.executable, "-m", "iaprof"]
 NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
 # One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
-# recorder of that time sees, and those that this would disturb, as they count losses or have little room.
+# recorder of that time sees, and those that this would disturb, as they count losses.
 IN_TURN = pytest.mark.xdist_group("in-turn")
 LAUNCH_FUNCTION = "zeCommandListAppendLaunchKernel"
 
