@@ -102,6 +102,31 @@ def _device(entry: dict[str, Any]) -> str:
     return next((os.path.basename(name)[:_LONGEST_DEVICE] for name in names if isinstance(name, str) and name), "")
 
 
+def intervals_of(times: NDArray[np.uint64], start_ns: int, interval_ns: int, what: str = "stalls") -> NDArray[np.int64]:
+    """The number of the interval in which each time is: int64[n]. What was before the first is the first's.
+
+    Args:
+        times: uint64[n], CLOCK_MONOTONIC ns.
+        start_ns: when interval 0 starts. Before the clock's 0, where a machine was started later than the first of a
+            merged capture's parts.
+        interval_ns: length of an interval; 0 for everything in one.
+        what: has these times.
+
+    Raises:
+        CaptureError: there are too many intervals.
+    """
+    if not interval_ns:
+        return np.zeros(len(times), np.int64)
+    start = np.uint64(max(start_ns, 0))
+    since = np.maximum(times, start) - start + np.uint64(max(-start_ns, 0))
+    intervals = since // np.uint64(interval_ns)
+    if len(intervals) and intervals.max() >= MAX_INTERVALS:
+        raise CaptureError(
+            f"the capture's {what} span {intervals.max():,} intervals: choose longer ones with --interval"
+        )
+    return intervals.astype(np.int64)
+
+
 class Attribution:
     """Joins the stalls of one capture, row group by row group."""
 
@@ -155,7 +180,9 @@ class Attribution:
             words, lengths = _flat(rows, known[stream].layout.words)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
-            reads = _Reads(rows["begin_ns"].to_numpy(), ends, self._intervals(ends), lengths)
+            reads = _Reads(
+                rows["begin_ns"].to_numpy(), ends, intervals_of(ends, self._start_ns, self._interval_ns), lengths
+            )
             until = np.cumsum(lengths)
             for some in _chunks(lengths, _RECORDS_AT_ONCE):
                 within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
@@ -221,19 +248,6 @@ class Attribution:
             self._layouts[stream.layout.ip_bits] = _Layout(cells, candidates, self._merged)
             give_back()
         return self._layouts[stream.layout.ip_bits]
-
-    def _intervals(self, times: NDArray[np.uint64]) -> NDArray[np.int64]:
-        if not self._interval_ns:
-            return np.zeros(len(times), np.int64)
-        # Before the clock's 0, where a machine was started later than the first of a merged capture's parts.
-        start = np.uint64(max(self._start_ns, 0))
-        since = np.maximum(times, start) - start + np.uint64(max(-self._start_ns, 0))
-        intervals = since // np.uint64(self._interval_ns)
-        if len(intervals) and intervals.max() >= MAX_INTERVALS:
-            raise CaptureError(
-                f"the capture's stalls span {intervals.max():,} intervals: choose longer ones with --interval"
-            )
-        return intervals.astype(np.int64)
 
     def _take(self, layout: _Layout, stream: int) -> None:
         """Makes room for other sums."""

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
+from iaprof.formats.capture import KINDS, CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch
-from iaprof.report.attribution import MAX_INTERVALS
+from iaprof.report.attribution import intervals_of
 from iaprof.report.profile import Wanted
 from iaprof.report.selection import begun_ns
 from iaprof.symbols.address_space import AddressSpaces
@@ -64,19 +64,14 @@ def _counted(capture: CaptureReader, wanted: Wanted, names: dict[int, str]) -> l
             keep &= np.isin(pid, pids)
         if len(tids):
             keep &= np.isin(tid, tids)
-        since = np.maximum(time, np.uint64(max(start, 0))) - np.uint64(max(start, 0)) + np.uint64(max(-start, 0))
-        interval = since // np.uint64(interval_ns) if interval_ns else np.zeros(len(time), np.uint64)
-        rows = np.column_stack([interval, pid, stack, kernel_stack, np.ones(len(time), np.uint64)])[keep]
+        interval = intervals_of(time[keep], start, interval_ns, "CPU samples").astype(np.uint64)
+        columns = [interval, *(column[keep] for column in (pid, stack, kernel_stack))]
+        rows = np.column_stack([*columns, np.ones(len(interval), np.uint64)])
         parts.append(rows)
         waiting += len(rows)
         if waiting > max(_ROWS_AT_ONCE, len(parts[0])):
             parts, waiting = [_added_up(parts)], 0
-    rows = _added_up(parts)
-    if len(rows) and rows[:, 0].max() >= MAX_INTERVALS:
-        raise CaptureError(
-            f"the capture's CPU samples span {rows[:, 0].max():,} intervals: choose longer ones with --interval"
-        )
-    return list(rows.T.copy())
+    return list(_added_up(parts).T.copy())
 
 
 def _added_up(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
