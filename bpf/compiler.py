@@ -121,12 +121,12 @@ def kernel_headers() -> Iterator[None]:
 
 
 def compile_program(
-    source: str, defines: dict[str, int], functions: Sequence[str], maps: Sequence[str] = ()
+    sources: Sequence[str], defines: dict[str, int], functions: Sequence[str], maps: Sequence[str] = ()
 ) -> dict[str, int]:
-    """Compiles the C file `source` in this folder, and loads its uprobe programs.
+    """Compiles C files in this folder, one behind the other, and loads their uprobe programs.
 
     Args:
-        source: file name.
+        sources: file names.
         defines: given to the compiler.
         functions: which to load.
         maps: which to hand out.
@@ -138,7 +138,8 @@ def compile_program(
         BpfUnavailable: no bcc, no headers, no permission, or the kernel or compiler refused it.
     """
     bcc = import_bcc()
-    text = (Path(__file__).parent / source).read_bytes()
+    # In one piece: what is included, bcc leaves as it is.
+    text = b"\n".join((Path(__file__).parent / source).read_bytes() for source in sources)
     flags = [f"-D{name}={value}" for name, value in defines.items()]
     with kernel_headers(), _captured_stderr() as messages:
         try:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Launches and compiled modules, as the runtime's two USDT probes tell them.
+/* Launches and compiled modules, as the runtime's two USDT probes tell them; handles.c has those of drivers without probes.
  *
  * One program serves every library: where a probe's arguments live is read from the `probes` map, at the slot that
  * the attachment's cookie names. What leaves for user space leaves in records of one size per ring buffer, so that
@@ -12,7 +12,8 @@
  *
  * Each new output file gets every stack again: the epoch in `settings` is part of the id.
  *
- * Set by the loader: MAX_PROBES, STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, OTHERS_REMEMBERED, *_PAGES, *_WAKE_EVERY.
+ * Set by the loader: MAX_PROBES, STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, OTHERS_REMEMBERED, *_PAGES, *_WAKE_EVERY,
+ * and what handles.c names.
  */
 #include <uapi/linux/ptrace.h>
 
@@ -92,6 +93,12 @@ enum counter {
     PROBE_NS,        /* time spent in these programs */
     OTHERS,          /* launches of processes that are not to be recorded */
     STACKS_TRUNCATED, /* launches whose stack is as deep as the limit, and so may be deeper */
+    HANDLES_UNREADABLE, /* launches of which a pointer led nowhere */
+    HANDLES_UNKNOWN,  /* launches whose handle is none that the driver's layout knows */
+    HANDLES_ASTRAY,   /* launches whose address is none, or not in the memory that holds the code */
+    HANDLES_CHANGED,  /* launches whose handle had another address before */
+    KERNELS,          /* described */
+    PIECES_LOST,      /* of names, code and modules: no room, or not to be read */
     COUNTERS,
 };
 
@@ -121,12 +128,16 @@ struct scratch {
     u64 ips[STACK_DEPTH];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+struct moved {
+    u64 ips[STACK_DEPTH];
+};
+BPF_PERCPU_ARRAY(moving, struct moved, 1);
 
 /* Returns how many it makes on this CPU, which is only exact enough to wake the reader by. */
 static __always_inline u64 count(enum counter what, u64 n) {
     u32 zero = 0;
     struct counters *counted = counters.lookup(&zero);
-    if (!counted)
+    if (!counted || what >= COUNTERS)
         return 0;
     __sync_fetch_and_add(&counted->values[what], n); /* atomic: a preempted program may be about to add, too */
     return counted->values[what];
@@ -206,8 +217,22 @@ static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u
     return STACK_SENT;
 }
 
-/* Returns the stack's id; 0 where there is none. `remark` is what is to be counted of it, COUNTERS for nothing. */
-static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, u64 epoch,
+/* At the begin of a function the frame pointer is its caller's, so a walk by frame pointers misses that one, unless the
+ * kernel saw to it. Gives by how much the stack became deeper, which may be deeper than there is room. */
+static __always_inline u32 add_caller(struct scratch *scratch, u32 depth, u64 caller) {
+    u32 zero = 0;
+    struct moved *moved = moving.lookup(&zero);
+    if (!moved || (scratch->ips[1] == caller && depth > 1))
+        return 0;
+    bpf_probe_read_kernel(moved->ips, sizeof(moved->ips) - 16, &scratch->ips[1]);
+    bpf_probe_read_kernel(&scratch->ips[2], sizeof(scratch->ips) - 16, moved->ips);
+    scratch->ips[1] = caller;
+    return 1;
+}
+
+/* Returns the stack's id; 0 where there is none. `remark` is what is to be counted of it, COUNTERS for nothing. `caller` is
+ * the return address of a function that has not begun yet, else 0. */
+static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, u64 epoch, u64 caller,
                                       enum counter *remark) {
     u32 zero = 0;
     struct scratch *scratch = scratches.lookup(&zero);
@@ -221,7 +246,10 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
         if (bytes <= 0)
             return 0;
         u32 depth = (u64)bytes / 8;
+        if (caller)
+            depth += add_caller(scratch, depth, caller);
         u64 id = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL, check = pid + (epoch << 32);
+#pragma clang loop unroll(disable)
         for (u32 i = 0; i < STACK_DEPTH; i++) {
             if (i >= depth)
                 break;
@@ -234,7 +262,7 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
             continue;
         id = (id & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
         u64 *known = stacks_sent.lookup(&id);
-        enum counter whole_or_not = depth == STACK_DEPTH ? STACKS_TRUNCATED : COUNTERS;
+        enum counter whole_or_not = depth >= STACK_DEPTH ? STACKS_TRUNCATED : COUNTERS;
         if (known && *known == check) {
             *remark = whole_or_not;
             return id;
@@ -257,60 +285,93 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
     return 0;
 }
 
-static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct probe *probe) {
+/* What a launch is, however that was found out. */
+struct launched {
+    u64 time;
+    u32 pid;
+    u32 tid;
+    u64 fired;       /* the how manieth of this CPU */
+    u64 stack;
+    enum counter remark;
+    u32 flags;
+};
+
+/* Who launches, and from where, as user_stack has it; returns 0 when the programs are not set up. */
+static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, u64 caller, struct launched *out) {
+    struct launched found, *launch = &found;
     u64 who = bpf_get_current_pid_tgid();
-    u64 fired = count(LAUNCHES, 1);
-    u64 regs[32] = {};
-    u64 iba = 0, address = 0, size = 0, name = 0;
-    u32 flags = 0;
-    read_registers(ctx, regs);
-    if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
-        read_arg(regs, &probe->args[2], &size))
-        flags |= LAUNCH_BAD_ARGS;
     u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
     if (!set)
-        return;
-    u64 stack = 0;
-    enum counter remark = OTHERS;
+        return 0;
+    launch->time = time;
+    launch->pid = pid;
+    launch->tid = who;
+    launch->fired = count(LAUNCHES, 1);
+    launch->stack = 0;
+    launch->remark = OTHERS;
+    launch->flags = 0;
     if (set->scoped && others.lookup(&pid)) {
-        flags |= LAUNCH_OTHER;
+        launch->flags = LAUNCH_OTHER;
     } else {
-        stack = user_stack(ctx, time, pid, who, set->epoch, &remark);
-        if (!stack)
-            flags |= LAUNCH_NO_STACK;
+        launch->stack = user_stack(ctx, time, pid, who, set->epoch, caller, &launch->remark);
+        if (!launch->stack)
+            launch->flags = LAUNCH_NO_STACK;
     }
+    /* Copied by a helper, so that the verifier forgets by which of many ways it came here, and goes on but once. */
+    bpf_probe_read_kernel(out, sizeof(*out), &found);
+    return 1;
+}
 
-    /* After the stack, which a launch is never ahead of, and late: a thread that is preempted while it holds a record
-     * holds up those behind it. */
+/* A record for it, to be submitted with the address, size, flags and name in it; NULL where there is no room.
+ *
+ * After the stack, which a launch is never ahead of, and late: a thread that is preempted while it holds a record holds up
+ * those behind it. */
+static __always_inline struct launch *reserve_launch(const struct launched *launch) {
     struct launch *record = launches.ringbuf_reserve(sizeof(struct launch));
     if (!record) {
         count(LAUNCHES_LOST, 1);
-        return;
+        return 0;
     }
-    if (flags & LAUNCH_BAD_ARGS)
-        count(BAD_ARGS, 1);
-    if (remark != COUNTERS)
-        count(remark, 1);
-    record->time = time;
-    record->pid = pid;
-    record->tid = who;
+    if (launch->remark != COUNTERS)
+        count(launch->remark, 1);
+    record->time = launch->time;
+    record->pid = launch->pid;
+    record->tid = launch->tid;
     record->cpu = bpf_get_smp_processor_id();
+    record->stack = launch->stack;
+    __builtin_memset(record->comm, 0, sizeof(record->comm));
+    __builtin_memset(record->name, 0, sizeof(record->name));
+    if (!(launch->flags & LAUNCH_OTHER))
+        bpf_get_current_comm(record->comm, sizeof(record->comm));
+    return record;
+}
+
+static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct probe *probe) {
+    struct launched launch;
+    u64 regs[32] = {};
+    u64 iba = 0, address = 0, size = 0, name = 0;
+    if (!begin_launch(ctx, time, 0, &launch))
+        return;
+    read_registers(ctx, regs);
+    if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
+        read_arg(regs, &probe->args[2], &size))
+        launch.flags |= LAUNCH_BAD_ARGS;
+    struct launch *record = reserve_launch(&launch);
+    if (!record)
+        return;
+    if (launch.flags & LAUNCH_BAD_ARGS)
+        count(BAD_ARGS, 1);
     record->iba = iba;
     record->address = address;
     record->size = size;
-    record->stack = stack;
-    __builtin_memset(record->comm, 0, sizeof(record->comm));
-    __builtin_memset(record->name, 0, sizeof(record->name));
-    if (!(flags & LAUNCH_OTHER)) {
-        bpf_get_current_comm(record->comm, sizeof(record->comm));
-        /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
-        if (read_arg(regs, &probe->args[3], &name) ||
-            read_user_text(record->name, sizeof(record->name), (void *)name) <= 1)
-            flags |= LAUNCH_NO_NAME;
-    }
-    record->flags = flags;
-    launches.ringbuf_submit(record, wakeup(fired, LAUNCH_WAKE_EVERY));
+    /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
+    if (!(launch.flags & LAUNCH_OTHER) &&
+        (read_arg(regs, &probe->args[3], &name) ||
+         read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
+        launch.flags |= LAUNCH_NO_NAME;
+    record->flags = launch.flags;
+    launches.ringbuf_submit(record, wakeup(launch.fired, LAUNCH_WAKE_EVERY));
 }
 
 static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct probe *probe) {

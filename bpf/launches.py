@@ -7,27 +7,43 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from iaprof.bpf.compiler import BpfUnavailable
-from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries
+from iaprof.bpf.driver_layout import MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Way
 from iaprof.bpf.loader import Interruption, Loader
 from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, UprobeLink, close_all
 from iaprof.bpf.usdt import Probe
-from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, Counter, stack_dtype
+from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, PIECE_BYTES, Counter, stack_dtype
 
 MAX_PROBES = 4096  # locations in all libraries together
+MAX_LAYOUTS = 256  # drivers without probes
+MAX_ENTRIES = 4096  # of all of them
+MAX_STEPS = 24  # of all the paths of a layout that are walked at once
+MAX_PIECES = 64  # at one launch: 1 MB
 MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more than perf's own limit in practice
 _PAGE = 4096
+_STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
+_ON_THE_WAY = 9  # the first of the values that hold what lies on the way
+_SOURCES = ("launches.c", "handles.c")
 _PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
-_MAPS = ("probes", "settings", "others", "counters", "launches", "stacks", "compilations")
+_HANDLE_PROGRAMS = {
+    Action.LAUNCH: "on_handle_launch",
+    Action.LAUNCH_MANY: "on_handle_launch_many",
+    Action.KERNEL_GONE: "on_kernel_gone",
+    Action.MODULE_GONE: "on_module_gone",
+}
+_RINGS = ("launches", "stacks", "compilations", "pieces")
+_MAPS = ("probes", "layouts", "entries", "settings", "others", "counters", *_RINGS)
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,11 @@ class Sizes:
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
     stack_pages: int = 1024  # 4 MiB: 4,000 distinct stacks of 127 frames
     compiled_pages: int = 128
+    piece_pages: int = 512  # 2 MiB: twice what one launch can send
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
+    kernels_remembered: int = 1 << 14
 
 
 def stack_depth() -> int:
@@ -53,8 +71,12 @@ class LaunchProbes:
     Compiling them goes on in a process apart; whatever is asked of them first waits for it, best `ready`.
     """
 
-    def __init__(self, sizes: Sizes = Sizes()) -> None:
+    def __init__(self, sizes: Sizes = Sizes(), ways: Sequence[Way] = tuple(Way)) -> None:
         """Begins to compile and load.
+
+        Args:
+            sizes: how much room they have.
+            ways: to get at launches, the best first.
 
         Raises:
             BpfUnavailable: no process can be started for it.
@@ -71,15 +93,25 @@ class LaunchProbes:
             "LAUNCH_PAGES": sizes.launch_pages,
             "STACK_PAGES": sizes.stack_pages,
             "COMPILED_PAGES": sizes.compiled_pages,
+            "MAX_LAYOUTS": MAX_LAYOUTS,
+            "MAX_ENTRIES": MAX_ENTRIES,
+            "MAX_STEPS": MAX_STEPS,
+            "CLASSES": MAX_CLASSES,
+            "KERNELS_REMEMBERED": sizes.kernels_remembered,
+            "PIECE_PAGES": sizes.piece_pages,
+            "PIECE_BYTES": PIECE_BYTES,
+            "MAX_PIECES": MAX_PIECES,
             "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
             "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, self._stack.itemsize, cpus),
+            "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         }
-        self._loader = Loader("launches.c", defines, tuple(_PROGRAMS.values()), _MAPS)
+        self._loader = Loader(_SOURCES, defines, (*_PROGRAMS.values(), *_HANDLE_PROGRAMS.values()), _MAPS)
         self._loaded: _Loaded | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []
         self._slots = 0  # of the `probes` map that are taken
-        self.libraries = Libraries(self._attach)
+        self._layouts = self._entries = 0  # of those maps that are taken
+        self.libraries = Libraries(self._attach, self._attach_layout, ways)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
@@ -118,25 +150,45 @@ class LaunchProbes:
         """Sends COMPILED records."""
         return self._now().compiled
 
+    @property
+    def pieces(self) -> RingBuffer:
+        """Sends PIECE records."""
+        return self._now().pieces
+
     def _attach(self, file_fd: int, probes: Sequence[Probe]) -> None:
-        fds, slot = self._now().fds, self._slots
-        if slot + len(probes) > MAX_PROBES:
+        fds = self._now().fds
+        if self._slots + len(probes) > MAX_PROBES:
             raise OSError(f"more than {MAX_PROBES} probe locations in all libraries together")
+        locations = defaultdict(list)
+        for slot, probe in enumerate(probes, self._slots):
+            write_slot(fds["probes"], slot, probe.pack())
+            locations[_PROGRAMS[probe.name]].append(Location(probe.offset, probe.semaphore_offset, slot))
+        self._link(file_fd, locations)
+        self._slots += len(probes)
+
+    def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
+        fds = self._now().fds
+        if self._layouts >= MAX_LAYOUTS or self._entries + len(offsets) > MAX_ENTRIES:
+            raise OSError("there is no room for another driver's layout")
+        write_slot(fds["layouts"], self._layouts, _packed_layout(layout))
+        locations = defaultdict(list)
+        for slot, (entry, offset) in enumerate(zip(layout.entries, offsets, strict=True), self._entries):
+            write_slot(fds["entries"], slot, _packed_entry(entry, self._layouts))
+            locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
+        self._link(file_fd, locations)
+        self._layouts += 1
+        self._entries += len(offsets)
+
+    def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> None:
+        """Attaches programs, given by their names, in a file: all or none."""
         links: list[UprobeLink] = []
         try:
-            for name, program in _PROGRAMS.items():
-                locations = []
-                for probe in (probe for probe in probes if probe.name == name):
-                    write_slot(fds["probes"], slot, probe.pack())
-                    locations.append(Location(probe.offset, probe.semaphore_offset, slot))
-                    slot += 1
-                if locations:
-                    links.append(UprobeLink(file_fd, fds[program], locations))
+            for program, where in locations.items():
+                links.append(UprobeLink(file_fd, self._now().fds[program], where))
         except OSError:
             close_all(links)
             raise
         self._links += links
-        self._slots = slot
 
     def counters(self) -> dict[Counter, int]:
         """What the programs counted so far, all CPUs together."""
@@ -174,7 +226,7 @@ class LaunchProbes:
         """Takes the probes out; what is in the ring buffers can still be read."""
         close_all(self._links)
         self._links.clear()
-        self._slots = 0
+        self._slots = self._layouts = self._entries = 0
 
     def close(self) -> None:
         """Gives everything back."""
@@ -205,6 +257,7 @@ class _Loaded:
             self.launches = self._ring("launches", sizes.launch_pages, LAUNCH_RECORD)
             self.stacks = self._ring("stacks", sizes.stack_pages, stack)
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
+            self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error
@@ -220,6 +273,40 @@ class _Loaded:
         while self.fds:
             os.close(self.fds.popitem()[1])
         self._rings.clear()
+
+
+def _packed_layout(layout: Layout) -> bytes:
+    """`struct layout` of handles.c."""
+    where = [layout.kernel_class, *layout.address]
+    wholes = [layout.binary, layout.binary_size, layout.code, layout.size]
+    what = [*wholes, layout.name, *layout.allocation, layout.module]
+    scripts = [_steps(where), _steps(what)]
+    classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
+    lengths = struct.pack(f"<{MAX_CLASSES}QQQ", *classes, *map(len, scripts))
+    return lengths + b"".join(b"".join(script).ljust(MAX_STEPS * _STEP.size, b"\0") for script in scripts)
+
+
+def _steps(fields: Sequence[Field | None]) -> list[bytes]:
+    """`struct step`s that lead from value 0, a handle, to the values 1, 2, ...; what several paths share is walked once."""
+    paths = sorted((field.path, field.bits, number) for number, field in enumerate(fields, 1) if field)
+    steps: list[bytes] = []
+    way: list[int] = []  # the offsets of what the values for the way hold now
+    for path, bits, number in paths:
+        *before, last = path
+        while way != before[: len(way)]:
+            way.pop()
+        for offset in before[len(way) :]:
+            steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way)))
+            way.append(offset)
+        steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number))
+    if len(steps) > MAX_STEPS:
+        raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
+    return steps
+
+
+def _packed_entry(entry: Entry, layout: int) -> bytes:
+    """`struct entry` of handles.c."""
+    return struct.pack("<QIBBxx", entry.address, layout, entry.handle, entry.count or 0)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

@@ -1,4 +1,4 @@
-"""Finding the runtime's libraries, wherever they are, and keeping their probes attached.
+"""Finding the drivers' libraries, wherever they are, and keeping probes in them.
 
 A library is a file, not a path: the same name can be many files (system, conda, containers), and one file serves
 every process that maps it, now or later. A mapped one is opened through /proc/PID/map_files, which is the very file
@@ -13,16 +13,25 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
+from iaprof.bpf.driver_layout import Layout, find_layout
+from iaprof.bpf.library_file import LibraryFile
 from iaprof.bpf.processes import running_pids
-from iaprof.bpf.usdt import Probe, ProbeError, read_probes
+from iaprof.bpf.usdt import Probe, read_probes
+from iaprof.formats.errors import IaprofError
 
 # A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
 MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +(.*libze_intel_gpu\.so(?:\.[0-9.]+)?(?: \(deleted\))?)$", re.MULTILINE
+    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +"
+    rb"(.*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?)$",
+    re.MULTILINE,
 )
+NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so")  # of which what MAPPING finds has one
+INJECTED, OPENCL = "libiaprof_inject.so", "libigdrcl.so"
+_INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so")
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -38,6 +47,14 @@ MAX_LIBRARIES = 256
 MAX_OF_ONE_OWNER = 16
 
 
+class Way(StrEnum):
+    """How launches are had."""
+
+    PROBES = "probes"  # the driver's own
+    ATTACH = "attach"  # by the layout of a driver without
+    INJECT = "inject"  # by the probes of a library that a command is started with
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one library."""
@@ -45,18 +62,30 @@ class Outcome:
     path: str
     probes: int  # that are attached
     problem: str = ""  # why not all are
+    way: Way | None = None  # None where there are none
+    build_id: str = ""  # in hexadecimal; empty where there is none, or it was not looked at
 
 
 class Libraries:
     """Every library seen so far; each is taken once."""
 
-    def __init__(self, attach: Callable[[int, Sequence[Probe]], None]) -> None:
+    def __init__(
+        self,
+        attach: Callable[[int, Sequence[Probe]], None],
+        attach_layout: Callable[[int, Layout, Sequence[int]], None],
+        ways: Iterable[Way] = tuple(Way),
+    ) -> None:
         """Starts with none.
 
         Args:
             attach: given the open library and probes of it; all or none; raises OSError where the kernel refuses.
+            attach_layout: likewise, given a driver's layout and the file offset of each of its entries.
+            ways: that may be used.
         """
-        self._attach = attach
+        self._attach, self._attach_layout = attach, attach_layout
+        self._ways = frozenset(ways)
+        # Build-ids of drivers that the injected library leaves alone; None where nothing is injected.
+        self.not_injected: frozenset[str] | None = None
         # A file with probes in it keeps its inode; that of another may become a new file's.
         self._attached: set[tuple[int, ...]] = set()
         self._refused: set[tuple[int, ...]] = set()
@@ -66,8 +95,13 @@ class Libraries:
     def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
         """Takes the libraries that lie in `folders`, before any process maps them."""
         for folder in folders:
-            for path in sorted(Path(folder).glob("libze_intel_gpu.so*")):
-                yield from self._take(str(path), str(path))
+            for pattern in _INSTALLED:
+                for path in sorted(Path(folder).glob(pattern)):
+                    yield from self.take(path)
+
+    def take(self, path: Path) -> Iterator[Outcome]:
+        """Takes the library at `path`, before any process maps it."""
+        yield from self._take(str(path), str(path))
 
     def running(self) -> Iterator[Outcome]:
         """Takes the libraries that running processes have mapped."""
@@ -109,8 +143,10 @@ class Libraries:
                     self._full.add(owner)
                     yield Outcome(path, 0, f"user {owner} has too many different libraries: the rest is not probed")
                 return
-            self._by_owner[owner] += 1
             outcome = self._probe(file, path)
+            if outcome.problem and location == path and OPENCL in path:
+                return  # most machines have it, and most programs use none of it: it is told of when it is mapped
+            self._by_owner[owner] += 1
             if outcome.probes:
                 self._attached |= {inode, content}
             else:
@@ -118,16 +154,49 @@ class Libraries:
             yield outcome
 
     def _probe(self, file: BinaryIO, path: str) -> Outcome:
-        probes: list[Probe] = []
-        problem = ""
+        """Probes it in the best way that it has."""
+        build_id, problem = "", ""
         try:
-            probes.extend(read_probes(file, PROVIDER, (LAUNCH, COMPILE)))
-        except ProbeError as error:
-            problem = str(error)
-        if not probes:
-            return Outcome(path, 0, problem or "it has no launch_kernel and compile_kernel probes")
-        try:
-            self._attach(file.fileno(), probes)
+            library = LibraryFile(file)
+            build_id = library.build_id()
+            probes = self._probes_of(file, path)
+            if probes:
+                if self.not_injected is not None and not is_injected(path) and build_id not in self.not_injected:
+                    return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
+                self._attach(file.fileno(), probes)
+                return Outcome(path, len(probes), "", way_of(path), build_id)
+            if Way.ATTACH in self._ways and (layout := find_layout(build_id)):
+                offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
+                self._attach_layout(file.fileno(), layout, offsets)
+                return Outcome(path, len(offsets), "", Way.ATTACH, build_id)
+            problem = self._no_way(path, build_id)
         except OSError as error:
-            return Outcome(path, 0, f"the kernel refuses probes in it ({error.strerror or error})")
-        return Outcome(path, len(probes), problem)
+            problem = f"the kernel refuses probes in it ({error.strerror or error})"
+        except IaprofError as error:
+            problem = str(error)
+        return Outcome(path, 0, problem, None, build_id)
+
+    def _probes_of(self, file: BinaryIO, path: str) -> list[Probe]:
+        return read_probes(file, PROVIDER, (LAUNCH, COMPILE)) if way_of(path) in self._ways else []
+
+    def _no_way(self, path: str, build_id: str) -> str:
+        if self.not_injected is not None or is_injected(path):
+            return ""  # the command's launches are recorded all the same, or its library is another recorder's
+        if Way.ATTACH not in self._ways:
+            return "it has no launch_kernel and compile_kernel probes"
+        if OPENCL in path:
+            return f"its build ({build_id or 'without a build-id'}) is not known, so OpenCL's launches are not recorded"
+        return (
+            f"it has no probes, and its build ({build_id or 'without a build-id'}) is not known: run "
+            f"'sudo iaprof calibrate', or start the program by 'iaprof record --launches=inject -- COMMAND'"
+        )
+
+
+def is_injected(path: str) -> bool:
+    """Whether it is the library that commands are started with."""
+    return path.rsplit("/", 1)[-1].removesuffix(" (deleted)") == INJECTED
+
+
+def way_of(path: str) -> Way:
+    """Which way the probes of the library at `path` are."""
+    return Way.INJECT if is_injected(path) else Way.PROBES

@@ -25,7 +25,7 @@ def main() -> None:
     fds: dict[str, int] = {}
     answer: dict[str, object]
     try:
-        fds = compile_program(request["source"], request["defines"], request["functions"], request["maps"])
+        fds = compile_program(request["sources"], request["defines"], request["functions"], request["maps"])
         answer = {"names": list(fds)}
     except BpfUnavailable as error:
         answer = {"error": str(error)[: MAX_MESSAGE // 8]}

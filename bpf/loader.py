@@ -45,7 +45,9 @@ class Interruption(Protocol):
 class Loader:
     """That process, from its start to its answer."""
 
-    def __init__(self, source: str, defines: dict[str, int], functions: Sequence[str], maps: Sequence[str]) -> None:
+    def __init__(
+        self, sources: Sequence[str], defines: dict[str, int], functions: Sequence[str], maps: Sequence[str]
+    ) -> None:
         """Starts it; the arguments are `compile_program`'s.
 
         Raises:
@@ -75,7 +77,7 @@ class Loader:
             except OSError as error:
                 self.close()
                 raise BpfUnavailable(f"the process that compiles BPF cannot be started: {error.strerror}") from error
-        request = {"folder": self._folder, "source": source, "defines": defines, "functions": functions, "maps": maps}
+        request = {"folder": self._folder, "sources": sources, "defines": defines, "functions": functions, "maps": maps}
         with contextlib.suppress(OSError):  # it died already: `wait` says so
             self._channel.send(json.dumps(request).encode())
 

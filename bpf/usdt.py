@@ -15,24 +15,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, BinaryIO
 
-from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-from iaprof.formats.errors import IaprofError
+from iaprof.bpf.library_file import LibraryFile, ProbeError
 
 MAX_ARGS = 4  # MAX_ARGS of launches.c
-MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
 # Compilers inline a probe's function a few times at most.
 MAX_LOCATIONS = 8
 NO_REGISTER = 17
-EM_X86_64 = "EM_X86_64"
 
 # Index into the register array of launches.c, by the name of the 64-bit register.
 _WIDE = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip")
-
-
-class ProbeError(IaprofError):
-    """A library's probes cannot be used; the text says why."""
 
 
 class ArgKind(IntEnum):
@@ -186,38 +179,18 @@ def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Pro
     Raises:
         ProbeError: not an x86-64 ELF file, or a probe that is not what it should be.
     """
-    try:
-        return list(_Library(file).probes(provider.encode(), frozenset(name.encode() for name in names)))
-    except ProbeError:
-        raise
-    except Exception as error:  # pyelftools raises what it likes, and the file is anybody's
-        raise ProbeError(f"it is a broken ELF file ({type(error).__name__}: {error})") from error
+    library = LibraryFile(file)
+    wanted = frozenset(name.encode() for name in names)
+    with library.reading():
+        return list(_Notes(library).probes(provider.encode(), wanted))
 
 
-class _Bounded:
-    """As much of a file as pyelftools needs, which reads from it until that is too much."""
+class _Notes:
+    """What an open library says of its probes."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._left = MAX_READ_BYTES
-        self.seek, self.tell = file.seek, file.tell
-
-    def read(self, size: int) -> bytes:
-        self._left -= max(size, 1)
-        if size < 0 or self._left < 0:
-            raise ProbeError("it has more headers, notes or symbols than any compiler and linker make")
-        return self._file.read(size)
-
-
-class _Library:
-    """An open library, as far as its probes need it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        stream: Any = _Bounded(file)
-        self._elf: Any = ELFFile(stream)
-        if self._elf["e_machine"] != EM_X86_64 or self._elf.elfclass != 64 or not self._elf.little_endian:
-            raise ProbeError("it is not an x86-64 library")
-        self._segments = list(self._elf.iter_segments("PT_LOAD"))
+    def __init__(self, library: LibraryFile) -> None:
+        self._library = library
+        self._elf: Any = library.elf
 
     def probes(self, provider: bytes, names: frozenset[bytes]) -> Iterator[Probe]:
         section = self._elf.get_section_by_name(".note.stapsdt")
@@ -241,23 +214,13 @@ class _Library:
         # prelink may have moved the file after the note was written; the base section moved with it
         moved = base - linked_base if base is not None else 0
         location += moved
-        offset = self._file_offset(location, executable=True)
-        semaphore_offset = self._file_offset(semaphore + moved, executable=False) if semaphore else 0
+        offset = self._library.offset(location, executable=True)
+        semaphore_offset = self._library.offset(semaphore + moved, executable=False) if semaphore else 0
         if semaphore_offset >= 1 << 32:
             raise ProbeError("its semaphore lies beyond 4 GiB of the file")
         specs = strings[2].decode("latin-1").split()
         args = tuple(parse_arg(spec, location, self._symbol) for spec in specs[:MAX_ARGS])
         return Probe(provider.decode(), strings[1].decode(), offset, semaphore_offset, args)
-
-    def _file_offset(self, address: int, executable: bool) -> int:
-        for segment in self._segments:
-            start = segment["p_vaddr"]
-            flags = segment["p_flags"]
-            right = flags & 1 and not flags & 2 if executable else flags & 2 and not flags & 1
-            if right and start <= address and address + (1 if executable else 2) <= start + segment["p_filesz"]:
-                return int(address - start + segment["p_offset"])
-        where = "executable" if executable else "writable"
-        raise ProbeError(f"a probe of it points outside its {where} segments")
 
     def _symbol(self, name: str) -> int | None:
         return self._symbols.get(name)

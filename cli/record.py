@@ -64,6 +64,10 @@ def record(
     subsample: Annotated[
         int, typer.Option("--subsample", metavar="N", help="Keep one stall record of N.", show_default=False)
     ] = 1,
+    launches: Annotated[
+        str,
+        typer.Option("--launches", metavar="WAY", help="How to see launches: auto, probes, attach or inject."),
+    ] = "auto",
     cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
     metric_interval: Annotated[
         float, typer.Option("--metric-interval", metavar="MS", help="Between two metrics; 0: none.")
@@ -115,6 +119,10 @@ def record(
         raise UsageError("--metric-interval takes 1 ms or more, or 0")
     if max_files is not None and max_files < 1:
         raise UsageError("--max-files takes 1 or more")
+    if launches not in (known := ("auto", "probes", "attach", "inject")):
+        raise UsageError(f"--launches takes one of {', '.join(known)}")
+    if launches == "inject" and not command:
+        raise UsageError("--launches inject works in the command that it starts: name one after --")
     which = which_symbols(symbols)
     switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
     check_output(output, force)
@@ -122,7 +130,7 @@ def record(
     from iaprof.record.signals import StopSignals
 
     with StopSignals() as signals:
-        from iaprof.record.options import Options
+        from iaprof.record.options import LaunchesBy, Options
 
         options = Options(
             output=output,
@@ -133,6 +141,7 @@ def record(
             devices=tuple(name for text in devices or () for name in text.split(",") if name),
             rate=rate,
             subsample=subsample,
+            launches=LaunchesBy(launches),
             cpu_hz=cpu_freq,
             metric_interval_ns=int(metric_interval * 1e6),
             control=control,

@@ -1,4 +1,4 @@
-"""The records that the BPF programs send, as NumPy dtypes: what bpf/launches.c declares, byte for byte."""
+"""The records that the BPF programs send, as NumPy dtypes: what bpf/launches.c and handles.c declare, byte for byte."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 NAME_BYTES = 64
 PATH_BYTES = 4096
+PIECE_BYTES = (16 << 10) - 80  # with what goes before it, and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(
     [
@@ -35,6 +36,31 @@ COMPILED = np.dtype(
         ("path", f"S{PATH_BYTES}"),
     ]
 )
+
+PIECE = np.dtype(
+    [
+        ("time", "<u8"),  # of the launch at which the kernel was described
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("module", "<u8"),  # its handle; 0 where that is not known
+        ("module_time", "<u8"),  # of the launch at which it was described first: a handle may be used again
+        ("address", "<u8"),  # GPU address of the kernel's first instruction
+        ("size", "<u8"),  # bytes of the kernel
+        ("offset", "<u8"),  # of this piece in the whole
+        ("total", "<u8"),  # bytes of the whole
+        ("what", "<u4"),  # PieceOf
+        ("bytes", "<u4"),  # of `data` that count
+        ("data", f"V{PIECE_BYTES}"),
+    ]
+)
+
+
+class PieceOf(IntEnum):
+    """What a PIECE is a piece of."""
+
+    NAME = 0  # the kernel's name; in one piece
+    CODE = 1  # the kernel's instructions
+    MODULE = 2  # the zebin that the kernel came in, as the driver keeps it
 
 
 def stack_dtype(depth: int) -> np.dtype[np.void]:
@@ -67,3 +93,9 @@ class Counter(IntEnum):
     PROBE_NS = 9
     OTHERS = 10
     STACKS_TRUNCATED = 11
+    HANDLES_UNREADABLE = 12
+    HANDLES_UNKNOWN = 13
+    HANDLES_ASTRAY = 14
+    HANDLES_CHANGED = 15
+    KERNELS = 16
+    PIECES_LOST = 17

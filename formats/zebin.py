@@ -83,7 +83,9 @@ class Zebin:
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class Section:
+    """An entry of the section table."""
+
     name: str
     type: int
     address: int
@@ -96,12 +98,8 @@ class _Section:
 
 def read_zebin(data: bytes) -> Zebin:
     """Read a zebin in either form; ZebinError where it is none, or is damaged where it matters."""
-    sections = _sections(data)
-    texts = {
-        index: section
-        for index, section in enumerate(sections)
-        if section.type == _PROGBITS and section.name.startswith(TEXT_PREFIX) and len(section.name) > len(TEXT_PREFIX)
-    }
+    sections = read_sections(data)
+    texts = kernel_sections(sections)
     if sum(section.size for section in texts.values()) > len(data):
         raise ZebinError("its sections overlap: they hold more code than the file has bytes")
     functions = _functions(data, sections, texts)
@@ -140,8 +138,8 @@ def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
     return [(canonical(segment[3]), min(segment[6], ADDRESS_MASK)) for segment in segments if segment[0] == _PT_LOAD]
 
 
-def _sections(data: bytes) -> list[_Section]:
-    """The checked section table: every section that has bytes has them inside the file."""
+def read_sections(data: bytes) -> list[Section]:
+    """The checked section table: every section that has bytes has them inside the file; ZebinError otherwise."""
     if data[:4] != b"\x7fELF":
         raise ZebinError("it is not an ELF file")
     if len(data) < _HEADER.size:
@@ -169,9 +167,9 @@ def _sections(data: bytes) -> list[_Section]:
     for _, kind, _, _, offset, size, *_ in raw:
         if kind not in (0, _NOBITS) and offset + size > len(data):
             raise ZebinError(f"it is cut short: a section ends at byte {offset + size} of {len(data)}")
-    strings = _Names(data[raw[names][4] : raw[names][4] + raw[names][5]])
+    strings = Names(data[raw[names][4] : raw[names][4] + raw[names][5]])
     return [
-        _Section(
+        Section(
             name=strings.at(name),
             type=kind,
             address=address,
@@ -185,7 +183,16 @@ def _sections(data: bytes) -> list[_Section]:
     ]
 
 
-def _functions(data: bytes, sections: list[_Section], texts: dict[int, _Section]) -> dict[int, list[ZebinFunction]]:
+def kernel_sections(sections: list[Section]) -> dict[int, Section]:
+    """Those that are kernels, by their indices: read_zebin's kernels are in the same order."""
+    return {
+        index: section
+        for index, section in enumerate(sections)
+        if section.type == _PROGBITS and section.name.startswith(TEXT_PREFIX) and len(section.name) > len(TEXT_PREFIX)
+    }
+
+
+def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) -> dict[int, list[ZebinFunction]]:
     """The FUNC symbols of each text section, by that section's index."""
     found: dict[int, list[ZebinFunction]] = {}
     table = next((section for section in sections if section.type == _SYMTAB), None)
@@ -196,7 +203,7 @@ def _functions(data: bytes, sections: list[_Section], texts: dict[int, _Section]
     names = sections[table.link]
     if names.type in (0, _NOBITS):
         raise ZebinError("its symbols' names are missing")
-    strings = _Names(data[names.offset : names.offset + names.size])
+    strings = Names(data[names.offset : names.offset + names.size])
     symbols = memoryview(data)[table.offset : table.offset + table.size // _SYMBOL.size * _SYMBOL.size]
     for name, info, _, index, value, size in _SYMBOL.iter_unpack(symbols):
         if info & 0xF != _STT_FUNC or index not in texts:
@@ -210,7 +217,7 @@ def _functions(data: bytes, sections: list[_Section], texts: dict[int, _Section]
     return found
 
 
-def _relocations(data: bytes, sections: list[_Section]) -> dict[int, list[tuple[int, int]]]:
+def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[int, int]]]:
     """Offset and bytes of what relocations change, by the index of the section that they are for."""
     found: dict[int, dict[int, int]] = {}
     left = len(data)  # sections may overlap
@@ -230,7 +237,7 @@ def _relocations(data: bytes, sections: list[_Section]) -> dict[int, list[tuple[
     return {index: list(places.items()) for index, places in found.items()}
 
 
-class _Names:
+class Names:
     """A string table. Many entries may name one long string: what is read in all is bounded by the table's length."""
 
     def __init__(self, strings: bytes) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.sideband import records_of, tasks
+from iaprof.record.described import about_piece
 from iaprof.record.spool import Frame, FrameKind, SpoolReader, framed
 
 LINGER_NS = 2_000_000_000  # what a process launched may still run so long after its end
@@ -79,7 +80,8 @@ class Carry:
                 pid = self._parents[pid]
         stacks = np.array([launch["stack"] for launch in launches], np.uint64)
         with open(out, "wb", closefd=False) as file:
-            for frame in spool.frames({FrameKind.KERNEL, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}):
+            kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
+            for frame in spool.frames(kinds):
                 if frame.kind is FrameKind.SIDEBAND:
                     if told := records_of(frame.payload, ended):
                         file.writelines(framed(frame.kind, told, time=frame.time))
@@ -89,6 +91,9 @@ class Carry:
                     records["time"] = self._now  # mappings are told anew, as they are now
                     if len(records):
                         file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
+                elif frame.kind is FrameKind.PIECE:
+                    if self._lives(about_piece(frame).pid):
+                        file.writelines(framed(frame.kind, frame.payload, time=frame.time))
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
                     file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
             if launches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import subprocess
+from collections.abc import Mapping
 
 from iaprof.formats.errors import IaprofError
 from iaprof.record.signals import StopSignals
@@ -16,8 +17,15 @@ WAIT_S = 1.0  # from SIGTERM on
 class Command:
     """A started command."""
 
-    def __init__(self, words: tuple[str, ...], signals: StopSignals) -> None:
-        """Starts it; it has our standard input, output and environment.
+    def __init__(
+        self, words: tuple[str, ...], signals: StopSignals, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts it; it has our standard input and output.
+
+        Args:
+            words: the program and its arguments.
+            signals: those that came for it are forwarded.
+            environment: that it has instead of ours.
 
         Raises:
             IaprofError: it cannot be started.
@@ -25,7 +33,7 @@ class Command:
         self._signals = signals
         signals.take_for_command()
         try:
-            self._process = subprocess.Popen(words)
+            self._process = subprocess.Popen(words, env=environment)
         except OSError as error:
             raise IaprofError(f"{words[0]} cannot be started: {error.strerror}") from error
 

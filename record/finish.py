@@ -5,6 +5,7 @@ The same code ends a recording and recovers one whose recorder died.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from iaprof.formats.files import replacing
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.sideband import SideBand, decode, sample_columns
 from iaprof.record.cpu_samples import CpuSamples
+from iaprof.record.described import Described
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.symbols.calls import Needed
@@ -32,6 +34,7 @@ KERNEL_BYTES_PER_GROUP = 64 << 20
 SAMPLE_BYTES_PER_GROUP = 16 << 20
 MAX_DEPTH = 1024
 MAX_WORDS = 3
+IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of what a process had
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
 _MOST = (1 << 64) - 1
 
@@ -93,6 +96,7 @@ def finish(
             work.add(frame)
             if look is not None:
                 look(frame)
+        work.keep_described(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -124,6 +128,7 @@ class _Finishing:
         self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
         self._metric_rows = 0
         self._described: list[pa.StructArray] = []
+        self._described_kernels = Described()
         self._first_ns = self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
@@ -224,21 +229,24 @@ class _Finishing:
 
     def _add_kernel(self, frame: Frame) -> None:
         about = _object(frame.payload[: frame.part])
+        content = frame.payload[frame.part :] if about["content"] else None
+        self._keep_elf(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
+
+    def _keep_elf(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
         # The same content may come twice: from the file before this one, and again.
-        content = frame.payload[frame.part :] if about["content"] and about["digest"] not in self._digests else None
-        row = {
-            "time_ns": frame.time,
-            "pid": about["pid"],
-            "path": about["path"],
-            "digest": bytes.fromhex(about["digest"]),
-            "size": about["size"],
-            "elf": content,
-        }
+        content = content if digest not in self._digests else None
+        row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
         self._kernels.append(_row("kernel", row))
-        self._digests.update([about["digest"]] if content is not None else [])
+        self._digests.update([digest] if content is not None else [])
         self._kernel_bytes += len(content or b"")
         if self._kernel_bytes >= KERNEL_BYTES_PER_GROUP:
             self._flush_kernels()
+
+    def keep_described(self, spool: SpoolReader) -> None:
+        """Puts modules together whose kernels were described at their launch, once all frames were added."""
+        for module in self._described_kernels.modules(spool):
+            digest = hashlib.sha256(module.elf).hexdigest()
+            self._keep_elf(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
 
     def _add_sideband(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.
@@ -271,6 +279,9 @@ class _Finishing:
         self._described.append(_row("process", row))
         if len(self._described) >= ROWS_PER_GROUP:
             self._flush_described()
+
+    def _add_piece(self, frame: Frame) -> None:
+        self._described_kernels.add(frame)
 
     def _add_loss(self, frame: Frame) -> None:
         row = _object(frame.payload)
@@ -409,6 +420,7 @@ _READERS = {
     FrameKind.APPEND: _Finishing._add_to_header,
     FrameKind.METRICS: _Finishing._add_metrics,
     FrameKind.PROCESS: _Finishing._add_process,
+    FrameKind.PIECE: _Finishing._add_piece,
 }
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Outcome
-from iaprof.formats.launches import Counter, LaunchFlags
+from iaprof.formats.launches import PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
-from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
@@ -41,6 +41,15 @@ _LOSSES = {
         "launches from a stack that is as deep as kernel.perf_event_max_stack allows: raise that with sysctl",
     ),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
+    Counter.HANDLES_UNREADABLE: ("launches", "unreadable", "what their kernels' handles point to could not be read"),
+    Counter.HANDLES_UNKNOWN: (
+        "launches",
+        "unreadable",
+        "their kernels' handles are none that the layout knows",
+    ),
+    Counter.HANDLES_ASTRAY: ("launches", "unreadable", "their addresses are not where the driver keeps code"),
+    Counter.HANDLES_CHANGED: ("launches", "unreadable", "their kernels' handles had another address before"),
+    Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be read at a launch"),
 }
 
 
@@ -54,23 +63,27 @@ class Launches:
         self.libraries: list[dict[str, object]] = []  # as the capture's header has them
         self._last_counters = dict.fromkeys(Counter, 0)
         self._counters_ns = time.monotonic_ns()
+        self._piece_bytes = 0
         self.kernels: Kernels | None = None
+        self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
 
-    def start(self, journal: Journal, loop: Loop, on_process: Callable[[int], None], folders: Iterable[str]) -> None:
+    def start(
+        self, journal: Journal, loop: Loop, on_process: Callable[[int], None], libraries: Iterable[Outcome]
+    ) -> None:
         """Attaches the probes, and begins to be read by `loop`.
 
         Args:
             journal: gets what comes.
             loop: calls back.
             on_process: is told the pid of each process that launches, once.
-            folders: where libraries lie that nobody has mapped yet.
+            libraries: that nobody needs to have mapped yet.
         """
         self._journal, self._loop, self._on_process = journal, loop, on_process
-        self._took(self._probes.libraries.installed(folders))
+        self._took(libraries)
         self._took(self._probes.libraries.running())
         # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
         # we read those before it.
-        for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled):
+        for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled, self._probes.pieces):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
         self._wait_for_intake()
         loop.every(COUNTERS_EVERY_NS, self.read_counters)
@@ -98,7 +111,27 @@ class Launches:
             refused = self._intake.ask(compiled)
             if refused:
                 self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
+        self._keep_pieces(self._probes.pieces.read(), now)
         return stacks
+
+    def _keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
+        """Writes them down without the room that they do not use: kernels are described once each."""
+        if not len(pieces):
+            return
+        self._piece_bytes += int(pieces["bytes"].sum())
+        if self._piece_bytes > MAX_TOTAL_BYTES:
+            detail = f"{MAX_TOTAL_BYTES >> 30} GiB of kernels were taken already"
+            self._journal.loss("kernels", "refused", len(pieces), detail, now, now)
+            return
+        rows = pieces.view("u1").reshape(len(pieces), -1)
+        ends = pieces["bytes"] + PIECE.itemsize - PIECE_BYTES
+        for row, end in zip(rows, ends.tolist(), strict=True):
+            self._journal.write(FrameKind.PIECE, row[:end].data, time=now)
+        first = pieces["offset"] == 0
+        self._journal.totals.modules += int((first & (pieces["what"] == PieceOf.MODULE)).sum())
+        names = pieces[pieces["what"] == PieceOf.NAME]
+        if self.kernels is not None:
+            self.kernels.compiled(zip(names["address"].tolist(), names["size"].tolist(), strict=True))
 
     def _write_stacks(self, stacks: NDArray[np.void], now: int) -> None:
         if len(stacks):
@@ -165,6 +198,7 @@ class Launches:
         content = answer.content or b""
         self._journal.write(FrameKind.KERNEL, meta, content, time=compiled.time_ns, part=len(meta))
         self._journal.totals.modules += 1
+        self.on_taken(compiled.path)
         self._journal.inform(f"took {path} of process {compiled.pid}: {answer.size:,} bytes")
         if self.kernels is not None and answer.content is not None:
             self.kernels.compiled(placed_ranges(answer.content))
@@ -172,6 +206,7 @@ class Launches:
     def take_modules_again(self) -> None:
         """Modules of which the content was written come with it again, into another spool."""
         self._intake.forget_contents()
+        self._piece_bytes = 0
 
     # Libraries
 
@@ -193,10 +228,11 @@ class Launches:
     def _took(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             now = time.monotonic_ns()
-            library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": now}
+            way = str(outcome.way) if outcome.way else None
+            library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": now, "way": way}
             self.libraries.append(library)
             self._journal.append("libraries", library)
-            self._journal.inform(f"{outcome.path}: {outcome.probes} probes")
+            self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")
             if outcome.problem:
                 problem = f"{outcome.path} is not probed: {outcome.problem}"
                 self._journal.loss("launches", "library", None, problem, now, now)

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from iaprof.bpf.launches import Sizes
+from iaprof.bpf.libraries import Way
 from iaprof.record.symbols import Symbols
+
+
+class LaunchesBy(StrEnum):
+    """How launches are to be had."""
+
+    AUTO = "auto"  # of each driver in the best way that works
+    PROBES = Way.PROBES
+    ATTACH = Way.ATTACH
+    INJECT = Way.INJECT
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """That may be used."""
+        return tuple(Way) if self is LaunchesBy.AUTO else (Way(self),)
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,7 @@ class Options:
     devices: tuple[str, ...] = ()  # as xe.choose takes them; all when empty
     rate: str | None = None  # as xe.pick_rate takes it
     subsample: int = 1  # keeps one record of so many
+    launches: LaunchesBy = LaunchesBy.AUTO
     cpu_hz: int = 49
     metric_interval_ns: int = 10_000_000
     control: str | None = None  # as control.Control takes it

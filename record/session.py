@@ -19,7 +19,6 @@ from typing import Any
 
 import iaprof
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.libraries import SYSTEM_FOLDERS
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
@@ -27,6 +26,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import Counter
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
+from iaprof.record.drivers import Drivers
 from iaprof.record.finisher import Finisher
 from iaprof.record.gpus import Gpus
 from iaprof.record.intake import Intake
@@ -113,7 +113,7 @@ class Session:
             opened.callback(self._control.close)
         self._gpus = Gpus(options)
         opened.callback(self._gpus.close)
-        self._probes = LaunchProbes(options.sizes)  # compiles while the rest is opened
+        self._probes = LaunchProbes(options.sizes, options.launches.ways)  # compiles while the rest is opened
         opened.callback(self._probes.close)
         self._intake = Intake()
         opened.callback(self._intake.close)
@@ -133,6 +133,10 @@ class Session:
         self._probes.ready(self._signals)
         self._signals.check()
         self._launches = Launches(self._probes, self._intake, self._scope)
+        self._drivers = Drivers(self._probes.libraries, options.launches, bool(options.command))
+        opened.callback(self._drivers.close)
+        if self._drivers.injection:
+            self._launches.on_taken = self._drivers.injection.forget
         self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
 
     @property
@@ -181,7 +185,7 @@ class Session:
         if self._scope is not None:
             self._scope.start(journal, self._probes)
             follow = self._scope.follow
-        self._launches.start(journal, loop, self._on_process, self._library_folders())
+        self._launches.start(journal, loop, self._on_process, self._drivers.outcomes)
         self._watch.start(journal, loop, self._launches.mapped, follow)
         self._metrics = self._open_metrics()
         self._gpus.start(journal, loop, self._on_stream)
@@ -203,7 +207,7 @@ class Session:
             loop.at(begins + int(options.duration_s * 1e9), self._end_soon)
         if options.command:
             self._signals.check()
-            self._command = Command(options.command, self._signals)
+            self._command = Command(options.command, self._signals, self._drivers.environment())
         with contextlib.suppress(OSError):
             # The hardware's buffers are full in milliseconds: who empties them must not wait for its turn behind the
             # programs that fill them. After the command was started, which is to run as it would without us.
@@ -219,10 +223,6 @@ class Session:
             self._journal.inform(problem)
         self._loop.every(self._options.metric_interval_ns, self._measure)
         return metrics
-
-    def _library_folders(self) -> tuple[str, ...]:
-        folders = os.environ.get("LD_LIBRARY_PATH", "").split(":") if self._options.command else []
-        return (*SYSTEM_FOLDERS, *(folder for folder in folders if folder))
 
     # While recording
 

@@ -43,6 +43,7 @@ class FrameKind(IntEnum):
     APPEND = 9  # JSON, lists of which each is added to the header's list of that name
     METRICS = 10  # JSON line that names the columns, `part` bytes; then rows of little-endian u64
     PROCESS = 11  # JSON, what /proc says of one process: pid, ns_pid, cgroup, container
+    PIECE = 12  # a PIECE record, cut behind the bytes that count
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Frame:
     time: int
     begin: int
     payload: bytes
+    position: int = 0  # in the spool, for SpoolReader.frame_at
 
 
 class Spool:
@@ -237,12 +239,18 @@ class SpoolReader:
             payload = self._file.read(length)
             if len(payload) < length:
                 break
-            position += len(head) + length
+            here, position = position, position + len(head) + length
             if kind in FrameKind.__members__.values():
-                yield Frame(FrameKind(kind), source, part, time, begin, payload)
+                yield Frame(FrameKind(kind), source, part, time, begin, payload, here)
             else:
                 self.unknown += 1
         self.cut = self._size - position
+
+    def frame_at(self, position: int) -> Frame:
+        """A frame that `frames` gave, once more; not while that goes on."""
+        self._file.seek(position + _CHECK.size)
+        kind, source, part, length, time, begin = _FRAME.unpack(self._file.read(_FRAME.size))
+        return Frame(FrameKind(kind), source, part, time, begin, self._file.read(length), position)
 
     def close(self) -> None:
         """Closes the file."""

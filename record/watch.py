@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Callable
 
+from iaprof.bpf.libraries import NAMES
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.sideband import mapped_paths
 from iaprof.record.journal import Journal
@@ -13,7 +14,6 @@ from iaprof.record.loop import Loop
 from iaprof.record.spool import FrameKind
 
 REST_NS = 10_000_000
-_LIBRARY = b"libze_intel_gpu.so"
 
 
 class Watch:
@@ -47,8 +47,8 @@ class Watch:
         for cpu, data in self._buffers.read():
             self._journal.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=cpu)
             together.append(data)
-            if _LIBRARY in data:
-                for pid in {pid for pid, path in mapped_paths(data) if _LIBRARY in path}:
+            if names := [name for name in NAMES if name in data]:
+                for pid in {pid for pid, path in mapped_paths(data) if any(name in path for name in names)}:
                     self._on_library(pid)
         if self._on_records is not None and together:
             self._on_records(together)

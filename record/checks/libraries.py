@@ -1,14 +1,18 @@
-"""The runtime's libraries: which there are, and whether they have the probes that tell of launches."""
+"""The drivers' libraries: which there are, and how `iaprof record` gets at the launches in each."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections.abc import Iterator
 
-from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Outcome
+from iaprof.bpf.driver_layout import Layout
+from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
+from iaprof.formats.errors import IaprofError
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
+from iaprof.record.injection import built_library
 
 GROUP = "Runtime"
 MOST_LINES = 16
@@ -17,33 +21,58 @@ MOST_LINES = 16
 def checks() -> Iterator[Check]:
     """Checks the libraries that are installed and those that running processes have mapped."""
     names: list[str] = []  # of the probes of the library that comes next
-    libraries = Libraries(lambda _, probes: names.extend(probe.name for probe in probes))
+    versions: list[str] = []  # of its driver, where that is known by its layout
+
+    def would_attach(_: int, layout: Layout, offsets: object) -> None:
+        versions.append(layout.version)
+
+    libraries = Libraries(lambda _, probes: names.extend(probe.name for probe in probes), would_attach)
     every = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in every:
         count += 1
         if count <= MOST_LINES:
-            yield _library(outcome, set(names))
+            yield _library(outcome, set(names), "".join(versions))
         names.clear()
+        versions.clear()
     if count > MOST_LINES:
         yield Check(GROUP, "driver", Level.WARNING, f"and {count - MOST_LINES} more files of that name")
     if not count:
         text = (
-            "no libze_intel_gpu.so is installed here or used now: without Intel's compute runtime, with the probes of "
-            "intel/iaprof's patches, there are no launches to record"
+            "no libze_intel_gpu.so is installed here or used now: without Intel's compute runtime there are no "
+            "launches to record"
         )
         if os.geteuid() != 0:
             text = "none is installed here; only root can tell which ones are used"
         yield Check(GROUP, "driver", Level.WARNING, text)
+    yield _injection()
 
 
-def _library(outcome: Outcome, names: set[str]) -> Check:
-    file = shortened(outcome.path)
+def _library(outcome: Outcome, names: set[str], version: str) -> Check:
+    file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
+    if outcome.way is Way.ATTACH:
+        text = f"launches by attaching: it has no probes, but its build is known ({version})"
+        return Check(GROUP, what, Level.OK, text, file=file)
+    if outcome.way is Way.INJECT:
+        return Check(GROUP, what, Level.OK, "launches by a library that iaprof put into its command", file=file)
+    if outcome.way is None:
+        mend = ""
+        if outcome.build_id and what == "driver":
+            mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"
+        return Check(GROUP, what, Level.WARNING, outcome.problem, mend, file)
     if missing := [name for name in (LAUNCH, COMPILE) if name not in names]:
-        text = f"has no {' and no '.join(missing)} probe"
-        if outcome.problem and (names or "probes" not in outcome.problem):
-            text += f": {outcome.problem}"
-        else:
-            text += ": it was built without intel/iaprof's patches"
-        return Check(GROUP, "driver", Level.WARNING, text, file=file)
-    return Check(GROUP, "driver", Level.OK, "has the probes for launches and modules", file=file)
+        text = f"has no {missing[0]} probe: it was built without all of intel/iaprof's patches"
+        return Check(GROUP, what, Level.WARNING, text, file=file)
+    return Check(GROUP, what, Level.OK, "launches by its probes, which tell of modules, too", file=file)
+
+
+def _injection() -> Check:
+    """The way for drivers of which nothing is known."""
+    try:
+        built_library()
+    except IaprofError as error:
+        return Check(GROUP, "injecting", Level.WARNING, f"no way into other drivers: {error}")
+    text = (
+        "'record -- COMMAND' can put its library into a command whose driver has no probes and is of an unknown build"
+    )
+    return Check(GROUP, "injecting", Level.OK, text)

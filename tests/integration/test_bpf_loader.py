@@ -74,8 +74,10 @@ def test_programs_and_maps_come_and_nothing_is_left(probes: LaunchProbes, tempor
     # then
     fds = probes._loaded.fds  # type: ignore[union-attr]
     links = {name: os.readlink(f"/proc/self/fd/{fd}") for name, fd in fds.items()}
-    assert links["on_launch"] == links["on_compile"] == "anon_inode:bpf-prog"
-    assert {links[name] for name in links.keys() - {"on_launch", "on_compile"}} == {"anon_inode:bpf-map"}
+    programs = {name for name in links if name.startswith("on_")}
+    assert {"on_launch", "on_compile", "on_handle_launch"} < programs
+    assert {links[name] for name in programs} == {"anon_inode:bpf-prog"}
+    assert {links[name] for name in links.keys() - programs} == {"anon_inode:bpf-map"}
     assert not any(os.get_inheritable(fd) for fd in fds.values())
     # and its CPU time is told
     assert 0.05 < probes.compile_cpu_seconds < 30
@@ -96,8 +98,8 @@ def test_the_recorder_itself_stays_small() -> None:
     words = [sys.executable, "-c"]
     before = subprocess.run([*words, WAIT.replace("p.ready()", "p.close()") + tell], capture_output=True, check=True)
     after = subprocess.run([*words, WAIT + tell], capture_output=True, check=True)
-    # then what it takes is the ring buffers: 8.5 MiB, which are mapped twice in a row
-    assert int(after.stdout) - int(before.stdout) < 20 << 10
+    # then what it takes is the ring buffers: 10.5 MiB, which are mapped twice in a row
+    assert int(after.stdout) - int(before.stdout) < 24 << 10
     # and bcc was not imported
     no_bcc = subprocess.run(
         [*words, WAIT + "; import sys; print('bcc' in sys.modules)"], capture_output=True, check=True
@@ -150,7 +152,7 @@ def test_not_root() -> None:
 
 
 def test_a_program_that_the_compiler_refuses(temporary: Path) -> None:
-    loading = Loader("launches.c", {"MAX_PROBES": 1}, ("on_launch",), ())
+    loading = Loader(("launches.c",), {"MAX_PROBES": 1}, ("on_launch",), ())
     with pytest.raises(BpfUnavailable, match=r"^the BPF programs did not compile or load \(.*error: "):
         loading.wait()
     assert list(temporary.iterdir()) == []

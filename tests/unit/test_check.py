@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf.libraries import Outcome
+from iaprof.bpf.libraries import Outcome, Way
 from iaprof.cli import check as command
 from iaprof.cli.main import main
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, pythons, stacks
@@ -228,25 +228,34 @@ def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- libraries ----
 
 
-def test_libraries_with_and_without_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(probes: set[str], problem: str = "") -> Check:
-        return libraries._library(Outcome("/a/libze_intel_gpu.so.1", len(probes), problem), probes)
+def test_libraries_and_how_their_launches_are_had() -> None:
+    def check(outcome: Outcome, probes: set[str] = frozenset(), version: str = "") -> tuple[Level, str, str]:
+        found = libraries._library(outcome, probes, version)
+        assert found.file == outcome.path
+        return found.level, found.text, found.mend
 
-    assert check({"launch_kernel", "compile_kernel"}).level is Level.OK
-    half = check({"launch_kernel"})
-    assert (half.level, half.text) == (
-        Level.WARNING, "has no compile_kernel probe: it was built without intel/iaprof's patches",
+    path = "/a/libze_intel_gpu.so.1"
+    both, half = {"launch_kernel", "compile_kernel"}, {"launch_kernel"}
+    assert check(Outcome(path, 2, way=Way.PROBES), both) == (
+        Level.OK, "launches by its probes, which tell of modules, too", "",
     )  # fmt: skip
-    none = check(set(), "it has no launch_kernel and compile_kernel probes")
-    assert none.text == "has no launch_kernel and no compile_kernel probe: it was built without intel/iaprof's patches"
-    broken = check(set(), "it is a broken ELF file (X: y)")
-    assert broken.text.endswith("probe: it is a broken ELF file (X: y)")
-    assert broken.file == "/a/libze_intel_gpu.so.1"
+    assert check(Outcome(path, 1, way=Way.PROBES), half) == (
+        Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
+    )  # fmt: skip
+    assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab"), version="26.27") == (
+        Level.OK, "launches by attaching: it has no probes, but its build is known (26.27)", "",
+    )  # fmt: skip
+    assert check(Outcome("/a b/libze_intel_gpu.so", 0, "it is unknown", build_id="ab")) == (
+        Level.WARNING, "it is unknown", "sudo iaprof calibrate '/a b/libze_intel_gpu.so'",
+    )  # fmt: skip
+    assert check(Outcome(path, 0, "it is a broken ELF file (X: y)")) == (
+        Level.WARNING, "it is a broken ELF file (X: y)", "",
+    )  # fmt: skip
 
 
 def test_many_libraries_are_not_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     class Many:
-        def __init__(self, attach: object) -> None:
+        def __init__(self, attach: object, attach_layout: object) -> None:
             pass
 
         def installed(self) -> Iterator[Outcome]:
@@ -257,8 +266,8 @@ def test_many_libraries_are_not_many_lines(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(libraries, "Libraries", Many)
     checks = list(libraries.checks())
-    assert len(checks) == libraries.MOST_LINES + 1
-    assert checks[-1].text == f"and {1000 - libraries.MOST_LINES} more files of that name"
+    assert len(checks) == libraries.MOST_LINES + 2
+    assert checks[-2].text == f"and {1000 - libraries.MOST_LINES} more files of that name"
 
 
 # ---- frame pointers ----

@@ -1,0 +1,178 @@
+"""Where an unpatched driver keeps what its launches are about: entry points, and paths from a kernel's handle.
+
+A layout belongs to one build of a driver. Those that ship, and those that `iaprof calibrate` found, are JSON files named
+by build-id. What is read by them is checked again at each launch (handles.c): a layout can fail, but not mislead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from iaprof.formats.errors import IaprofError
+
+SHIPPED = Path(__file__).with_name("layouts")
+CACHE = Path("/var/cache/iaprof/layouts")
+MAX_ENTRIES = 32
+MAX_STEPS = 6
+MAX_CLASSES = 8
+MAX_OFFSET = 0x7FFF
+_BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
+_MAX_FILE_BYTES = 1 << 16
+
+
+class LayoutError(IaprofError):
+    """A layout cannot be used; the text says why."""
+
+
+class Action(StrEnum):
+    """What a call of an entry point means."""
+
+    LAUNCH = "launch"
+    LAUNCH_MANY = "launch-many"  # an array of kernels
+    KERNEL_GONE = "kernel-gone"  # the handle's memory may soon be another kernel's
+    MODULE_GONE = "module-gone"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A function of the driver that programs' calls really reach.
+
+    `address` is the virtual address, in the file, of the instruction to probe: up to there, no argument was moved.
+    Arguments are counted from 0, as the System V ABI has them in rdi, rsi, rdx, rcx, r8 and r9.
+    """
+
+    name: str
+    action: Action
+    address: int
+    handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
+    count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value that a kernel's handle h leads to: at path (a, b, c) lies what is at *(*(h + a) + b) + c."""
+
+    path: tuple[int, ...]
+    bits: int = 64  # or 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One build of a driver. All fields start at a kernel's handle."""
+
+    build_id: str  # lower-case hexadecimal
+    driver: str  # level_zero or opencl
+    version: str  # of the driver, as a person would say it
+    entries: tuple[Entry, ...]
+    address: tuple[Field, ...]  # one or two, whose sum is the GPU address of the first instruction
+    size: Field  # bytes of code
+    code: Field  # pointer to the code in the process's memory
+    name: Field  # pointer to the kernel's name, which ends with a zero byte
+    allocation: tuple[Field, Field]  # GPU address and bytes of the memory in which the code lies
+    kernel_class: Field  # a pointer into the driver itself that tells what h is: its virtual table
+    classes: tuple[int, ...]  # virtual addresses, in the file, that it may point to
+    module: Field | None = None  # pointer to the module
+    module_bias: int = 0  # bytes that the handle of a module, as programs have it, lies behind where that points
+    binary: Field | None = None  # pointer to the module's zebin
+    binary_size: Field | None = None  # bytes of it
+
+    def to_json(self) -> str:
+        """As text, for a file."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Layout:
+        """Reads and checks what `to_json` wrote.
+
+        Raises:
+            LayoutError: it is not that.
+        """
+        try:
+            return _layout(json.loads(text))
+        except LayoutError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise LayoutError(f"it is no driver's layout ({type(error).__name__}: {error})") from error
+
+
+def _layout(of: Mapping[str, Any]) -> Layout:
+    entries = tuple(
+        Entry(
+            str(entry["name"]),
+            Action(entry["action"]),
+            _number(entry["address"], 1 << 48),
+            _number(entry["handle"], 6),
+            None if entry["count"] is None else _number(entry["count"], 6),
+        )
+        for entry in of["entries"]
+    )
+    layout = Layout(
+        build_id=of["build_id"],
+        driver=str(of["driver"]),
+        version=str(of["version"]),
+        entries=entries,
+        address=tuple(map(_field, of["address"])),
+        size=_field(of["size"]),
+        code=_field(of["code"]),
+        name=_field(of["name"]),
+        allocation=(_field(of["allocation"][0]), _field(of["allocation"][1])),
+        kernel_class=_field(of["kernel_class"]),
+        classes=tuple(_number(address, 1 << 48) for address in of["classes"]),
+        module=_field(of["module"]) if of["module"] else None,
+        module_bias=_number(of.get("module_bias", 0), MAX_OFFSET + 1),
+        binary=_field(of["binary"]) if of["binary"] else None,
+        binary_size=_field(of["binary_size"]) if of["binary_size"] else None,
+    )
+    if not _BUILD_ID.fullmatch(layout.build_id):
+        raise LayoutError("its build-id is none")
+    if not 1 <= len(entries) <= MAX_ENTRIES or not 1 <= len(layout.classes) <= MAX_CLASSES:
+        raise LayoutError("it has no entry points, or too many")
+    if len(layout.address) not in (1, 2) or (layout.binary is None) != (layout.binary_size is None):
+        raise LayoutError("it is incomplete")
+    if any((entry.action is Action.LAUNCH_MANY) != (entry.count is not None) for entry in entries):
+        raise LayoutError("an entry point has no count of kernels, or one too many")
+    return layout
+
+
+def _field(of: Mapping[str, Any]) -> Field:
+    path = tuple(_number(offset, MAX_OFFSET + 1) for offset in of["path"])
+    if not 1 <= len(path) <= MAX_STEPS or of["bits"] not in (32, 64):
+        raise LayoutError("a path of it is too long, or of no known width")
+    return Field(path, of["bits"])
+
+
+def _number(value: object, end: int) -> int:
+    if not isinstance(value, int) or not 0 <= value < end:
+        raise LayoutError(f"{value!r} is out of range")
+    return value
+
+
+def find_layout(build_id: str) -> Layout | None:
+    """The layout of a build: the one that ships, else the one that was calibrated on this machine; None for neither.
+
+    Raises:
+        LayoutError: there is one that cannot be used.
+    """
+    if not _BUILD_ID.fullmatch(build_id):
+        return None
+    for folder in (SHIPPED, CACHE):
+        path = folder / f"{build_id}.json"
+        try:
+            with path.open("rb") as file:
+                text = file.read(_MAX_FILE_BYTES)
+        except OSError:
+            continue
+        try:
+            layout = Layout.from_json(text)
+        except LayoutError as error:
+            raise LayoutError(f"{path}: {error}; remove it, and run 'iaprof calibrate'") from error
+        if layout.build_id == build_id:
+            return layout
+    return None

@@ -1,0 +1,377 @@
+/* Launches in drivers without probes: functions of the driver that are given a kernel's handle (compiled behind launches.c).
+ *
+ * Where things lie behind a handle is the `layouts` map's, a layout a driver (bpf/driver_layout.py); which argument of which
+ * function is the handle is in `entries`, at the slot that the attachment's cookie names.
+ *
+ * Nothing read this way is believed by itself. A handle's first word that points into the driver must be one of the virtual
+ * tables that the layout knows, which the probe's own address tells wherever the driver is loaded. The code must lie inside the
+ * memory that the driver has for it, and where it did before, until the handle is given back. What fails is counted.
+ *
+ * A kernel that was not seen before is described: its name, its code, and the module that it came in, in pieces. Whoever takes
+ * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
+ *
+ * Set by the loader: MAX_LAYOUTS, MAX_ENTRIES, MAX_STEPS, CLASSES, KERNELS_REMEMBERED, PIECE_PAGES, PIECE_WAKE_EVERY, PIECE_BYTES, MAX_PIECES.
+ */
+
+#define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
+#define MOST_CODE_BYTES (1ULL << 28)
+#define MOST_BINARY_BYTES (1ULL << 26)
+#define MOST_AT_ONCE 8 /* kernels of one launch */
+#define TRIES 3
+#define WHOLE 255
+
+/* values[to] = what lies at values[from] + offset. */
+struct step {
+    u16 offset;
+    u8 bytes;            /* 4 or 8 */
+    u8 from;
+    u8 to;
+    u8 pad[3];
+};
+
+/* Values by their number; the first is the handle, the last are for what lies on the way. */
+#define VALUES 16
+enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE };
+enum what { BINARY = 1, BINARY_BYTES, CODE, CODE_BYTES, NAME, ALLOCATION, ALLOCATION_BYTES, MODULE };
+
+struct layout {
+    u64 classes[CLASSES]; /* addresses in the driver's file; the first again where there are fewer */
+    u64 where_steps;
+    u64 what_steps;
+    struct step where[MAX_STEPS]; /* to enum where */
+    struct step what[MAX_STEPS];  /* to enum what; what stays 0 is not known */
+};
+
+struct entry {
+    u64 address;         /* of the probe, in the driver's file */
+    u32 layout;
+    u8 handle;           /* which argument */
+    u8 count;            /* which argument, of a launch of many */
+    u16 pad;
+};
+
+BPF_ARRAY(layouts, struct layout, MAX_LAYOUTS);
+BPF_ARRAY(entries, struct entry, MAX_ENTRIES);
+
+struct handle {
+    u64 value;
+    u64 pid;
+};
+
+struct kernel {
+    u64 address;
+    u64 size;
+    u64 described;       /* how often that failed, or WHOLE */
+    char name[NAME_BYTES];
+};
+
+BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, KERNELS_REMEMBERED);
+
+struct module {
+    u64 time;            /* of the launch at which it was sent first */
+    u64 sent;            /* bytes of its binary */
+};
+BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, KERNELS_REMEMBERED);
+
+enum piece_of { PIECE_OF_NAME, PIECE_OF_CODE, PIECE_OF_MODULE };
+
+struct about {
+    u64 time;            /* of the launch */
+    u32 pid;
+    u32 tid;
+    u64 module;          /* handle */
+    u64 module_time;     /* of the launch at which it was sent first: a handle may be used again */
+    u64 address;         /* of the kernel */
+    u64 size;            /* of the kernel */
+};
+
+struct piece {
+    struct about about;
+    u64 offset;          /* in the whole */
+    u64 total;           /* bytes of the whole */
+    u32 what;            /* enum piece_of */
+    u32 bytes;           /* in this piece */
+    char data[PIECE_BYTES];
+};
+BPF_RINGBUF_OUTPUT(pieces, PIECE_PAGES);
+
+/* Takes steps; gives 0 when all led somewhere, those that did not to 0.
+ *
+ * Here and in is_known nothing branches on what is read: the verifier follows each branch to the end of the program. */
+static __always_inline long follow(const struct step *steps, u64 many, u64 *values) {
+    long failed = 0;
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < MAX_STEPS; i++) {
+        if (i >= many)
+            break;
+        u64 value[2] = {}; /* twice what is read, as the verifier sees no more of `bytes` than its mask */
+        u64 where = values[steps[i].from & (VALUES - 1)] + steps[i].offset;
+        failed |= read_user(value, steps[i].bytes & 15, (void *)where);
+        values[steps[i].to & (VALUES - 1)] = value[0];
+    }
+    return failed;
+}
+
+static __always_inline u64 integer_argument(struct pt_regs *ctx, u8 which) {
+    volatile u64 arguments[8] = {ctx->di, ctx->si, ctx->dx, ctx->cx, ctx->r8, ctx->r9};
+    return arguments[which & 7];
+}
+
+static __always_inline u64 return_address(struct pt_regs *ctx) {
+    u64 address = 0;
+    read_user(&address, 8, (void *)ctx->sp);
+    return address;
+}
+
+static __always_inline int is_known(const struct layout *layout, u64 class) {
+    u64 unlike = 1;
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < CLASSES; i++) {
+        u64 difference = class ^ layout->classes[i];
+        unlike &= (difference | -difference) >> 63;
+    }
+    return !unlike;
+}
+
+static __always_inline int lies_inside(u64 address, u64 size, u64 start, u64 bytes) {
+    u64 sign = address >> 48, from_start = (address - start) & GPU_ADDRESS_MASK;
+    return (sign == 0 || sign == 0xffff) && size && size <= MOST_CODE_BYTES && from_start < bytes &&
+           size <= bytes - from_start;
+}
+
+/* What is known of a handle's kernel after it was looked at; NULL, and why, where that is not to be believed. */
+static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const struct entry *entry,
+                                                   const struct layout *layout, const struct handle *key,
+                                                   enum counter *failure) {
+    u64 values[VALUES] = {key->value};
+    *failure = HANDLES_UNREADABLE;
+    if (follow(layout->where, layout->where_steps, values))
+        return 0;
+    *failure = HANDLES_UNKNOWN;
+    u64 loaded_at = ctx->ip - entry->address;
+    if (!is_known(layout, values[CLASS] - loaded_at))
+        return 0;
+    u64 address = values[ADDRESS] + values[ADDRESS_MORE];
+    struct kernel *known = kernels_seen.lookup(key);
+    if (known) {
+        if (known->address == address)
+            return known;
+        *failure = HANDLES_CHANGED;
+        kernels_seen.delete(key);
+        return 0;
+    }
+    *failure = HANDLES_ASTRAY;
+    values[HANDLE] = key->value;
+    follow(layout->what, layout->what_steps, values);
+    if (!lies_inside(address, values[CODE_BYTES], values[ALLOCATION], values[ALLOCATION_BYTES]))
+        return 0;
+    struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
+    read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]);
+    kernels_seen.update(key, &fresh);
+    return kernels_seen.lookup(key);
+}
+
+static __always_inline void send_launch(const struct launched *launch, const struct kernel *kernel, enum counter failure) {
+    struct launch *record = reserve_launch(launch);
+    if (!record)
+        return;
+    u32 flags = launch->flags;
+    if (kernel) {
+        record->iba = kernel->address & ~0xffffffffULL; /* so it was on all devices tried */
+        record->address = kernel->address;
+        record->size = kernel->size;
+        if (!(flags & LAUNCH_OTHER) && bpf_probe_read_kernel(record->name, sizeof(record->name), kernel->name) == 0 &&
+            !record->name[0])
+            flags |= LAUNCH_NO_NAME;
+    } else {
+        count(failure, 1);
+        record->iba = record->address = record->size = 0;
+        flags |= LAUNCH_BAD_ARGS | LAUNCH_NO_NAME;
+    }
+    record->flags = flags;
+    launches.ringbuf_submit(record, wakeup(launch->fired, LAUNCH_WAKE_EVERY));
+}
+
+static __always_inline struct piece *reserve_piece(const struct about *about, enum piece_of what, u64 offset, u64 total) {
+    struct piece *piece = pieces.ringbuf_reserve(sizeof(struct piece));
+    if (piece) {
+        piece->about = *about;
+        piece->what = what;
+        piece->offset = offset;
+        piece->total = total;
+    }
+    return piece;
+}
+
+static __always_inline int send_name(const struct about *about, u64 name) {
+    struct piece *piece = reserve_piece(about, PIECE_OF_NAME, 0, 0);
+    if (!piece)
+        return 0;
+    long bytes = read_user_text(piece->data, PIECE_BYTES, (void *)name);
+    if (bytes <= 1) {
+        pieces.ringbuf_discard(piece, BPF_RB_NO_WAKEUP);
+        return 0;
+    }
+    piece->bytes = piece->total = bytes - 1;
+    pieces.ringbuf_submit(piece, BPF_RB_NO_WAKEUP);
+    return 1;
+}
+
+struct cursor {
+    u64 sent;            /* wholes: the binary, then the code */
+    u64 offset;          /* in the next one */
+    long failed;         /* not 0: some of it could not be read */
+};
+
+/* Sends the binary and the code from where the cursor is on, at most MAX_PIECES of them. */
+static __always_inline void send_pieces(const struct about *about, const u64 *values, struct cursor *cursor) {
+    struct cursor next = *cursor;
+#pragma clang loop unroll(disable)
+    for (u32 number = 0; number < MAX_PIECES; number++) {
+        /* As in begin_launch: else the verifier would go through the rest for each way to come here. */
+        bpf_probe_read_kernel(cursor, sizeof(*cursor), &next);
+        if (cursor->sent > 1)
+            break;
+        u32 which = cursor->sent * (CODE - BINARY);
+        u64 from = values[BINARY + which], total = values[BINARY_BYTES + which], left = total - cursor->offset;
+        u32 bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
+        struct piece *piece = reserve_piece(about, cursor->sent ? PIECE_OF_CODE : PIECE_OF_MODULE, cursor->offset, total);
+        if (!piece)
+            break;
+        next.failed |= read_user(piece->data, bytes, (void *)(from + cursor->offset));
+        piece->bytes = bytes;
+        pieces.ringbuf_submit(piece, wakeup(number, PIECE_WAKE_EVERY));
+        u64 last = (left - PIECE_BYTES - 1) >> 63; /* 1 where no more than PIECE_BYTES were left */
+        next.sent += last;
+        next.offset = (cursor->offset + bytes) & (last - 1);
+    }
+    *cursor = next;
+}
+
+/* Its module's binary unless that was sent, its code and its name. What is too much for once goes on at the next launch. */
+static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key,
+                                     struct kernel *kernel) {
+    struct about about = {.time = time, .pid = key->pid, .tid = bpf_get_current_pid_tgid()};
+    u64 values[VALUES] = {key->value};
+    struct cursor cursor = {.sent = 1};
+    struct module *module = 0;
+    follow(layout->what, layout->what_steps, values);
+    values[CODE_BYTES] = about.size = kernel->size;
+    about.address = kernel->address;
+    about.module = values[MODULE];
+    about.module_time = time;
+    if (about.module) {
+        struct handle handle = {.value = about.module, .pid = key->pid};
+        struct module fresh = {.time = time};
+        modules_seen.insert(&handle, &fresh);
+        module = modules_seen.lookup(&handle);
+    }
+    if (values[BINARY_BYTES] > MOST_BINARY_BYTES)
+        values[BINARY_BYTES] = 0;
+    if (module) {
+        about.module_time = module->time;
+        cursor.offset = module->sent;
+        cursor.sent = module->sent >= values[BINARY_BYTES];
+        cursor.offset &= cursor.sent - 1;
+    }
+    send_pieces(&about, values, &cursor);
+    if (module)
+        module->sent = cursor.sent ? values[BINARY_BYTES] : cursor.offset;
+    if (cursor.sent > 1 && !cursor.failed && send_name(&about, values[NAME])) {
+        kernel->described = WHOLE;
+        count(KERNELS, 1);
+    } else if (cursor.sent || cursor.failed) {
+        kernel->described++;
+        count(PIECES_LOST, 1);
+    }
+}
+
+/* Is described, unless it was or its process is not to be recorded. */
+static __always_inline void meet(const struct launched *launch, const struct layout *layout, const struct handle *key,
+                                 struct kernel *kernel) {
+    if (kernel->described < TRIES && !(launch->flags & LAUNCH_OTHER))
+        describe(launch->time, layout, key, kernel);
+}
+
+static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, const struct entry *entry,
+                                               const struct layout *layout) {
+    struct launched launch;
+    enum counter failure;
+    if (!begin_launch(ctx, time, return_address(ctx), &launch))
+        return;
+    struct handle key = {.value = integer_argument(ctx, entry->handle), .pid = launch.pid};
+    struct kernel *kernel = known_kernel(ctx, entry, layout, &key, &failure);
+    send_launch(&launch, kernel, failure);
+    if (kernel)
+        meet(&launch, layout, &key, kernel);
+}
+
+/* They are not described: the verifier has no room for that in a loop. That comes when one is launched by itself. */
+static __always_inline void many_launched_by_handle(struct pt_regs *ctx, u64 time, const struct entry *entry,
+                                                    const struct layout *layout) {
+    struct launched launch;
+    enum counter failure = HANDLES_UNREADABLE;
+    u32 many = integer_argument(ctx, entry->count);
+    u64 array = integer_argument(ctx, entry->handle);
+    if (!many || !begin_launch(ctx, time, return_address(ctx), &launch))
+        return;
+    struct handle key = {.pid = launch.pid};
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < MOST_AT_ONCE; i++) {
+        if (i >= many)
+            break;
+        struct kernel *kernel = 0;
+        failure = HANDLES_UNREADABLE;
+        if (!read_user(&key.value, 8, (void *)(array + 8 * i)))
+            kernel = known_kernel(ctx, entry, layout, &key, &failure);
+        send_launch(&launch, kernel, failure);
+    }
+    if (many > 1)
+        count(LAUNCHES, many - 1);
+    if (many > MOST_AT_ONCE)
+        count(LAUNCHES_LOST, many - MOST_AT_ONCE);
+}
+
+int on_handle_launch(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    u32 slot = attach_cookie(ctx);
+    struct entry *entry = entries.lookup(&slot);
+    u32 which = entry ? entry->layout : MAX_LAYOUTS;
+    struct layout *layout = layouts.lookup(&which);
+    if (entry && layout)
+        launched_by_handle(ctx, time, entry, layout);
+    count(PROBE_NS, bpf_ktime_get_ns() - time);
+    return 0;
+}
+
+int on_handle_launch_many(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    u32 slot = attach_cookie(ctx);
+    struct entry *entry = entries.lookup(&slot);
+    u32 which = entry ? entry->layout : MAX_LAYOUTS;
+    struct layout *layout = layouts.lookup(&which);
+    if (entry && layout)
+        many_launched_by_handle(ctx, time, entry, layout);
+    count(PROBE_NS, bpf_ktime_get_ns() - time);
+    return 0;
+}
+
+int on_kernel_gone(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    struct entry *entry = entries.lookup(&slot);
+    if (entry) {
+        struct handle key = {.value = integer_argument(ctx, entry->handle), .pid = bpf_get_current_pid_tgid() >> 32};
+        kernels_seen.delete(&key);
+    }
+    return 0;
+}
+
+int on_module_gone(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    struct entry *entry = entries.lookup(&slot);
+    if (entry) {
+        struct handle key = {.value = integer_argument(ctx, entry->handle), .pid = bpf_get_current_pid_tgid() >> 32};
+        modules_seen.delete(&key);
+    }
+    return 0;
+}

@@ -1,0 +1,66 @@
+"""The drivers that are there when recording begins, and what is put into a command whose driver has no other way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from iaprof.bpf.libraries import SYSTEM_FOLDERS, Libraries, Outcome
+from iaprof.formats.errors import IaprofError
+from iaprof.record.injection import Injection
+from iaprof.record.options import LaunchesBy
+
+
+def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
+    """Takes the drivers that lie where programs find them.
+
+    Args:
+        libraries: takes them.
+        for_command: those that our environment leads to, too.
+    """
+    folders, files = "", ""
+    if for_command:
+        folders, files = os.environ.get("LD_LIBRARY_PATH", ""), os.environ.get("ZE_ENABLE_ALT_DRIVERS", "")
+    yield from libraries.installed((*SYSTEM_FOLDERS, *filter(None, folders.split(":"))))
+    for path in filter(None, files.split(",")):
+        yield from libraries.take(Path(path))
+
+
+class Drivers:
+    """What became of the drivers, and what is put into the command."""
+
+    def __init__(self, libraries: Libraries, launches: LaunchesBy, has_command: bool) -> None:
+        """Takes the drivers; makes ready what is put into a command that needs it.
+
+        Raises:
+            IaprofError: launches are to be had that way only, and the library is not there.
+        """
+        self.injection: Injection | None = None
+        wanted = launches is LaunchesBy.INJECT
+        if wanted:
+            libraries.not_injected = frozenset()
+        self.outcomes = list(installed(libraries, has_command))
+        if launches is LaunchesBy.AUTO and has_command:
+            wanted = any(outcome.problem and not outcome.probes for outcome in self.outcomes)
+        if not wanted:
+            return
+        known = frozenset(outcome.build_id for outcome in self.outcomes if outcome.probes)
+        try:
+            self.injection = Injection(known)
+        except IaprofError:
+            if launches is LaunchesBy.INJECT:
+                raise
+            return  # each driver's problem says what else can be done
+        libraries.not_injected = known
+        self.outcomes = [outcome for outcome in self.outcomes if outcome.probes]
+        self.outcomes += libraries.take(self.injection.library)
+
+    def environment(self) -> dict[str, str] | None:
+        """Of the command; None where it is ours."""
+        return self.injection.environment(dict(os.environ)) if self.injection else None
+
+    def close(self) -> None:
+        """Takes away what was put there for the command."""
+        if self.injection:
+            self.injection.close()

@@ -1,0 +1,122 @@
+"""The folder of a recording whose command tells its launches itself: the library for that, and what it writes.
+
+The library is a copy (its source is inject.c), as LD_PRELOAD takes no path with spaces or colons, and other users may
+not read where iaprof is installed. It writes debug ELFs beside itself, and reads from the file `skip` which builds of
+the driver are recorded in another way. The folder lies where only root makes folders: a program that outlives the
+recording may start others with that path, and nobody else may put a library there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from iaprof.formats.errors import IaprofError
+
+FOLDERS = Path("/var/cache/iaprof")
+_BUILT = Path(__file__).with_name("libiaprof_inject.so")
+_PREFIX = "inject-"
+_ELF = re.compile(rb"[0-9]{1,10}-[0-9]{1,10}\.elf")
+
+
+def built_library() -> Path:
+    """The library as it was installed.
+
+    Raises:
+        IaprofError: iaprof was built without it.
+    """
+    if not _BUILT.exists():
+        raise IaprofError(
+            f"this installation is without {_BUILT.name}: install a C compiler and <sys/sdt.h> "
+            "(Debian: gcc, libc6-dev and systemtap-sdt-dev), then iaprof anew"
+        )
+    return _BUILT
+
+
+class Injection:
+    """The folder, while it exists."""
+
+    def __init__(self, skip: Iterable[str] = (), folders: Path = FOLDERS) -> None:
+        """Makes it.
+
+        Args:
+            skip: build-ids, in lower-case hexadecimal, of drivers that are recorded in another way.
+            folders: where to make it; every user may enter that, and none but ours write to it.
+
+        Raises:
+            IaprofError: iaprof was built without the library, or a library cannot be loaded from there.
+        """
+        built = built_library()
+        try:
+            if not folders.exists():
+                folders.mkdir(parents=True)
+                folders.chmod(0o755)
+            if os.statvfs(folders).f_flag & os.ST_NOEXEC:
+                raise IaprofError(f"no library can be loaded from {folders}, which is mounted noexec")
+            self._folder, self._fd = _make_folder(folders)
+        except OSError as error:
+            raise IaprofError(f"no folder can be made in {folders}: {error.strerror}") from error
+        self.library = self._folder / _BUILT.name
+        try:
+            shutil.copyfile(built, self.library)
+            self.library.chmod(0o755)
+            skipped = self._folder / "skip"
+            skipped.write_text("".join(f"{build_id}\n" for build_id in skip))
+            skipped.chmod(0o644)
+            self._folder.chmod(0o1733)  # a command that became another user writes there, and sees nothing of others
+        except OSError as error:
+            self.close()
+            raise IaprofError(f"{self._folder} cannot be filled: {error.strerror}") from error
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What the command is to be started with; the library takes it back before the command's own code runs."""
+        before = environment.get("LD_PRELOAD")
+        return {**environment, "LD_PRELOAD": f"{self.library}" if before is None else f"{self.library}:{before}"}
+
+    def forget(self, path: bytes) -> None:
+        """Removes a debug ELF, by the path that `compile_kernel` told; any other path is left alone."""
+        folder, name = os.path.split(path)
+        if folder == os.fsencode(self._folder) and _ELF.fullmatch(name):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
+
+    def close(self) -> None:
+        """Removes the folder. Programs that still run go on, and tell nothing more."""
+        _remove(self._folder)
+        os.close(self._fd)
+
+
+def _make_folder(folders: Path) -> tuple[Path, int]:
+    """A new folder, open and locked. Those of recorders that died are removed: nobody holds their locks."""
+    everything = os.open(folders, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(everything, fcntl.LOCK_EX)
+        for left in folders.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                os.close(_lock(left))
+                _remove(left)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folders))
+        return folder, _lock(folder)
+    finally:
+        os.close(everything)
+
+
+def _lock(folder: Path) -> int:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(RecursionError):  # anybody may have made folders in it, deep ones
+        shutil.rmtree(folder, ignore_errors=True)
