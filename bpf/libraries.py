@@ -184,11 +184,12 @@ class Libraries:
             return ""  # the command's launches are recorded all the same, or its library is another recorder's
         if Way.ATTACH not in self._ways:
             return "it has no launch_kernel and compile_kernel probes"
+        unknown = f"its build ({build_id or 'without a build-id'}) is not known"
         if OPENCL in path:
-            return f"its build ({build_id or 'without a build-id'}) is not known, so OpenCL's launches are not recorded"
+            return f"{unknown}, so OpenCL's launches are not recorded"
         return (
-            f"it has no probes, and its build ({build_id or 'without a build-id'}) is not known: run "
-            f"'sudo iaprof calibrate', or start the program by 'iaprof record --launches=inject -- COMMAND'"
+            f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run 'sudo iaprof calibrate', "
+            "or start the program by 'iaprof record --launches=inject -- COMMAND'"
         )
 
 

@@ -99,10 +99,12 @@ class Session:
         self._stop = False
         self._pause_began: int | None = 0  # None while sampling
         self._opened = contextlib.ExitStack()
+        self._kept = contextlib.ExitStack()  # until names were found, too
         try:
             self._open()
         except BaseException:
             self._opened.close()
+            self._kept.close()
             raise
 
     def _open(self) -> None:
@@ -134,7 +136,7 @@ class Session:
         self._signals.check()
         self._launches = Launches(self._probes, self._intake, self._scope)
         self._drivers = Drivers(self._probes.libraries, options.launches, bool(options.command))
-        opened.callback(self._drivers.close)
+        self._kept.callback(self._drivers.close)
         if self._drivers.injection:
             self._launches.on_taken = self._drivers.injection.forget
         self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
@@ -400,6 +402,7 @@ class Session:
         """Ends what is still under way."""
         if self._finisher is not None:
             self._finisher.close()
+        self._kept.close()
 
     @property
     def command_runs(self) -> bool:

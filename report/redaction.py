@@ -165,7 +165,7 @@ def redacted_header(header: dict[str, Any]) -> dict[str, Any]:
         kept[name] = [hashed("word", str(word)) for word in words] if isinstance(words, list) else []
     libraries = header.get("libraries")
     kept["libraries"] = [
-        {**_without_texts(library, frozenset()), "path": redacted_path(str(library.get("path")))}
+        {**_without_texts(library, frozenset({"way"})), "path": redacted_path(str(library.get("path")))}
         for library in (libraries if isinstance(libraries, list) else ())
         if isinstance(library, dict)
     ]

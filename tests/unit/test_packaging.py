@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+INJECTED = "libiaprof_inject.so"  # compiled by setup.py
 PACKAGES = ["bpf", "cli", "formats", "record", "report", "sandbox", "symbols"]
 
 
@@ -23,9 +24,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a build needs of the checkout, copied: a build leaves files behind, and old ones end up in the wheel."""
     copy = tmp_path_factory.mktemp("source")
     for name in [*PACKAGES, "src"]:
-        ignore = shutil.ignore_patterns("*.egg-info", "__pycache__")
+        ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", INJECTED)
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
-    for name in ["pyproject.toml", "README.md", "LICENSE"]:
+    for name in ["pyproject.toml", "setup.py", "README.md", "LICENSE"]:
         shutil.copy(ROOT / name, copy)
     return copy
 
@@ -41,10 +42,10 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path) -> None:
-    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed"}
+    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", f"iaprof/record/{INJECTED}"}
     for package in PACKAGES:
         for path in (source / package).rglob("*"):
-            if path.suffix in {".py", ".c", ".h"} or path.parent.name == "assets":
+            if path.suffix in {".py", ".c", ".h", ".json", ".zebin"} or path.parent.name == "assets":
                 expected.add(f"iaprof/{path.relative_to(source)}")
 
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -52,6 +53,7 @@ def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path
     assert {name for name in names if name.startswith("iaprof/")} == expected
     assert any(name.endswith(".c") for name in expected), "no BPF program among the sources"
     assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl"), "what is compiled knows no Python"
 
 
 @pytest.mark.slow

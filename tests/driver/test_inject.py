@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the preloaded library tells is what the workload says, which does what it does without the library."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver.driver import DEVICES, WAYS, Driver, Kernel, read_ledger, zebin
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.library_file import LibraryFile
+from iaprof.formats.zebin import canonical
+from iaprof.record.injection import Injection
+
+pytestmark = [pytest.mark.driver, pytest.mark.bpf]
+
+ALL_WAYS = ("--ways", ",".join(WAYS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorder:
+    """The library's probes, and nothing else of a recorder."""
+
+    injection: Injection
+    probes: LaunchProbes
+
+    def launches(self) -> Counter[tuple[Any, ...]]:
+        """How often, by process, thread, address, bytes and name; each launch is given once."""
+        read = self.probes.launches.read()
+        self.probes.stacks.read()
+        assert (read["iba"] == read["address"] >> 32 << 32).all()
+        launches = read[["pid", "tid", "address", "size", "name"]].tolist()
+        return Counter((pid, tid, canonical(address), size, name) for pid, tid, address, size, name in launches)
+
+    def elfs(self) -> Counter[tuple[int, bytes]]:
+        """Debug ELFs, by process and content; each is given once, and forgotten."""
+        found: Counter[tuple[int, bytes]] = Counter()
+        for record in self.probes.compiled.read():
+            path = record["path"].split(b"\0")[0]
+            found[int(record["pid"]), Path(os.fsdecode(path)).read_bytes()] += 1
+            self.injection.forget(path)
+        return found
+
+    def left(self) -> set[str]:
+        """Files that the library left."""
+        return {path.name for path in self.injection.library.parent.iterdir()} - {"skip", self.injection.library.name}
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Iterator[Recorder]:
+    probes = LaunchProbes()
+    injection = Injection()
+    (outcome,) = probes.libraries.take(injection.library)
+    assert outcome.probes == len(WAYS), "one for each form of launch, of which two ways share one, and one for modules"
+    yield Recorder(injection, probes)
+    probes.close()
+    injection.close()
+
+
+def run(words: Sequence[str | Path], environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+
+
+def ledger_launches(kernels: Sequence[Kernel]) -> Counter[tuple[Any, ...]]:
+    counted: Counter[tuple[Any, ...]] = Counter()
+    for kernel in kernels:
+        place = (canonical(kernel.function_pointer), kernel.isa.stat().st_size, kernel.name.encode())
+        counted[kernel.pid, kernel.tid, *place] += sum(kernel.launches.values())
+    return counted
+
+
+def ledger_elfs(kernels: Sequence[Kernel]) -> Counter[tuple[int, bytes]]:
+    files = {kernel.debug_elf: kernel.pid for kernel in kernels}
+    return Counter((pid, path.read_bytes()) for path, pid in files.items())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_tells_what_the_ledger_says(driver: Driver, recorder: Recorder, device: str, tmp_path: Path) -> None:
+    """Given processes whose threads create and destroy kernels while others launch, in every way."""
+    modules = [zebin(device, "matmul"), zebin(device, "attention")]
+    counts = ("--processes", 2, "--threads", 4, "--rounds", 3, "--launches", 5)
+    environment = recorder.injection.environment(driver.environment(device))
+
+    done = run(driver.command(modules, *counts, *ALL_WAYS), environment, tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    kernels = read_ledger(done.stdout, tmp_path)
+    assert recorder.launches() == ledger_launches(kernels)
+    assert recorder.elfs() == ledger_elfs(kernels)
+    assert not recorder.left()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"ZE_ENABLE_LOADER_DRIVER_DDI_PATH": "0"},  # the loader then calls by the tables that it was given
+        {"ZE_ENABLE_LOADER_INTERCEPT": "1"},
+        {"ZE_ENABLE_TRACING_LAYER": "1"},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_every_path_through_the_loader_leads_to_it(
+    driver: Driver, recorder: Recorder, setting: dict[str, str], tmp_path: Path
+) -> None:
+    environment = recorder.injection.environment(driver.environment("bmg") | setting)
+
+    done = run(driver.command([zebin("bmg", "matmul")], *ALL_WAYS), environment, tmp_path)
+
+    kernels = read_ledger(done.stdout, tmp_path)
+    assert sum(kernel.launches["immediate"] for kernel in kernels) == 3
+    assert recorder.launches() == ledger_launches(kernels)
+    assert recorder.elfs() == ledger_elfs(kernels)
+
+
+CHAINS = {
+    "sh": ["sh", "-c", '"$@"; exit $?', "sh"],
+    "env": ["env", "-u", "HOME", "nice", "-n", "0"],
+    "python": [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"],
+    "posix_spawn": [
+        sys.executable,
+        "-c",
+        "import os, sys; os.wait() if os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ) else 0",
+    ],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_program_that_another_starts_is_recorded(
+    driver: Driver, recorder: Recorder, chain: str, tmp_path: Path
+) -> None:
+    command = [*CHAINS[chain], *driver.command([zebin("bmg", "matmul")])]
+
+    done = run(command, recorder.injection.environment(driver.environment("bmg")), tmp_path)
+
+    kernels = read_ledger(done.stdout, tmp_path)
+    assert len(kernels) == 3
+    assert recorder.launches() == ledger_launches(kernels)
+    assert recorder.elfs() == ledger_elfs(kernels)
+
+
+def test_a_driver_that_is_recorded_in_another_way_is_left_alone(
+    driver: Driver, recorder: Recorder, tmp_path: Path
+) -> None:
+    with driver.library.open("rb") as file:
+        build_id = LibraryFile(file).build_id()
+    skip = recorder.injection.library.with_name("skip")
+    skip.write_text(f"{'0' * 40}\n{build_id}\n{'f' * 40}\n")
+
+    environment = recorder.injection.environment(driver.environment("bmg"))
+    done = run(driver.command([zebin("bmg", "matmul")]), environment, tmp_path)
+    skip.write_text("")
+
+    assert len(read_ledger(done.stdout, tmp_path)) == 3
+    assert not recorder.launches()
+    assert not recorder.elfs()
+
+
+# --- with and without the library
+
+PIDS = re.compile(r"^\d+(?=-)")
+
+
+def told(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[object, ...]:
+    """What a program did, but for what differs from run to run: ids, handles, durations, which thread prints first."""
+    kernels = [
+        dataclasses.replace(kernel, pid=0, tid=0, handle=0, ns={}, debug_elf=Path(), isa=Path())
+        for kernel in read_ledger(done.stdout, folder)
+    ]
+    files = Counter((PIDS.sub("", path.name), path.is_file() and path.read_bytes()) for path in folder.iterdir())
+    return done.returncode, done.stderr, sorted(map(repr, kernels)), files
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_program_does_and_leaves_what_it_does_without(driver: Driver, damaged: bool, tmp_path: Path) -> None:
+    """Given a workload that ends well, and one whose module the runtime refuses."""
+    module = zebin("bmg", "matmul")
+    if damaged:
+        (tmp_path / "damaged.zebin").write_bytes(module.read_bytes()[:100])
+        module = tmp_path / "damaged.zebin"
+    command = driver.command([module], "--threads", 2, "--rounds", 2, *ALL_WAYS)
+    environment = driver.environment("bmg")
+    injection = Injection()
+    plain = run(command, environment, tmp_path / "without")
+
+    injected = run(command, injection.environment(environment), tmp_path / "with")
+
+    assert plain.returncode == damaged
+    assert bool(plain.stdout) != damaged
+    assert told(injected, tmp_path / "with") == told(plain, tmp_path / "without")
+    injection.close()
+
+
+@pytest.mark.alone  # any recorder of the machine takes the library's probes
+def test_nothing_is_written_while_nobody_records(driver: Driver, tmp_path: Path) -> None:
+    injection = Injection()
+
+    done = run(driver.command([zebin("bmg", "matmul")]), injection.environment(driver.environment("bmg")), tmp_path)
+
+    assert len(read_ledger(done.stdout, tmp_path)) == 3
+    assert {path.name for path in injection.library.parent.iterdir()} == {"skip", injection.library.name}
+    injection.close()

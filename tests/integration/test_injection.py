@@ -1,0 +1,252 @@
+"""The preloaded library, without a driver: a program and those it starts are as without it, and its folder goes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.errors import IaprofError
+from iaprof.record import injection
+from iaprof.record.injection import FOLDERS, Injection
+
+pytestmark = pytest.mark.beside
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/"}
+# Prints its environment, and whether the library is in it.
+CHILD = "env; ! grep -q libiaprof_inject /proc/self/maps || echo preloaded"
+
+
+@pytest.fixture
+def injected() -> Iterator[Injection]:
+    made = Injection()
+    yield made
+    made.close()
+
+
+def run(*words: str | Path, environment: dict[str, str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    return done.returncode, done.stdout, done.stderr
+
+
+def by_c(call: str) -> list[str]:
+    """A Python that starts CHILD by a function of the C library."""
+    program = f"""
+import ctypes, os
+c = ctypes.CDLL(None)
+sh, name, option, child = b"/bin/sh", b"sh", b"-c", {CHILD.encode()!r}
+argv = (ctypes.c_char_p * 4)(name, option, child)
+environment = (ctypes.c_char_p * 3)(b"PATH=/usr/bin:/bin", b"HOME=/")
+pid = ctypes.c_int()
+{call}
+if pid.value:
+    os.waitpid(pid.value, 0)
+"""
+    return [sys.executable, "-S", "-c", program]
+
+
+STARTS = {
+    "sh": ["sh", "-c", f"sh -c '{CHILD}'"],
+    "bash": ["bash", "-c", CHILD],  # it has a getenv and an unsetenv of its own
+    "env": ["env", "sh", "-c", CHILD],
+    "subprocess": [sys.executable, "-c", f"import subprocess; subprocess.run(['sh', '-c', {CHILD!r}])"],
+    "execl": by_c("c.execl(sh, name, option, child, None)"),
+    "execlp": by_c("c.execlp(name, name, option, child, None)"),
+    "execle": by_c("c.execle(sh, name, option, child, None, environment)"),
+    "execv": by_c("c.execv(sh, argv)"),
+    "execve": by_c("c.execve(sh, argv, environment)"),
+    "execvp": by_c("c.execvp(name, argv)"),
+    "execvpe": by_c("c.execvpe(name, argv, environment)"),
+    "fexecve": by_c("c.fexecve(os.open(sh, os.O_RDONLY), argv, environment)"),
+    "posix_spawn": by_c("c.posix_spawn(ctypes.byref(pid), sh, None, None, argv, environment)"),
+    "posix_spawnp": by_c("c.posix_spawnp(ctypes.byref(pid), name, None, None, argv, environment)"),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_started_program_has_the_library_and_an_unchanged_environment(injected: Injection, start: str) -> None:
+    code, plain, errors = run(*STARTS[start], environment=ENVIRONMENT)
+
+    told = run(*STARTS[start], environment=injected.environment(ENVIRONMENT))
+
+    assert "HOME=/" in plain
+    assert told == (code, plain + "preloaded\n", errors) == (0, plain + "preloaded\n", "")
+
+
+@pytest.mark.parametrize("before", [None, "", "libz.so.1", "libz.so.1:libm.so.6"])
+@pytest.mark.parametrize("command", [["env"], ["sh", "-c", "env"]])
+def test_ld_preload_is_what_it_was(injected: Injection, before: str | None, command: list[str]) -> None:
+    environment = ENVIRONMENT if before is None else {"LD_PRELOAD": before, **ENVIRONMENT}
+
+    assert run(*command, environment=injected.environment(environment)) == run(*command, environment=environment)
+
+
+UNCHANGED = {
+    "exit code": ["sh", "-c", "echo out; echo err >&2; exit 7"],
+    "signal": ["sh", "-c", "kill -SEGV $$"],
+    "not found": ["env", "no-such-program"],
+    "not executable": ["env", "/etc/passwd"],
+    "descriptors": ["python3", "-S", "-c", "import os; print(os.listdir('/proc/self/fd'))"],
+    "libraries of ldd": ["sh", "-c", "ldd /bin/true | sed 's/ (0x.*//'"],
+    "RTLD_NEXT": ["python3", "-S", "-c", "import ctypes; print(ctypes.CDLL('libm.so.6').cos is not None)"],
+    "no environment": ["env", "-i", "/usr/bin/env"],
+}
+
+
+@pytest.mark.parametrize("what", UNCHANGED)
+def test_a_program_does_what_it_does_without(injected: Injection, what: str) -> None:
+    command = UNCHANGED[what]
+
+    assert run(*command, environment=injected.environment(ENVIRONMENT)) == run(*command, environment=ENVIRONMENT)
+
+
+def test_programs_that_cannot_take_it_get_no_variable(injected: Injection, tmp_path: Path) -> None:
+    """Given a static program, one of another C library's loader, and one that changes its user."""
+    source, loader = tmp_path / "environment.c", tmp_path / "ld-musl-x86_64.so.1"
+    source.write_text(
+        "#include <stdio.h>\nextern char **environ;\nint main() { for (char **e = environ; *e; e++) puts(*e); }"
+    )
+    shutil.copy("/lib64/ld-linux-x86-64.so.2", loader)
+    for name, option in (("static", "-static"), ("musl", f"-Wl,--dynamic-linker,{loader}")):
+        subprocess.run(["cc", option, source, "-o", tmp_path / name], check=True)
+    suid = tmp_path / "suid"
+    shutil.copy("/usr/bin/env", suid)
+    os.chown(suid, 65534, 65534)
+    suid.chmod(0o4755)
+
+    for program in ("static", "musl", "suid"):
+        command = ["sh", "-c", f"{tmp_path / program}; true"]
+        told = run(*command, environment=injected.environment(ENVIRONMENT))
+        assert told == run(*command, environment=ENVIRONMENT)
+        assert "HOME=/" in told[1]
+
+
+def test_another_file_of_that_name_is_not_loaded(injected: Injection) -> None:
+    """Given a program that outlives the recording, and then something else at the library's path."""
+    command = ["sh", "-c", f"echo ready; read line; {CHILD}"]
+    environment = injected.environment(ENVIRONMENT)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        injected.library.unlink()
+        injected.library.write_text("no library")
+        output, _ = process.communicate("go\n", timeout=30)
+
+    assert "HOME=/" in output
+    assert "ready\n" + output == run(*command, environment=ENVIRONMENT)[1]
+
+
+def test_only_its_own_elfs_are_forgotten(injected: Injection) -> None:
+    folder = injected.library.parent
+    elf = folder / "12-0.elf"
+    for name in ("12-0.elf", "13-1.elf", "other.elf"):
+        (folder / name).touch()
+
+    for path in (elf, folder / "other.elf", folder / "skip", folder / "../x/13-1.elf", Path("/13-1.elf"), elf):
+        injected.forget(os.fsencode(path))
+
+    assert {path.name for path in folder.iterdir()} == {"13-1.elf", "other.elf", "skip", injected.library.name}
+
+
+def test_a_folder_goes_with_its_recording(tmp_path: Path) -> None:
+    """Given a folder of a recorder that died, and one of a recorder that lives, the first goes when another is made."""
+    died = tmp_path / "inject-died"
+    (died / "deep").mkdir(parents=True)
+    (died / "1-0.elf").touch()
+    lives = Injection(folders=tmp_path)
+
+    made = Injection(["aa11", "bb22"], tmp_path)
+
+    assert set(tmp_path.iterdir()) == {lives.library.parent, made.library.parent}
+    assert made.library.with_name("skip").read_text() == "aa11\nbb22\n"
+    assert made.library.parent.stat().st_mode & 0o7777 == 0o1733
+    made.close()
+    lives.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_says_what_to_do_where_it_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(injection, "_BUILT", tmp_path / "libiaprof_inject.so")
+    before = set(FOLDERS.glob("*"))
+
+    with pytest.raises(IaprofError, match=r"is without libiaprof_inject\.so: install a C compiler"):
+        Injection()
+
+    assert set(FOLDERS.glob("*")) == before
+
+
+# --- which libraries it takes for the driver; the real one is in tests/driver
+
+DRIVER = """
+#include <stddef.h>
+int launch(void) { return 0; }
+int zeGetCommandListProcAddrTable(unsigned version, void **table)
+{
+    for (int slot = 0; slot < (version < 0x1000e ? 26 : 52); slot++) /* Level Zero 1.14 has the longer one */
+        table[slot] = launch;
+    return 0;
+}
+int zetModuleGetDebugInfo(void) { return 1; }
+int zeKernelGetName(void) { return 1; }
+int zeDriverGetExtensionFunctionAddress(void) { return 1; }
+"""
+LAUNCH_SLOTS = (22, 23, 24, 25, 36, 37)  # ze_command_list_dditable_t
+PROGRAM = """
+import ctypes, _ctypes
+
+def replaced(driver, version=0x10011):
+    table = (ctypes.c_void_p * 64)(*[1] * 64)
+    driver.zeGetCommandListProcAddrTable(version, table)
+    return [slot for slot, function in enumerate(table) if function not in (1, address(driver.launch))]
+
+def address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+"""
+
+
+@pytest.fixture
+def drivers(tmp_path: Path) -> Path:
+    """A folder with a driver by two names, and a library of another name that has the same functions."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    for name in ("libze_intel_gpu.so.1", "libze_intel_gpu.so.1.99", "libze_intel_npu.so.1"):
+        subprocess.run(["cc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", tmp_path / name], check=True)
+    return tmp_path
+
+
+def printed(injected: Injection, folder: Path, program: str) -> str:
+    words = [sys.executable, "-S", "-c", PROGRAM + program]
+    done = subprocess.run(
+        words, cwd=folder, env=injected.environment(ENVIRONMENT), capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_launches_of_a_table_are_replaced_and_nothing_behind_its_end(injected: Injection, drivers: Path) -> None:
+    program = 'driver = ctypes.CDLL("./libze_intel_gpu.so.1")\nprint(replaced(driver), replaced(driver, 0x1000d))'
+
+    assert printed(injected, drivers, program) == f"{[*LAUNCH_SLOTS]} {[22, 23, 24, 25]}\n"
+
+
+def test_another_driver_keeps_its_functions(injected: Injection, drivers: Path) -> None:
+    """Given the driver of an NPU, and a second driver beside the first: it would be called with the other's handles."""
+    program = """
+first, second = ctypes.CDLL("./libze_intel_gpu.so.1"), ctypes.CDLL("./libze_intel_gpu.so.1.99")
+print(replaced(ctypes.CDLL("./libze_intel_npu.so.1")), replaced(first) != [], replaced(second), replaced(first) != [])
+"""
+    assert printed(injected, drivers, program) == "[] True [] True\n"
+
+
+def test_a_driver_that_is_loaded_after_another_was_closed_is_taken(injected: Injection, drivers: Path) -> None:
+    program = """
+first = ctypes.CDLL("./libze_intel_gpu.so.1")
+before = replaced(first)
+second = ctypes.CDLL("./libze_intel_gpu.so.1.99")
+_ctypes.dlclose(first._handle)
+print(before, replaced(second))
+"""
+    assert printed(injected, drivers, program) == f"{[*LAUNCH_SLOTS]} {[*LAUNCH_SLOTS]}\n"
