@@ -1,7 +1,7 @@
 """Where an unpatched driver keeps what its launches are about: entry points, and paths from a kernel's handle.
 
-A layout belongs to one build of a driver. Those that ship, and those that `iaprof calibrate` found, are JSON files named
-by build-id. What is read by them is checked again at each launch (handles.c): a layout can fail, but not mislead.
+A layout belongs to one build of a driver. Those that ship, and those that `iaprof calibrate` found, are JSON files
+named by build-id. What is read by them is checked again at each launch (handles.c): a layout can fail, but not mislead.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Entry:
     address: int
     handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
     count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
+    offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ class Layout:
     module_bias: int = 0  # bytes that the handle of a module, as programs have it, lies behind where that points
     binary: Field | None = None  # pointer to the module's zebin
     binary_size: Field | None = None  # bytes of it
+    # A handle may stand for a kernel on each of several GPUs: pointers to the GPU of the one that the fields above are
+    # about and, from a launch's first argument, to the queue's. They must be the same.
+    device: tuple[Field, Field] | None = None
 
     def to_json(self) -> str:
         """As text, for a file."""
@@ -110,6 +114,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             _number(entry["address"], 1 << 48),
             _number(entry["handle"], 6),
             None if entry["count"] is None else _number(entry["count"], 6),
+            _number(entry.get("offset", 0), MAX_OFFSET + 1),
         )
         for entry in of["entries"]
     )
@@ -129,6 +134,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         module_bias=_number(of.get("module_bias", 0), MAX_OFFSET + 1),
         binary=_field(of["binary"]) if of["binary"] else None,
         binary_size=_field(of["binary_size"]) if of["binary_size"] else None,
+        device=(_field(of["device"][0]), _field(of["device"][1])) if of.get("device") else None,
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is none")

@@ -31,7 +31,8 @@ struct step {
 
 /* Values by their number; the first is the handle, the last are for what lies on the way. */
 #define VALUES 16
-enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE };
+#define QUEUE 15 /* what a launch is given first */
+enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE, DEVICE, DEVICE_OF_QUEUE };
 enum what { BINARY = 1, BINARY_BYTES, CODE, CODE_BYTES, NAME, ALLOCATION, ALLOCATION_BYTES, MODULE };
 
 struct layout {
@@ -47,7 +48,7 @@ struct entry {
     u32 layout;
     u8 handle;           /* which argument */
     u8 count;            /* which argument, of a launch of many */
-    u16 pad;
+    s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
 };
 
 BPF_ARRAY(layouts, struct layout, MAX_LAYOUTS);
@@ -143,13 +144,13 @@ static __always_inline int lies_inside(u64 address, u64 size, u64 start, u64 byt
 static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const struct entry *entry,
                                                    const struct layout *layout, const struct handle *key,
                                                    enum counter *failure) {
-    u64 values[VALUES] = {key->value};
+    u64 values[VALUES] = {[HANDLE] = key->value, [QUEUE] = ctx->di};
     *failure = HANDLES_UNREADABLE;
     if (follow(layout->where, layout->where_steps, values))
         return 0;
     *failure = HANDLES_UNKNOWN;
     u64 loaded_at = ctx->ip - entry->address;
-    if (!is_known(layout, values[CLASS] - loaded_at))
+    if (!is_known(layout, values[CLASS] - loaded_at) || values[DEVICE] != values[DEVICE_OF_QUEUE])
         return 0;
     u64 address = values[ADDRESS] + values[ADDRESS_MORE];
     struct kernel *known = kernels_seen.lookup(key);
@@ -360,7 +361,8 @@ int on_kernel_gone(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct entry *entry = entries.lookup(&slot);
     if (entry) {
-        struct handle key = {.value = integer_argument(ctx, entry->handle), .pid = bpf_get_current_pid_tgid() >> 32};
+        u64 handle = integer_argument(ctx, entry->handle) + entry->offset;
+        struct handle key = {.value = handle, .pid = bpf_get_current_pid_tgid() >> 32};
         kernels_seen.delete(&key);
     }
     return 0;
@@ -370,7 +372,8 @@ int on_module_gone(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct entry *entry = entries.lookup(&slot);
     if (entry) {
-        struct handle key = {.value = integer_argument(ctx, entry->handle), .pid = bpf_get_current_pid_tgid() >> 32};
+        u64 handle = integer_argument(ctx, entry->handle) + entry->offset;
+        struct handle key = {.value = handle, .pid = bpf_get_current_pid_tgid() >> 32};
         modules_seen.delete(&key);
     }
     return 0;

@@ -33,6 +33,7 @@ MAX_PIECES = 64  # at one launch: 1 MB
 MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more than perf's own limit in practice
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
+_QUEUE = 15  # of handles.c
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
 _SOURCES = ("launches.c", "handles.c")
 _PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
@@ -173,7 +174,7 @@ class LaunchProbes:
         write_slot(fds["layouts"], self._layouts, _packed_layout(layout))
         locations = defaultdict(list)
         for slot, (entry, offset) in enumerate(zip(layout.entries, offsets, strict=True), self._entries):
-            write_slot(fds["entries"], slot, _packed_entry(entry, self._layouts))
+            write_slot(fds["entries"], slot, _packed_entry(layout, entry, self._layouts))
             locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
         self._link(file_fd, locations)
         self._layouts += 1
@@ -277,17 +278,18 @@ class _Loaded:
 
 def _packed_layout(layout: Layout) -> bytes:
     """`struct layout` of handles.c."""
-    where = [layout.kernel_class, *layout.address]
+    of_kernel, of_queue = layout.device or (None, None)
+    where = [layout.kernel_class, *(*layout.address, None)[:2], of_kernel]
     wholes = [layout.binary, layout.binary_size, layout.code, layout.size]
     what = [*wholes, layout.name, *layout.allocation, layout.module]
-    scripts = [_steps(where), _steps(what)]
+    scripts = [_steps(where) + _steps([*[None] * len(where), of_queue], _QUEUE), _steps(what)]
     classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
     lengths = struct.pack(f"<{MAX_CLASSES}QQQ", *classes, *map(len, scripts))
     return lengths + b"".join(b"".join(script).ljust(MAX_STEPS * _STEP.size, b"\0") for script in scripts)
 
 
-def _steps(fields: Sequence[Field | None]) -> list[bytes]:
-    """`struct step`s that lead from value 0, a handle, to the values 1, 2, ...; what several paths share is walked once."""
+def _steps(fields: Sequence[Field | None], start: int = 0) -> list[bytes]:
+    """`struct step`s that lead from a value, 0 is a handle, to those numbered 1, 2, ..., and walk shared ways once."""
     paths = sorted((field.path, field.bits, number) for number, field in enumerate(fields, 1) if field)
     steps: list[bytes] = []
     way: list[int] = []  # the offsets of what the values for the way hold now
@@ -296,17 +298,18 @@ def _steps(fields: Sequence[Field | None]) -> list[bytes]:
         while way != before[: len(way)]:
             way.pop()
         for offset in before[len(way) :]:
-            steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way)))
+            steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else start, _ON_THE_WAY + len(way)))
             way.append(offset)
-        steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number))
+        steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else start, number))
     if len(steps) > MAX_STEPS:
         raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     return steps
 
 
-def _packed_entry(entry: Entry, layout: int) -> bytes:
-    """`struct entry` of handles.c."""
-    return struct.pack("<QIBBxx", entry.address, layout, entry.handle, entry.count or 0)
+def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
+    """`struct entry` of handles.c, for the layout with this index."""
+    offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
+    return struct.pack("<QIBBh", entry.address, index, entry.handle, entry.count or 0, offset)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

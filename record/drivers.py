@@ -19,11 +19,10 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
         libraries: takes them.
         for_command: those that our environment leads to, too.
     """
-    folders, files = "", ""
-    if for_command:
-        folders, files = os.environ.get("LD_LIBRARY_PATH", ""), os.environ.get("ZE_ENABLE_ALT_DRIVERS", "")
-    yield from libraries.installed((*SYSTEM_FOLDERS, *filter(None, folders.split(":"))))
-    for path in filter(None, files.split(",")):
+    env = os.environ if for_command else {}
+    yield from libraries.installed((*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":"))))
+    files = env.get("ZE_ENABLE_ALT_DRIVERS", "").split(",") + env.get("OCL_ICD_FILENAMES", "").split(":")
+    for path in filter(None, [*files, env.get("OCL_ICD_VENDORS", "")]):
         yield from libraries.take(Path(path))
 
 

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intel's real OpenCL runtime without a GPU, as a test uses it: the same as driver.py for the program in opencl.c.
+
+opencl = build(driver, folder)
+kernels = opencl.run("bmg", [MATMUL], "--launches", 1000, folder=folder)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver.driver import FLAGS, HERE, LINK, ZEBINS, Driver, zebin
+from iaprof.bpf.driver_layout import Field
+
+MATMUL = ZEBINS / "src" / "matmul.cl"
+WAYS = ("in-order", "out-of-order", "task", "count")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A line of the ledger: one kernel of one program as one thread created, launched and released it."""
+
+    pid: int
+    tid: int
+    round: int
+    program: str  # the file's name
+    name: str
+    handle: int  # cl_kernel: a pointer of that process
+    gpu_address: int  # of its first instruction: CL_KERNEL_BINARY_GPU_ADDRESS_INTEL, 48 bits
+    debug_elf: Path  # CL_PROGRAM_DEBUG_INFO_INTEL
+    isa: Path  # CL_KERNEL_BINARY_PROGRAM_INTEL: code and padding
+    launches: dict[str, int]  # by way
+
+
+class Memory:
+    """A process's."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def read(self, address: int, size: int) -> bytes:
+        """What is there, or OSError."""
+        return os.pread(self._fd, size, address)
+
+    def follow(self, handle: int, field: Field) -> int:
+        """The field of a kernel, or OSError where a pointer leads nowhere."""
+        *before, last = field.path
+        for offset in before:
+            (handle,) = struct.unpack("<Q", self.read(handle + offset, 8))
+        return int.from_bytes(self.read(handle + last, field.bits // 8), "little")
+
+    def start_of(self, library: Path) -> int:
+        """Where its virtual address 0 is."""
+        lines = Path(f"/proc/{self._pid}/maps").read_text().splitlines()
+        return min(int(line.split("-")[0], 16) for line in lines if line.endswith(str(library.resolve())))
+
+
+@dataclass(frozen=True)
+class OpenCL:
+    """The runtime and the program that was built against its loader."""
+
+    driver: Driver
+    workload: Path
+
+    @property
+    def library(self) -> Path:
+        """The runtime itself."""
+        return self.driver.folder / "usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"
+
+    def environment(self, device: str) -> dict[str, str]:
+        """What makes the runtime believe in a GPU, one of driver.DEVICES."""
+        return self.driver.environment(device) | {
+            "EnableTimestampWaitForQueues": "0",  # nobody writes time stamps: clFinish would wait for them for ever
+            "OCL_ICD_VENDORS": str(self.library),
+        }
+
+    def programs(self, device: str) -> list[Path]:
+        """Ten kernels: source, SPIR-V and native ones."""
+        return [MATMUL, self.driver.spirv / "matmul-g.spv", zebin(device, "matmul"), zebin(device, "attention")]
+
+    def command(self, programs: Sequence[Path], *options: str | int) -> list[str]:
+        """The command line of the workload."""
+        return [str(word) for word in (self.workload, *options, *programs)]
+
+    def run(self, device: str, programs: Sequence[Path], *options: str | int, folder: Path) -> list[Kernel]:
+        """Run the workload in `folder`, where it leaves its files; gives its ledger, or raises CalledProcessError."""
+        done = subprocess.run(
+            self.command(programs, *options),
+            cwd=folder,
+            env=self.environment(device),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=60,
+            check=True,
+            text=True,
+        )
+        return read_ledger(done.stdout, folder)
+
+    @contextmanager
+    def step(self, device: str, folder: Path, **settings: str) -> Iterator[Iterator[tuple[Kernel, Memory]]]:
+        """Run the workload as `run` does; gives each kernel while it is there, with the memory that it lies in."""
+        command = self.command(self.programs(device), "--step")
+        environment = self.environment(device) | settings
+        with subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            yield self._steps(process, folder)
+        assert process.returncode == 0
+
+    def _steps(self, process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[Kernel, Memory]]:
+        assert process.stdin and process.stdout
+        memory = Memory(process.pid)
+        for line in process.stdout:
+            yield read_ledger(line, folder)[0], memory
+            process.stdin.write("\n")
+            process.stdin.flush()
+        memory.close()
+
+
+def build(driver: Driver, folder: Path) -> OpenCL:
+    """Compile the workload into `folder`."""
+    libraries = driver.folder / "usr/lib/x86_64-linux-gnu"
+    workload = folder / "opencl"
+    places = (f"-Wl,-rpath,{libraries}", f"-Wl,--dynamic-linker,{libraries / 'ld-linux-x86-64.so.2'}")
+    sources = (f"-I{driver.folder / 'usr/include'}", str(HERE / "opencl.c"), str(libraries / "libOpenCL.so.1"))
+    subprocess.run([os.environ.get("CC", "cc"), *FLAGS, *LINK, *places, *sources, "-o", str(workload)], check=True)
+    return OpenCL(driver, workload)
+
+
+def read_ledger(stdout: str, folder: Path) -> list[Kernel]:
+    """What the workload printed, when it ran in `folder`."""
+    kernels = []
+    for line in stdout.splitlines():
+        told = json.loads(line)
+        told["name"] = told.pop("kernel")
+        told["debug_elf"] = folder / told["debug_elf"]
+        told["isa"] = folder / told["isa"]
+        kernels.append(Kernel(**told))
+    return kernels

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording OpenCL programs on Intel's real runtime: the capture says what the workload's ledger says."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver.driver import zebin
+from driver.opencl import MATMUL, Kernel, OpenCL, read_ledger
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.zebin import canonical, read_zebin
+from integration.recording import IAPROF, NO_SYMBOLS
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Of the workload: what it said, and its rows in the capture."""
+
+    kernels: list[Kernel]
+    launches: list[dict[str, Any]]
+    modules: list[bytes]  # debug ELFs
+
+
+def record(
+    opencl: OpenCL, device: str, folder: Path, programs: list[Path], *options: str | int, **settings: str
+) -> Recording:
+    """Records the workload in `folder`, with these settings of the driver besides."""
+    words = ["record", "-o", "capture", *NO_SYMBOLS, "--", *opencl.command(programs, *options)]
+    with Hardware(folder / "gpu", device) as hardware:
+        # The library is probed before it is mapped: its probes come too late for a short program otherwise.
+        environment = opencl.environment(device) | hardware.env() | settings
+        environment["LD_LIBRARY_PATH"] = str(opencl.library.parent)
+        done = subprocess.run(
+            [*IAPROF, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 0, done.stderr
+    kernels = read_ledger(done.stdout, folder)
+    launches, modules = (
+        [row for row in CaptureReader(folder / "capture").table(kind).to_pylist() if row["pid"] == kernels[0].pid]
+        for kind in ("launch", "kernel")
+    )
+    elfs = {row["digest"]: row["elf"] for row in modules if row["elf"] is not None}
+    return Recording(kernels, launches, [elfs[row["digest"]] for row in modules])
+
+
+def placed(debug_elfs: Iterable[bytes]) -> set[tuple[str, int, bytes, bool]]:
+    """Name, address and code of their kernels, and whether there is DWARF."""
+    zebins = [read_zebin(elf) for elf in debug_elfs]
+    return {(kernel.name, kernel.address, kernel.code, zebin.has_debug) for zebin in zebins for kernel in zebin.kernels}
+
+
+def test_launches_and_kernels_are_recorded(opencl: OpenCL, tmp_path: Path) -> None:
+    # given: programs that are released while kernels of theirs are in use, and built again
+    options = ("--threads", 3, "--rounds", 8, "--launches", 5)
+
+    recording = record(opencl, "pvc", tmp_path, opencl.programs("pvc"), *options)
+
+    launched: Counter[tuple[int, int, int, str]] = Counter()
+    for kernel in recording.kernels:
+        size = kernel.isa.stat().st_size
+        launched[kernel.tid, kernel.gpu_address, size, kernel.name] += sum(kernel.launches.values())
+    rows = recording.launches
+    assert Counter((row["tid"], canonical(row["address"]), row["size"], row["name"]) for row in rows) == launched
+    assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
+
+
+def test_a_kernel_for_two_gpus_is_recorded_where_the_first_has_it_only(opencl: OpenCL, tmp_path: Path) -> None:
+    # given: a program of the second GPU alone, so that the next has its kernels elsewhere there than on the first
+    programs, options = [zebin("bmg", "attention"), MATMUL], ("--gpu", 1, "--launches", 5)
+
+    recording = record(opencl, "bmg", tmp_path, programs, *options, CreateMultipleRootDevices="2")
+
+    places = Counter((row["name"], canonical(row["address"])) for row in recording.launches)
+    (attention,) = [kernel for kernel in recording.kernels if kernel.program == "attention.zebin"]
+    assert places == {("attention_scores", attention.gpu_address): 20, ("", 0): 60}
