@@ -183,7 +183,7 @@ class Libraries:
         if self.not_injected is not None or is_injected(path):
             return ""  # the command's launches are recorded all the same, or its library is another recorder's
         if Way.ATTACH not in self._ways:
-            return "it has no launch_kernel and compile_kernel probes"
+            return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
         if OPENCL in path:
             return f"{unknown}, so OpenCL's launches are not recorded"

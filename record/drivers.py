@@ -36,12 +36,14 @@ class Drivers:
             IaprofError: launches are to be had that way only, and the library is not there.
         """
         self.injection: Injection | None = None
+        self.remark = ""  # why something is put into the command that was not asked for
         wanted = launches is LaunchesBy.INJECT
         if wanted:
             libraries.not_injected = frozenset()
         self.outcomes = list(installed(libraries, has_command))
         if launches is LaunchesBy.AUTO and has_command:
-            wanted = any(outcome.problem and not outcome.probes for outcome in self.outcomes)
+            unknown = [outcome for outcome in self.outcomes if not outcome.probes]
+            wanted = bool(unknown)
         if not wanted:
             return
         known = frozenset(outcome.build_id for outcome in self.outcomes if outcome.probes)
@@ -51,6 +53,9 @@ class Drivers:
             if launches is LaunchesBy.INJECT:
                 raise
             return  # each driver's problem says what else can be done
+        if launches is LaunchesBy.AUTO:
+            path, build_id = unknown[0].path, unknown[0].build_id or "none"
+            self.remark = f"{path}: its build-id, {build_id}, is not known; the command is started as by --launches=inject"
         libraries.not_injected = known
         self.outcomes = [outcome for outcome in self.outcomes if outcome.probes]
         self.outcomes += libraries.take(self.injection.library)

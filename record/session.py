@@ -140,6 +140,8 @@ class Session:
         if self._drivers.injection:
             self._launches.on_taken = self._drivers.injection.forget
         self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
+        if self._drivers.remark:
+            self._journal.warn(self._drivers.remark)
 
     @property
     def spool(self) -> Spool:
