@@ -77,7 +77,7 @@ class Attacked:
         rows = self.reader.table("launch", ("pid",))["pid"].to_pylist()
         assert sum(pid in ours for pid in rows) == sum(launch.count for launch in ledger.launches) > 100
         self.missing = ours - {kernel["pid"] for kernel in self.kernels}
-        assert not self.missing or may_lose
+        assert not self.missing or may_lose, self.losses
         # The recorder was never kept from reading: a GPU that executes something always has stalls.
         reads = sorted(self.reader.table("stall", ("time_ns",))["time_ns"].to_pylist())
         assert max(after - before for before, after in itertools.pairwise(reads)) < LONGEST_REST_NS
