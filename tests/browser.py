@@ -57,7 +57,7 @@ def opened(browser: Browser, path: Path, width: int = 1280, height: int = 900, d
 
 
 def until(page: Page, expression: str) -> None:
-    """Waits until it is true. Not by wait_for_function: the page asks again then, and a policy of no eval forbids it."""
+    """Waits until it is true. wait_for_function would have the page ask again, which its policy (no eval) forbids."""
     deadline = time.monotonic() + 30
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, expression
