@@ -194,10 +194,10 @@ def test_signals(tmp_path: Path) -> None:
 def test_the_command_decides_the_exit_code_and_never_sees_the_preload(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         script = 'test -z "$LD_PRELOAD" && exit 7'
-        done = iaprof("record", "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
+        done = iaprof("record", *NO_SYMBOLS, "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
         assert done.code == 7
         assert CaptureReader(tmp_path / "c").header["command"] == ["sh", "-c", script]
-        done = iaprof("record", "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
+        done = iaprof("record", *NO_SYMBOLS, "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
         assert done.code == 137
 
 
@@ -240,6 +240,6 @@ def test_wrong_usage_and_outputs_that_exist(tmp_path: Path) -> None:
         assert (tmp_path / "c").read_text() == "precious"
         assert not (tmp_path / "d").exists()
         assert not (tmp_path / "d.spool").exists()
-        assert iaprof("record", "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
+        assert iaprof("record", *NO_SYMBOLS, "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
         assert CaptureReader(tmp_path / "c").header["totals"]["process_events"] > 0
     assert iaprof("record", "--no-such-option").code == 2
