@@ -225,7 +225,7 @@ def told() -> Iterator[Told]:
         paths = {case: str(make(folder, secret)) for case, (make, _) in REFUSED.items()}
         own = [write(folder / f"own{number}") for number in range(len(paths))]
         turns = [path for pair in zip(paths.values(), own, strict=True) for path in pair]
-        attacked = Attacked(folder, firing(*turns, cwd=folder), named=True)
+        attacked = Attacked(folder, firing(*turns, cwd=folder, stay=3), named=True)
         yield Told(attacked, secret, {case: path[:4095] for case, path in paths.items()}, own)
 
 
