@@ -1,6 +1,6 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures test test-driver lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures test all-tests test-driver lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -17,7 +17,10 @@ demo: setup ## record a real process for a few seconds and leave capture and rep
 pictures: demo ## make the pictures of the README anew
 	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png
 
-test: lint ## lint, then every test, those that need root and BPF included
+test: setup ## lint, and beside it every test, those that need root and BPF included
+	@$(MAKE) --no-print-directory -j2 lint all-tests
+
+all-tests: setup
 	@scripts/test
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this

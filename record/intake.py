@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TIMEOUT_NS = 2_000_000_000
+LOOK_NS = 500_000_000  # that count of the time between two looks: when we stood still, the child perhaps did too
 MAX_WAITING = 8192
 MAX_WAITING_OF_ONE_USER = 4096
 MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and so its memory, for ever
@@ -91,7 +92,7 @@ class Intake:
         self._hangs: Counter[int] = Counter()  # by user
         self._killed: list[subprocess.Popen[bytes]] = []  # and perhaps not gone yet
         self._current: Compiled | None = None
-        self._since_ns = 0
+        self._waited_ns = self._looked_ns = 0  # for the current one
         self._seen: set[str] = set()
         self._taken_bytes = 0
         self._start()
@@ -147,7 +148,7 @@ class Intake:
         self._count -= 1
         if queue:
             self._waiting[uid] = queue  # behind the other users
-        self._since_ns = time.monotonic_ns()
+        self._waited_ns, self._looked_ns = 0, time.monotonic_ns()
         request = {
             "pid": self._current.pid,
             "uid": self._current.uid,
@@ -166,7 +167,10 @@ class Intake:
         try:
             data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
         except BlockingIOError:
-            if time.monotonic_ns() - self._since_ns < TIMEOUT_NS:
+            now = time.monotonic_ns()
+            self._waited_ns += min(now - self._looked_ns, LOOK_NS)
+            self._looked_ns = now
+            if self._waited_ns < TIMEOUT_NS:
                 return None
             return self._replace("reading it took too long")
         except OSError:

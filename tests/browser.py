@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -53,3 +54,11 @@ def opened(browser: Browser, path: Path, width: int = 1280, height: int = 900, d
         assert problems == []
     finally:
         context.close()
+
+
+def until(page: Page, expression: str) -> None:
+    """Waits until it is true. wait_for_function would have the page ask again, which its policy (no eval) forbids."""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(5)

@@ -23,6 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(INTEGRATION) or item.get_closest_marker("bpf"):
             item.add_marker("root")
+    # Who waits to be alone keeps all others waiting, as long as the longest that runs: these come together, last.
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -238,7 +238,7 @@ def test_launches_without_end_do_not_keep_the_recorder_awake(tmp_path: Path) -> 
 def test_the_commands_own_business(tmp_path: Path) -> None:
     """It has our standard input, may end at once, and may leave a process behind."""
     with Hardware(tmp_path / "gpu") as hardware:
-        command = [*IAPROF, "record", "-q", "-f", "-o", str(tmp_path / "c"), "--"]
+        command = [*IAPROF, "record", *NO_SYMBOLS, "-q", "-f", "-o", str(tmp_path / "c"), "--"]
         environment = os.environ | hardware.env()
         done = subprocess.run(
             [*command, "cat"], env=environment, input="text", capture_output=True, text=True, check=False

@@ -122,16 +122,17 @@ def test_two_million_records_in_a_second_while_ten_thousand_launches_come(tmp_pa
     assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
 
 
-def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [5, 6])
+def test_killed_at_ten_random_moments(tmp_path: Path, seed: int) -> None:
     """What was produced half a second before the kill (two are promised) is in what `recover` makes of the spool."""
-    moments = random.Random(5)
+    moments = random.Random(seed)
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
         env = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
         program = subprocess.Popen(matmul("--seconds", 600, "--rate", 200), env=env, stdout=subprocess.DEVNULL)
         try:
             sampled = 0
             died = []
-            for attempt in range(20):
+            for attempt in range(10):
                 capture = tmp_path / f"c{attempt}"
                 recorder = start(hardware, capture)
                 began = hardware.ledger().samples_captured
@@ -152,7 +153,7 @@ def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
                 assert CaptureReader(capture).header["recovered"] is True
                 assert sum(samples(capture).values()) >= produced
                 sampled += produced > 0
-            assert sampled >= 10  # a recorder that is slow to start has nothing that is half a second old
+            assert sampled >= 5  # a recorder that is slow to start has nothing that is half a second old
             assert iaprof("report", capture).code == 0
         finally:
             program.kill()
@@ -193,10 +194,10 @@ def test_signals(tmp_path: Path) -> None:
 def test_the_command_decides_the_exit_code_and_never_sees_the_preload(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         script = 'test -z "$LD_PRELOAD" && exit 7'
-        done = iaprof("record", "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
+        done = iaprof("record", *NO_SYMBOLS, "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
         assert done.code == 7
         assert CaptureReader(tmp_path / "c").header["command"] == ["sh", "-c", script]
-        done = iaprof("record", "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
+        done = iaprof("record", *NO_SYMBOLS, "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
         assert done.code == 137
 
 
@@ -239,6 +240,6 @@ def test_wrong_usage_and_outputs_that_exist(tmp_path: Path) -> None:
         assert (tmp_path / "c").read_text() == "precious"
         assert not (tmp_path / "d").exists()
         assert not (tmp_path / "d.spool").exists()
-        assert iaprof("record", "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
+        assert iaprof("record", *NO_SYMBOLS, "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
         assert CaptureReader(tmp_path / "c").header["totals"]["process_events"] > 0
     assert iaprof("record", "--no-such-option").code == 2

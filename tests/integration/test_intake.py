@@ -158,6 +158,23 @@ def test_a_child_that_hangs_or_dies_is_replaced(intake: Intake, folder: Path, mo
     assert isinstance(ask(intake, folder / "a"), TakenElf)
 
 
+def test_a_recorder_that_stood_still_itself_blames_no_file(
+    intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a machine that gave neither the child nor the recorder its turn, for longer than a file may take
+    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 300_000_000)
+    monkeypatch.setattr(intake_module, "LOOK_NS", 100_000_000)
+    os.kill(intake._child.pid, 19)
+    intake.ask(records(write(folder / "a"), 1, NOBODY))
+    time.sleep(0.4)
+    # when the recorder is the first to go on
+    assert intake.read() is None
+    os.kill(intake._child.pid, 18)
+    # then
+    (answer,) = answers(intake)
+    assert isinstance(answer, TakenElf)
+
+
 def test_thousands_at_once(intake: Intake, folder: Path) -> None:
     # given more than may wait
     path = write(folder / "a")

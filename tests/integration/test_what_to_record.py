@@ -73,9 +73,11 @@ def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
     assert other.pid not in reader.header["scope"]
     assert other.pid not in reader.table("kernel")["pid"].to_pylist()
     launches = reader.table("launch", ("pid", "stack", "name", "comm")).to_pylist()
-    theirs = [launch for launch in launches if launch["pid"] == other.pid]
-    assert theirs
-    assert {(launch["stack"], launch["name"], launch["comm"]) for launch in theirs} == {(0, "", "")}
+    theirs = [(row["stack"], row["name"], row["comm"]) for row in launches if row["pid"] == other.pid]
+    # (but for its first launches, where a busy machine has it launch before the recorder has read of its fork)
+    known = theirs.index((0, "", ""))
+    assert known < len(theirs) / 2
+    assert set(theirs[known:]) == {(0, "", "")}
 
 
 def test_a_process_that_is_not_there(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def whole(captures: list[Path], ledger: Ledger) -> None:
     assert instructions == ledger_by_instruction(ledger)
     assert stacks == ledger_by_stack(ledger)
     headers = [CaptureReader(part).header for part in captures]
-    assert sum(header["totals"]["stalls"] for header in headers) == ledger.records_captured
+    assert sum(header["totals"].get("stalls", 0) for header in headers) == ledger.records_captured
     pids = {launch.pid for launch in ledger.launches}
     recorded = 0
     for part in captures:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened
+from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.flame_layout import SMALLEST, Layout, frame_key, laid_out
 from iaprof.formats.flame_picture import draw
@@ -385,7 +385,7 @@ class TestInABrowser:
             # Then it can be read, and so when the window is another one
             assert shown(page)["sync"] == (10, 1390)
             page.set_viewport_size({"width": 800, "height": 300})
-            page.wait_for_function("document.documentElement.viewBox.baseVal.width === 800")
+            until(page, "document.documentElement.viewBox.baseVal.width === 800")
             assert shown(page)["sync"][0] == 10
             label = page.locator("#frames > g > g", has_text="sync").locator("text")
             assert label.text_content() == "sync"
@@ -398,12 +398,12 @@ class TestInABrowser:
             where = """() => [...["head", "foot"].map((id) => document.getElementById(id)), document.activeElement]
                 .map((each) => each.getBoundingClientRect()).map((each) => [each.top, each.bottom])"""
             # Then it opens at its root
-            page.wait_for_function("window.scrollY + 300 === document.documentElement.height.baseVal.value")
+            until(page, "window.scrollY + 300 === document.documentElement.height.baseVal.value")
             # When its root and its top are gone to
             for key in ["Tab", *["ArrowUp"] * 34]:
                 page.keyboard.press(key)
                 # Then they are seen, and so are title and details
-                page.wait_for_function("document.getElementById('head').getBoundingClientRect().top === 0")
+                until(page, "document.getElementById('head').getBoundingClientRect().top === 0")
                 (_, head), (foot, last), (top, bottom) = page.evaluate(where)
                 assert head < top < bottom < foot
                 assert last == 300

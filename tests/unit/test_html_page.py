@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened
+from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.html_data import payload
 from iaprof.formats.html_page import HtmlPage
@@ -603,7 +603,7 @@ def test_a_click_leaves_the_graph_where_it_was_scrolled_to(browser: Browser, tmp
     with opened(browser, written(tmp_path / "page.html", made)) as page:
         ready(page)
         page.evaluate("iaprof.flame.scroller.scrollTop = 900")
-        page.wait_for_function("iaprof.flame.top === 900")  # it is drawn there
+        until(page, "iaprof.flame.top === 900")  # it is drawn there
         # when, with the first click of all
         click(page, "f60")
         # then

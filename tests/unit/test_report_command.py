@@ -9,13 +9,9 @@ import pytest
 
 from iaprof.record.spool import Spool
 from unit.capturing import capture, launch, record, stall
+from unit.in_process import iaprof
 
 ADDRESS = 0x8000_0001_0000
-
-
-def iaprof(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "iaprof", *(str(word) for word in words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -29,24 +25,24 @@ def good(tmp_path: Path) -> Path:
 
 def test_a_broken_debug_elf_costs_a_name_and_is_told(good: Path) -> None:
     done = iaprof("report", good)
-    assert done.returncode == 0
-    assert done.stdout == (
+    assert done.code == 0
+    assert done.out == (
         "[unknown process];-;[unknown kernel]_[G];send_[g];0x40_[g] 2\n"
         "app;7;[stack lost];-;evil:name\\x1b[2J_[G];[no binary]_[g];sbid_[g];0x0_[g] 3\n"
     )
-    assert "iaprof: warning: /tmp/x.elf: it is" in done.stderr
-    assert "matched to a kernel 60.0 %" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "iaprof: warning: /tmp/x.elf: it is" in done.err
+    assert "matched to a kernel 60.0 %" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_outputs(good: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.folded"
-    assert iaprof("report", good, "-o", target, "-q").returncode == 0
+    assert iaprof("report", good, "-o", target, "-q").code == 0
     content = target.read_text()
-    assert content == iaprof("report", good, "-q").stdout
+    assert content == iaprof("report", good, "-q").out
     again = iaprof("report", good, "-o", target)
-    assert (again.returncode, "exists" in again.stderr) == (1, True)
-    assert iaprof("report", good, "-o", target, "--force", "--format", "iaprof").returncode == 0
+    assert (again.code, "exists" in again.err) == (1, True)
+    assert iaprof("report", good, "-o", target, "--force", "--format", "iaprof").code == 0
     assert target.read_text().startswith("interval\t")
 
 
@@ -77,10 +73,10 @@ def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], code: int, m
         (tmp_path / name).write_text("this is no capture and no spool\x1b[31m")
     before = sorted(tmp_path.iterdir())
     done = iaprof(*(word.format(folder=tmp_path) for word in words))
-    assert done.returncode == code
-    assert message in done.stderr
-    assert done.stderr.startswith("iaprof: ")
-    assert done.stderr.count("\n") == 1
+    assert done.code == code
+    assert message in done.err
+    assert done.err.startswith("iaprof: ")
+    assert done.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -88,8 +84,8 @@ def test_a_capture_that_breaks_half_way_leaves_no_output(tmp_path: Path) -> None
     # given a capture whose second row group of stalls is of a stream that nobody named
     path = capture(tmp_path / "c", stall=[stall(9, record(64, sbid=3), stream=4)])
     done = iaprof("report", path, "-o", tmp_path / "x.folded")
-    assert done.returncode == 1
-    assert "its header does not name" in done.stderr
+    assert done.code == 1
+    assert "its header does not name" in done.err
     assert not (tmp_path / "x.folded").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
 
@@ -116,7 +112,7 @@ def test_a_stdout_that_takes_nothing(good: Path, redirection: str, message: str)
 def test_without_a_stderr_the_summary_is_left_out(good: Path) -> None:
     command = f"{sys.executable} -m iaprof report {good} 2>&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, iaprof("report", good, "-q").stdout)
+    assert (done.returncode, done.stdout) == (0, iaprof("report", good, "-q").out)
 
 
 def test_folded_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
@@ -130,15 +126,15 @@ def test_a_spool_is_not_replaced_by_its_own_capture(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s")
     spool.close()
     done = iaprof("recover", spool.path, "-o", spool.path, "--force")
-    assert (done.returncode, "is what is read" in done.stderr) == (1, True)
+    assert (done.code, "is what is read" in done.err) == (1, True)
     assert spool.path.read_bytes().startswith(b"IAPS")
 
 
 def test_a_hundred_broken_modules_are_not_a_hundred_lines(tmp_path: Path) -> None:
     kernels = [{"time_ns": 1, "pid": 7, "path": "/x", "digest": b"%d" % n, "size": 9, "elf": b"x"} for n in range(100)]
     done = iaprof("report", capture(tmp_path / "c", kernel=kernels))
-    assert done.stderr.count("warning: /x") == 1
-    assert "warning: /x (and 99 more): it is" in done.stderr
+    assert done.err.count("warning: /x") == 1
+    assert "warning: /x (and 99 more): it is" in done.err
 
 
 def test_memory_has_a_limit(good: Path) -> None:
@@ -158,7 +154,7 @@ def test_memory_has_a_limit(good: Path) -> None:
 @pytest.mark.parametrize("verb", ["", "record", "report", "recover"])
 def test_help_fits_a_terminal_and_has_examples(verb: str) -> None:
     done = iaprof(*[verb][: bool(verb)], "--help")
-    assert done.returncode == 0
-    assert max(len(line) for line in done.stdout.splitlines()) <= 100
-    assert "Examples:" in done.stdout or not verb
-    assert iaprof("--version").stdout.startswith("iaprof ")
+    assert done.code == 0
+    assert max(len(line) for line in done.out.splitlines()) <= 100
+    assert "Examples:" in done.out or not verb
+    assert iaprof("--version").out.startswith("iaprof ")
