@@ -11,6 +11,7 @@ import iaprof
 from iaprof.cli import (
     annotate,
     archive,
+    calibrate,
     check,
     devices,
     diff,
@@ -52,6 +53,7 @@ app.command(epilog=archive.EXAMPLES)(archive.archive)
 app.command(epilog=recover.EXAMPLES)(recover.recover)
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=check.EXAMPLES)(check.check)
+app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
 
 
 def _print_version(wanted: bool) -> None:

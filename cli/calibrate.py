@@ -1,0 +1,105 @@
+"""`iaprof calibrate`: makes launches visible on a build of the driver that iaprof does not know."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iaprof.cli.stdout import answering
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.bpf.driver_layout import Field, Layout
+    from iaprof.record.calibrate import Calibration
+
+EXAMPLES = """\b
+Examples:
+  sudo iaprof calibrate                   the driver that is installed
+  iaprof calibrate ~/neo/libze_intel_gpu.so.1 -o layout.json
+  sudo iaprof calibrate --json | jq .layout.entries
+"""
+
+
+def calibrate(
+    library: Annotated[
+        Path | None, typer.Argument(metavar="LIBRARY", help="The driver; without it, the one that is installed.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it here, not to /var/cache/iaprof/layouts."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Learn where a build of the Level Zero driver keeps its kernels.
+
+    Runs the driver in processes without privileges, as four GPUs that need not be there, searches their memory for
+    what its public calls say, and writes what holds on all of them. Recordings then see the launches of every program
+    that uses this build. Needs no GPU; takes a few seconds.
+    """
+    from iaprof.record import calibrate as calibration
+
+    calibration.check_store(output)
+    library = library or calibration.installed_driver()
+    print(f"iaprof: running {clean(str(library))} as {', '.join(calibration.DEVICES)}", file=sys.stderr, flush=True)
+    found = calibration.calibrate(library)
+    path = calibration.store(found.layout, output)
+    with answering():
+        if as_json:
+            print(json.dumps(_as_dict(library, found, path), indent=2))
+        else:
+            _show(library, found, path)
+
+
+def _as_dict(library: Path, found: Calibration, path: Path) -> dict[str, Any]:
+    return {
+        "library": clean(str(library)),
+        "devices": found.devices,
+        "left_out": found.left_out,
+        "layout": asdict(found.layout),
+        "written": clean(str(path)),
+    }
+
+
+def _show(library: Path, found: Calibration, path: Path) -> None:
+    layout = found.layout
+    print(f"Driver    {clean(str(library))}")
+    print(f"Version   {layout.version}")
+    print(f"Build-id  {layout.build_id}")
+    print(f"Agree     {', '.join(found.devices)}")
+    for device, why in found.left_out.items():
+        print(f"Left out  {device}: {why}")
+    print("\nFrom a kernel's handle h to")
+    for name, way in _ways(layout):
+        print(f"  {name:<12}{way}")
+    print("\nProbes at")
+    for entry in layout.entries:
+        print(f"  {entry.address:<#12x}{entry.name}")
+    print(f"\nWritten to {clean(str(path))}")
+
+
+def _ways(layout: Layout) -> list[tuple[str, str]]:
+    fields = {
+        "address": layout.address,
+        "size": (layout.size,),
+        "code": (layout.code,),
+        "name": (layout.name,),
+        "allocation": layout.allocation[:1],
+        "its size": layout.allocation[1:],
+        "class": (layout.kernel_class,),
+        "module": (layout.module,),
+        "binary": (layout.binary,),
+    }
+    return [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items()]
+
+
+def _way(field: Field) -> str:
+    """As C would have it, if all were bytes: *(*(h+0x30)+8)."""
+    way = "h"
+    for offset in field.path:
+        way = f"*({way}+{offset:#x})"
+    return way

@@ -1,0 +1,77 @@
+"""The process in which `iaprof calibrate` runs a driver as one device, without a GPU, and searches its memory.
+
+It gives up root's rights before it loads the driver. What it finds it writes to stdout as one JSON object: the driver's
+version, places in its file, and paths; or why there are none. The parent believes none of it unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from iaprof.record.calibrate_driver import Driver, DriverError
+from iaprof.record.calibrate_search import Memory, Search
+
+NOBODY = 65534
+_PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
+_MOST_CANDIDATES = 2_000  # of one kind, nearest first
+_MODULES = Path(__file__).with_name("calibration")
+_LIMITS = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_CPU: 60,  # seconds; a search takes half a one
+    resource.RLIMIT_DATA: 4 << 30,  # bytes
+    resource.RLIMIT_FSIZE: 1 << 20,
+    resource.RLIMIT_NOFILE: 256,
+}
+
+
+def main(library: str, device: str) -> None:
+    """Runs the library as one of calibrate.DEVICES; the working folder must be nobody else's."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what the driver prints is no answer
+    searched, checked = ((_MODULES / f"{name}.{device}.zebin").read_bytes() for name in ("searched", "checked"))
+    memory = Memory()
+    _lower()
+    try:
+        found = _search(Driver(library), memory, searched, checked)
+    except DriverError as error:
+        found = {"problem": str(error)}
+    os.write(answer, json.dumps(found).encode())
+    os._exit(0)  # the driver's own end is not needed, and may wait for a GPU that there is not
+
+
+def _lower() -> None:
+    for limit, value in _LIMITS.items():
+        highest = resource.getrlimit(limit)[1]
+        value = value if highest == resource.RLIM_INFINITY else min(value, highest)
+        resource.setrlimit(limit, (value, value))
+    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # in a user namespace nobody may not exist
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes) -> dict[str, Any]:
+    functions = driver.functions()
+    if not functions:
+        raise DriverError("it has no functions that launch kernels")
+    search = Search(memory, next(iter(functions.values())))
+    with driver.module(searched) as kernels, driver.module(searched) as again:
+        search.find([*kernels, *again])
+    # Another module, other kernels, and other memory for those that were there before.
+    with driver.module(checked, copies=2) as kernels, driver.module(searched) as again:
+        search.keep([*kernels, *again])
+    return {
+        "version": driver.version(),
+        "functions": {
+            name: place for name, address in functions.items() if (place := search.place(address)) is not None
+        },
+        "candidates": {kind: of[:_MOST_CANDIDATES] for kind, of in search.candidates.items()},
+    }

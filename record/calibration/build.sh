@@ -1,0 +1,15 @@
+#!/bin/sh
+# Makes the modules beside this file again, bit for bit, with the ocloc of the folder that scripts/test-driver prepares.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+folder=$("$here/../../scripts/test-driver")
+libraries=$folder/usr/lib/x86_64-linux-gnu
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+for device in bmg lnl ptl-h pvc; do
+    for module in searched checked; do
+        "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" "$folder"/usr/bin/ocloc-* compile -file "$here/$module.cl" \
+            -device "$device" -options -cl-std=CL2.0 -exclude_ir -q -output "$module" -output_no_suffix -out_dir "$out"
+        cp "$out/$module.bin" "$here/$module.$device.zebin"
+    done
+done

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`iaprof calibrate`: that it finds what ships, and paths of another shape, and believes nothing else."""
+
+import ctypes
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from driver.driver import HERE, Driver
+from iaprof.bpf.driver_layout import Action, Field, find_layout
+from iaprof.bpf.library_file import LibraryFile
+from iaprof.record import calibrate
+from iaprof.record.calibrate import CalibrationError
+from unit.in_process import iaprof
+
+LARGE = 5 << 20  # bytes; of the libraries beside the driver, the compiler's are larger, and native modules need none
+
+
+def build_id_of(library: Path) -> str:
+    with library.open("rb") as file:
+        return LibraryFile(file).build_id()
+
+
+def compiled(folder: Path, source: str | Path, *options: str) -> Path:
+    """A library that has the driver's name."""
+    if isinstance(source, str):
+        (folder / "source.c").write_text(source)
+        source = folder / "source.c"
+    library = folder / "libze_intel_gpu.so.1"
+    command = (os.environ.get("CC", "cc"), "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wl,-z,now")
+    subprocess.run([*command, "-Wl,--build-id=sha1", *options, source, "-o", library], check=True)
+    return library
+
+
+def processes_with(word: str) -> list[str]:
+    """Command lines of running processes that have a word."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+        except OSError:
+            continue  # it ended
+    return [line for line in lines if word in line]
+
+
+def test_finds_what_ships_for_the_real_driver(driver: Driver, tmp_path: Path) -> None:
+    output = tmp_path / "layout.json"
+
+    done = iaprof("calibrate", driver.library, "-o", output, "--json")
+
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["devices"] == list(calibrate.DEVICES)
+    assert output.read_text() == find_layout(build_id_of(driver.library)).to_json()  # type: ignore[union-attr]
+    assert told["layout"] == json.loads(output.read_text())
+
+
+def test_finds_the_same_for_a_build_that_nobody_knows(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = find_layout(build_id_of(driver.library))
+    assert known
+    tmp_path.chmod(0o755)  # who is nobody must find what lies beside the driver
+    for path in driver.library.parent.iterdir():
+        if path.is_file() and path.stat().st_size < LARGE:
+            shutil.copy(path, tmp_path)
+    library = tmp_path / driver.library.name
+    content = driver.library.read_bytes()
+    unknown = known.build_id[::-1]
+    library.write_bytes(content.replace(bytes.fromhex(known.build_id), bytes.fromhex(unknown), 1))
+    monkeypatch.setattr(calibrate, "DEVICES", {device: calibrate.DEVICES[device] for device in ("lnl", "pvc")})
+    assert find_layout(unknown) is None
+
+    found = calibrate.calibrate(library)
+
+    assert found.layout == dataclasses.replace(known, build_id=unknown)
+
+
+def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = compiled(tmp_path, HERE / "other_driver.c")
+    monkeypatch.setattr("iaprof.bpf.driver_layout.CACHE", tmp_path / "cache")
+    monkeypatch.setattr(calibrate, "CACHE", tmp_path / "cache")
+
+    layout = calibrate.calibrate(library).layout
+    calibrate.store(layout, None)
+
+    immutable, module, code, size, allocation, name, address, of, binary, length, bias = (ctypes.c_uint32 * 11).in_dll(
+        ctypes.CDLL(str(library)), "where"
+    )
+    assert layout.address == (Field((immutable, allocation, address)),)
+    assert layout.allocation == (*layout.address, Field((immutable, allocation, of)))
+    assert (layout.code, layout.size) == (Field((immutable, code)), Field((immutable, size), bits=32))
+    assert (layout.name, layout.kernel_class) == (Field((immutable, name)), Field((immutable, 0)))
+    assert (layout.module, layout.module_bias) == (Field((module,)), bias)
+    assert (layout.binary, layout.binary_size) == (Field((module, binary)), Field((module, length)))
+    with library.open("rb") as file:
+        symbols = LibraryFile(file).elf.get_section_by_name(".dynsym")
+        at = {symbol.name: symbol["st_value"] for symbol in symbols.iter_symbols()}
+    assert layout.classes == (at["of_immutables"],)
+    # push and je are emulated, with an endbr64 of 4 bytes and a test of 3 before them; sub and xor are not.
+    assert {(entry.action, entry.address) for entry in layout.entries} == {
+        (Action.LAUNCH, at["launch"] + 4),
+        (Action.LAUNCH, at["launch_indirect"]),
+        (Action.KERNEL_GONE, at["kernel_gone"] + 7),
+        (Action.MODULE_GONE, at["module_gone"]),
+    }
+    assert find_layout(layout.build_id) == layout
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ('-DONLY="bmg"', "it runs as 1 of 4 devices (its zeInit fails with 0x78000001"),
+        ("-DRESTLESS", "no way from a kernel's handle leads to its address in all modules on all devices"),
+    ],
+)
+def test_believes_nothing_that_does_not_hold_on_all_devices(tmp_path: Path, option: str, why: str) -> None:
+    library = compiled(tmp_path, HERE / "other_driver.c", option)
+
+    with pytest.raises(CalibrationError) as refused:
+        calibrate.calibrate(library)
+
+    assert why in str(refused.value)
+
+
+HANGS = """
+#include <unistd.h>
+__attribute__((constructor)) static void hang(void)
+{
+    if (!fork())
+        execlp("sleep", "sleep", "12345.6789", NULL);
+    pause();
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("int nothing;", "it has no function zeInit"),
+        ("__attribute__((constructor)) static void end(void) { __builtin_trap(); }", "ends without an answer"),
+        ("#include <unistd.h>\n__attribute__((constructor)) static void end(void) { _exit(0); }", "without an answer"),
+        (HANGS, "it has not ended after 1 s"),
+    ],
+    ids=["empty", "crashes", "exits", "hangs"],
+)
+def test_a_library_that_is_no_driver_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
+) -> None:
+    library = compiled(tmp_path, source)
+    private = tmp_path / "private"
+    private.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(private))
+    if source is HANGS:
+        monkeypatch.setattr(calibrate, "SECONDS", 1.0)
+
+    with pytest.raises(CalibrationError) as refused:
+        calibrate.calibrate(library)
+
+    assert why in str(refused.value)
+    assert "--launches=inject" in str(refused.value)
+    assert not list(private.iterdir())
+    assert not processes_with("calibrate_child") and not processes_with("12345.6789")
+
+
+def test_what_is_no_library_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("int main;")
+    os.mkfifo(tmp_path / "fifo")
+    refused = compiled(tmp_path, "int nothing;")
+    refused.chmod(0o777)
+    before = sorted(tmp_path.iterdir())
+
+    for path in (text, tmp_path, tmp_path / "fifo", tmp_path / "none", refused):
+        done = iaprof("calibrate", path, "-o", tmp_path / "layout.json")
+
+        assert (done.code, done.out) == (1, "")
+        last = done.err.splitlines()[-1]
+        assert last.startswith(f"iaprof: {path} cannot be calibrated: ") and "inject" in last
+    assert sorted(tmp_path.iterdir()) == before
