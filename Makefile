@@ -21,6 +21,7 @@ test: setup ## lint, and beside it every test, those that need root and BPF incl
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
 all-tests: setup
+	@scripts/test-driver >/dev/null
 	@scripts/test
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this

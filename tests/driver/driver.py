@@ -14,8 +14,10 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from iaprof.bpf.library_file import LibraryFile
 
 HERE = Path(__file__).resolve().parent
 ZEBINS = HERE.parent / "data" / "zebin"
@@ -27,7 +29,8 @@ WAYS = ("immediate", "regular", "cooperative", "indirect", "multiple", "paramete
 
 # Stacks are what a profiler is tested with, so frame pointers are kept. The loader is unstable's, whose C library has
 # functions that the one beside the compiler lacks.
-FLAGS = ("-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-pthread")
+FRAMES = ("-fno-omit-frame-pointer", "-fno-optimize-sibling-calls")
+FLAGS = ("-std=gnu11", "-O1", "-g", *FRAMES, "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{HERE.parent / 'standin'}")
 LINK = ("-Wl,--allow-shlib-undefined", "-Wl,--disable-new-dtags", "-Wl,--build-id=sha1")
 
 
@@ -49,19 +52,22 @@ class Kernel:
     debug_elf: Path  # what zetModuleGetDebugInfo gave
     isa: Path  # what zeKernelGetBinaryExp gave: code and padding
     launches: dict[str, int]  # by way
+    ns: dict[str, float]  # that the program's thread spent on a launch, mean, by way
 
 
 @dataclass(frozen=True)
 class Driver:
-    """The runtime's folder and the program that was built against it."""
+    """The runtime's folder, the program that was built against it, and which copy of the runtime that finds."""
 
     folder: Path
     workload: Path
+    library: Path  # the runtime itself
 
     @property
-    def library(self) -> Path:
-        """The runtime itself."""
-        return self.folder / "usr/lib/x86_64-linux-gnu/libze_intel_gpu.so.1"
+    def build_id(self) -> str:
+        """The runtime's, in hexadecimal."""
+        with self.library.open("rb") as file:
+            return LibraryFile(file).build_id()
 
     @property
     def spirv(self) -> Path:
@@ -110,7 +116,15 @@ def build(folder: Path) -> Driver:
     places = (f"-Wl,-rpath,{libraries}", f"-Wl,--dynamic-linker,{libraries / 'ld-linux-x86-64.so.2'}")
     sources = (f"-I{prepared / 'usr/include'}", str(HERE / "workload.c"), str(libraries / "libze_loader.so.1"))
     subprocess.run([os.environ.get("CC", "cc"), *FLAGS, *LINK, *places, *sources, "-o", str(workload)], check=True)
-    return Driver(prepared, workload)
+    return Driver(prepared, workload, libraries / "libze_intel_gpu.so.1")
+
+
+def of_an_unknown_build(driver: Driver, folder: Path) -> Driver:
+    """The same with a copy of the runtime in `folder`, which has a build-id that there never was."""
+    known = bytes.fromhex(driver.build_id)
+    copy = folder / driver.library.name
+    copy.write_bytes(driver.library.read_bytes().replace(known, os.urandom(len(known)), 1))
+    return replace(driver, library=copy)
 
 
 def read_ledger(stdout: str, folder: Path) -> list[Kernel]:

@@ -11,8 +11,6 @@ import pytest
 from driver.driver import DEVICES, WAYS, Driver, Kernel, zebin
 from iaprof.formats.zebin import canonical, read_zebin
 
-pytestmark = pytest.mark.driver
-
 MATMUL = ("multiply_basic", "multiply_local_access", "multiply_local_access_and_tiling")
 PROCESSES, THREADS, ROUNDS, LAUNCHES = 2, 3, 2, 5
 
@@ -42,7 +40,8 @@ def test_each_thread_of_each_process_launches_every_kernel_in_every_way(kernels:
     assert {a_round for _pid, a_round in threads_of} == set(range(ROUNDS))
     assert all(found == expected for found in by_thread.values())
     assert len(kernels) == len(by_thread) * len(expected)
-    assert all(kernel.launches == dict.fromkeys(WAYS, LAUNCHES) for kernel in kernels)
+    each = dict.fromkeys(WAYS, LAUNCHES) | {"multiple": 2 * LAUNCHES}
+    assert all(kernel.launches == each for kernel in kernels)
 
 
 def test_all_that_the_runtime_says_of_a_kernel_agrees(kernels: list[Kernel]) -> None:

@@ -1,29 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of Level Zero that keeps a ledger: what it launched, how often, and what the runtime itself says of each kernel.
  *
- *     workload [--processes N] [--threads N] [--rounds N] [--launches N] [--ways WAY,...] MODULE...
+ *     workload [--processes N] [--threads N] [--rounds N] [--launches N] [--ways WAY,...] [--one-way]
+ *              [--pause-us N] [--wait-file PATH] MODULE...
  *
  * A MODULE that ends in .spv is SPIR-V for the runtime to compile, any other a native binary. Each process creates every module,
- * lets each thread launch every kernel of it N times in each way, and destroys it; that is a round.
+ * lets each thread create every kernel and launch it N times in each way, and destroys all; that is a round.
+ *
+ *   --one-way          each kernel in one of the ways only, which take turns: all its launches then come from one call path
+ *   --pause-us N       rest after each launch
+ *   --wait-file PATH   the first launch waits until PATH is there; PATH.ready appears when all threads of all processes wait
  *
  * The ledger is a JSON line per (process, round, module, thread, kernel). The module's debug ELF and the kernel's code lie in the
  * working folder, in the files that the line names. Whatever the runtime refuses ends the program with status 1 and the
  * call on stderr, but for what only some devices can do: then `launches` lacks that way.
  *
- * Arguments of kernels are not set, and memory is not looked at: this runs where nothing is computed. */
+ * Arguments of kernels are not set, and memory is not looked at: this runs where nothing is computed. The stand-in's GPU, if
+ * there is one, is told what to execute (gpu.h). */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <level_zero/ze_api.h>
 #include <level_zero/zet_api.h>
 
+#include "gpu.h"
+
+/* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
+#define ON_THE_STACK __attribute__((noipa))
+
 enum { MAX_THREADS = 64, MAX_MODULES = 64, MAX_KERNELS = 64, MAX_ARGUMENTS = 64 };
+enum { AT_ONCE = 2 }; /* launches of one call of the multiple form */
 
 static void must(ze_result_t result, const char *call)
 {
@@ -56,32 +71,40 @@ static const ze_group_size_t GROUP_SIZE = {16, 1, 1};
 
 /* --- the ways to launch */
 
-static ze_result_t launch(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+typedef ze_result_t append_t(ze_command_list_handle_t, ze_kernel_handle_t);
+
+ON_THE_STACK static ze_result_t launch_immediate(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
     return zeCommandListAppendLaunchKernel(list, kernel, &GROUPS, NULL, 0, NULL);
 }
 
-static ze_result_t launch_cooperative(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+ON_THE_STACK static ze_result_t launch_regular(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+{
+    return zeCommandListAppendLaunchKernel(list, kernel, &GROUPS, NULL, 0, NULL);
+}
+
+ON_THE_STACK static ze_result_t launch_cooperative(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
     return zeCommandListAppendLaunchCooperativeKernel(list, kernel, &GROUPS, NULL, 0, NULL);
 }
 
-static ze_result_t launch_indirect(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+ON_THE_STACK static ze_result_t launch_indirect(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
     return zeCommandListAppendLaunchKernelIndirect(list, kernel, in_device, NULL, 0, NULL);
 }
 
-static ze_result_t launch_multiple(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+ON_THE_STACK static ze_result_t launch_multiple(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
-    return zeCommandListAppendLaunchMultipleKernelsIndirect(list, 1, &kernel, in_device, in_device, NULL, 0, NULL);
+    ze_kernel_handle_t kernels[AT_ONCE] = {kernel, kernel};
+    return zeCommandListAppendLaunchMultipleKernelsIndirect(list, AT_ONCE, kernels, in_device, in_device, NULL, 0, NULL);
 }
 
-static ze_result_t launch_with_parameters(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+ON_THE_STACK static ze_result_t launch_parameters(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
     return zeCommandListAppendLaunchKernelWithParameters(list, kernel, &GROUPS, NULL, NULL, 0, NULL);
 }
 
-static ze_result_t launch_with_arguments(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
+ON_THE_STACK static ze_result_t launch_arguments(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
     /* Eight zero bytes are a null pointer, an integer, or a size of local memory, whichever the kernel wants. */
     static uint64_t zero;
@@ -93,25 +116,30 @@ static ze_result_t launch_with_arguments(ze_command_list_handle_t list, ze_kerne
 
 typedef struct {
     const char *name;
-    int immediate; /* or a regular list, which is executed once */
-    ze_result_t (*append)(ze_command_list_handle_t, ze_kernel_handle_t);
+    append_t *append;
+    const char *stack; /* functions from which it is called, as gpu.h wants them */
+    int at_once;       /* launches of one call */
+    int regular;       /* the list, which is executed once; or an immediate one */
 } way_t;
 
+#define WAY(way) #way, launch_##way, "run_thread;use_kernel;launch_all;launch_" #way
 static const way_t WAYS[] = {
-    {"immediate", 1, launch},
-    {"regular", 0, launch},
-    {"cooperative", 1, launch_cooperative},
-    {"indirect", 1, launch_indirect},
-    {"multiple", 1, launch_multiple},
-    {"parameters", 1, launch_with_parameters},
-    {"arguments", 1, launch_with_arguments},
+    {WAY(immediate), .at_once = 1},
+    {WAY(regular), .at_once = 1, .regular = 1},
+    {WAY(cooperative), .at_once = 1},
+    {WAY(indirect), .at_once = 1},
+    {WAY(multiple), .at_once = AT_ONCE},
+    {WAY(parameters), .at_once = 1},
+    {WAY(arguments), .at_once = 1},
 };
 enum { N_WAYS = sizeof WAYS / sizeof *WAYS };
 
 /* --- the command line */
 
-static int processes = 1, threads = 1, rounds = 1, launches = 1, n_modules;
-static unsigned ways = 3; /* a bit for each of WAYS */
+static int processes = 1, threads = 1, rounds = 1, launches = 1, pause_us, one_way, n_modules;
+static const way_t *ways[N_WAYS] = {&WAYS[0], &WAYS[1]}; /* which are wanted */
+static int n_ways = 2;
+static const char *wait_file;
 
 static struct {
     const char *name;
@@ -141,20 +169,19 @@ static void read_module(const char *path)
     modules[n_modules++].size = stat.st_size;
 }
 
-static unsigned read_ways(char *words)
+static void read_ways(char *words)
 {
-    unsigned found = 0;
+    n_ways = 0;
     for (char *word = strtok(words, ","); word; word = strtok(NULL, ",")) {
         int way = 0;
         while (way < N_WAYS && strcmp(word, WAYS[way].name))
             way++;
-        if (way == N_WAYS) {
-            fprintf(stderr, "workload: no way is called %s\n", word);
+        if (way == N_WAYS || n_ways == N_WAYS) {
+            fprintf(stderr, "workload: no way is called %s, or there are too many\n", word);
             exit(2);
         }
-        found |= 1u << way;
+        ways[n_ways++] = &WAYS[way];
     }
-    return found;
 }
 
 static void read_command_line(int argc, char **argv)
@@ -165,7 +192,8 @@ static void read_command_line(int argc, char **argv)
     } numbers[] = {{"--processes", &processes, 64},
                    {"--threads", &threads, MAX_THREADS},
                    {"--rounds", &rounds, 1 << 20},
-                   {"--launches", &launches, 1 << 30}};
+                   {"--launches", &launches, 1 << 30},
+                   {"--pause-us", &pause_us, 1000000}};
     for (int i = 1; i < argc; i++) {
         size_t n = 0;
         while (n < sizeof numbers / sizeof *numbers && strcmp(argv[i], numbers[n].name))
@@ -177,7 +205,11 @@ static void read_command_line(int argc, char **argv)
                 exit(2);
             }
         } else if (!strcmp(argv[i], "--ways") && i + 1 < argc) {
-            ways = read_ways(argv[++i]);
+            read_ways(argv[++i]);
+        } else if (!strcmp(argv[i], "--one-way")) {
+            one_way = 1;
+        } else if (!strcmp(argv[i], "--wait-file") && i + 1 < argc) {
+            wait_file = argv[++i];
         } else if (argv[i][0] == '-') {
             fprintf(stderr, "workload: %s?\n", argv[i]);
             exit(2);
@@ -191,6 +223,7 @@ static void read_command_line(int argc, char **argv)
 
 static void begin(void)
 {
+    gpu_connect();
     MUST(zeInit(ZE_INIT_FLAG_GPU_ONLY));
     uint32_t one = 1;
     MUST(zeDriverGet(&one, &driver));
@@ -238,85 +271,154 @@ static void create_module(int index, int round)
 /* --- a thread: it has its own kernels, as kernels are not to be used by two threads at a time, and its own lists */
 
 typedef struct {
+    int module;
+    const char *name;
+    ze_kernel_handle_t handle;
+    void *function_pointer;
+    uint64_t base_address;
+    char isa[80]; /* the file's name */
+} kernel_t;
+
+typedef struct {
     pthread_t id;
     int index, round;
     ze_command_queue_handle_t queue;
     ze_command_list_handle_t immediate, regular;
+    kernel_t *kernels;
+    int n_kernels;
 } thread_t;
 
-static int launch_all(thread_t *thread, ze_kernel_handle_t kernel, const way_t *way)
+static void create_lists(thread_t *thread)
 {
-    ze_command_list_handle_t list = way->immediate ? thread->immediate : thread->regular;
-    for (int i = 0; i < launches; i++) {
-        ze_result_t result = way->append(list, kernel);
-        if (!i && result == ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)
-            return 0;
-        must(result, way->name);
-    }
-    if (way->immediate) {
-        MUST(zeCommandListHostSynchronize(list, UINT64_MAX));
-    } else {
-        MUST(zeCommandListClose(list));
-        MUST(zeCommandQueueExecuteCommandLists(thread->queue, 1, &list, NULL));
-        MUST(zeCommandQueueSynchronize(thread->queue, UINT64_MAX));
-        MUST(zeCommandListReset(list));
-    }
-    return 1;
-}
-
-static void use_kernel(thread_t *thread, int module, const char *name, int number)
-{
-    ze_kernel_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_KERNEL_DESC, .pKernelName = name};
-    ze_kernel_handle_t kernel;
-    MUST(zeKernelCreate(modules[module].handle, &desc, &kernel));
-    MUST(zeKernelSetGroupSize(kernel, GROUP_SIZE.groupSizeX, GROUP_SIZE.groupSizeY, GROUP_SIZE.groupSizeZ));
-
-    void *pointer = NULL; /* NEO leaves it as it is where it is something else */
-    MUST(zeModuleGetFunctionPointer(modules[module].handle, name, &pointer));
-    uint64_t base;
-    MUST(kernel_base_address(kernel, &base));
-    size_t size = 0;
-    MUST(zeKernelGetBinaryExp(kernel, &size, NULL));
-    uint8_t *code = malloc(size);
-    MUST(zeKernelGetBinaryExp(kernel, &size, code));
-    char file[80];
-    sprintf(file, "%d-%d-%d-%d-%d.isa", getpid(), thread->round, module, thread->index, number);
-    write_file(file, code, size);
-    free(code);
-
-    char counts[256] = "", *end = counts;
-    for (int way = 0; way < N_WAYS; way++)
-        if (ways & 1u << way && launch_all(thread, kernel, &WAYS[way]))
-            end += sprintf(end, "%s\"%s\": %d", end == counts ? "" : ", ", WAYS[way].name, launches);
-    printf("{\"pid\": %d, \"tid\": %d, \"round\": %d, \"module\": \"%s\", \"kernel\": \"%s\", "
-           "\"handle\": %lu, \"function_pointer\": %lu, \"base_address\": %lu, \"debug_elf\": \"%s\", \"isa\": \"%s\", "
-           "\"launches\": {%s}}\n",
-           getpid(), gettid(), thread->round, modules[module].name, name, (unsigned long)kernel,
-           (unsigned long)pointer, (unsigned long)base, modules[module].debug_elf, file, counts);
-    MUST(zeKernelDestroy(kernel));
-}
-
-static void *run_thread(void *argument)
-{
-    thread_t *thread = argument;
     ze_command_queue_desc_t queue = {.stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_DESC, .ordinal = ordinal};
     MUST(zeCommandQueueCreate(context, device, &queue, &thread->queue));
     queue.mode = ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS;
     MUST(zeCommandListCreateImmediate(context, device, &queue, &thread->immediate));
     ze_command_list_desc_t list = {.stype = ZE_STRUCTURE_TYPE_COMMAND_LIST_DESC, .commandQueueGroupOrdinal = ordinal};
     MUST(zeCommandListCreate(context, device, &list, &thread->regular));
+}
 
+static void destroy_lists(thread_t *thread)
+{
+    MUST(zeCommandListDestroy(thread->regular));
+    MUST(zeCommandListDestroy(thread->immediate));
+    MUST(zeCommandQueueDestroy(thread->queue));
+}
+
+static void create_kernel(thread_t *thread, int module, const char *name)
+{
+    kernel_t *kernel = &thread->kernels[thread->n_kernels];
+    *kernel = (kernel_t){.module = module, .name = name}; /* NEO leaves function_pointer as it is where it is something else */
+    ze_kernel_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_KERNEL_DESC, .pKernelName = name};
+    MUST(zeKernelCreate(modules[module].handle, &desc, &kernel->handle));
+    MUST(zeKernelSetGroupSize(kernel->handle, GROUP_SIZE.groupSizeX, GROUP_SIZE.groupSizeY, GROUP_SIZE.groupSizeZ));
+
+    MUST(zeModuleGetFunctionPointer(modules[module].handle, name, &kernel->function_pointer));
+    MUST(kernel_base_address(kernel->handle, &kernel->base_address));
+    size_t size = 0;
+    MUST(zeKernelGetBinaryExp(kernel->handle, &size, NULL));
+    uint8_t *code = malloc(size);
+    MUST(zeKernelGetBinaryExp(kernel->handle, &size, code));
+    sprintf(kernel->isa, "%d-%d-%d-%d.isa", getpid(), thread->round, thread->index, thread->n_kernels);
+    write_file(kernel->isa, code, size);
+    gpu_kernel(name, (uint64_t)kernel->function_pointer, code, size);
+    free(code);
+    thread->n_kernels++;
+}
+
+static void create_kernels(thread_t *thread)
+{
+    thread->kernels = malloc(n_modules * MAX_KERNELS * sizeof *thread->kernels);
     for (int module = 0; module < n_modules; module++) {
         const char *names[MAX_KERNELS];
         uint32_t count = MAX_KERNELS;
         MUST(zeModuleGetKernelNames(modules[module].handle, &count, names));
-        for (uint32_t number = 0; number < count; number++)
-            use_kernel(thread, module, names[number], number);
+        for (uint32_t i = 0; i < count; i++)
+            create_kernel(thread, module, names[i]);
     }
+}
 
-    MUST(zeCommandListDestroy(thread->regular));
-    MUST(zeCommandListDestroy(thread->immediate));
-    MUST(zeCommandQueueDestroy(thread->queue));
+static double now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e9 + now.tv_nsec;
+}
+
+/* Gives the mean time of a launch in ns, -1 where the device cannot do it in that way. */
+ON_THE_STACK static double launch_all(thread_t *thread, const kernel_t *kernel, const way_t *way)
+{
+    ze_command_list_handle_t list = way->regular ? thread->regular : thread->immediate;
+    double start = now_ns();
+    for (int i = 0; i < launches; i++) {
+        ze_result_t result = way->append(list, kernel->handle);
+        if (!i && result == ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)
+            return -1;
+        must(result, way->name);
+        for (int n = 0; n < way->at_once; n++)
+            gpu_launch((uint64_t)kernel->function_pointer, way->stack);
+        if (pause_us)
+            usleep(pause_us);
+    }
+    double took = now_ns() - start;
+    if (way->regular) {
+        MUST(zeCommandListClose(list));
+        MUST(zeCommandQueueExecuteCommandLists(thread->queue, 1, &list, NULL));
+        MUST(zeCommandQueueSynchronize(thread->queue, UINT64_MAX));
+        MUST(zeCommandListReset(list));
+    } else {
+        MUST(zeCommandListHostSynchronize(list, UINT64_MAX));
+    }
+    gpu_wait();
+    return took / launches;
+}
+
+ON_THE_STACK static void use_kernel(thread_t *thread, int number)
+{
+    kernel_t *kernel = &thread->kernels[number];
+    char counts[256] = "", times[256] = "", *count = counts, *time = times;
+    int first = one_way ? number % n_ways : 0, end = one_way ? first + 1 : n_ways;
+    for (int i = first; i < end; i++) {
+        double ns = launch_all(thread, kernel, ways[i]);
+        if (ns < 0)
+            continue;
+        const char *comma = count == counts ? "" : ", ";
+        count += sprintf(count, "%s\"%s\": %d", comma, ways[i]->name, launches * ways[i]->at_once);
+        time += sprintf(time, "%s\"%s\": %.1f", comma, ways[i]->name, ns);
+    }
+    printf("{\"pid\": %d, \"tid\": %d, \"round\": %d, \"module\": \"%s\", \"kernel\": \"%s\", "
+           "\"handle\": %lu, \"function_pointer\": %lu, \"base_address\": %lu, \"debug_elf\": \"%s\", \"isa\": \"%s\", "
+           "\"launches\": {%s}, \"ns\": {%s}}\n",
+           getpid(), gettid(), thread->round, modules[kernel->module].name, kernel->name, (unsigned long)kernel->handle,
+           (unsigned long)kernel->function_pointer, (unsigned long)kernel->base_address, modules[kernel->module].debug_elf,
+           kernel->isa, counts, times);
+    MUST(zeKernelDestroy(kernel->handle));
+}
+
+static atomic_int *waiting; /* threads of all processes that have created their kernels */
+
+static void wait_for_file(void)
+{
+    if (atomic_fetch_add(waiting, 1) + 1 == processes * threads) {
+        char ready[4096];
+        snprintf(ready, sizeof ready, "%s.ready", wait_file);
+        write_file(ready, NULL, 0);
+    }
+    while (access(wait_file, F_OK))
+        usleep(1000);
+}
+
+ON_THE_STACK static void *run_thread(void *argument)
+{
+    thread_t *thread = argument;
+    create_lists(thread);
+    create_kernels(thread);
+    if (wait_file && !thread->round)
+        wait_for_file();
+    for (int number = 0; number < thread->n_kernels; number++)
+        use_kernel(thread, number);
+    free(thread->kernels);
+    destroy_lists(thread);
     return NULL;
 }
 
@@ -345,6 +447,9 @@ int main(int argc, char **argv)
 {
     read_command_line(argc, argv);
     setvbuf(stdout, NULL, _IOLBF, 4096); /* whole lines, of whichever process */
+    waiting = mmap(NULL, sizeof *waiting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (waiting == MAP_FAILED)
+        fail("mmap");
     for (int i = 1; i < processes; i++) {
         pid_t child = fork();
         if (child < 0)

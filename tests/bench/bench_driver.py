@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch on Intel's real runtime costs the application, by the way in which launches are recorded.
+
+The workload times loops of launches by itself, without a recorder and with one, in turn. The driver computes nothing
+here, but does for a launch what it does on hardware: `immediate` submits it, `regular` appends it to a list.
+
+    sudo .venv/bin/python tests/bench/bench_driver.py [--rounds 7] [--launches 20000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.measuring import machine, needs_root, print_table
+from driver.driver import Driver, Kernel, build, read_ledger, zebin
+from driver.recording import launched, record, recorded_launches
+from iaprof.record.injection import Injection
+
+DEVICE = "bmg"
+LISTS = ("immediate", "regular")
+TURNS = 3  # of a process that runs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured, in turn")
+    parser.add_argument("--launches", type=int, default=20_000, help="in each loop")
+    arguments = parser.parse_args()
+    needs_root("recording")
+    print(machine())
+    with tempfile.TemporaryDirectory(prefix="iaprof-bench-") as name:
+        measure(build(Path(name)), Path(name), arguments.rounds, arguments.launches)
+
+
+def measure(driver: Driver, folder: Path, rounds: int, launches: int) -> None:
+    options: list[str | int] = ["--launches", launches, "--rounds", TURNS, "--ways", ",".join(LISTS)]
+    module = zebin(DEVICE, "attention")
+    # The stand-in's GPU is not told: that would take longer than the launch.
+    command = ["env", "-u", "STANDIN_DIR", *driver.command([module], *options)]
+    times: dict[str, list[Kernel]] = defaultdict(list)
+    missing: dict[str, int] = defaultdict(int)
+    for _ in range(rounds):
+        times["not recorded"] += driver.run(DEVICE, [module], *options, folder=folder)
+        for way in ("attach", "inject"):
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                recording = record(driver, DEVICE, Path(place), way, command)
+                times[f"recorded by {way}"] += recording.kernels
+                found = recorded_launches(recording)
+                missing[f"recorded by {way}"] += (launched(recording.kernels) - found).total()
+        times["injected, no recorder"] += run_injected(driver, folder, command)
+    rows = []
+    for what, kernels in times.items():
+        row = [what]
+        for each in LISTS:
+            ns = statistics.median(kernel.ns[each] for kernel in kernels)
+            alone = statistics.median(kernel.ns[each] for kernel in times["not recorded"])
+            row += [f"{ns:,.0f}", f"{ns - alone:+,.0f}" if kernels is not times["not recorded"] else ""]
+        rows.append([*row, f"{missing[what]:,}" if what in missing else ""])
+    version = next(line for line in (driver.folder / "packages").read_text().splitlines() if "libze-intel-gpu" in line)
+    print_table(
+        f"A launch with {version}: medians of {rounds} x {TURNS} loops of {launches:,}, in turn",
+        ["ns per launch", "immediate", "added", "regular", "added", "lost"],
+        rows,
+    )
+
+
+def run_injected(driver: Driver, folder: Path, command: Sequence[str]) -> list[Kernel]:
+    """The workload with the injected library in it, which nobody listens to."""
+    injection = Injection(())
+    try:
+        environment = injection.environment(driver.environment(DEVICE))
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    finally:
+        injection.close()
+    return read_ledger(done.stdout, folder)
+
+
+if __name__ == "__main__":
+    main()
