@@ -5,7 +5,8 @@
  *
  * Nothing read this way is believed by itself. A handle's first word that points into the driver must be one of the virtual
  * tables that the layout knows, which the probe's own address tells wherever the driver is loaded. The code must lie inside the
- * memory that the driver has for it, and where it did before, until the handle is given back. What fails is counted.
+ * memory that the driver has for it, where no other kernel is, and where it did before, until the handle is given back. What
+ * fails is counted.
  *
  * A kernel that was not seen before is described: its name, its code, and the module that it came in, in pieces. Whoever takes
  * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
@@ -16,7 +17,8 @@
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
 #define MOST_CODE_BYTES (1ULL << 28)
 #define MOST_BINARY_BYTES (1ULL << 26)
-#define MOST_AT_ONCE 8 /* kernels of one launch */
+#define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
+#define MOST_AT_ONCE 4 /* kernels of one launch */
 #define TRIES 3
 #define WHOLE 255
 
@@ -32,6 +34,7 @@ struct step {
 /* Values by their number; the first is the handle, the last are for what lies on the way. */
 #define VALUES 16
 #define QUEUE 15 /* what a launch is given first */
+#define OTHER_MODULE 14 /* what no step leads to: the programs have no room for it elsewhere */
 enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE, DEVICE, DEVICE_OF_QUEUE };
 enum what { BINARY = 1, BINARY_BYTES, CODE, CODE_BYTES, NAME, ALLOCATION, ALLOCATION_BYTES, MODULE };
 
@@ -47,7 +50,9 @@ struct entry {
     u64 address;         /* of the probe, in the driver's file */
     u32 layout;
     u8 handle;           /* which argument */
-    u8 count;            /* which argument, of a launch of many */
+    u8 count;            /* which argument, of an array of handles */
+    u8 is_array;
+    u8 pad;
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
 };
 
@@ -56,17 +61,25 @@ BPF_ARRAY(entries, struct entry, MAX_ENTRIES);
 
 struct handle {
     u64 value;
-    u64 pid;
+    u32 pid;
+    u32 loaded_at;       /* page of the driver: a process that executes another program keeps its pid */
 };
 
 struct kernel {
     u64 address;
     u64 size;
     u64 described;       /* how often that failed, or WHOLE */
+    u64 sent;            /* bytes of its code */
     char name[NAME_BYTES];
 };
 
 BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, KERNELS_REMEMBERED);
+
+struct occupant {
+    u64 handle;
+    u64 code;            /* where the process has it: two handles of one kernel have the same */
+};
+BPF_TABLE("lru_hash", struct handle, struct occupant, occupants, KERNELS_REMEMBERED); /* of GPU addresses */
 
 struct module {
     u64 time;            /* of the launch at which it was sent first */
@@ -118,6 +131,19 @@ static __always_inline u64 integer_argument(struct pt_regs *ctx, u8 which) {
     return arguments[which & 7];
 }
 
+static __always_inline u64 loaded_at(struct pt_regs *ctx, const struct entry *entry) {
+    return ctx->ip - entry->address;
+}
+
+static __always_inline struct handle handle_of(struct pt_regs *ctx, const struct entry *entry, u64 value) {
+    struct handle handle = {
+        .value = value,
+        .pid = bpf_get_current_pid_tgid() >> 32,
+        .loaded_at = loaded_at(ctx, entry) >> 12,
+    };
+    return handle;
+}
+
 static __always_inline u64 return_address(struct pt_regs *ctx) {
     u64 address = 0;
     read_user(&address, 8, (void *)ctx->sp);
@@ -137,7 +163,29 @@ static __always_inline int is_known(const struct layout *layout, u64 class) {
 static __always_inline int lies_inside(u64 address, u64 size, u64 start, u64 bytes) {
     u64 sign = address >> 48, from_start = (address - start) & GPU_ADDRESS_MASK;
     return (sign == 0 || sign == 0xffff) && size && size <= MOST_CODE_BYTES && from_start < bytes &&
-           size <= bytes - from_start;
+           size <= bytes - from_start && bytes <= MOST_MEMORY_BYTES;
+}
+
+/* Whether another kernel is at an address, of which `values` has the code: then the layout is wrong for one of them. Of another
+ * module it may be, as each GPU has its own memory. */
+static __always_inline int is_taken(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
+                                    const struct handle *key, u64 address, u64 *values) {
+    struct handle place = {.value = address, .pid = key->pid, .loaded_at = key->loaded_at};
+    struct occupant fresh = {.handle = key->value, .code = values[CODE]};
+    struct occupant *occupant = occupants.lookup(&place);
+    if (occupant && occupant->handle != fresh.handle && occupant->code != fresh.code) {
+        values[HANDLE] = occupant->handle;
+        values[OTHER_MODULE] = values[MODULE];
+        /* One that was never given back may have left its place all the same. */
+        if (!follow(layout->where, layout->where_steps, values) &&
+            is_known(layout, values[CLASS] - loaded_at(ctx, entry)) && address == values[ADDRESS] + values[ADDRESS_MORE]) {
+            follow(layout->what, layout->what_steps, values);
+            if (values[MODULE] == values[OTHER_MODULE])
+                return 1;
+        }
+    }
+    occupants.update(&place, &fresh);
+    return 0;
 }
 
 /* What is known of a handle's kernel after it was looked at; NULL, and why, where that is not to be believed. */
@@ -149,8 +197,7 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
     if (follow(layout->where, layout->where_steps, values))
         return 0;
     *failure = HANDLES_UNKNOWN;
-    u64 loaded_at = ctx->ip - entry->address;
-    if (!is_known(layout, values[CLASS] - loaded_at) || values[DEVICE] != values[DEVICE_OF_QUEUE])
+    if (!is_known(layout, values[CLASS] - loaded_at(ctx, entry)) || values[DEVICE] != values[DEVICE_OF_QUEUE])
         return 0;
     u64 address = values[ADDRESS] + values[ADDRESS_MORE];
     struct kernel *known = kernels_seen.lookup(key);
@@ -168,6 +215,8 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
     read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]);
+    if (is_taken(ctx, entry, layout, key, address, values))
+        return 0;
     kernels_seen.update(key, &fresh);
     return kernels_seen.lookup(key);
 }
@@ -221,7 +270,8 @@ static __always_inline int send_name(const struct about *about, u64 name) {
 struct cursor {
     u64 sent;            /* wholes: the binary, then the code */
     u64 offset;          /* in the next one */
-    long failed;         /* not 0: some of it could not be read */
+    long failed;         /* not 0: some of it could not be read, and was left empty */
+    u64 no_room;         /* in the ring buffer */
 };
 
 /* Sends the binary and the code from where the cursor is on, at most MAX_PIECES of them. */
@@ -237,10 +287,13 @@ static __always_inline void send_pieces(const struct about *about, const u64 *va
         u64 from = values[BINARY + which], total = values[BINARY_BYTES + which], left = total - cursor->offset;
         u32 bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
         struct piece *piece = reserve_piece(about, cursor->sent ? PIECE_OF_CODE : PIECE_OF_MODULE, cursor->offset, total);
-        if (!piece)
+        if (!piece) {
+            next.no_room = 1;
             break;
-        next.failed |= read_user(piece->data, bytes, (void *)(from + cursor->offset));
-        piece->bytes = bytes;
+        }
+        long failed = read_user(piece->data, bytes, (void *)(from + cursor->offset));
+        next.failed |= failed;
+        piece->bytes = bytes & ~(failed >> 63);
         pieces.ringbuf_submit(piece, wakeup(number, PIECE_WAKE_EVERY));
         u64 last = (left - PIECE_BYTES - 1) >> 63; /* 1 where no more than PIECE_BYTES were left */
         next.sent += last;
@@ -249,12 +302,13 @@ static __always_inline void send_pieces(const struct about *about, const u64 *va
     *cursor = next;
 }
 
-/* Its module's binary unless that was sent, its code and its name. What is too much for once goes on at the next launch. */
+/* Its module's binary unless that was sent, its code and its name. What is too much for once, or has no room, goes on at the
+ * next launch. */
 static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key,
                                      struct kernel *kernel) {
     struct about about = {.time = time, .pid = key->pid, .tid = bpf_get_current_pid_tgid()};
     u64 values[VALUES] = {key->value};
-    struct cursor cursor = {.sent = 1};
+    struct cursor cursor = {.sent = 1, .offset = kernel->sent};
     struct module *module = 0;
     follow(layout->what, layout->what_steps, values);
     values[CODE_BYTES] = about.size = kernel->size;
@@ -262,75 +316,66 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     about.module = values[MODULE];
     about.module_time = time;
     if (about.module) {
-        struct handle handle = {.value = about.module, .pid = key->pid};
+        struct handle handle = {.value = about.module, .pid = key->pid, .loaded_at = key->loaded_at};
         struct module fresh = {.time = time};
         modules_seen.insert(&handle, &fresh);
         module = modules_seen.lookup(&handle);
     }
-    if (values[BINARY_BYTES] > MOST_BINARY_BYTES)
-        values[BINARY_BYTES] = 0;
+    u64 too_large = values[BINARY_BYTES] > MOST_BINARY_BYTES;
+    values[BINARY_BYTES] &= too_large - 1;
     if (module) {
         about.module_time = module->time;
-        cursor.offset = module->sent;
         cursor.sent = module->sent >= values[BINARY_BYTES];
-        cursor.offset &= cursor.sent - 1;
+        cursor.offset = cursor.sent ? kernel->sent : module->sent;
     }
     send_pieces(&about, values, &cursor);
     if (module)
         module->sent = cursor.sent ? values[BINARY_BYTES] : cursor.offset;
+    kernel->sent = cursor.sent == 1 ? cursor.offset : 0;
     if (cursor.sent > 1 && !cursor.failed && send_name(&about, values[NAME])) {
         kernel->described = WHOLE;
         count(KERNELS, 1);
-    } else if (cursor.sent || cursor.failed) {
-        kernel->described++;
-        count(PIECES_LOST, 1);
+        count(PIECES_LOST, too_large);
+    } else {
+        u64 failed = cursor.sent > 1 || cursor.failed;
+        kernel->described += failed;
+        count(PIECES_LOST, failed | cursor.no_room);
     }
 }
 
-/* Is described, unless it was or its process is not to be recorded. */
-static __always_inline void meet(const struct launched *launch, const struct layout *layout, const struct handle *key,
-                                 struct kernel *kernel) {
-    if (kernel->described < TRIES && !(launch->flags & LAUNCH_OTHER))
-        describe(launch->time, layout, key, kernel);
-}
-
+/* A launch of one kernel, or of an array of them. One of them is described, of several the first that needs it: the verifier
+ * has no room for that in a loop. */
 static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, const struct entry *entry,
                                                const struct layout *layout) {
     struct launched launch;
     enum counter failure;
-    if (!begin_launch(ctx, time, return_address(ctx), &launch))
-        return;
-    struct handle key = {.value = integer_argument(ctx, entry->handle), .pid = launch.pid};
-    struct kernel *kernel = known_kernel(ctx, entry, layout, &key, &failure);
-    send_launch(&launch, kernel, failure);
-    if (kernel)
-        meet(&launch, layout, &key, kernel);
-}
-
-/* They are not described: the verifier has no room for that in a loop. That comes when one is launched by itself. */
-static __always_inline void many_launched_by_handle(struct pt_regs *ctx, u64 time, const struct entry *entry,
-                                                    const struct layout *layout) {
-    struct launched launch;
-    enum counter failure = HANDLES_UNREADABLE;
-    u32 many = integer_argument(ctx, entry->count);
-    u64 array = integer_argument(ctx, entry->handle);
+    u64 given = integer_argument(ctx, entry->handle), undescribed = 0;
+    u32 many = entry->is_array ? integer_argument(ctx, entry->count) : 1;
     if (!many || !begin_launch(ctx, time, return_address(ctx), &launch))
         return;
-    struct handle key = {.pid = launch.pid};
+    struct handle key = handle_of(ctx, entry, given);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
         if (i >= many)
             break;
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
-        if (!read_user(&key.value, 8, (void *)(array + 8 * i)))
+        if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * i)))
             kernel = known_kernel(ctx, entry, layout, &key, &failure);
         send_launch(&launch, kernel, failure);
+        if (kernel && kernel->described < TRIES && !undescribed)
+            undescribed = key.value;
     }
     if (many > 1)
         count(LAUNCHES, many - 1);
     if (many > MOST_AT_ONCE)
         count(LAUNCHES_LOST, many - MOST_AT_ONCE);
+    if (!undescribed || launch.flags & LAUNCH_OTHER)
+        return;
+    key.value = undescribed;
+    struct kernel *kernel = kernels_seen.lookup(&key);
+    if (kernel)
+        describe(time, layout, &key, kernel);
 }
 
 int on_handle_launch(struct pt_regs *ctx) {
@@ -345,24 +390,14 @@ int on_handle_launch(struct pt_regs *ctx) {
     return 0;
 }
 
-int on_handle_launch_many(struct pt_regs *ctx) {
-    u64 time = bpf_ktime_get_ns();
-    u32 slot = attach_cookie(ctx);
-    struct entry *entry = entries.lookup(&slot);
-    u32 which = entry ? entry->layout : MAX_LAYOUTS;
-    struct layout *layout = layouts.lookup(&which);
-    if (entry && layout)
-        many_launched_by_handle(ctx, time, entry, layout);
-    count(PROBE_NS, bpf_ktime_get_ns() - time);
-    return 0;
-}
-
 int on_kernel_gone(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct entry *entry = entries.lookup(&slot);
     if (entry) {
-        u64 handle = integer_argument(ctx, entry->handle) + entry->offset;
-        struct handle key = {.value = handle, .pid = bpf_get_current_pid_tgid() >> 32};
+        struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
+        struct kernel *kernel = kernels_seen.lookup(&key);
+        struct handle place = {.value = kernel ? kernel->address : 0, .pid = key.pid, .loaded_at = key.loaded_at};
+        occupants.delete(&place); /* what is left in the process's memory may look like a kernel for long */
         kernels_seen.delete(&key);
     }
     return 0;
@@ -372,8 +407,7 @@ int on_module_gone(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct entry *entry = entries.lookup(&slot);
     if (entry) {
-        u64 handle = integer_argument(ctx, entry->handle) + entry->offset;
-        struct handle key = {.value = handle, .pid = bpf_get_current_pid_tgid() >> 32};
+        struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
         modules_seen.delete(&key);
     }
     return 0;

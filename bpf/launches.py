@@ -28,8 +28,8 @@ from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, PI
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
-MAX_STEPS = 24  # of all the paths of a layout that are walked at once
-MAX_PIECES = 64  # at one launch: 1 MB
+MAX_STEPS = 16  # of all the paths of a layout that are walked at once
+MAX_PIECES = 32  # at one launch: half a megabyte
 MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more than perf's own limit in practice
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
@@ -39,7 +39,7 @@ _SOURCES = ("launches.c", "handles.c")
 _PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
 _HANDLE_PROGRAMS = {
     Action.LAUNCH: "on_handle_launch",
-    Action.LAUNCH_MANY: "on_handle_launch_many",
+    Action.LAUNCH_MANY: "on_handle_launch",
     Action.KERNEL_GONE: "on_kernel_gone",
     Action.MODULE_GONE: "on_module_gone",
 }
@@ -54,7 +54,7 @@ class Sizes:
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
     stack_pages: int = 1024  # 4 MiB: 4,000 distinct stacks of 127 frames
     compiled_pages: int = 128
-    piece_pages: int = 512  # 2 MiB: twice what one launch can send
+    piece_pages: int = 512  # 2 MiB: four times what one launch can send
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
@@ -106,7 +106,8 @@ class LaunchProbes:
             "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, self._stack.itemsize, cpus),
             "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         }
-        self._loader = Loader(_SOURCES, defines, (*_PROGRAMS.values(), *_HANDLE_PROGRAMS.values()), _MAPS)
+        programs = tuple({*_PROGRAMS.values(), *_HANDLE_PROGRAMS.values()})
+        self._loader = Loader(_SOURCES, defines, programs, _MAPS)
         self._loaded: _Loaded | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []
@@ -309,7 +310,8 @@ def _steps(fields: Sequence[Field | None], start: int = 0) -> list[bytes]:
 def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     """`struct entry` of handles.c, for the layout with this index."""
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
-    return struct.pack("<QIBBh", entry.address, index, entry.handle, entry.count or 0, offset)
+    is_array = entry.count is not None
+    return struct.pack("<QIBBBxhxxxxxx", entry.address, index, entry.handle, entry.count or 0, is_array, offset)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

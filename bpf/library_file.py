@@ -71,7 +71,8 @@ class LibraryFile:
             section = self.elf.get_section_by_name(".note.gnu.build-id")
             if isinstance(section, NoteSection):
                 for note in section.iter_notes():
-                    if note["n_type"] == "NT_GNU_BUILD_ID" and note["n_descsz"] in _BUILD_ID_BYTES:
+                    is_build_id = note["n_name"] == "GNU" and note["n_type"] == "NT_GNU_BUILD_ID"
+                    if is_build_id and note["n_descsz"] in _BUILD_ID_BYTES:
                         return str(note["n_desc"])
         return ""
 

@@ -6,6 +6,7 @@ the spool their pieces are.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from iaprof.record.placed_elf import PlacedKernel, compose
 from iaprof.record.spool import Frame, SpoolReader
 
 HEAD = np.dtype([(name, PIECE[name]) for name in PIECE.names or () if name != "data"])
-MAX_WHOLE_BYTES = 1 << 26  # MOST_BINARY_BYTES of handles.c
+MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c, the larger one
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,17 @@ def about_piece(frame: Frame) -> AboutPiece:
 class _Whole:
     """Something that comes in pieces, and where in the spool they are."""
 
-    total: int
-    pieces: dict[int, int] = field(default_factory=dict)  # by offset
+    total: int = 0
+    pieces: dict[int, tuple[int, int]] = field(default_factory=dict)  # position and checksum, by offset
 
     def read(self, spool: SpoolReader) -> bytes | None:
         """All of it; None where something is missing."""
         data = bytearray()
         while len(data) < self.total:
-            position = self.pieces.get(len(data))
-            piece = spool.frame_at(position).payload[HEAD.itemsize :] if position is not None else b""
-            if not piece:
+            if len(data) not in self.pieces:
                 return None
-            data += piece
+            position, _ = self.pieces[len(data)]
+            data += spool.frame_at(position).payload[HEAD.itemsize :]
         return bytes(data[: self.total])
 
 
@@ -69,7 +69,21 @@ class _Module:
     pid: int
     time_ns: int
     wholes: dict[tuple[int, int], _Whole] = field(default_factory=dict)  # by PieceOf and address of the kernel
-    sizes: dict[int, int] = field(default_factory=dict)  # of kernels, by address
+    addresses: dict[int, None] = field(default_factory=dict)  # of kernels, in order
+
+    def add(self, about: AboutPiece, position: int, checksum: int) -> bool:
+        """Takes a piece, unless another came for its place before."""
+        of = (about.what, 0 if about.what == PieceOf.MODULE else about.address)
+        whole = self.wholes.setdefault(of, _Whole(about.total))
+        self.addresses[about.address] = None
+        if whole.total != about.total:
+            return False
+        _, known = whole.pieces.setdefault(about.offset, (position, checksum))
+        return known == checksum
+
+    def whole(self, what: PieceOf, address: int, spool: SpoolReader) -> bytes | None:
+        """What was put together; None where something is missing, or nothing came."""
+        return self.wholes.get((what, address), _Whole()).read(spool) or None
 
 
 @dataclass(frozen=True)
@@ -85,19 +99,29 @@ class Described:
     """All pieces of a spool."""
 
     def __init__(self) -> None:
-        self._modules: dict[tuple[int, int, int], _Module] = {}
+        self.incomplete = 0  # kernels, and modules, that are not there whole; known when `modules` is through
+        self._modules: list[_Module] = []
+        self._current: dict[tuple[int, int, int], _Module] = {}
 
     def add(self, frame: Frame) -> None:
         """Takes a PIECE frame; ValueError where it is none."""
         about = about_piece(frame)
         if about.total > MAX_WHOLE_BYTES or about.what not in PieceOf.__members__.values():
             raise ValueError("it is a piece of nothing")
+        data = frame.payload[HEAD.itemsize :]
         key = (about.pid, about.module, about.module_time)
-        module = self._modules.setdefault(key, _Module(about.pid, about.module_time))
-        of = (about.what, 0 if about.what == PieceOf.MODULE else about.address)
-        whole = module.wholes.setdefault(of, _Whole(about.total))
-        whole.pieces.setdefault(about.offset, frame.position)
-        module.sizes.setdefault(about.address, about.size)
+        if key not in self._current:
+            self._begin(key, about.module_time)
+        if not data:  # could not be read, and is sent again
+            self._current[key].addresses[about.address] = None
+        elif not self._current[key].add(about, frame.position, zlib.crc32(data)):
+            # Another module, or another kernel of it, came to the same place without a word.
+            self._begin(key, about.time).add(about, frame.position, zlib.crc32(data))
+
+    def _begin(self, key: tuple[int, int, int], time_ns: int) -> _Module:
+        self._current[key] = _Module(key[0], time_ns)
+        self._modules.append(self._current[key])
+        return self._current[key]
 
     def modules(self, spool: SpoolReader) -> Iterator[PlacedModule]:
         """Each module with the kernels that are known whole.
@@ -105,13 +129,15 @@ class Described:
         Args:
             spool: that all frames came from.
         """
-        for module in self._modules.values():
+        for module in self._modules:
             kernels = []
-            for address in module.sizes:
-                name = module.wholes.get((PieceOf.NAME, address), _Whole(0)).read(spool)
-                code = module.wholes.get((PieceOf.CODE, address), _Whole(0)).read(spool)
+            for address in module.addresses:
+                name = module.whole(PieceOf.NAME, address, spool)
+                code = module.whole(PieceOf.CODE, address, spool)
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
+            binary = module.whole(PieceOf.MODULE, 0, spool)
+            self.incomplete += len(module.addresses) - len(kernels)
+            self.incomplete += binary is None and (PieceOf.MODULE, 0) in module.wholes
             if kernels:
-                binary = module.wholes.get((PieceOf.MODULE, 0), _Whole(0)).read(spool)
-                yield PlacedModule(module.pid, module.time_ns, compose(binary or None, kernels))
+                yield PlacedModule(module.pid, module.time_ns, compose(binary, kernels))

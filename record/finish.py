@@ -247,6 +247,9 @@ class _Finishing:
         for module in self._described_kernels.modules(spool):
             digest = hashlib.sha256(module.elf).hexdigest()
             self._keep_elf(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
+        if incomplete := self._described_kernels.incomplete:
+            detail = "kernels and modules that were launched, and of which not all had come by the end"
+            self._lost(self._last_ns, self._last_ns, "kernels", "unfinished", incomplete, detail)
 
     def _add_sideband(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.

@@ -28,6 +28,7 @@ from iaprof.record.spool import FrameKind
 TURN_NS = 10_000_000  # of looking for libraries, before others get theirs
 COUNTERS_EVERY_NS = 1_000_000_000
 INTAKE_WAIT_S = 3.0
+MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 
 _LOSSES = {
@@ -49,7 +50,7 @@ _LOSSES = {
     ),
     Counter.HANDLES_ASTRAY: ("launches", "unreadable", "their addresses are not where the driver keeps code"),
     Counter.HANDLES_CHANGED: ("launches", "unreadable", "their kernels' handles had another address before"),
-    Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be read at a launch"),
+    Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
 }
 
 
@@ -118,7 +119,7 @@ class Launches:
         """Writes them down without the room that they do not use: kernels are described once each."""
         if not len(pieces):
             return
-        self._piece_bytes += int(pieces["bytes"].sum())
+        self._piece_bytes += int(np.maximum(pieces["bytes"], MIN_PIECE_BYTES).sum())
         if self._piece_bytes > MAX_TOTAL_BYTES:
             detail = f"{MAX_TOTAL_BYTES >> 30} GiB of kernels were taken already"
             self._journal.loss("kernels", "refused", len(pieces), detail, now, now)

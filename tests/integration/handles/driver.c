@@ -1,0 +1,22 @@
+/* A driver without probes, as far as a recorder sees one: functions that begin as a compiler's do, and a virtual table. */
+#include "driver.h"
+
+const void *const kernel_class[4] = {&kernel_class}, *const other_class[4] = {&other_class};
+
+#define FUNCTION(name, first, last)                                                                                     \
+    __asm__(".globl " #name "\n.type " #name ", @function\n" #name ": endbr64\n" first "\nxor %eax, %eax\n" last        \
+            "\nret\n.size " #name ", . - " #name)
+
+FUNCTION(launch, "push %rbp", "pop %rbp");
+FUNCTION(launch_sub, "sub $24, %rsp", "add $24, %rsp");
+FUNCTION(launch_start, "push %rbp", "pop %rbp"); /* is probed at its endbr64 */
+FUNCTION(launch_many, "push %rbp", "pop %rbp");
+FUNCTION(kernel_gone, "push %rbp", "pop %rbp");
+FUNCTION(module_gone, "push %rbp", "pop %rbp");
+
+/* Calls of one launch with `depth` frames above it, each a function's own. */
+int deep(int (*how)(void *, struct handle *), struct handle *kernel, int depth) {
+    int result = depth ? deep(how, kernel, depth - 1) : how(0, kernel);
+    __asm__ volatile("" : "+r"(result)); /* no tail call */
+    return result;
+}

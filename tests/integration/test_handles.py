@@ -1,0 +1,635 @@
+"""Launches of a driver without probes, by its layout: nothing is named wrongly, and what cannot be read is counted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import time
+from collections import Counter as Counts
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from iaprof.bpf import launches as bpf_launches
+from iaprof.bpf.driver_layout import CACHE, Field, Layout
+from iaprof.bpf.launches import MAX_PIECES, LaunchProbes, Sizes, stack_depth
+from iaprof.bpf.library_file import LibraryFile
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import PIECE_BYTES, Counter, LaunchFlags, PieceOf
+from iaprof.formats.zebin import read_zebin
+from iaprof.record.finish import IN_MEMORY
+from integration.handles.driver import HEAP, HEAP_BYTES, Built, Driver, Kernel, LoadedModule, build, copied
+from integration.recording import IN_TURN, NO_SYMBOLS, iaprof
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+NOWHERE = [0, 0x10, 1 << 63, 0xFFFF_FFFF_8100_0000]  # unmapped, no address, the kernel's
+UNREADABLE, UNKNOWN, ASTRAY, CHANGED = (
+    Counter.HANDLES_UNREADABLE,
+    Counter.HANDLES_UNKNOWN,
+    Counter.HANDLES_ASTRAY,
+    Counter.HANDLES_CHANGED,
+)
+_DEFINED = re.search(r"#define MOST_AT_ONCE (\d+)", (Path(bpf_launches.__file__).parent / "handles.c").read_text())
+assert _DEFINED is not None
+MOST_AT_ONCE = int(_DEFINED[1])
+FAILURES = (UNREADABLE, UNKNOWN, ASTRAY, CHANGED)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("played") / "build")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LaunchProbes]:
+    """The programs, which take a while to compile."""
+    probes = LaunchProbes(Sizes(launch_pages=4096))
+    yield probes
+    probes.close()
+
+
+class Attached:
+    """Probes in a copy of the library that nobody else has, which this process has loaded."""
+
+    def __init__(self, probes: LaunchProbes, built: Built, layout: Layout | None = None) -> None:
+        self.probes, self.built = probes, built
+        layout = layout or built.layout
+        with built.library.open("rb") as file:
+            library = LibraryFile(file)
+            offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
+            probes._attach_layout(file.fileno(), layout, offsets)
+        self.driver = Driver(built)
+        self._drain()
+        self._before = probes.counters()
+
+    def _drain(self) -> None:
+        for ring in (self.probes.launches, self.probes.stacks, self.probes.pieces):
+            ring.read()
+
+    def run(self, *words: str | int) -> int:
+        """Runs the program to its end; gives its process id."""
+        with subprocess.Popen([self.built.program, *map(str, words)]) as process:
+            assert process.wait(20) == 0
+        return process.pid
+
+    def launches(self) -> NDArray[np.void]:
+        """Those since the last time; each was either recorded or lost."""
+        launches = self.probes.launches.read()
+        counted = self.counted()
+        assert counted[Counter.LAUNCHES] == len(launches) + counted[Counter.LAUNCHES_LOST]
+        failed = int((launches["flags"] & LaunchFlags.BAD_ARGS != 0).sum())
+        assert failed == sum(counted[each] for each in FAILURES)
+        self._before = self.probes.counters()
+        return launches
+
+    def counted(self) -> Counts[Counter]:
+        """What was counted since `launches` was asked last; nothing that is 0."""
+        now = self.probes.counters()
+        return Counts({each: now[each] - self._before[each] for each in Counter if now[each] != self._before[each]})
+
+    def stacks(self) -> dict[int, list[int]]:
+        """By id."""
+        stacks = self.probes.stacks.read()
+        return {int(each["id"]): each["ips"][: each["depth"]].tolist() for each in stacks}
+
+
+@pytest.fixture
+def attached(loaded: LaunchProbes, built: Built, tmp_path: Path) -> Iterator[Attached]:
+    yield Attached(loaded, copied(built, tmp_path / "copy"))
+    loaded.detach()
+
+
+Wholes = dict[tuple[PieceOf, int, int], bytes]
+"""By what it is, the module's address (of code and names: that of the kernel) and the number of its generation."""
+
+
+def put_together(*batches: NDArray[np.void]) -> Wholes:
+    """Pieces as wholes; all of each have to be there, once."""
+    parts: dict[tuple[PieceOf, int, int], dict[int, bytes]] = {}
+    totals, generations = {}, {}
+    for piece in np.concatenate(batches):
+        what = PieceOf(int(piece["what"]))
+        generation = generations.setdefault(int(piece["module_time"]), len(generations))
+        key = what, int(piece["module" if what is PieceOf.MODULE else "address"]), generation
+        offsets = parts.setdefault(key, {})
+        assert int(piece["offset"]) not in offsets
+        offsets[int(piece["offset"])] = piece["data"].tobytes()[: piece["bytes"]]
+        totals[key] = int(piece["total"])
+    found = {}
+    for key, offsets in parts.items():
+        found[key] = b"".join(offsets[offset] for offset in sorted(offsets))
+        assert sorted(offsets) == list(range(0, totals[key], PIECE_BYTES))
+        assert len(found[key]) == totals[key]
+    return found
+
+
+def noise(size: int, seed: int = 1) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def test_launches_of_threads_and_children_are_counted_exactly(attached: Attached) -> None:
+    kernels, threads, children, launches = 5, 3, 2, 400
+    pid = attached.run("kernel", kernels, threads, children, launches, 0)
+    found = attached.launches()
+    assert len(found) == threads * (children + 1) * launches
+    assert set(Counts(found["tid"].tolist()).values()) == {launches}
+    assert len(set(found["pid"].tolist())) == children + 1
+    assert pid in found["pid"]
+    assert set(found["flags"].tolist()) == {0}
+    told = set(zip(*(found[name].tolist() for name in ("iba", "address", "size", "name", "comm")), strict=True))
+    assert told == {
+        (0x8001_0000_0000, 0x8001_0000_0000 + 4096 * i, 100, b"kernel_%d" % i, b"program") for i in range(kernels)
+    }
+
+
+@pytest.mark.parametrize("of_module", [1, PIECE_BYTES, PIECE_BYTES + 1])
+@pytest.mark.parametrize("of_code", [1, PIECE_BYTES, PIECE_BYTES + 1])
+def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, of_module: int) -> None:
+    # given two kernels of one module
+    module = LoadedModule(noise(of_module))
+    one, two = (attached.driver.kernel(b"k%d" % n, noise(of_code, n), n << 20, module) for n in (2, 3))
+    # when
+    for kernel in (one, one, two, two):
+        attached.driver.launch(kernel.value)
+    # then the module has come once
+    assert put_together(attached.probes.pieces.read()) == {
+        (PieceOf.MODULE, module.address, 0): noise(of_module),
+        (PieceOf.NAME, one.address, 0): b"k2",
+        (PieceOf.CODE, one.address, 0): noise(of_code, 2),
+        (PieceOf.NAME, two.address, 0): b"k3",
+        (PieceOf.CODE, two.address, 0): noise(of_code, 3),
+    }
+    assert attached.counted() & Counts([Counter.KERNELS] * 9) == {Counter.KERNELS: 2}
+    # and again when another module has its place
+    attached.driver.module_gone(module)
+    attached.driver.kernel_gone(one)
+    attached.driver.launch(one.value)
+    assert put_together(attached.probes.pieces.read()) == {
+        (PieceOf.MODULE, module.address, 0): noise(of_module),
+        (PieceOf.NAME, one.address, 0): b"k2",
+        (PieceOf.CODE, one.address, 0): noise(of_code, 2),
+    }
+    assert not attached.counted()[Counter.PIECES_LOST]
+
+
+def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached) -> None:
+    # given more than twice what a launch sends, of module and of code
+    size = 2 * MAX_PIECES * PIECE_BYTES + 5
+    module = LoadedModule(noise(size))
+    kernel = attached.driver.kernel(b"large", noise(size, 2), 0, module)
+    # when
+    batches = []
+    for _ in range(6):
+        attached.driver.launch(kernel.value)
+        batches.append(attached.probes.pieces.read())
+    # then
+    assert [len(batch) for batch in batches] == [MAX_PIECES] * 4 + [2 + 1, 0]
+    assert put_together(*batches) == {
+        (PieceOf.MODULE, module.address, 0): noise(size),
+        (PieceOf.CODE, kernel.address, 0): noise(size, 2),
+        (PieceOf.NAME, kernel.address, 0): b"large",
+    }
+    counted = attached.counted()
+    assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (1, 0)
+    assert len(attached.launches()) == 6
+
+
+def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: Attached) -> None:
+    # given a kernel that takes several launches to be sent
+    size = 2 * MAX_PIECES * PIECE_BYTES + 5
+    module = LoadedModule(noise(size))
+    kernel = attached.driver.kernel(b"k", noise(size, 2), 0, module)
+    threads = [Thread(target=lambda: [attached.driver.launch(kernel.value) for _ in range(200)]) for _ in range(4)]
+    # when (a call of the driver lets other threads run)
+    for thread in threads:
+        thread.start()
+    batches = [attached.probes.pieces.read()]
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(0.001)
+        batches.append(attached.probes.pieces.read())
+    batches.append(attached.probes.pieces.read())
+    # then all pieces have come, some perhaps twice
+    pieces = np.concatenate(batches)
+    first = np.unique(pieces[["what", "offset"]], return_index=True)[1]
+    assert put_together(pieces[np.sort(first)]) == {
+        (PieceOf.MODULE, module.address, 0): noise(size),
+        (PieceOf.CODE, kernel.address, 0): noise(size, 2),
+        (PieceOf.NAME, kernel.address, 0): b"k",
+    }
+    assert len(attached.launches()) == 800
+
+
+def test_what_there_is_no_room_for_is_counted_and_comes_when_there_is(attached: Attached) -> None:
+    # given a module and code that fill the ring buffer, and nobody who reads
+    size = 3 * MAX_PIECES * PIECE_BYTES
+    module = LoadedModule(noise(size))
+    kernel = attached.driver.kernel(b"large", noise(size, 2), 0, module)
+    # when
+    for _ in range(5):
+        attached.driver.launch(kernel.value)
+    lost, batches = attached.counted()[Counter.PIECES_LOST], []
+    for _ in range(10):
+        batches.append(attached.probes.pieces.read())
+        attached.driver.launch(kernel.value)
+    # then
+    assert lost > 0
+    wholes = put_together(*batches)
+    assert wholes[PieceOf.MODULE, module.address, 0] == noise(size)
+    assert wholes[PieceOf.CODE, kernel.address, 0] == noise(size, 2)
+    assert wholes[PieceOf.NAME, kernel.address, 0] == b"large"
+
+
+def test_a_handle_that_is_given_back_may_be_another_kernels(attached: Attached) -> None:
+    kernel = attached.driver.kernel(b"first", b"1")
+    attached.driver.launch(kernel.value)
+    attached.driver.kernel_gone(kernel)
+    # when
+    ctypes.memmove(kernel.buffers[0], b"other", 5)
+    kernel.kernel.offset = 4096
+    attached.driver.launch(kernel.value)
+    # then
+    found = attached.launches()
+    assert list(zip(found["flags"], found["address"], found["name"], strict=True)) == [
+        (0, HEAP, b"first"),
+        (0, HEAP + 4096, b"other"),
+    ]
+
+
+def test_a_handle_that_changes_without_a_word_is_not_believed(attached: Attached) -> None:
+    kernel = attached.driver.kernel(b"first", b"1")
+    attached.driver.launch(kernel.value)
+    # when
+    ctypes.memmove(kernel.buffers[0], b"other", 5)
+    kernel.kernel.offset = 4096
+    for _ in range(2):
+        attached.driver.launch(kernel.value)
+    # then it is learnt anew
+    assert attached.counted()[CHANGED] == 1
+    found = attached.launches()
+    nothing = LaunchFlags.BAD_ARGS | LaunchFlags.NO_NAME
+    assert list(zip(found["flags"], found["address"], found["name"], strict=True)) == [
+        (0, HEAP, b"first"),
+        (nothing, 0, b""),
+        (0, HEAP + 4096, b"other"),
+    ]
+    # and so it is where it was before, with its code elsewhere
+    code = ctypes.create_string_buffer(b"2")
+    kernel.kernel.offset, kernel.code.isa = 0, ctypes.addressof(code)
+    for _ in range(2):
+        attached.driver.launch(kernel.value)
+    assert attached.counted()[CHANGED] == 1
+    assert attached.launches()["name"].tolist() == [b"", b"other"]
+
+
+def test_two_kernels_at_one_address_are_not_both_believed(attached: Attached) -> None:
+    """Whichever of them the layout is wrong for."""
+    module = LoadedModule(b"zebin")
+    one, again = (attached.driver.kernel(b"one", b"code", 0, module) for _ in range(2))
+    other = attached.driver.kernel(b"other", b"edoc", 0, module)
+    again.code.isa = one.code.isa  # another handle of the same kernel
+    for kernel in (one, other, again, one):
+        attached.driver.launch(kernel.value)
+    assert attached.counted()[ASTRAY] == 1
+    assert attached.launches()["name"].tolist() == [b"one", b"", b"one", b"one"]
+    # and when the first is given back, the other may be there, whatever is left of that in the process's memory
+    for kernel in (one, again):
+        attached.driver.kernel_gone(kernel)
+    attached.driver.launch(other.value)
+    assert attached.launches()[["flags", "name"]].tolist() == [(0, b"other")]
+
+
+def test_two_gpus_have_kernels_at_one_address(attached: Attached) -> None:
+    """Each has its own memory, and a module is on one of them."""
+    modules = LoadedModule(b"one"), LoadedModule(b"two")
+    kernels = [attached.driver.kernel(b"k%d" % n, b"code%d" % n, 0, module) for n, module in enumerate(modules)]
+    for kernel in (*kernels, *kernels):
+        attached.driver.launch(kernel.value)
+    assert attached.launches()[["flags", "address", "name"]].tolist() == [(0, HEAP, b"k0"), (0, HEAP, b"k1")] * 2
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_kernel_that_is_made_again_may_have_its_code_elsewhere(attached: Attached, told: bool) -> None:
+    kernel, new = attached.driver.kernel(b"first", b"1"), ctypes.create_string_buffer(b"code")
+    attached.driver.launch(kernel.value)
+    kernel.code.isa = ctypes.addressof(new)
+    if told:
+        attached.driver.kernel_gone(kernel)
+    attached.driver.launch(kernel.value)
+    assert attached.launches()[["flags", "name"]].tolist() == [(0, b"first")] * 2
+
+
+def test_a_program_that_becomes_another_has_its_own_kernels(attached: Attached) -> None:
+    """Process, handles and addresses are the same."""
+    attached.run("first", 2, 1, 0, 10, 0, "second")
+    launches, pieces = attached.launches(), attached.probes.pieces.read()
+    assert launches["name"].tolist() == [b"first_0", b"first_1"] * 5 + [b"second_0", b"second_1"] * 5
+    assert len(set(launches["pid"].tolist())) == 1
+    assert len(set(launches["address"].tolist())) == 2
+    names = [each["data"].tobytes()[: each["bytes"]] for each in pieces[pieces["what"] == PieceOf.NAME]]
+    assert names == [b"first_0", b"first_1", b"second_0", b"second_1"]
+
+
+def test_a_kernel_of_another_device_than_the_queues(loaded: LaunchProbes, built: Built, tmp_path: Path) -> None:
+    # given a layout that says where both tell their device
+    of_kernel, of_queue = built.layout.kernel_class.path[:1], 0
+    device = Field((*of_kernel, Kernel.module.offset)), Field((of_queue,))
+    attached = Attached(loaded, copied(built, tmp_path / "copy"), replace(built.layout, device=device, module=None))
+    kernel = attached.driver.kernel(b"k", b"code", 0, LoadedModule())
+    queues = [(ctypes.c_uint64 * 1)(value) for value in (kernel.kernel.module, 7, 0)]
+    # when
+    for queue in (*map(ctypes.addressof, queues), *NOWHERE):
+        attached.driver.launch(kernel.value, queue=queue)
+    # then
+    assert (attached.counted()[UNKNOWN], attached.counted()[UNREADABLE]) == (2, len(NOWHERE))
+    assert attached.launches()["name"].tolist() == [b"k"] + [b""] * (2 + len(NOWHERE))
+    loaded.detach()
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "why"),
+    [
+        ("handle.kernel", NOWHERE, UNREADABLE),
+        ("kernel.code", NOWHERE, UNREADABLE),
+        ("code.memory", NOWHERE, UNREADABLE),
+        ("kernel.cls", [0, 1 << 63, "other class", "in the class", "libc"], UNKNOWN),
+        ("kernel.offset", [HEAP_BYTES, 1 << 46, 1 << 63, (1 << 64) - 1, (1 << 48) - 1], ASTRAY),
+        ("memory.gpu", [1 << 48, 1 << 62, 0xFFFE_8001_0000_0000], ASTRAY),
+        ("memory.bytes", [0, 3, 1 << 33, (1 << 64) - 1], ASTRAY),
+        ("code.size", [0, (1 << 28) + 1, (1 << 32) - 1], ASTRAY),
+    ],
+)
+def test_what_leads_astray_is_a_launch_without_a_kernel(
+    attached: Attached, part: str, values: list[int | str], why: Counter
+) -> None:
+    driver = attached.driver
+    libc = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p).value
+    named = {"other class": driver.other_class, "in the class": driver.cls + 8, "libc": libc}
+    kernels = []
+    for value in values:
+        kernel = driver.kernel(b"k", b"code")
+        of, member = part.split(".")
+        setattr(getattr(kernel, of), member, named.get(value, value))
+        kernels.append(kernel)
+        driver.launch(kernel.value)
+
+    assert attached.counted()[why] == len(values)
+    found = attached.launches()
+    assert len(found) == len(values)
+    assert set(found["flags"].tolist()) == {LaunchFlags.BAD_ARGS | LaunchFlags.NO_NAME}
+    assert not any(found[each].any() for each in ("iba", "address", "size"))
+    assert set(found["name"].tolist()) == {b""}
+    assert not len(attached.probes.pieces.read())
+
+
+def test_a_handle_of_nothing(attached: Attached) -> None:
+    text = ctypes.create_string_buffer(b"this is no kernel's handle but text, as long as one")
+    handles = [*NOWHERE, ctypes.addressof(text)]
+    for handle in handles:
+        attached.driver.launch(handle)
+        attached.driver.launch_many([handle])
+    assert attached.counted()[UNREADABLE] == 2 * len(handles)
+    assert len(attached.launches()) == 2 * len(handles)
+
+
+def test_the_memory_that_code_lies_in_ends_behind_it(attached: Attached) -> None:
+    """Up to its last byte; and addresses may be sign-extended, or not."""
+    inside = attached.driver.kernel(b"inside", b"code", HEAP_BYTES - 4)
+    outside = attached.driver.kernel(b"outside", b"code", HEAP_BYTES - 3)
+    extended = attached.driver.kernel(b"extended", b"code", 64)
+    extended.memory.gpu |= 0xFFFF << 48
+    for kernel in (inside, outside, extended):
+        attached.driver.launch(kernel.value)
+    assert attached.counted()[ASTRAY] == 1
+    assert attached.launches()["address"].tolist() == [inside.address, 0, extended.address]
+
+
+def no_end() -> tuple[int, object]:
+    """Text that ends where the process's memory does."""
+    import mmap
+
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    pages[:] = b"x" * len(pages)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at + mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0
+    return at + mmap.PAGESIZE - 8, pages
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "whole"),
+    [
+        (b"\x1b[31m\xff\xfe;\n\xc3", b"\x1b[31m\xff\xfe;\n\xc3", b"\x1b[31m\xff\xfe;\n\xc3"),
+        (b"n" * 63, b"n" * 63, b"n" * 63),
+        (b"n" * 64, b"n" * 63, b"n" * 64),
+        (b"n" * 5000, b"n" * 63, b"n" * 5000),
+        (b"n" * 40_000, b"n" * 63, b"n" * (PIECE_BYTES - 1)),
+    ],
+    ids=["no text", "63", "64", "5000", "40,000"],
+)
+def test_names_are_bytes(attached: Attached, name: bytes, cut: bytes, whole: bytes) -> None:
+    kernel = attached.driver.kernel(name, b"code")
+    attached.driver.launch(kernel.value)
+    assert attached.launches()[["flags", "name"]].tolist() == [(0, cut)]
+    assert put_together(attached.probes.pieces.read())[PieceOf.NAME, kernel.address, 0] == whole
+
+
+def test_kernels_whose_name_cannot_be_read_have_none(attached: Attached) -> None:
+    without_end, kept = no_end()
+    kernels = [attached.driver.kernel(b"", b"code", 64 * i) for i in range(len(NOWHERE) + 2)]
+    for kernel, at in zip(kernels[1:], [*NOWHERE, without_end], strict=True):
+        kernel.code.name = at
+    for kernel in kernels:
+        attached.driver.launch(kernel.value)
+    found = attached.launches()
+    assert found["address"].tolist() == [kernel.address for kernel in kernels]
+    assert set(found["flags"].tolist()) == {LaunchFlags.NO_NAME}
+    assert set(attached.probes.pieces.read()["what"].tolist()) == {PieceOf.CODE}
+    assert kept
+
+
+@pytest.mark.parametrize("bytes_", [1 << 60, (1 << 64) - 1, (1 << 26) + 1])
+def test_a_module_of_an_absurd_size_is_left_out(attached: Attached, bytes_: int) -> None:
+    module = LoadedModule(b"zebin")
+    module.it.bytes = bytes_
+    kernel = attached.driver.kernel(b"k", b"code", 0, module)
+    attached.driver.launch(kernel.value)
+    assert attached.counted()[Counter.PIECES_LOST] == 1
+    assert put_together(attached.probes.pieces.read()) == {
+        (PieceOf.NAME, HEAP, 0): b"k",
+        (PieceOf.CODE, HEAP, 0): b"code",
+    }
+
+
+@pytest.mark.parametrize("where", NOWHERE)
+def test_code_and_modules_that_cannot_be_read_are_not_made_up(attached: Attached, where: int) -> None:
+    # given a kernel whose code and module lead nowhere
+    module = LoadedModule(b"zebin")
+    kernel = attached.driver.kernel(b"k", b"code", 0, module)
+    code, binary = kernel.code.isa, module.it.binary
+    kernel.code.isa = module.it.binary = where
+    # when
+    attached.driver.launch(kernel.value)
+    # then nothing of them has come
+    assert attached.counted()[Counter.PIECES_LOST] == 1
+    assert not attached.probes.pieces.read()["bytes"][:2].any()
+    # and the code has when it can be read
+    kernel.code.isa, module.it.binary = code, binary
+    attached.driver.launch(kernel.value)
+    pieces = attached.probes.pieces.read()
+    assert put_together(pieces)[PieceOf.CODE, HEAP, 0] == b"code"
+    assert set(attached.launches()["flags"].tolist()) == {0}
+
+
+@pytest.mark.parametrize("many", [0, 1, 3, MOST_AT_ONCE, MOST_AT_ONCE + 1, 1000])
+def test_launches_of_many(attached: Attached, many: int) -> None:
+    kernels = [attached.driver.kernel(b"k%d" % i, b"code", 4096 * i) for i in range(many)]
+    told = min(many, MOST_AT_ONCE)
+    # when
+    for _ in range(told + 1):
+        attached.driver.launch_many([kernel.value for kernel in kernels])
+    # then
+    counted = attached.counted()
+    assert counted[Counter.LAUNCHES] == (told + 1) * many
+    assert counted[Counter.LAUNCHES_LOST] == (told + 1) * (many - told)
+    found = attached.launches()
+    assert found["address"].tolist() == [kernel.address for kernel in kernels[:told]] * (told + 1)
+    assert found["name"].tolist() == [b"k%d" % i for i in range(told)] * (told + 1)
+    # and one was described at each
+    assert counted[Counter.KERNELS] == told
+    names = {
+        key[1]: name for key, name in put_together(attached.probes.pieces.read()).items() if key[0] == PieceOf.NAME
+    }
+    assert names == {kernel.address: b"k%d" % i for i, kernel in enumerate(kernels[:told])}
+
+
+def test_a_wild_array(attached: Attached) -> None:
+    good, bad = attached.driver.kernel(b"k", b"code"), attached.driver.kernel(b"bad", b"code")
+    bad.kernel.cls += 8
+    attached.driver.launch_many([good.value, 0, bad.value, good.value])
+    for where in NOWHERE:
+        attached.driver.launch_many([], 3, where)
+    attached.driver.launch_many([], (1 << 32) - 1, 0x10)
+    counted = attached.counted()
+    assert counted[Counter.LAUNCHES] == 4 + 3 * len(NOWHERE) + (1 << 32) - 1
+    assert (counted[UNREADABLE], counted[UNKNOWN]) == (1 + 3 * len(NOWHERE) + MOST_AT_ONCE, 1)
+    assert attached.launches()["name"].tolist() == [b"k", b"", b"", b"k", *[b""] * (3 * len(NOWHERE) + MOST_AT_ONCE)]
+
+
+def test_what_has_no_room_is_counted_once(built: Built, tmp_path: Path) -> None:
+    # given room for few launches, and nobody who reads
+    probes = LaunchProbes(Sizes(launch_pages=1))
+    try:
+        attached = Attached(probes, copied(built, tmp_path / "copy"))
+        kernel = attached.driver.kernel(b"k", b"code")
+        # when
+        for _ in range(40):
+            attached.driver.launch(kernel.value)
+            attached.driver.launch(0)
+            attached.driver.launch_many([kernel.value, 0])
+        # then (`launches` compares what was counted with what has come)
+        counted = attached.counted()
+        assert counted[Counter.LAUNCHES] == 160
+        assert counted[Counter.LAUNCHES_LOST] > 100
+        assert len(attached.launches()) < 40
+    finally:
+        probes.close()
+
+
+def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) -> None:
+    kernel = attached.driver.kernel(b"k", b"code", 0, LoadedModule(b"zebin"))
+    attached.probes.exclude([os.getpid()])
+    attached.driver.launch(kernel.value)
+    attached.probes.include([os.getpid()])
+    # then
+    assert attached.launches()[["flags", "address", "name", "stack"]].tolist() == [(LaunchFlags.OTHER, HEAP, b"", 0)]
+    assert not len(attached.probes.pieces.read())
+    # and what comes later is whole
+    attached.driver.launch(kernel.value)
+    assert attached.launches()[["flags", "name"]].tolist() == [(0, b"k")]
+    assert len(put_together(attached.probes.pieces.read())) == 3
+
+
+@pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start"])
+def test_who_calls_the_driver_is_in_the_stack_once(attached: Attached, how: str) -> None:
+    """The kernel adds the caller itself where a function begins as it expects."""
+    kernel = attached.driver.kernel(b"k", b"code")
+    deep = attached.driver.loaded_at + attached.built.symbols["deep"]
+    calls = []
+    for depth in (0, 1, 5, stack_depth() + 5):
+        # when
+        attached.driver.launch_deep(kernel.value, depth, how)
+        # then
+        [launch] = attached.launches()
+        ips = attached.stacks()[int(launch["stack"])]
+        assert len(ips) <= stack_depth() + 1
+        inside = [deep <= ip < deep + 100 for ip in ips]
+        calls.append(sum(inside))
+        assert inside[: calls[-1] + 1] == [False, *[True] * calls[-1]]
+        # the last of them called the driver, those before it themselves
+        assert len(set(ips[1 : calls[-1] + 1])) == min(depth + 1, 2)
+    assert calls[:3] == [1, 2, 6]
+    assert calls[3] in (stack_depth() - 1, stack_depth())
+    assert attached.probes.counters()[Counter.STACKS_TRUNCATED] > 0
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Iterator[Built]:
+    """A driver that recorders find, and whose layout was calibrated on this machine."""
+    built = build(tmp_path / "driver", "libze_intel_gpu.so.1")
+    layout = CACHE / f"{built.layout.build_id}.json"
+    layout.parent.mkdir(parents=True, exist_ok=True)
+    layout.write_text(built.layout.to_json())
+    yield built
+    layout.unlink()
+
+
+@IN_TURN  # recorders of that time see the driver
+def test_a_recording_by_a_calibrated_layout_goes_on_in_another_file(known: Built, tmp_path: Path) -> None:
+    # given a program of two processes and six threads that launch five kernels for a second
+    each_thread, kernels = 800, 5
+    program = [known.program, "kernel", kernels, 3, 1, each_thread, 1000]
+    told = {(f"kernel_{i}", 0x8001_0000_0000 + 4096 * i): bytes(ord("k") + i + n for n in range(100)) for i in range(5)}
+    # when
+    with Hardware(tmp_path / "gpu") as hardware:
+        done = iaprof(
+            "record", "-o", tmp_path / "c.parquet", "--launches=attach", "--switch-output=0.5s", *NO_SYMBOLS,
+            "--", *map(str, program), env=hardware.env() | {"LD_LIBRARY_PATH": str(known.library.parent)},
+        )  # fmt: skip
+    # then
+    assert done.code == 0, done.err
+    parts = [CaptureReader(path) for path in sorted(tmp_path.glob("c.*parquet"))]
+    assert len(parts) > 1
+    counted: Counts[tuple[int, str, int]] = Counts()
+    for part in parts:
+        assert [each["way"] for each in part.header["libraries"] if each["path"] == str(known.library)] == ["attach"]
+        assert {each["what"] for each in part.header["losses"]} <= {"library"}  # drivers that others run meanwhile
+        launches = [each for each in part.table("launch").to_pylist() if each["comm"] == "program"]
+        assert launches
+        assert {(each["name"], each["address"]) for each in launches} <= told.keys()
+        counted.update(
+            (each["pid"], each["name"], each["address"]) for each in launches if not each["flags"] & LaunchFlags.CARRIED
+        )
+        # and each file has the kernels that are launched in it
+        assert {each["pid"]: told for each in launches} == kernels_of(part, {each["pid"] for each in launches})
+    assert len(counted) == 2 * kernels
+    assert set(counted.values()) == {3 * each_thread // kernels}
+
+
+def kernels_of(part: CaptureReader, pids: set[int]) -> dict[int, dict[tuple[str, int], bytes]]:
+    """Code by name and address, of each process, in a file; all of it was put together."""
+    found: dict[int, dict[tuple[str, int], bytes]] = {pid: {} for pid in pids}
+    rows = part.table("kernel").to_pylist()
+    contents = {row["digest"]: row["elf"] for row in rows if row["elf"] is not None}
+    for row in rows:
+        if row["pid"] in pids:
+            assert row["path"] == IN_MEMORY
+            for kernel in read_zebin(contents[row["digest"]]).kernels:
+                found[row["pid"]][kernel.name, kernel.address] = kernel.code
+    return found

@@ -1,0 +1,312 @@
+"""Kernels put together from pieces: whole or not at all, and never from two."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import PIECE, PieceOf
+from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.record import launches
+from iaprof.record.carry import Carry
+from iaprof.record.described import HEAD, Described
+from iaprof.record.finish import IN_MEMORY, finish
+from iaprof.record.journal import Journal
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from unit.zebins import debug_elf, plain_zebin
+
+PLACE = 0x8001_0000_0000
+MODULE = 0x7F00_1000
+END = b'{"end_ns": 6000}'
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a launch sends; by itself the name of a kernel `k`."""
+
+    data: bytes = b"k"
+    what: int = PieceOf.NAME
+    address: int = PLACE
+    pid: int = 7
+    module: int = MODULE
+    module_time: int = 100
+    time: int = 100
+    offset: int = 0
+    total: int | None = None  # the data's length
+
+    def frame(self) -> bytes:
+        record = np.zeros(1, PIECE)
+        for name in ("time", "pid", "module", "module_time", "address", "offset", "what"):
+            record[name] = getattr(self, name)
+        record["total"] = len(self.data) if self.total is None else self.total
+        record["bytes"] = len(self.data)
+        return record.tobytes()[: HEAD.itemsize] + self.data
+
+
+def pieces(data: bytes, what: PieceOf, length: int = 1000, **more: Any) -> list[Piece]:
+    """A whole, in pieces."""
+    starts = range(0, len(data), length)
+    return [Piece(data[at : at + length], what, offset=at, total=len(data), **more) for at in starts]
+
+
+def described(name: str, code: bytes, **more: Any) -> list[Piece]:
+    """A kernel as its first launch sends it."""
+    return [*pieces(code, PieceOf.CODE, **more), Piece(name.encode(), **more)]
+
+
+def spooled(path: Path, sent: Iterable[Piece | bytes]) -> Path:
+    spool = Spool(path)
+    for piece in sent:
+        spool.write(FrameKind.PIECE, piece if isinstance(piece, bytes) else piece.frame(), time=5000)
+    spool.write(FrameKind.END, END, time=6000)
+    spool.close()
+    return path
+
+
+def captured(spool: Path) -> CaptureReader:
+    capture = spool.with_name("capture")
+    finish(SpoolReader(spool), capture)
+    return CaptureReader(capture)
+
+
+Found = list[tuple[int, int, list[tuple[str, int, bytes]]]]
+"""Of each module: process, time, and its kernels' names, addresses and code."""
+
+
+def found(reader: CaptureReader) -> Found:
+    rows = reader.table("kernel").to_pylist()
+    contents = {row["digest"]: row["elf"] for row in rows if row["elf"] is not None}
+    assert {row["path"] for row in rows} <= {IN_MEMORY}
+    return [
+        (row["pid"], row["time_ns"], [(k.name, k.address, k.code) for k in read_zebin(contents[row["digest"]]).kernels])
+        for row in rows
+    ]
+
+
+def unfinished(reader: CaptureReader) -> int:
+    """How many kernels and modules were told not to be whole."""
+    return sum(row["count"] for row in reader.table("loss").to_pylist() if row["what"] == "unfinished")
+
+
+def damaged(reader: CaptureReader) -> int:
+    return sum(row["what"] == "damaged" for row in reader.table("loss").to_pylist())
+
+
+def real(seed: int = 0) -> tuple[list[Piece], bytes]:
+    """All pieces of a real module whose kernels were launched, in a random order; and what the driver says of it."""
+    driver = debug_elf("bmg", "matmul")
+    sent = pieces(plain_zebin("bmg", "matmul"), PieceOf.MODULE, address=read_zebin(driver).kernels[0].address)
+    for kernel in read_zebin(driver).kernels:
+        sent += described(kernel.name, kernel.code, address=kernel.address)
+    random.Random(seed).shuffle(sent)
+    return sent, driver
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_module_is_as_the_driver_says_in_whatever_order_it_comes(tmp_path: Path, seed: int) -> None:
+    sent, driver = real(seed)
+    # some come twice: two threads launched at the same time
+    reader = captured(spooled(tmp_path / "s", [*sent, *sent[::3]]))
+    [(pid, time, kernels)] = found(reader)
+    assert (pid, time) == (7, 100)
+    assert kernels == [(kernel.name, kernel.address, kernel.code) for kernel in read_zebin(driver).kernels]
+    assert read_zebin(reader.table("kernel")["elf"][0].as_py()) == read_zebin(driver)
+    assert reader.header["losses"] == []
+
+
+def test_modules_of_many_processes_come_interleaved(tmp_path: Path) -> None:
+    sent = [
+        described(f"k{pid}-{module}", bytes([pid]) * 3000, pid=pid, module=module, address=PLACE + module)
+        for pid in (1, 2)
+        for module in (0x1000, 0x2000)
+    ]
+    reader = captured(spooled(tmp_path / "s", (piece for turn in zip(*sent, strict=True) for piece in turn)))
+    assert found(reader) == [
+        (pid, 100, [(f"k{pid}-{module}", PLACE + module, bytes([pid]) * 3000)])
+        for pid in (1, 2)
+        for module in (0x1000, 0x2000)
+    ]
+
+
+def test_without_one_of_its_pieces_a_kernel_is_not_there_and_is_counted(tmp_path: Path) -> None:
+    whole = described("whole", b"w" * 2500)
+    sent = described("k", b"c" * 2500, address=PLACE + 4096)
+    for number in range(len(sent)):
+        without = [*whole, *sent[:number], *sent[number + 1 :]]
+        reader = captured(spooled(tmp_path / f"s{number}", without))
+        assert found(reader) == [(7, 100, [("whole", PLACE, b"w" * 2500)])]
+        assert unfinished(reader) == 1
+
+
+def test_without_all_of_its_module_a_kernel_is_there_by_itself(tmp_path: Path) -> None:
+    sent, driver = real()
+    missing = next(piece for piece in sent if piece.what == PieceOf.MODULE)
+    sent.remove(missing)
+    reader = captured(spooled(tmp_path / "s", sent))
+    [(_, _, kernels)] = found(reader)
+    assert sorted(kernels) == sorted((k.name, k.address, k.code) for k in read_zebin(driver).kernels)
+    assert not read_zebin(reader.table("kernel")["elf"][0].as_py()).has_debug
+    assert unfinished(reader) == 1
+
+
+def test_what_could_not_be_read_at_first_is_what_came_later(tmp_path: Path) -> None:
+    empty = Piece(b"", PieceOf.CODE, total=2500)
+    sent = [empty, replace(empty, offset=1000), *described("k", b"c" * 2500)]
+    reader = captured(spooled(tmp_path / "s", sent))
+    assert found(reader) == [(7, 100, [("k", PLACE, b"c" * 2500)])]
+    assert reader.header["losses"] == []
+    # and if nothing did, it is counted
+    reader = captured(spooled(tmp_path / "t", [empty]))
+    assert (found(reader), unfinished(reader)) == ([], 1)
+
+
+def test_two_generations_of_a_modules_handle(tmp_path: Path) -> None:
+    """A module was destroyed, and another has its handle, and a kernel at the same address."""
+    first, second = b"1" * 1500, b"2" * 1500
+    sent = [*described("first", first), *described("second", second, module_time=200, time=200)]
+    for name, order in (("s", sent), ("t", sent[::-1])):
+        reader = captured(spooled(tmp_path / name, order))
+        assert sorted(found(reader), key=lambda row: row[1]) == [
+            (7, 100, [("first", PLACE, first)]),
+            (7, 200, [("second", PLACE, second)]),
+        ]
+
+
+@pytest.mark.parametrize("size", [1500, 700, 2500])
+def test_another_kernel_at_the_same_place_without_a_word(tmp_path: Path, size: int) -> None:
+    """Nobody said that the module was destroyed: one's code never gets the other's name."""
+    first, second = b"1" * 1500, b"2" * size
+    reader = captured(spooled(tmp_path / "s", [*described("first", first), *described("second", second, time=200)]))
+    assert found(reader) == [(7, 100, [("first", PLACE, first)]), (7, 200, [("second", PLACE, second)])]
+
+
+@pytest.mark.parametrize("cut", [1, 500, 1500])
+def test_a_spool_that_is_cut_off(tmp_path: Path, cut: int) -> None:
+    path = spooled(
+        tmp_path / "s", [*described("whole", b"w" * 900), *described("k", b"c" * 2500, address=PLACE + 4096)]
+    )
+    end = path.stat().st_size - 40 - len(END)  # frames have 40 bytes before what is in them
+    os.truncate(path, end - cut)
+    reader = captured(path)
+    assert found(reader) == [(7, 100, [("whole", PLACE, b"w" * 900)])]
+    assert unfinished(reader) == 1
+    assert reader.header["recovered"]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        Piece().frame()[: HEAD.itemsize - 1],
+        Piece(what=3).frame(),
+        Piece(total=1 << 60).frame(),
+        Piece(total=(1 << 28) + 1).frame(),
+    ],
+    ids=["empty", "short", "of nothing", "huge", "too large"],
+)
+def test_what_is_no_piece_is_counted_as_damaged(tmp_path: Path, frame: bytes) -> None:
+    reader = captured(spooled(tmp_path / "s", [frame, *described("k", b"code")]))
+    assert found(reader) == [(7, 100, [("k", PLACE, b"code")])]
+    assert damaged(reader) == 1
+
+
+def test_pieces_that_overlap_or_lie_outside(tmp_path: Path) -> None:
+    sent = [
+        Piece(b"overlong", PieceOf.CODE, total=4),
+        Piece(b"x", PieceOf.CODE, offset=2, total=4),
+        Piece(b"x", PieceOf.CODE, offset=(1 << 64) - 1, total=4),
+        Piece(),
+    ]
+    assert found(captured(spooled(tmp_path / "s", sent))) == [(7, 100, [("k", PLACE, b"over")])]
+
+
+def test_random_pieces_do_no_harm(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    sent: list[Piece | bytes] = [rng.randbytes(rng.randrange(200)) for _ in range(300)]
+    for _ in range(300):
+        numbers = {name: rng.randrange(4) for name in ("what", "address", "pid", "module", "offset", "total")}
+        sent.append(Piece(rng.randbytes(rng.randrange(4)), **numbers))
+    rng.shuffle(sent)
+    reader = captured(spooled(tmp_path / "s", sent))
+    assert damaged(reader) > 0
+    assert unfinished(reader) > 0
+    for _, _, kernels in found(reader):
+        assert kernels
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe\xc3", b"a;b\n\x1b[31m", b"n" * 5000], ids=["no text", "odd", "long"])
+def test_names_are_text(tmp_path: Path, name: bytes) -> None:
+    reader = captured(spooled(tmp_path / "s", [Piece(b"code", PieceOf.CODE), Piece(name)]))
+    [(_, _, [kernel])] = found(reader)
+    assert kernel == (name.decode("utf-8", "backslashreplace"), canonical(PLACE), b"code")
+
+
+def test_contents_are_not_held(tmp_path: Path) -> None:
+    # given 64 modules of 1 MB
+    sent = (
+        piece
+        for number in range(64)
+        for piece in [*pieces(bytes([number]) * (1 << 20), PieceOf.CODE, 1 << 16, module=number), Piece(module=number)]
+    )
+    spool, kept = SpoolReader(spooled(tmp_path / "s", sent)), Described()
+    # when
+    tracemalloc.start()
+    for frame in spool.frames({FrameKind.PIECE}):
+        kept.add(frame)
+    _, adding = tracemalloc.get_traced_memory()
+    count = sum(1 for _ in kept.modules(spool))
+    _, putting = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # then
+    assert count == 64
+    assert adding < 2 << 20
+    assert putting < 16 << 20
+
+
+def test_a_million_tiny_pieces_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes room where they are put together; they end where 4 GiB of them would."""
+    monkeypatch.setattr(launches, "MAX_TOTAL_BYTES", 1 << 20)
+    journal = Journal(Spool(tmp_path / "s"), print, print)
+    taking = launches.Launches(None, None)  # type: ignore[arg-type]
+    taking._journal = journal
+    tiny = np.zeros(100, PIECE)
+    tiny["bytes"] = 1
+    for _ in range(3):
+        taking._keep_pieces(tiny, 1)
+    kept = [frame.kind for frame in SpoolReader(tmp_path / "s").frames()]
+    assert kept == [FrameKind.PIECE] * 200 + [FrameKind.LOSS]
+
+
+def test_the_next_file_has_the_kernels_of_who_runs(tmp_path: Path) -> None:
+    # given a process that runs on, of whose second kernel half has come, and one that has ended
+    half = described("half", b"h" * 1500, address=PLACE + 4096)
+    ended = described("gone", b"g", pid=8)
+    path = spooled(tmp_path / "s", [*described("k", b"c" * 1500), half[0], *ended])
+    spool, carry = SpoolReader(path), Carry()
+    for frame in spool.frames():
+        carry.add(frame)
+    carry._ended[8], carry._now = 1, 100_000_000_000
+    with (tmp_path / "carried").open("w+b") as file:
+        carry.write(spool, file.fileno())
+        # when the other half comes into the next file before what is carried over
+        following = Spool(tmp_path / "t")
+        for piece in half[1:]:
+            following.write(FrameKind.PIECE, replace(piece, time=900).frame(), time=7000)
+        following.take_over(file.fileno())
+        following.close()
+    # then
+    reader = captured(tmp_path / "t")
+    [(pid, time, kernels)] = found(reader)
+    assert (pid, time) == (7, 100)
+    assert sorted(kernels) == [("half", PLACE + 4096, b"h" * 1500), ("k", PLACE, b"c" * 1500)]
+    assert unfinished(reader) == 0
+    assert unfinished(captured(path)) == 1

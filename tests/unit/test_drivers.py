@@ -1,0 +1,268 @@
+"""Which driver's launches are had in which way, when a library goes into the command, and what is said of the rest."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from iaprof.bpf import driver_layout
+from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf.libraries import INJECTED, OPENCL, Libraries, Way
+from iaprof.bpf.usdt import Probe
+from iaprof.formats.errors import IaprofError
+from iaprof.record import drivers
+from iaprof.record.drivers import Drivers
+from iaprof.record.options import LaunchesBy
+from unit.builds import Build, build
+
+DRIVER = "libze_intel_gpu.so.1"
+FIELD = Field((0,))
+AUTO, PROBES, ATTACH, INJECT = LaunchesBy
+
+
+@pytest.fixture(scope="module")
+def with_probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that has both probes."""
+    folder = tmp_path_factory.mktemp("probes")
+    (folder / "p.d").write_text(
+        "provider level_zero {\n probe launch_kernel(long);\n probe compile_kernel(long);\n};\n"
+    )
+    (folder / "l.c").write_text(
+        '#include "p.h"\nvoid f(long a) { LEVEL_ZERO_LAUNCH_KERNEL(a); LEVEL_ZERO_COMPILE_KERNEL(a); }'
+    )
+    for command in (
+        "dtrace -h -s p.d -o p.h",
+        "cc -O2 -fPIC -c l.c -o l.o",
+        "dtrace -G -s p.d -o p.o",
+        "cc -shared -Wl,--build-id l.o p.o -o l.so",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True)
+    return folder / "l.so"
+
+
+@pytest.fixture(scope="module")
+def without_probes(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return build(tmp_path_factory.mktemp("plain") / "l.so")
+
+
+class Machine:
+    """A machine with these drivers, of which the recorder's libraries see nothing but the files."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, with_probes: Path, without: Build) -> None:
+        self._folder, self._probes, self._without = folder, with_probes, without
+        self.layouts = folder / "layouts"
+        self.layouts.mkdir()
+        patch.setattr(driver_layout, "CACHE", self.layouts)
+        patch.setattr(drivers, "SYSTEM_FOLDERS", (str(folder / "lib"),))
+        patch.setattr(drivers, "Injection", self._inject)
+        for name in ("LD_LIBRARY_PATH", "ZE_ENABLE_ALT_DRIVERS", "OCL_ICD_FILENAMES", "OCL_ICD_VENDORS"):
+            patch.delenv(name, raising=False)
+        self.skipped: frozenset[str] | None = None  # of what is put into the command, once it is
+        self.injection_refuses = ""
+        self.attached: list[Sequence[Probe] | Layout] = []
+        self.kernel_refuses: OSError | None = None
+
+    def _inject(self, known: frozenset[str]) -> Machine:
+        if self.injection_refuses:
+            raise IaprofError(self.injection_refuses)
+        self.skipped = known
+        return self
+
+    @property
+    def library(self) -> Path:
+        """That is put into the command, as an Injection has it."""
+        return self._copied(self._probes, self._folder / INJECTED)
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        return {**environment, "LD_PRELOAD": "it"}
+
+    def close(self) -> None:
+        self.skipped = None
+
+    @staticmethod
+    def _copied(path: Path, to: Path) -> Path:
+        to.parent.mkdir(exist_ok=True)
+        shutil.copy(path, to)
+        return to
+
+    def has(self, kind: str, name: str = DRIVER, folder: str = "lib") -> Path:
+        """Installs a driver: of a `known` or `unknown` build, or with `probes`."""
+        path = self._copied(self._probes if kind == "probes" else self._without.path, self._folder / folder / name)
+        if kind == "known":
+            self.layout(self._without.offset)
+        return path
+
+    def layout(self, address: int) -> Path:
+        """A layout of the driver without probes whose one function is there."""
+        assert self._without.build_id is not None
+        build_id = self._without.build_id.hex()
+        entries = (Entry("launch", Action.LAUNCH, address, 1),)
+        fields = {"size": FIELD, "code": FIELD, "name": FIELD, "kernel_class": FIELD, "allocation": (FIELD, FIELD)}
+        layout = Layout(build_id, "level_zero", "1", entries, (FIELD,), classes=(1,), **fields)  # type: ignore[arg-type]
+        path = self.layouts / f"{build_id}.json"
+        path.write_text(layout.to_json())
+        return path
+
+    def libraries(self, launches: LaunchesBy) -> Libraries:
+        def attach(_: int, what: Sequence[Probe] | Layout, *__: object) -> None:
+            if self.kernel_refuses:
+                raise self.kernel_refuses
+            self.attached.append(what)
+
+        return Libraries(attach, attach, launches.ways)
+
+    def drivers(self, launches: LaunchesBy, has_command: bool) -> Drivers:
+        return Drivers(self.libraries(launches), launches, has_command)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_probes: Path, without_probes: Build) -> Machine:
+    return Machine(tmp_path, monkeypatch, with_probes, without_probes)
+
+
+NO_PROBES = "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
+UNKNOWN = "its build (BUILD) is not known"
+CALIBRATE = "run 'sudo iaprof calibrate', or start the program by 'iaprof record --launches=inject -- COMMAND'"
+NOT_SEEN = f"it has no probes, and {UNKNOWN}: {CALIBRATE}"
+
+
+@dataclass(frozen=True)
+class Case:
+    launches: LaunchesBy
+    driver: str
+    has_command: bool
+    ways: tuple[Way | None, ...]  # of the drivers and of what is put into the command
+    problem: str = ""
+
+
+CASES = [
+    *(Case(AUTO, "probes", command, (Way.PROBES,)) for command in (False, True)),
+    *(Case(AUTO, "known", command, (Way.ATTACH,)) for command in (False, True)),
+    Case(AUTO, "unknown", False, (None,), NOT_SEEN),
+    Case(AUTO, "unknown", True, (Way.INJECT,)),
+    *(Case(AUTO, "none", command, ()) for command in (False, True)),
+    *(Case(PROBES, "probes", command, (Way.PROBES,)) for command in (False, True)),
+    *(Case(PROBES, "known", command, (None,), NO_PROBES) for command in (False, True)),
+    *(Case(PROBES, "unknown", command, (None,), NO_PROBES) for command in (False, True)),
+    *(Case(ATTACH, "probes", command, (None,), f"{UNKNOWN}: {CALIBRATE}") for command in (False, True)),
+    *(Case(ATTACH, "known", command, (Way.ATTACH,)) for command in (False, True)),
+    *(Case(ATTACH, "unknown", command, (None,), f"{UNKNOWN}: {CALIBRATE}") for command in (False, True)),
+    *(Case(ATTACH, "none", command, ()) for command in (False, True)),
+    *(Case(INJECT, driver, True, (Way.INJECT,)) for driver in ("probes", "known", "unknown", "none")),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.launches}-{c.driver}{'-command' * c.has_command}")
+def test_ways(machine: Machine, case: Case) -> None:
+    if case.driver != "none":
+        machine.has(case.driver)
+    # when
+    made = machine.drivers(case.launches, case.has_command)
+    # then
+    assert tuple(outcome.way for outcome in made.outcomes) == case.ways
+    assert len(machine.attached) == sum(way is not None for way in case.ways)
+    for outcome in made.outcomes:
+        assert outcome.problem == case.problem.replace("BUILD", outcome.build_id)
+        assert (outcome.probes > 0) == (outcome.way is not None)
+    injects = Way.INJECT in case.ways
+    assert (made.injection is not None) == (machine.skipped is not None) == injects
+    assert (made.environment() or {}).get("LD_PRELOAD") == ("it" if injects else None)
+    # and nobody asked for it where a remark says why it is done
+    assert bool(made.remark) == (injects and case.launches is AUTO)
+    made.close()
+    assert machine.skipped is None
+
+
+def test_drivers_that_have_a_way_are_left_alone_by_what_is_put_into_the_command(machine: Machine) -> None:
+    known, _ = machine.has("probes"), machine.has("unknown", f"{DRIVER}.2")
+    made = machine.drivers(AUTO, True)
+    assert [(outcome.path, outcome.way) for outcome in made.outcomes] == [
+        (str(known), Way.PROBES),
+        (str(machine.library), Way.INJECT),
+    ]
+    assert machine.skipped == {made.outcomes[0].build_id}
+    assert f"{DRIVER}.2: its build (" in made.remark
+
+
+def test_a_driver_that_comes_later_and_has_probes_is_told_of_where_a_library_is_in_the_command(
+    machine: Machine,
+) -> None:
+    """The library in the command does its launches: with the driver's probes they would be there twice."""
+    machine.has("unknown")
+    taken = machine.libraries(AUTO)
+    Drivers(taken, AUTO, True)
+    later = machine.has("probes", folder="later")
+    [outcome] = taken.take(later)
+    assert (outcome.probes, outcome.problem) == (0, "its launches are recorded in the command only")
+    # and one without is the command's
+    other = machine.has("unknown", folder="other")
+    other.write_bytes(other.read_bytes() + b"another file")
+    assert [outcome.problem for outcome in taken.take(other)] == [""]
+
+
+def test_where_nothing_can_be_put_into_the_command(machine: Machine) -> None:
+    machine.has("unknown")
+    machine.injection_refuses = "no compiler"
+    with pytest.raises(IaprofError, match="no compiler"):
+        machine.drivers(INJECT, True)
+    # but it was not asked for: then each driver says what can be done
+    [outcome] = (made := machine.drivers(AUTO, True)).outcomes
+    assert outcome.problem == NOT_SEEN.replace("BUILD", outcome.build_id)
+    assert (made.environment(), made.remark) == (None, "")
+
+
+@pytest.mark.parametrize(
+    "variable", ["LD_LIBRARY_PATH", "ZE_ENABLE_ALT_DRIVERS", "OCL_ICD_FILENAMES", "OCL_ICD_VENDORS"]
+)
+def test_a_commands_environment_leads_to_drivers(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    path = machine.has("known", folder="elsewhere")
+    monkeypatch.setenv(variable, str(path.parent if variable == "LD_LIBRARY_PATH" else path))
+    assert [outcome.path for outcome in machine.drivers(AUTO, True).outcomes] == [str(path)]
+    # and not where there is no command
+    assert machine.drivers(AUTO, False).outcomes == []
+
+
+@pytest.mark.parametrize("launches", [AUTO, ATTACH])
+def test_opencl_of_an_unknown_build_is_told_of_when_it_is_used(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, launches: LaunchesBy
+) -> None:
+    path = machine.has("unknown", OPENCL)
+    taken = machine.libraries(launches)
+    assert Drivers(taken, launches, True).outcomes == []
+    [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
+    assert outcome.problem == f"its build ({outcome.build_id}) is not known, so OpenCL's launches are not recorded"
+
+
+def test_a_library_that_has_no_build_id(machine: Machine, tmp_path: Path) -> None:
+    plain = build(tmp_path / "plain.so", build_id="none")
+    [outcome] = machine.libraries(ATTACH).take(shutil.copy(plain.path, tmp_path / DRIVER))
+    assert (outcome.build_id, outcome.problem) == ("", f"its build (without a build-id) is not known: {CALIBRATE}")
+
+
+def test_a_layout_that_cannot_be_used(machine: Machine) -> None:
+    path = machine.has("known")
+    layout = machine.layout(0)  # the ELF header
+    assert problem(machine, path) == "a probe of it points outside its executable segments"
+    layout.write_text("{")
+    assert problem(machine, path).startswith(f"{layout}: it is no driver's layout (")
+    assert problem(machine, path).endswith("; remove it, and run 'iaprof calibrate'")
+    assert machine.attached == []
+
+
+def test_what_the_kernel_refuses(machine: Machine) -> None:
+    path = machine.has("known")
+    machine.kernel_refuses = OSError(22, "Invalid argument")
+    assert problem(machine, path) == "the kernel refuses probes in it (Invalid argument)"
+
+
+def problem(machine: Machine, path: Path) -> str:
+    [outcome] = machine.libraries(ATTACH).take(path)
+    assert (outcome.probes, outcome.way) == (0, None)
+    return outcome.problem
