@@ -142,6 +142,9 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         raise LayoutError("it has no entry points, or too many")
     if len(layout.address) not in (1, 2) or (layout.binary is None) != (layout.binary_size is None):
         raise LayoutError("it is incomplete")
+    actions = {entry.action for entry in entries}
+    if Action.KERNEL_GONE not in actions or (layout.module and Action.MODULE_GONE not in actions):
+        raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
     if any((entry.action is Action.LAUNCH_MANY) != (entry.count is not None) for entry in entries):
         raise LayoutError("an entry point has no count of kernels, or one too many")
     return layout

@@ -54,8 +54,8 @@ class Drivers:
                 raise
             return  # each driver's problem says what else can be done
         if launches is LaunchesBy.AUTO:
-            path, build_id = unknown[0].path, unknown[0].build_id or "none"
-            self.remark = f"{path}: its build ({build_id}) is not known; the command is started as by --launches=inject"
+            why = unknown[0].problem.partition(": run ")[0]
+            self.remark = f"{unknown[0].path}: {why}; the command is started as by --launches=inject"
         libraries.not_injected = known
         self.outcomes = [outcome for outcome in self.outcomes if outcome.probes]
         self.outcomes += libraries.take(self.injection.library)

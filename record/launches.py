@@ -275,7 +275,8 @@ class Kernels:
 
     def launched(self, launches: NDArray[np.void]) -> None:
         """Kernels at these launches' addresses."""
-        addresses = np.unique(launches["address"] & np.uint64((1 << 48) - 1))
+        readable = (launches["flags"] & LaunchFlags.BAD_ARGS) == 0
+        addresses = np.unique(launches["address"][readable] & np.uint64((1 << 48) - 1))
         if not np.isin(addresses, self._launched, assume_unique=True).all():
             self._launched = np.union1d(self._launched, addresses)
             self._changed = True

@@ -65,7 +65,15 @@ def test_an_array_of_kernels_needs_its_length(layout: Layout) -> None:
     entry = Entry("many", Action.LAUNCH_MANY, 0x1000, handle=2)
 
     with pytest.raises(LayoutError):
-        Layout.from_json(dataclasses.replace(layout, entries=(entry,)).to_json())
+        Layout.from_json(dataclasses.replace(layout, entries=(*layout.entries, entry)).to_json())
+
+
+@pytest.mark.parametrize("action", [Action.KERNEL_GONE, Action.MODULE_GONE])
+def test_what_ends_a_handle_has_to_be_seen(layout: Layout, action: Action) -> None:
+    entries = tuple(entry for entry in layout.entries if entry.action is not action)
+
+    with pytest.raises(LayoutError):
+        Layout.from_json(dataclasses.replace(layout, entries=entries).to_json())
 
 
 def test_calibrated_layouts_are_found_and_shipped_ones_come_first(

@@ -101,7 +101,7 @@ class Machine:
         """A layout of the driver without probes whose one function is there."""
         assert self._without.build_id is not None
         build_id = self._without.build_id.hex()
-        entries = (Entry("launch", Action.LAUNCH, address, 1),)
+        entries = (Entry("launch", Action.LAUNCH, address, 1), Entry("gone", Action.KERNEL_GONE, address, 0))
         fields = {"size": FIELD, "code": FIELD, "name": FIELD, "kernel_class": FIELD, "allocation": (FIELD, FIELD)}
         layout = Layout(build_id, "level_zero", "1", entries, (FIELD,), classes=(1,), **fields)  # type: ignore[arg-type]
         path = self.layouts / f"{build_id}.json"
@@ -186,7 +186,8 @@ def test_drivers_that_have_a_way_are_left_alone_by_what_is_put_into_the_command(
         (str(machine.library), Way.INJECT),
     ]
     assert machine.skipped == {made.outcomes[0].build_id}
-    assert f"{DRIVER}.2: its build (" in made.remark
+    assert f"{DRIVER}.2: it has no probes, and its build (" in made.remark
+    assert made.remark.endswith(" is not known; the command is started as by --launches=inject")
 
 
 def test_a_driver_that_comes_later_and_has_probes_is_told_of_where_a_library_is_in_the_command(
