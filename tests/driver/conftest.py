@@ -5,12 +5,13 @@ import pytest
 
 from driver import opencl as opencl_driver
 from driver.driver import Driver, build
+from integration.recording import IN_TURN
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """One worker has them all: a recorder sees every process, and the runtime gives the same addresses in each."""
     item.add_marker("driver")
-    item.add_marker(pytest.mark.xdist_group("driver"))
+    item.add_marker(IN_TURN)
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,11 @@ Samples = Counter[tuple[str, int, str]]
 """Samples by kernel, offset and reason."""
 
 
+def gpu_functions(gpu: list[str]) -> list[str]:
+    """Names of GPU functions among frames, without what tells kernels of one name apart: others record such, too."""
+    return [re.sub(r"( \[code [0-9a-f]+\])?_\[G\]$", "", frame) for frame in gpu if frame.endswith("_[G]")]
+
+
 def by_instruction(text: str, ledger: Ledger) -> Samples:
     """Samples of folded stacks by kernel, offset and reason."""
     kernels = {row.kernel for row in ledger.rows}
@@ -112,7 +117,7 @@ def by_instruction(text: str, ledger: Ledger) -> Samples:
     for line in text.splitlines():
         stack, count = line.rsplit(" ", 1)
         gpu = stack.split(";-;")[1].split(";")
-        functions = [frame.removesuffix("_[G]") for frame in gpu if frame.endswith("_[G]")]
+        functions = gpu_functions(gpu)
         kernel = next((function for function in functions if function in kernels), functions[-1])
         samples[kernel, int(gpu[-1].removesuffix("_[g]"), 16), gpu[-2].removesuffix("_[g]")] += int(count)
     return samples
@@ -130,8 +135,8 @@ def by_stack(text: str, ledger: Ledger) -> Counter[tuple[int, str, str]]:
         assert frames[-1] == LAUNCH_FUNCTION, line
         user = ";".join(frames[:-1])
         label = next((label for label in stacks if user == label or user.endswith(";" + label)), user)
-        functions = [frame.removesuffix("_[G]") for frame in gpu.split(";") if frame.endswith("_[G]")]
-        samples[int(pid), label, next(f for f in functions if f in kernels)] += int(count)
+        kernel = next(function for function in gpu_functions(gpu.split(";")) if function in kernels)
+        samples[int(pid), label, kernel] += int(count)
     return samples
 
 

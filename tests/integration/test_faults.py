@@ -224,6 +224,7 @@ def test_devices_that_cannot_be_recorded(tmp_path: Path, fault: str, message: st
     assert list(tmp_path.glob("c*")) == []
 
 
+@IN_TURN
 def test_wrong_usage_and_outputs_that_exist(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("precious")
     with Hardware(tmp_path / "gpu") as hardware:
