@@ -2,7 +2,8 @@
 """What a launch on Intel's real runtime costs the application, by the way in which launches are recorded.
 
 The workload times loops of launches by itself, without a recorder and with one, in turn. The driver computes nothing
-here, but does for a launch what it does on hardware: `immediate` submits it, `regular` appends it to a list.
+here, but does for a launch what it does on hardware: `immediate` submits it, `regular` appends it to a list, and
+`arguments` submits it by zeCommandListAppendLaunchKernelWithArguments.
 
     sudo .venv/bin/python tests/bench/bench_driver.py [--rounds 7] [--launches 20000]
 """
@@ -26,7 +27,7 @@ from driver.recording import launched, record, recorded_launches
 from iaprof.record.injection import Injection
 
 DEVICE = "bmg"
-LISTS = ("immediate", "regular")
+LISTS = ("immediate", "regular", "arguments")  # ways of workload.c
 TURNS = 3  # of a process that runs
 
 
@@ -68,7 +69,7 @@ def measure(driver: Driver, folder: Path, rounds: int, launches: int) -> None:
     version = next(line for line in (driver.folder / "packages").read_text().splitlines() if "libze-intel-gpu" in line)
     print_table(
         f"A launch with {version}: medians of {rounds} x {TURNS} loops of {launches:,}, in turn",
-        ["ns per launch", "immediate", "added", "regular", "added", "lost"],
+        ["ns per launch", *(head for each in LISTS for head in (each, "added")), "lost"],
         rows,
     )
 
