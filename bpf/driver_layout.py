@@ -6,9 +6,12 @@ named by build-id. What is read by them is checked again at each launch (handles
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,9 +23,9 @@ from iaprof.formats.errors import IaprofError
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")
 MAX_ENTRIES = 32
-MAX_STEPS = 6
+MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
 MAX_CLASSES = 8
-MAX_OFFSET = 0x7FFF
+MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_FILE_BYTES = 1 << 16
 
@@ -152,7 +155,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
 
 def _field(of: Mapping[str, Any]) -> Field:
     path = tuple(_number(offset, MAX_OFFSET + 1) for offset in of["path"])
-    if not 1 <= len(path) <= MAX_STEPS or of["bits"] not in (32, 64):
+    if not 1 <= len(path) <= MAX_PATH or of["bits"] not in (32, 64):
         raise LayoutError("a path of it is too long, or of no known width")
     return Field(path, of["bits"])
 
@@ -167,15 +170,14 @@ def find_layout(build_id: str) -> Layout | None:
     """The layout of a build: the one that ships, else the one that was calibrated on this machine; None for neither.
 
     Raises:
-        LayoutError: there is one that cannot be used.
+        LayoutError: there is one that cannot be used, or that a stranger could have written.
     """
     if not _BUILD_ID.fullmatch(build_id):
         return None
     for folder in (SHIPPED, CACHE):
         path = folder / f"{build_id}.json"
         try:
-            with path.open("rb") as file:
-                text = file.read(_MAX_FILE_BYTES)
+            text = _read(path, of_anybody=folder is SHIPPED)
         except OSError:
             continue
         try:
@@ -185,3 +187,23 @@ def find_layout(build_id: str) -> Layout | None:
         if layout.build_id == build_id:
             return layout
     return None
+
+
+def known_builds() -> frozenset[str]:
+    """The build-ids of which `find_layout` has a layout."""
+    known = set()
+    for path in (*SHIPPED.glob("*.json"), *CACHE.glob("*.json")):
+        with contextlib.suppress(LayoutError):
+            if layout := find_layout(path.stem):
+                known.add(layout.build_id)
+    return frozenset(known)
+
+
+def _read(path: Path, of_anybody: bool) -> bytes:
+    """What the file says, no more than a layout has; it is not waited for, should it be no file."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+        status = os.fstat(file.fileno())
+        theirs = status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH
+        if not stat.S_ISREG(status.st_mode) or (theirs and not of_anybody):
+            raise LayoutError(f"{path} is not believed: others than root and you can change it; remove it")
+        return file.read(_MAX_FILE_BYTES)

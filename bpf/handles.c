@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: GPL-2.0
 /* Launches in drivers without probes: functions of the driver that are given a kernel's handle (compiled behind launches.c).
  *
  * Where things lie behind a handle is the `layouts` map's, a layout a driver (bpf/driver_layout.py); which argument of which
@@ -11,16 +12,17 @@
  * A kernel that was not seen before is described: its name, its code, and the module that it came in, in pieces. Whoever takes
  * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
  *
- * Set by the loader: MAX_LAYOUTS, MAX_ENTRIES, MAX_STEPS, CLASSES, KERNELS_REMEMBERED, PIECE_PAGES, PIECE_WAKE_EVERY, PIECE_BYTES, MAX_PIECES.
+ * Set by the loader: MAX_LAYOUTS, MAX_ENTRIES, MAX_STEPS, CLASSES, KERNELS_REMEMBERED, PIECE_PAGES, PIECE_WAKE_EVERY,
+ * PIECE_BYTES, MAX_PIECES.
  */
 
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
 #define MOST_CODE_BYTES (1ULL << 28)
 #define MOST_BINARY_BYTES (1ULL << 26)
 #define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
-#define MOST_AT_ONCE 4 /* kernels of one launch */
-#define TRIES 3
-#define WHOLE 255
+#define MOST_AT_ONCE 4 /* kernels of one call; what is beyond is counted as lost */
+#define TRIES 3 /* to describe a kernel */
+#define WHOLE 255 /* more than TRIES: it is described */
 
 /* values[to] = what lies at values[from] + offset. */
 struct step {

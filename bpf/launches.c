@@ -82,7 +82,7 @@ struct compiled {
 /* Each thing is counted once: what a launch lacks is counted only if the launch itself arrives. */
 enum counter {
     LAUNCHES,        /* the probe fired */
-    LAUNCHES_LOST,   /* no room in the ring buffer */
+    LAUNCHES_LOST,   /* no room in the ring buffer, or more than MOST_AT_ONCE of one call */
     BAD_ARGS,        /* launches whose arguments could not be read */
     STACKS,          /* travelled */
     STACKS_LOST,     /* launches without one: no room in the ring buffer; tried again at the next with that stack */
@@ -217,7 +217,7 @@ static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u
     return STACK_SENT;
 }
 
-/* At the begin of a function the frame pointer is its caller's, so a walk by frame pointers misses that one, unless the
+/* At the start of a function the frame pointer is its caller's, so a walk by frame pointers misses that one, unless the
  * kernel saw to it. Gives by how much the stack became deeper, which may be deeper than there is room. */
 static __always_inline u32 add_caller(struct scratch *scratch, u32 depth, u64 caller) {
     u32 zero = 0;
@@ -290,7 +290,7 @@ struct launched {
     u64 time;
     u32 pid;
     u32 tid;
-    u64 fired;       /* the how manieth of this CPU */
+    u64 fired;       /* how many this CPU has counted with it */
     u64 stack;
     enum counter remark;
     u32 flags;

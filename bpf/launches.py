@@ -28,7 +28,7 @@ from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, PI
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
-MAX_STEPS = 16  # of all the paths of a layout that are walked at once
+MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
 MAX_PIECES = 32  # at one launch: half a megabyte
 MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more than perf's own limit in practice
 _PAGE = 4096
@@ -278,12 +278,14 @@ class _Loaded:
 
 
 def _packed_layout(layout: Layout) -> bytes:
-    """`struct layout` of handles.c."""
+    """`struct layout` of handles.c; LayoutError where its programs have no room for all of it."""
     of_kernel, of_queue = layout.device or (None, None)
     where = [layout.kernel_class, *(*layout.address, None)[:2], of_kernel]
     wholes = [layout.binary, layout.binary_size, layout.code, layout.size]
     what = [*wholes, layout.name, *layout.allocation, layout.module]
     scripts = [_steps(where) + _steps([*[None] * len(where), of_queue], _QUEUE), _steps(what)]
+    if max(map(len, scripts)) > MAX_STEPS:
+        raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
     lengths = struct.pack(f"<{MAX_CLASSES}QQQ", *classes, *map(len, scripts))
     return lengths + b"".join(b"".join(script).ljust(MAX_STEPS * _STEP.size, b"\0") for script in scripts)
@@ -302,8 +304,6 @@ def _steps(fields: Sequence[Field | None], start: int = 0) -> list[bytes]:
             steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else start, _ON_THE_WAY + len(way)))
             way.append(offset)
         steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else start, number))
-    if len(steps) > MAX_STEPS:
-        raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     return steps
 
 

@@ -160,12 +160,13 @@ class Libraries:
             library = LibraryFile(file)
             build_id = library.build_id()
             probes = self._probes_of(file, path)
+            layout = find_layout(build_id) if not probes and Way.ATTACH in self._ways else None
+            if (probes or layout) and self._is_injected_into(path, build_id):
+                return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
             if probes:
-                if self.not_injected is not None and not is_injected(path) and build_id not in self.not_injected:
-                    return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
                 self._attach(file.fileno(), probes)
                 return Outcome(path, len(probes), "", way_of(path), build_id)
-            if Way.ATTACH in self._ways and (layout := find_layout(build_id)):
+            if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)
                 return Outcome(path, len(offsets), "", Way.ATTACH, build_id)
@@ -175,6 +176,10 @@ class Libraries:
         except IaprofError as error:
             problem = str(error)
         return Outcome(path, 0, problem, None, build_id)
+
+    def _is_injected_into(self, path: str, build_id: str) -> bool:
+        """Whether the command's library raises probes for this driver: others here would count launches twice."""
+        return self.not_injected is not None and not is_injected(path) and build_id not in self.not_injected
 
     def _probes_of(self, file: BinaryIO, path: str) -> list[Probe]:
         return read_probes(file, PROVIDER, (LAUNCH, COMPILE)) if way_of(path) in self._ways else []
@@ -188,8 +193,8 @@ class Libraries:
         if OPENCL in path:
             return f"{unknown}, so OpenCL's launches are not recorded"
         return (
-            f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run 'sudo iaprof calibrate', "
-            "or start the program by 'iaprof record --launches=inject -- COMMAND'"
+            f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run "
+            "'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
         )
 
 

@@ -17,7 +17,7 @@ from iaprof.record.placed_elf import PlacedKernel, compose
 from iaprof.record.spool import Frame, SpoolReader
 
 HEAD = np.dtype([(name, PIECE[name]) for name in PIECE.names or () if name != "data"])
-MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c, the larger one
+MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c, which is more than it sends of a module
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from iaprof.bpf.driver_layout import known_builds
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, Libraries, Outcome
 from iaprof.formats.errors import IaprofError
 from iaprof.record.injection import Injection
@@ -36,7 +37,7 @@ class Drivers:
             IaprofError: launches are to be had that way only, and the library is not there.
         """
         self.injection: Injection | None = None
-        self.remark = ""  # why something is put into the command that was not asked for
+        self.remark = ""  # why something is put into the command that was not asked for, or cannot be
         wanted = launches is LaunchesBy.INJECT
         if wanted:
             libraries.not_injected = frozenset()
@@ -47,11 +48,14 @@ class Drivers:
         if not wanted:
             return
         known = frozenset(outcome.build_id for outcome in self.outcomes if outcome.probes)
+        if launches is LaunchesBy.AUTO:
+            known |= known_builds() - {outcome.build_id for outcome in unknown}  # of drivers that are met later
         try:
             self.injection = Injection(known)
-        except IaprofError:
+        except IaprofError as error:
             if launches is LaunchesBy.INJECT:
                 raise
+            self.remark = f"nothing can be put into the command: {error}"
             return  # each driver's problem says what else can be done
         if launches is LaunchesBy.AUTO:
             why = unknown[0].problem.partition(": run ")[0]

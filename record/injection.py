@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -39,6 +40,23 @@ def built_library() -> Path:
     return _BUILT
 
 
+def check_folders(folders: Path = FOLDERS) -> None:
+    """Whether a library can be put there, and no other one by strangers.
+
+    Raises:
+        IaprofError: it cannot; or they can.
+    """
+    place = next(path for path in (folders, *folders.parents) if path.exists())
+    status, flags = place.stat(), os.statvfs(place).f_flag
+    of_strangers = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+    if of_strangers or status.st_uid not in (0, os.geteuid()):
+        raise IaprofError(f"others than root and you can put libraries into {place}: change its owner or mode")
+    if flags & os.ST_NOEXEC:
+        raise IaprofError(f"no library can be loaded from {place}, which is mounted noexec")
+    if flags & os.ST_RDONLY:
+        raise IaprofError(f"no library can be put into {place}, which is mounted read-only")
+
+
 class Injection:
     """The folder, while it exists."""
 
@@ -57,8 +75,7 @@ class Injection:
             if not folders.exists():
                 folders.mkdir(parents=True)
                 folders.chmod(0o755)
-            if os.statvfs(folders).f_flag & os.ST_NOEXEC:
-                raise IaprofError(f"no library can be loaded from {folders}, which is mounted noexec")
+            check_folders(folders)
             self._folder, self._fd = _make_folder(folders)
         except OSError as error:
             raise IaprofError(f"no folder can be made in {folders}: {error.strerror}") from error

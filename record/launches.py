@@ -32,7 +32,7 @@ MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones toget
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 
 _LOSSES = {
-    Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer"),
+    Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or more than four kernels of one call"),
     Counter.BAD_ARGS: ("launches", "unreadable", "the probe's arguments could not be read"),
     Counter.STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those launches have no stack"),
     Counter.STACKS_FAILED: ("stacks", "failed", "the kernel could not walk them; those launches have no stack"),
@@ -43,11 +43,7 @@ _LOSSES = {
     ),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
     Counter.HANDLES_UNREADABLE: ("launches", "unreadable", "what their kernels' handles point to could not be read"),
-    Counter.HANDLES_UNKNOWN: (
-        "launches",
-        "unreadable",
-        "their kernels' handles are none that the layout knows",
-    ),
+    Counter.HANDLES_UNKNOWN: ("launches", "unreadable", "their kernels' handles are none that the layout knows"),
     Counter.HANDLES_ASTRAY: ("launches", "unreadable", "their addresses are not where the driver keeps code"),
     Counter.HANDLES_CHANGED: ("launches", "unreadable", "their kernels' handles had another address before"),
     Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),

@@ -12,7 +12,7 @@ from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Wa
 from iaprof.formats.errors import IaprofError
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.injection import built_library
+from iaprof.record.injection import built_library, check_folders
 
 GROUP = "Runtime"
 MOST_LINES = 16
@@ -70,6 +70,7 @@ def _injection() -> Check:
     """The way for drivers of which nothing is known."""
     try:
         built_library()
+        check_folders()
     except IaprofError as error:
         return Check(GROUP, "injecting", Level.WARNING, f"no way into other drivers: {error}")
     text = (

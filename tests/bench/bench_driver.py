@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -22,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, needs_root, print_table
-from driver.driver import Driver, Kernel, build, read_ledger, zebin
+from driver.driver import Driver, Kernel, build, read_ledger, run_workload, zebin
 from driver.recording import launched, record, recorded_launches
 from iaprof.record.injection import Injection
 
@@ -79,10 +78,9 @@ def run_injected(driver: Driver, folder: Path, command: Sequence[str]) -> list[K
     injection = Injection(())
     try:
         environment = injection.environment(driver.environment(DEVICE))
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+        return read_ledger(run_workload(command, environment, folder), folder)
     finally:
         injection.close()
-    return read_ledger(done.stdout, folder)
 
 
 if __name__ == "__main__":

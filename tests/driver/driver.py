@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,17 +94,22 @@ class Driver:
 
     def run(self, device: str, modules: Sequence[Path], *options: str | int, folder: Path) -> list[Kernel]:
         """Run the workload in `folder`, where it leaves its files; gives its ledger, or raises CalledProcessError."""
-        done = subprocess.run(
-            self.command(modules, *options),
-            cwd=folder,
-            env=self.environment(device),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=120,
-            check=True,
-            text=True,
-        )
-        return read_ledger(done.stdout, folder)
+        return read_ledger(run_workload(self.command(modules, *options), self.environment(device), folder), folder)
+
+
+def run_workload(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    """Run a workload in `folder`, where it leaves its files; gives what it prints, or raises CalledProcessError."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=120,
+        check=True,
+        text=True,
+    )
+    return done.stdout
 
 
 def build(folder: Path) -> Driver:

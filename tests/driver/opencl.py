@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver.driver import FLAGS, HERE, LINK, ZEBINS, Driver, zebin
+from driver.driver import FLAGS, HERE, LINK, ZEBINS, Driver, run_workload, zebin
 from iaprof.bpf.driver_layout import Field
 
 MATMUL = ZEBINS / "src" / "matmul.cl"
@@ -95,17 +95,7 @@ class OpenCL:
 
     def run(self, device: str, programs: Sequence[Path], *options: str | int, folder: Path) -> list[Kernel]:
         """Run the workload in `folder`, where it leaves its files; gives its ledger, or raises CalledProcessError."""
-        done = subprocess.run(
-            self.command(programs, *options),
-            cwd=folder,
-            env=self.environment(device),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=60,
-            check=True,
-            text=True,
-        )
-        return read_ledger(done.stdout, folder)
+        return read_ledger(run_workload(self.command(programs, *options), self.environment(device), folder), folder)
 
     @contextmanager
     def step(self, device: str, folder: Path, **settings: str) -> Iterator[Iterator[tuple[Kernel, Memory]]]:

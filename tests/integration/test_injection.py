@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -167,6 +167,16 @@ def test_a_folder_goes_with_its_recording(tmp_path: Path) -> None:
     made.close()
     lives.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("spoil", [lambda folder: folder.chmod(0o777), lambda folder: os.chown(folder, 65534, 0)])
+def test_no_library_is_put_where_a_stranger_could_replace_it(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    folders = tmp_path / "cache"
+    folders.mkdir()
+    spoil(folders)
+    with pytest.raises(IaprofError, match=f"others than root and you can put libraries into {folders}"):
+        Injection(folders=folders)
+    assert list(folders.iterdir()) == []
 
 
 def test_it_says_what_to_do_where_it_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

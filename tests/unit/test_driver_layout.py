@@ -3,12 +3,25 @@
 
 import dataclasses
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iaprof.bpf import driver_layout
-from iaprof.bpf.driver_layout import MAX_STEPS, SHIPPED, Action, Entry, Layout, LayoutError, find_layout
+from iaprof.bpf.driver_layout import (
+    MAX_PATH,
+    SHIPPED,
+    Action,
+    Entry,
+    Field,
+    Layout,
+    LayoutError,
+    find_layout,
+    known_builds,
+)
+from iaprof.bpf.launches import _packed_layout
 from iaprof.record import calibrate
 from iaprof.record.calibrate_entry import probe_offset
 
@@ -38,7 +51,7 @@ def test_each_layout_that_ships_is_found_by_its_name(path: Path) -> None:
         {"classes": list(range(9))},
         {"address": []},
         {"size": {"path": [], "bits": 32}},
-        {"size": {"path": [8] * (MAX_STEPS + 1), "bits": 32}},
+        {"size": {"path": [8] * (MAX_PATH + 1), "bits": 32}},
         {"size": {"path": [-8], "bits": 32}},
         {"size": {"path": [8], "bits": 16}},
         {"size": {"path": ["8"], "bits": 32}},
@@ -76,6 +89,15 @@ def test_what_ends_a_handle_has_to_be_seen(layout: Layout, action: Action) -> No
         Layout.from_json(dataclasses.replace(layout, entries=entries).to_json())
 
 
+def test_paths_that_are_too_long_together_are_refused(layout: Layout) -> None:
+    long, another, third = (Field((offset,) * MAX_PATH) for offset in (8, 16, 24))
+    wide = dataclasses.replace(layout, kernel_class=long, address=(another,), device=None)
+
+    assert len(_packed_layout(wide)) == len(_packed_layout(layout))
+    with pytest.raises(LayoutError, match="steps together"):
+        _packed_layout(dataclasses.replace(wide, device=(long, third)))
+
+
 def test_calibrated_layouts_are_found_and_shipped_ones_come_first(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +115,37 @@ def test_calibrated_layouts_are_found_and_shipped_ones_come_first(
     stored.write_text("{}")
     with pytest.raises(LayoutError, match="remove it"):
         find_layout(calibrated.build_id)
+
+
+def given_away(path: Path) -> None:
+    os.chown(path, 65534, 0)
+
+
+def writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def no_file(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("spoil", [given_away, writable, no_file])
+def test_a_layout_that_a_stranger_could_have_written_is_not_believed(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(driver_layout, "CACHE", tmp_path)
+    calibrated = dataclasses.replace(layout, build_id=layout.build_id[::-1])
+    path = tmp_path / f"{calibrated.build_id}.json"
+    path.write_text(calibrated.to_json())
+    assert calibrated.build_id in known_builds()
+
+    spoil(path)
+
+    with pytest.raises(LayoutError, match="others than root and you can change it"):
+        find_layout(calibrated.build_id)
+    assert calibrated.build_id not in known_builds() and layout.build_id in known_builds()
 
 
 @pytest.mark.parametrize(

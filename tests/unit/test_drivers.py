@@ -127,7 +127,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_probes: Path, 
 
 NO_PROBES = "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
 UNKNOWN = "its build (BUILD) is not known"
-CALIBRATE = "run 'sudo iaprof calibrate', or start the program by 'iaprof record --launches=inject -- COMMAND'"
+CALIBRATE = "run 'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
 NOT_SEEN = f"it has no probes, and {UNKNOWN}: {CALIBRATE}"
 
 
@@ -185,7 +185,7 @@ def test_drivers_that_have_a_way_are_left_alone_by_what_is_put_into_the_command(
         (str(known), Way.PROBES),
         (str(machine.library), Way.INJECT),
     ]
-    assert machine.skipped == {made.outcomes[0].build_id}
+    assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
     assert f"{DRIVER}.2: it has no probes, and its build (" in made.remark
     assert made.remark.endswith(" is not known; the command is started as by --launches=inject")
 
@@ -204,6 +204,29 @@ def test_a_driver_that_comes_later_and_has_probes_is_told_of_where_a_library_is_
     other = machine.has("unknown", folder="other")
     other.write_bytes(other.read_bytes() + b"another file")
     assert [outcome.problem for outcome in taken.take(other)] == [""]
+    # also when its layout is found meanwhile
+    other = machine.has("known", folder="calibrated")
+    other.write_bytes(other.read_bytes() + b"a third file")
+    [outcome] = taken.take(other)
+    assert (outcome.probes, outcome.problem) == (0, "its launches are recorded in the command only")
+
+
+def test_a_driver_that_comes_later_and_has_a_layout_is_left_alone_by_what_is_in_the_command(
+    machine: Machine, without_probes: Build, tmp_path: Path
+) -> None:
+    # given a driver of another build, which nobody knows, and one that is known and that nobody uses yet
+    other = build(tmp_path / "other.so", build_id="0x" + 20 * "ab")
+    (tmp_path / "lib").mkdir()
+    shutil.copy(other.path, tmp_path / "lib" / DRIVER)
+    later = machine.has("known", folder="later")
+    taken = machine.libraries(AUTO)
+    # when
+    Drivers(taken, AUTO, True)
+    # then either the command's library or the recorder has its launches
+    assert without_probes.build_id is not None and machine.skipped is not None
+    assert without_probes.build_id.hex() in machine.skipped
+    assert other.build_id is not None and other.build_id.hex() not in machine.skipped
+    assert [outcome.way for outcome in taken.take(later)] == [Way.ATTACH]
 
 
 def test_where_nothing_can_be_put_into_the_command(machine: Machine) -> None:
@@ -214,7 +237,7 @@ def test_where_nothing_can_be_put_into_the_command(machine: Machine) -> None:
     # but it was not asked for: then each driver says what can be done
     [outcome] = (made := machine.drivers(AUTO, True)).outcomes
     assert outcome.problem == NOT_SEEN.replace("BUILD", outcome.build_id)
-    assert (made.environment(), made.remark) == (None, "")
+    assert (made.environment(), made.remark) == (None, "nothing can be put into the command: no compiler")
 
 
 @pytest.mark.parametrize(
