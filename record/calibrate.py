@@ -161,7 +161,10 @@ def store(layout: Layout, output: Path | None) -> Path:
     path = output or CACHE / f"{layout.build_id}.json"
     if not output:
         try:
-            CACHE.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for folder in (CACHE.parent, CACHE):
+                if not folder.exists():
+                    folder.mkdir(parents=True)
+                    folder.chmod(0o755)  # whatever root's umask: injection.py has the commands' libraries beside it
         except OSError as error:
             raise IaprofError(f"{CACHE} cannot be made ({error.strerror}): name a file with -o") from error
     with replacing(path, mode=0o644) as file:

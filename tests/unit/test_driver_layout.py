@@ -117,6 +117,18 @@ def test_calibrated_layouts_are_found_and_shipped_ones_come_first(
         find_layout(calibrated.build_id)
 
 
+def test_others_may_enter_the_folders_of_calibrated_layouts(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "CACHE", tmp_path / "iaprof" / "layouts")
+    before = os.umask(0o077)
+    try:
+        stored = calibrate.store(layout, None)
+    finally:
+        os.umask(before)
+    assert [folder.stat().st_mode & 0o777 for folder in (stored.parent, stored.parent.parent)] == [0o755, 0o755]
+
+
 def given_away(path: Path) -> None:
     os.chown(path, 65534, 0)
 
