@@ -555,7 +555,7 @@ def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) 
     assert len(put_together(attached.probes.pieces.read())) == 3
 
 
-@pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start"])
+@pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start", "launch_frame"])
 def test_who_calls_the_driver_is_in_the_stack_once(attached: Attached, how: str) -> None:
     """The kernel adds the caller itself where a function begins as it expects."""
     kernel = attached.driver.kernel(b"k", b"code")

@@ -10,6 +10,9 @@ const void *const kernel_class[4] = {&kernel_class}, *const other_class[4] = {&o
 FUNCTION(launch, "push %rbp", "pop %rbp");
 FUNCTION(launch_sub, "sub $24, %rsp", "add $24, %rsp");
 FUNCTION(launch_start, "push %rbp", "pop %rbp"); /* is probed at its endbr64 */
+/* Is probed at its je, where rbp is no frame pointer and another is on the stack. */
+FUNCTION(launch_frame, "sub $40, %rsp\nmov %rbp, 24(%rsp)\nmov $16, %ebp\ntest %rdi, %rdi\nje 1f\n1:",
+         "mov 24(%rsp), %rbp\nadd $40, %rsp");
 FUNCTION(launch_many, "push %rbp", "pop %rbp");
 FUNCTION(kernel_gone, "push %rbp", "pop %rbp");
 FUNCTION(module_gone, "push %rbp", "pop %rbp");
