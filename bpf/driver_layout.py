@@ -47,7 +47,8 @@ class Action(StrEnum):
 class Entry:
     """A function of the driver that programs' calls really reach.
 
-    `address` is the virtual address, in the file, of the instruction to probe: the arguments are in their registers there.
+    `address` is the virtual address, in the file, of the instruction to probe: there, the arguments that are named here
+    and a launch's first are still in their registers.
     Arguments are counted from 0, as the System V ABI has them in rdi, rsi, rdx, rcx, r8 and r9.
     """
 

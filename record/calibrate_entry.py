@@ -33,7 +33,7 @@ _ARGUMENTS = (7, 6, 2, 1, 8, 9)  # registers in the order of the System V ABI
 LENGTH = 192  # bytes of a function that are looked at
 
 
-@dataclass
+@dataclass(frozen=True)
 class Place:
     """An instruction to probe."""
 
@@ -93,7 +93,8 @@ class _Prologue:
                 raise _UnknownError
             register = _register(found[1], registers[0] >> 3)
             if found[2][0] == _STORE:
-                self._store(register, int.from_bytes(displacement, "little", signed=True), 8 if _is_wide(found[1]) else 4)
+                is_wide = found[1] and found[1][0] & 8
+                self._store(register, int.from_bytes(displacement, "little", signed=True), 8 if is_wide else 4)
             else:
                 self._write(register)
         else:
@@ -116,7 +117,3 @@ class _Prologue:
 def _register(rex: bytes, number: int, extended_by: int = 4) -> int:
     """A register's number, of which the prefix may have the fourth bit."""
     return number & 7 | (8 if rex and rex[0] & extended_by else 0)
-
-
-def _is_wide(rex: bytes) -> bool:
-    return bool(rex and rex[0] & 8)

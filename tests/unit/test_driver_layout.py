@@ -81,6 +81,18 @@ def test_an_array_of_kernels_needs_its_length(layout: Layout) -> None:
         Layout.from_json(dataclasses.replace(layout, entries=(*layout.entries, entry)).to_json())
 
 
+@pytest.mark.parametrize("wrong", [{"stack": -1}, {"stack": 0x8000}, {"stack": None}, {"frame": -1}, {"frame": 0x8000}])
+def test_what_lies_beyond_any_stack_is_refused(layout: Layout, wrong: dict[str, object]) -> None:
+    told = json.loads(layout.to_json())
+    told["entries"][0] |= {"stack": 0x7FFF, "frame": 0x7FFF}
+    assert Layout.from_json(json.dumps(told)).entries[0].frame == 0x7FFF
+
+    told["entries"][0] |= wrong
+
+    with pytest.raises(LayoutError):
+        Layout.from_json(json.dumps(told))
+
+
 @pytest.mark.parametrize("action", [Action.KERNEL_GONE, Action.MODULE_GONE])
 def test_what_ends_a_handle_has_to_be_seen(layout: Layout, action: Action) -> None:
     entries = tuple(entry for entry in layout.entries if entry.action is not action)
@@ -148,8 +160,8 @@ def test_a_layout_that_a_stranger_could_have_written_is_not_believed(
     assert calibrated.build_id not in known_builds() and layout.build_id in known_builds()
 
 
-# How zeCommandListAppendLaunchKernelWithParameters, ...WithArguments and zexCommandListAppendVariableLaunchKernel of NEO
-# 26.27 begin.
+# How zeCommandListAppendLaunchKernelWithParameters, ...WithArguments and zexCommandListAppendVariableLaunchKernel
+# begin in NEO's 1.15.39122.
 PARAMETERS = (
     "f30f1efa 4883ec78 48896c2450 4889742408 6448 8b2c2528000000 48896c2438 488bac2480000000 4885ff 0f8447010000"
 )

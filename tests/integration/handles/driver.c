@@ -23,3 +23,7 @@ int deep(int (*how)(void *, struct handle *), struct handle *kernel, int depth) 
     __asm__ volatile("" : "+r"(result)); /* no tail call */
     return result;
 }
+
+/* with_frame(how, kernel, frame): a launch by a function that has this in rbp. */
+__asm__(".globl with_frame\n.type with_frame, @function\nwith_frame: push %rbp\nmov %rdx, %rbp\nmov %rdi, %rax\n"
+        "xor %edi, %edi\ncall *%rax\npop %rbp\nret\n.size with_frame, . - with_frame");

@@ -190,6 +190,10 @@ class Driver:
         """Launches from a function that called itself `depth` times."""
         self._loaded.deep(getattr(self._loaded, how), ctypes.c_uint64(handle), depth)
 
+    def launch_with_frame(self, handle: int, frame: int, how: str) -> None:
+        """Launches from a function that has this in its frame pointer."""
+        self._loaded.with_frame(getattr(self._loaded, how), ctypes.c_uint64(handle), ctypes.c_uint64(frame))
+
     def kernel_gone(self, kernel: LoadedKernel) -> None:
         """Gives a kernel back."""
         self._loaded.kernel_gone(ctypes.c_uint64(kernel.value - GONE_OFFSET))
