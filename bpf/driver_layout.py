@@ -47,7 +47,8 @@ class Action(StrEnum):
 class Entry:
     """A function of the driver that programs' calls really reach.
 
-    `address` is the virtual address, in the file, of the instruction to probe: up to there, no argument was moved.
+    `address` is the virtual address, in the file, of the instruction to probe: there, the arguments that are named here
+    and a launch's first are still in their registers.
     Arguments are counted from 0, as the System V ABI has them in rdi, rsi, rdx, rcx, r8 and r9.
     """
 
@@ -57,6 +58,8 @@ class Entry:
     handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
     count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
     offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
+    stack: int = 0  # bytes from the stack pointer, at the probe, to the return address
+    frame: int | None = None  # bytes from there to the caller's frame pointer; None: that is still in rbp
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             _number(entry["handle"], 6),
             None if entry["count"] is None else _number(entry["count"], 6),
             _number(entry.get("offset", 0), MAX_OFFSET + 1),
+            _number(entry.get("stack", 0), MAX_OFFSET + 1),
+            None if entry.get("frame") is None else _number(entry["frame"], MAX_OFFSET + 1),
         )
         for entry in of["entries"]
     )

@@ -51,11 +51,13 @@ struct layout {
 struct entry {
     u64 address;         /* of the probe, in the driver's file */
     u32 layout;
-    u8 handle;           /* which argument */
-    u8 count;            /* which argument, of an array of handles */
+    u8 handle;           /* which argument, by its offset in pt_regs */
+    u8 count;            /* so for an array of handles */
     u8 is_array;
     u8 pad;
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
+    struct caller caller;
+    u16 pad2;
 };
 
 BPF_ARRAY(layouts, struct layout, MAX_LAYOUTS);
@@ -128,9 +130,11 @@ static __always_inline long follow(const struct step *steps, u64 many, u64 *valu
     return failed;
 }
 
-static __always_inline u64 integer_argument(struct pt_regs *ctx, u8 which) {
-    volatile u64 arguments[8] = {ctx->di, ctx->si, ctx->dx, ctx->cx, ctx->r8, ctx->r9};
-    return arguments[which & 7];
+/* By its offset in pt_regs. */
+static __always_inline u64 integer_argument(struct pt_regs *ctx, u8 where) {
+    u64 value = 0;
+    bpf_probe_read_kernel(&value, 8, (void *)ctx + where);
+    return value;
 }
 
 static __always_inline u64 loaded_at(struct pt_regs *ctx, const struct entry *entry) {
@@ -144,12 +148,6 @@ static __always_inline struct handle handle_of(struct pt_regs *ctx, const struct
         .loaded_at = loaded_at(ctx, entry) >> 12,
     };
     return handle;
-}
-
-static __always_inline u64 return_address(struct pt_regs *ctx) {
-    u64 address = 0;
-    read_user(&address, 8, (void *)ctx->sp);
-    return address;
 }
 
 static __always_inline int is_known(const struct layout *layout, u64 class) {
@@ -353,7 +351,7 @@ static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, co
     enum counter failure;
     u64 given = integer_argument(ctx, entry->handle), undescribed = 0;
     u32 many = entry->is_array ? integer_argument(ctx, entry->count) : 1;
-    if (!many || !begin_launch(ctx, time, return_address(ctx), &launch))
+    if (!many || !begin_launch(ctx, time, &entry->caller, &launch))
         return;
     struct handle key = handle_of(ctx, entry, given);
 #pragma clang loop unroll(disable)

@@ -125,13 +125,11 @@ BPF_TABLE("lru_hash", u64, u64, stacks_sent, STACKS_REMEMBERED);
  * `owner` tells: who finds another owner after its work starts again. */
 struct scratch {
     u64 owner;
+    u32 depth;
+    u64 frame[2];        /* the frame pointer and the return address that a function saved */
     u64 ips[STACK_DEPTH];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
-struct moved {
-    u64 ips[STACK_DEPTH];
-};
-BPF_PERCPU_ARRAY(moving, struct moved, 1);
 
 /* Returns how many it makes on this CPU, which is only exact enough to wake the reader by. */
 static __always_inline u64 count(enum counter what, u64 n) {
@@ -217,23 +215,40 @@ static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u
     return STACK_SENT;
 }
 
-/* At the start of a function the frame pointer is its caller's, so a walk by frame pointers misses that one, unless the
- * kernel saw to it. Gives by how much the stack became deeper, which may be deeper than there is room. */
-static __always_inline u32 add_caller(struct scratch *scratch, u32 depth, u64 caller) {
-    u32 zero = 0;
-    struct moved *moved = moving.lookup(&zero);
-    if (!moved || (scratch->ips[1] == caller && depth > 1))
-        return 0;
-    bpf_probe_read_kernel(moved->ips, sizeof(moved->ips) - 16, &scratch->ips[1]);
-    bpf_probe_read_kernel(&scratch->ips[2], sizeof(scratch->ips) - 16, moved->ips);
-    scratch->ips[1] = caller;
-    return 1;
+/* Where a function that has not made its own frame has its caller's, in bytes from the stack pointer. */
+struct caller {
+    u16 stack;           /* to the return address */
+    s16 frame;           /* to the caller's frame pointer; -1: that is in rbp */
+};
+
+/* As bpf_get_stack walks by frame pointers, and gives bytes, but from the caller on: bpf_get_stack would miss that one, or take
+ * whatever the function has in rbp for a frame.
+ *
+ * The depth is kept in memory, where the verifier forgets it: it need not go on for each. */
+static __always_inline long walk(struct pt_regs *ctx, struct scratch *scratch, const struct caller *caller) {
+    u64 at = ctx->bp;
+    scratch->ips[0] = ctx->ip;
+    read_user(&scratch->ips[1], 8, (void *)ctx->sp + caller->stack);
+    if (caller->frame >= 0) {
+        read_user(scratch->frame, 8, (void *)ctx->sp + caller->frame);
+        at = scratch->frame[0];
+    }
+    scratch->depth = 2;
+#pragma clang loop unroll(disable)
+    for (u32 i = 2; i < STACK_DEPTH; i++) {
+        if (read_user(scratch->frame, sizeof(scratch->frame), (void *)at))
+            break;
+        at = scratch->frame[0];
+        scratch->ips[i] = scratch->frame[1];
+        scratch->depth = i + 1;
+    }
+    return 8 * *(volatile u32 *)&scratch->depth;
 }
 
 /* Returns the stack's id; 0 where there is none. `remark` is what is to be counted of it, COUNTERS for nothing. `caller` is
- * the return address of a function that has not begun yet, else 0. */
-static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, u64 epoch, u64 caller,
-                                      enum counter *remark) {
+ * that of a function that has not made its frame, else NULL. */
+static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, u64 epoch,
+                                      const struct caller *caller, enum counter *remark) {
     u32 zero = 0;
     struct scratch *scratch = scratches.lookup(&zero);
     *remark = STACKS_FAILED;
@@ -242,12 +257,11 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
     u64 owner = time ^ ((u64)tid << 32);
     for (int attempt = 0; attempt < 3; attempt++) {
         *(volatile u64 *)&scratch->owner = owner;
-        long bytes = bpf_get_stack(ctx, scratch->ips, sizeof(scratch->ips), BPF_F_USER_STACK);
+        long bytes = caller ? walk(ctx, scratch, caller)
+                            : bpf_get_stack(ctx, scratch->ips, sizeof(scratch->ips), BPF_F_USER_STACK);
         if (bytes <= 0)
             return 0;
         u32 depth = (u64)bytes / 8;
-        if (caller)
-            depth += add_caller(scratch, depth, caller);
         u64 id = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL, check = pid + (epoch << 32);
 #pragma clang loop unroll(disable)
         for (u32 i = 0; i < STACK_DEPTH; i++) {
@@ -297,7 +311,8 @@ struct launched {
 };
 
 /* Who launches, and from where, as user_stack has it; returns 0 when the programs are not set up. */
-static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, u64 caller, struct launched *out) {
+static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, const struct caller *caller,
+                                        struct launched *out) {
     struct launched found, *launch = &found;
     u64 who = bpf_get_current_pid_tgid();
     u32 zero = 0, pid = who >> 32;

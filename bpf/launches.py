@@ -34,6 +34,7 @@ MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more th
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
+_ARGUMENTS = (112, 104, 96, 88, 72, 64)  # offsets of di, si, dx, cx, r8 and r9 in struct pt_regs
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
 _SOURCES = ("launches.c", "handles.c")
 _PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
@@ -311,7 +312,9 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     """`struct entry` of handles.c, for the layout with this index."""
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
-    return struct.pack("<QIBBBxhxxxxxx", entry.address, index, entry.handle, entry.count or 0, is_array, offset)
+    frame = -1 if entry.frame is None else entry.frame
+    registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
+    return struct.pack("<QIBBBxhHhxx", entry.address, index, *registers, is_array, offset, entry.stack, frame)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

@@ -555,9 +555,9 @@ def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) 
     assert len(put_together(attached.probes.pieces.read())) == 3
 
 
-@pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start"])
+@pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start", "launch_frame"])
 def test_who_calls_the_driver_is_in_the_stack_once(attached: Attached, how: str) -> None:
-    """The kernel adds the caller itself where a function begins as it expects."""
+    """However far the driver's function has come when it is probed."""
     kernel = attached.driver.kernel(b"k", b"code")
     deep = attached.driver.loaded_at + attached.built.symbols["deep"]
     calls, truncated = [], attached.probes.counters()[Counter.STACKS_TRUNCATED]
@@ -576,6 +576,28 @@ def test_who_calls_the_driver_is_in_the_stack_once(attached: Attached, how: str)
     assert calls[:3] == [1, 2, 6]
     assert calls[3] in (stack_depth() - 1, stack_depth())
     assert attached.probes.counters()[Counter.STACKS_TRUNCATED] == truncated + 1
+
+
+@pytest.mark.parametrize("how", ["launch", "launch_frame"])
+def test_a_stack_ends_where_a_frame_pointer_leads_nowhere(attached: Attached, how: str) -> None:
+    # given frames of nobody: none, one at an odd address that leads nowhere, one that leads to itself
+    frames = ctypes.create_string_buffer(64)
+    odd, circle = ctypes.addressof(frames) + 1, ctypes.addressof(frames) + 32
+    ctypes.c_uint64.from_address(odd + 8).value = 0x1234
+    ctypes.c_uint64.from_address(circle).value = circle
+    ctypes.c_uint64.from_address(circle + 8).value = 0x5678
+    kernel = attached.driver.kernel(b"k", b"code")
+    start = attached.driver.loaded_at + attached.built.symbols["with_frame"]
+    stacks: dict[int, list[int]] = {}
+    for frame, above in [*((each, []) for each in NOWHERE), (odd, [0x1234]), (circle, [0x5678] * (stack_depth() - 2))]:
+        # when
+        attached.driver.launch_with_frame(kernel.value, frame, how)
+        # then
+        [launch] = attached.launches()
+        stacks |= attached.stacks()  # each comes once
+        _, caller, *others = stacks[int(launch["stack"])]
+        assert start < caller < start + 32
+        assert others == above
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ const void *const kernel_class[4] = {&kernel_class}, *const other_class[4] = {&o
 FUNCTION(launch, "push %rbp", "pop %rbp");
 FUNCTION(launch_sub, "sub $24, %rsp", "add $24, %rsp");
 FUNCTION(launch_start, "push %rbp", "pop %rbp"); /* is probed at its endbr64 */
+/* Is probed at its je, where rbp is no frame pointer and another is on the stack. */
+FUNCTION(launch_frame, "sub $40, %rsp\nmov %rbp, 24(%rsp)\nmov $16, %ebp\ntest %rdi, %rdi\nje 1f\n1:",
+         "mov 24(%rsp), %rbp\nadd $40, %rsp");
 FUNCTION(launch_many, "push %rbp", "pop %rbp");
 FUNCTION(kernel_gone, "push %rbp", "pop %rbp");
 FUNCTION(module_gone, "push %rbp", "pop %rbp");
@@ -20,3 +23,7 @@ int deep(int (*how)(void *, struct handle *), struct handle *kernel, int depth) 
     __asm__ volatile("" : "+r"(result)); /* no tail call */
     return result;
 }
+
+/* with_frame(how, kernel, frame): a launch by a function that has this in rbp. */
+__asm__(".globl with_frame\n.type with_frame, @function\nwith_frame: push %rbp\nmov %rdx, %rbp\nmov %rdi, %rax\n"
+        "xor %edi, %edi\ncall *%rax\npop %rbp\nret\n.size with_frame, . - with_frame");

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 MODULE_BIAS, GONE_OFFSET = 16, 24  # of what is given back, from what it is launched by, or described
 HEAP, HEAP_BYTES = 0x8001_0000_0000, 1 << 30
 _FLAGS = ["-O1", "-Wall", "-Wextra", "-Werror", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread"]
-_ENDBR64 = 4  # bytes
+_ENDBR64, _TO_ITS_JE = 4, 4 + 4 + 5 + 5 + 3  # bytes of the instructions before
 
 
 class Allocation(ctypes.Structure):
@@ -55,14 +55,15 @@ class Handle(ctypes.Structure):
 
 def _entries(symbols: dict[str, int]) -> tuple[Entry, ...]:
     def entry(
-        name: str, action: Action, handle: int, count: int | None = None, offset: int = 0, at: int = _ENDBR64
+        name: str, action: Action, handle: int, count: int | None = None, offset: int = 0, at: int = _ENDBR64, **of: int
     ) -> Entry:
-        return Entry(name, action, symbols[name] + at, handle, count, offset)
+        return Entry(name, action, symbols[name] + at, handle, count, offset, **of)
 
     return (
         entry("launch", Action.LAUNCH, 1),
         entry("launch_sub", Action.LAUNCH, 1),
         entry("launch_start", Action.LAUNCH, 1, at=0),
+        entry("launch_frame", Action.LAUNCH, 1, at=_TO_ITS_JE, stack=40, frame=24),
         entry("launch_many", Action.LAUNCH_MANY, 1, 2),
         entry("kernel_gone", Action.KERNEL_GONE, 0, offset=GONE_OFFSET),
         entry("module_gone", Action.MODULE_GONE, 0),
@@ -188,6 +189,10 @@ class Driver:
     def launch_deep(self, handle: int, depth: int, how: str) -> None:
         """Launches from a function that called itself `depth` times."""
         self._loaded.deep(getattr(self._loaded, how), ctypes.c_uint64(handle), depth)
+
+    def launch_with_frame(self, handle: int, frame: int, how: str) -> None:
+        """Launches from a function that has this in its frame pointer."""
+        self._loaded.with_frame(getattr(self._loaded, how), ctypes.c_uint64(handle), ctypes.c_uint64(frame))
 
     def kernel_gone(self, kernel: LoadedKernel) -> None:
         """Gives a kernel back."""
