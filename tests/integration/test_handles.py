@@ -216,8 +216,15 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
     while any(thread.is_alive() for thread in threads):
         time.sleep(0.001)
         batches.append(attached.probes.pieces.read())
+    # (on a busy machine they had launched before all that there was no room for was read)
+    more = 0
+    while not attached.probes.counters()[Counter.KERNELS]:
+        batches.append(attached.probes.pieces.read())
+        attached.driver.launch(kernel.value)
+        more += 1
     batches.append(attached.probes.pieces.read())
     # then all pieces have come, some perhaps twice
+    assert more < 10
     pieces = np.concatenate(batches)
     first = np.unique(pieces[["what", "offset"]], return_index=True)[1]
     assert put_together(pieces[np.sort(first)]) == {
@@ -225,7 +232,7 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
         (PieceOf.CODE, kernel.address, 0): noise(size, 2),
         (PieceOf.NAME, kernel.address, 0): b"k",
     }
-    assert len(attached.launches()) == 800
+    assert len(attached.launches()) == 800 + more
 
 
 def test_what_there_is_no_room_for_is_counted_and_comes_when_there_is(attached: Attached) -> None:
