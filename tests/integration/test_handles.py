@@ -218,7 +218,7 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
         batches.append(attached.probes.pieces.read())
     # (on a busy machine they had launched before all that there was no room for was read)
     more = 0
-    while not attached.probes.counters()[Counter.KERNELS]:
+    while not attached.counted()[Counter.KERNELS]:
         batches.append(attached.probes.pieces.read())
         attached.driver.launch(kernel.value)
         more += 1
