@@ -31,7 +31,7 @@ IDLE = (
     ("nothing but stalls and launches", ("--metric-interval", "0", "--cpu-freq", "0"), 0.05),
     ("with the defaults", (), 0.6),
 )
-START_S, END_S = 1.5, 1.0
+START_S, END_S = 2.0, 2.0
 
 
 def main() -> None:
