@@ -17,6 +17,9 @@ from iaprof.record.placed_elf import PlacedKernel, compose
 from iaprof.record.spool import Frame, SpoolReader
 
 HEAD = np.dtype([(name, PIECE[name]) for name in PIECE.names or () if name != "data"])
+# Of two threads that launch a kernel for the first time, the one that describes it may have begun a little later. That
+# is less than it takes to destroy a module and to create another at its place.
+SAME_TIME_NS = 1_000_000
 MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c, which is more than it sends of a module
 
 
@@ -75,6 +78,7 @@ class _Module:
         """Takes a piece, unless another came for its place before."""
         of = (about.what, 0 if about.what == PieceOf.MODULE else about.address)
         whole = self.wholes.setdefault(of, _Whole(about.total))
+        self.time_ns = min(self.time_ns, about.time)
         self.addresses[about.address] = None
         if whole.total != about.total:
             return False
@@ -91,7 +95,7 @@ class PlacedModule:
     """A module as its process had it."""
 
     pid: int
-    time_ns: int  # of the first launch of one of its kernels
+    time_ns: int  # no later than the first launch of one of its kernels
     elf: bytes  # in the form that debug ELFs have
 
 
@@ -140,4 +144,5 @@ class Described:
             self.incomplete += len(module.addresses) - len(kernels)
             self.incomplete += binary is None and (PieceOf.MODULE, 0) in module.wholes
             if kernels:
-                yield PlacedModule(module.pid, module.time_ns, compose(binary, kernels))
+                since = max(module.time_ns - SAME_TIME_NS, 0)
+                yield PlacedModule(module.pid, since, compose(binary, kernels))

@@ -18,7 +18,7 @@ from iaprof.formats.launches import PIECE, PieceOf
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record import launches
 from iaprof.record.carry import Carry
-from iaprof.record.described import HEAD, Described
+from iaprof.record.described import HEAD, SAME_TIME_NS, Described
 from iaprof.record.finish import IN_MEMORY, finish
 from iaprof.record.journal import Journal
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
@@ -47,6 +47,9 @@ class Piece:
         record = np.zeros(1, PIECE)
         for name in ("time", "pid", "module", "module_time", "address", "offset", "what"):
             record[name] = getattr(self, name)
+        # A module counts from so long before, as another thread's first launch may be a little older.
+        record["time"] += SAME_TIME_NS
+        record["module_time"] += SAME_TIME_NS
         record["total"] = len(self.data) if self.total is None else self.total
         record["bytes"] = len(self.data)
         return record.tobytes()[: HEAD.itemsize] + self.data
