@@ -131,6 +131,22 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             os.unlink(temporary.name, dir_fd=folder)
 
 
+def can_be_strangers(status: os.stat_result) -> bool:
+    """Whether others than root and who runs this own a file, or whether everybody may write to it."""
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
+
+
+def make_for_everyone(folder: Path) -> None:
+    """Makes a folder that is not there, with its parents; everybody may enter it, whatever the umask.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+
+
 def folder_of(path: Path) -> int:
     """The descriptor of a file's folder, for another process, which is to `hold` it.
 

@@ -27,7 +27,7 @@ from iaprof.bpf.driver_layout import CACHE, Action, Entry, Field, Layout, Layout
 from iaprof.bpf.libraries import SYSTEM_FOLDERS
 from iaprof.bpf.library_file import LibraryFile, ProbeError
 from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import check_output, replacing
+from iaprof.formats.files import can_be_strangers, check_output, make_for_everyone, replacing
 from iaprof.formats.profile import clean
 from iaprof.record import calibrate_search as search
 from iaprof.record.calibrate_child import NOBODY
@@ -162,9 +162,7 @@ def store(layout: Layout, output: Path | None) -> Path:
     if not output:
         try:
             for folder in (CACHE.parent, CACHE):
-                if not folder.exists():
-                    folder.mkdir(parents=True)
-                    folder.chmod(0o755)  # whatever root's umask: injection.py has the commands' libraries beside it
+                make_for_everyone(folder)  # injection.py has the commands' libraries beside it
         except OSError as error:
             raise IaprofError(f"{CACHE} cannot be made ({error.strerror}): name a file with -o") from error
     with replacing(path, mode=0o644) as file:
@@ -188,7 +186,7 @@ def check_store(output: Path | None) -> None:
 
 def _check_owner(status: os.stat_result) -> None:
     """Refuses what a stranger could have written."""
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+    if can_be_strangers(status):
         raise _Problem("others than root and you can change it, or what lies beside it")
 
 

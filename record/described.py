@@ -118,9 +118,11 @@ class Described:
             self._begin(key, about.module_time)
         if not data:  # could not be read, and is sent again
             self._current[key].addresses[about.address] = None
-        elif not self._current[key].add(about, frame.position, zlib.crc32(data)):
+            return
+        checksum = zlib.crc32(data)
+        if not self._current[key].add(about, frame.position, checksum):
             # Another module, or another kernel of it, came to the same place without a word.
-            self._begin(key, about.time).add(about, frame.position, zlib.crc32(data))
+            self._begin(key, about.time).add(about, frame.position, checksum)
 
     def _begin(self, key: tuple[int, int, int], time_ns: int) -> _Module:
         self._current[key] = _Module(key[0], time_ns)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.files import make_for_everyone
 
 FOLDERS = Path("/var/cache/iaprof")
 _BUILT = Path(__file__).with_name("libiaprof_inject.so")
@@ -72,9 +73,7 @@ class Injection:
         """
         built = built_library()
         try:
-            if not folders.exists():
-                folders.mkdir(parents=True)
-                folders.chmod(0o755)
+            make_for_everyone(folders)
             check_folders(folders)
             self._folder, self._fd = _make_folder(folders)
         except OSError as error:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from iaprof.bpf.library_file import LibraryFile
 
 HERE = Path(__file__).resolve().parent
 ZEBINS = HERE.parent / "data" / "zebin"
+LIBRARIES = "usr/lib/x86_64-linux-gnu"  # in the prepared folder
 
 # What NEO calls them, and slices x subslices x EUs. tests/data/zebin/ptl was compiled for the larger Panther Lake.
 DEVICES = {"bmg": ("bmg", "5x4x8"), "lnl": ("lnl", "1x8x8"), "ptl": ("ptl-h", "3x4x8"), "pvc": ("pvc", "2x8x8")}
@@ -116,12 +118,17 @@ def build(folder: Path) -> Driver:
     """Compile the workload into `folder`; where the runtime is not there yet, download it."""
     script = HERE.parents[1] / "scripts" / "test-driver"
     prepared = Path(subprocess.run([script], stdout=subprocess.PIPE, check=True, text=True).stdout.strip())
-    libraries = prepared / "usr/lib/x86_64-linux-gnu"
-    workload = folder / "workload"
+    workload = compile_workload("workload.c", "libze_loader.so.1", prepared, folder / "workload")
+    return Driver(prepared, workload, prepared / LIBRARIES / "libze_intel_gpu.so.1")
+
+
+def compile_workload(source: str, loader: str, prepared: Path, workload: Path) -> Path:
+    """Compile a program of this folder against a loader of the prepared one, with whose C library it runs."""
+    libraries = prepared / LIBRARIES
     places = (f"-Wl,-rpath,{libraries}", f"-Wl,--dynamic-linker,{libraries / 'ld-linux-x86-64.so.2'}")
-    sources = (f"-I{prepared / 'usr/include'}", str(HERE / "workload.c"), str(libraries / "libze_loader.so.1"))
+    sources = (f"-I{prepared / 'usr/include'}", str(HERE / source), str(libraries / loader))
     subprocess.run([os.environ.get("CC", "cc"), *FLAGS, *LINK, *places, *sources, "-o", str(workload)], check=True)
-    return Driver(prepared, workload, libraries / "libze_intel_gpu.so.1")
+    return workload
 
 
 def of_an_unknown_build(driver: Driver, folder: Path) -> Driver:
@@ -134,14 +141,17 @@ def of_an_unknown_build(driver: Driver, folder: Path) -> Driver:
 
 def read_ledger(stdout: str, folder: Path) -> list[Kernel]:
     """What the workload printed, when it ran in `folder`."""
-    kernels = []
+    return [Kernel(**told) for told in read_lines(stdout, folder)]
+
+
+def read_lines(stdout: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Of each kernel, what a workload says of it: the members of a ledger's Kernel."""
     for line in stdout.splitlines():
         told = json.loads(line)
         told["name"] = told.pop("kernel")
         told["debug_elf"] = folder / told["debug_elf"]
         told["isa"] = folder / told["isa"]
-        kernels.append(Kernel(**told))
-    return kernels
+        yield told
 
 
 def zebin(device: str, module: str) -> Path:

@@ -7,7 +7,6 @@ kernels = opencl.run("bmg", [MATMUL], "--launches", 1000, folder=folder)
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import subprocess
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver.driver import FLAGS, HERE, LINK, ZEBINS, Driver, run_workload, zebin
+from driver.driver import LIBRARIES, ZEBINS, Driver, compile_workload, read_lines, run_workload, zebin
 from iaprof.bpf.driver_layout import Field
 
 MATMUL = ZEBINS / "src" / "matmul.cl"
@@ -76,7 +75,7 @@ class OpenCL:
     @property
     def library(self) -> Path:
         """The runtime itself."""
-        return self.driver.folder / "usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"
+        return self.driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so"
 
     def environment(self, device: str) -> dict[str, str]:
         """What makes the runtime believe in a GPU, one of driver.DEVICES."""
@@ -120,21 +119,9 @@ class OpenCL:
 
 def build(driver: Driver, folder: Path) -> OpenCL:
     """Compile the workload into `folder`."""
-    libraries = driver.folder / "usr/lib/x86_64-linux-gnu"
-    workload = folder / "opencl"
-    places = (f"-Wl,-rpath,{libraries}", f"-Wl,--dynamic-linker,{libraries / 'ld-linux-x86-64.so.2'}")
-    sources = (f"-I{driver.folder / 'usr/include'}", str(HERE / "opencl.c"), str(libraries / "libOpenCL.so.1"))
-    subprocess.run([os.environ.get("CC", "cc"), *FLAGS, *LINK, *places, *sources, "-o", str(workload)], check=True)
-    return OpenCL(driver, workload)
+    return OpenCL(driver, compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl"))
 
 
 def read_ledger(stdout: str, folder: Path) -> list[Kernel]:
     """What the workload printed, when it ran in `folder`."""
-    kernels = []
-    for line in stdout.splitlines():
-        told = json.loads(line)
-        told["name"] = told.pop("kernel")
-        told["debug_elf"] = folder / told["debug_elf"]
-        told["isa"] = folder / told["isa"]
-        kernels.append(Kernel(**told))
-    return kernels
+    return [Kernel(**told) for told in read_lines(stdout, folder)]
