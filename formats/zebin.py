@@ -28,7 +28,7 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _RELOCATION = struct.Struct("<QII")  # offset, kind, symbol
 _ADDEND_RELOCATION = struct.Struct("<QIIq")
 _PT_LOAD = 1
-_PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
+_NULL, _PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 0, 1, 2, 4, 8, 9
 _RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
 _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
 _STT_FUNC = 2
@@ -181,6 +181,15 @@ def read_sections(data: bytes) -> list[Section]:
         )
         for name, kind, _, address, offset, size, link, info, _, entry_size in raw
     ]
+
+
+def kernels_elsewhere(data: bytes) -> set[str]:
+    """Names of the kernels that a debug ELF has no code of: they were not launched, and lie nobody knows where."""
+    return {
+        section.name.removeprefix(TEXT_PREFIX)
+        for section in read_sections(data)
+        if section.type == _NULL and section.name.startswith(TEXT_PREFIX)
+    }
 
 
 def kernel_sections(sections: list[Section]) -> dict[int, Section]:

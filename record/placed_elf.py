@@ -74,7 +74,9 @@ def compose(binary: bytes | None, kernels: Sequence[PlacedKernel]) -> bytes:
     Symbols and DWARF get the addresses that the driver would give them. A kernel's section keeps its size: code behind
     it is cut off, and where code is missing the zebin's stays. Kernels that were not launched, and the functions that
     kernels call in a section of their own (CALLED_FUNCTIONS), lie nobody knows where: their sections become SHT_NULL,
-    and what DWARF says of them moves to the other half of the address space. Global data stays at address 0.
+    and what DWARF says of them moves to the other half of the address space. Global data stays at address 0, and so
+    does, as in the driver's own debug ELF, what DWARF says of a kernel by a symbol without a name: report.gpu_units
+    finds out whose it is.
 
     Kernels that overlap, and empty ones, are kept as they are. Where the zebin is not these kernels' (it is damaged,
     has no kernel of a name, or has other code under it), or where a name comes twice, an ELF of sections and symbols

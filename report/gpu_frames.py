@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinKernel
+from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinKernel, kernels_elsewhere, read_zebin
 from iaprof.report.gpu_functions import FunctionTree, Scope, TooMuchDebugInfo
-from iaprof.report.gpu_lines import FileTable, LineRange, LineTable, line_ranges, text
+from iaprof.report.gpu_lines import FileTable, LineTable, line_ranges, text
+from iaprof.report.gpu_units import UnitCode, place_units
 from iaprof.symbols.demangle import demangled
 
 MOST_SEGMENTS = 2_000_000  # in all of a module's kernels
@@ -143,13 +144,14 @@ def read_gpu_frames(elf: bytes) -> GpuFrames:
     """
     # The relocation sections remain in a debug ELF although the driver applied them.
     dwarf = ELFFile(io.BytesIO(elf)).get_dwarf_info(relocate_dwarf_sections=False, follow_links=False)
-    ranges: list[LineRange] = []
+    found: list[UnitCode] = []
     functions = FunctionTree()
     programs: set[int] = set()
     problems: list[str] = []
     units = dwarf.iter_CUs() if dwarf.debug_info_sec is not None else iter(())
     while len(problems) < _MOST_PROBLEMS:
         unit = files = None
+        code = UnitCode()
         with _noting(problems):
             unit = next(units, None)
             if unit is None:
@@ -160,10 +162,15 @@ def read_gpu_frames(elf: bytes) -> GpuFrames:
                 files = FileTable(program.header, text(directory.value) if directory else "")
                 if program.program_start_offset not in programs:
                     programs.add(program.program_start_offset)
-                    ranges.extend(line_ranges(program, files))
+                    code.lines = line_ranges(program, files)
         if unit is None:
             break  # without its header nobody knows where the next one starts
         with _noting(problems):
-            functions.read(unit, files)
+            functions.read(unit, files, code.functions)
+        found.append(code)
+    problems += place_units(found, read_zebin(elf).kernels, kernels_elsewhere(elf), functions)[:_MOST_PROBLEMS]
+    for code in found:
+        functions.add(code.functions)
     functions.finish()
-    return GpuFrames(LineTable(ranges), functions, tuple(dict.fromkeys(problems)))
+    lines = LineTable(row for code in found for row in code.lines)
+    return GpuFrames(lines, functions, tuple(dict.fromkeys(problems)))

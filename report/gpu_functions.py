@@ -8,7 +8,7 @@ canonical.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,17 +95,20 @@ class FunctionTree:
         self._entries_left = MOST_ENTRIES
         self._ranges_left = MOST_RANGES
 
-    def read(self, unit: Any, files: FileTable | None) -> None:
-        """Take in one compile unit (pyelftools' CompileUnit); raises where it is damaged, with what came before in."""
-        reader = _UnitReader(self, unit, files)
-        try:
-            reader.read()
-        finally:
-            for scopes in reader.roots:
-                self._roots.extend((start, end, scopes) for start, end in scopes[0].ranges)
+    def read(self, unit: Any, files: FileTable | None, into: list[list[Scope]]) -> None:
+        """Take in one compile unit (pyelftools' CompileUnit); raises where it is damaged, with what came before in.
+
+        Its functions with code, each as its scopes with itself first, go to `into`; `add` lets them be found.
+        """
+        _UnitReader(self, unit, files, into).read()
+
+    def add(self, functions: Iterable[list[Scope]]) -> None:
+        """Let functions of units that were read be found, at the addresses that their scopes have now."""
+        for scopes in functions:
+            self._roots.extend((start, end, scopes) for start, end in scopes[0].ranges)
 
     def finish(self) -> None:
-        """Call this once, after the last unit."""
+        """Call this once, after the last `add`."""
         self._roots.sort(key=lambda root: root[:2])
         self._starts = [start for start, _, _ in self._roots]
         lines: dict[str, set[int]] = {}
@@ -122,6 +125,11 @@ class FunctionTree:
             if root_end > start and id(scopes) not in seen:
                 seen.add(id(scopes))
                 yield from scopes
+
+    def names(self, function: int | None) -> set[str]:
+        """All names that a function's entries have: mangled, and qualified."""
+        chain = self._chain(function)
+        return {name for each in chain for name in (each.linkage_name, each.name) if name}
 
     def name(self, function: int | None) -> str:
         """A function's readable name: demangled where a linkage name is known, else qualified."""
@@ -199,12 +207,12 @@ class _Open:
 class _UnitReader:
     """Reads one compile unit's entries."""
 
-    def __init__(self, tree: FunctionTree, unit: Any, files: FileTable | None) -> None:
+    def __init__(self, tree: FunctionTree, unit: Any, files: FileTable | None, roots: list[list[Scope]]) -> None:
         self._tree = tree
         self._unit = unit
         self._files = files
         self._base = 0
-        self.roots: list[list[Scope]] = []  # each function that has code: its scopes, itself first, in preorder
+        self._found = roots  # each function that has code: its scopes, itself first, in preorder
 
     def read(self) -> None:
         """Take in the unit's entries."""
@@ -242,7 +250,7 @@ class _UnitReader:
             if not ranges:
                 return _Open(around.qualifier, local=True)
             scopes = [Scope(None, entry.offset, ranges)]
-            self.roots.append(scopes)
+            self._found.append(scopes)
             return _Open(around.qualifier, scopes[0], scopes, local=True)
         if tag in ("DW_TAG_inlined_subroutine", "DW_TAG_lexical_block") and around.scope is not None:
             inner = self._inner_scope(entry, around.scope, around.scopes)
