@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
+from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.usdt import read_probes
-from iaprof.formats.launches import Counter, LaunchFlags
+from iaprof.formats.launches import LAUNCH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build
 from standin import runtime
 
@@ -377,3 +378,21 @@ def test_a_library_without_probes_is_told(tmp_path: Path, closing: list[LaunchPr
     assert [outcome.probes for outcome in outcomes] == [0, 0]
     assert outcomes[0].problem.startswith("it has no probes, and its build (")
     assert "broken ELF file" in outcomes[1].problem
+
+
+def test_records_of_another_length_are_counted_and_not_read(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given a reader that expects longer launches than the programs send
+    probes = probes_on(folder)
+    closing.append(probes)
+    longer = np.dtype([("launch", LAUNCH), ("more", "<u8")])
+    loaded = probes._now()
+    ring = RingBuffer(loaded.fds["launches"], Sizes().launch_pages * os.sysconf("SC_PAGE_SIZE"), longer)
+    # when
+    run(folder, "--launches", 100, "--rate", 0)
+    # then it takes none for one
+    assert len(ring.read()) == 0
+    assert ring.misfits == 100
+    ring.close()
+    # and the room is given back: who expects what is sent reads on
+    run(folder, "--launches", 10, "--rate", 0)
+    assert len(probes.launches.read()) == 10
