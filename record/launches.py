@@ -237,6 +237,9 @@ class Launches:
                 problem = f"{outcome.path} is not probed: {outcome.problem}"
                 self._journal.loss("launches", "library", None, problem, now, now)
                 self._journal.warn(problem)
+            if outcome.doubt:
+                self._journal.loss("launches", "library", None, f"{outcome.path}: {outcome.doubt}", now, now)
+                self._journal.warn(f"{outcome.path}: {outcome.doubt}")
 
     # Counts and end
 
