@@ -21,7 +21,8 @@ from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
-from iaprof.formats.sideband import SideBand, decode, sample_columns
+from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
+from iaprof.formats.sideband import Mappings, SideBand, decode, sample_columns
 from iaprof.record.cpu_samples import CpuSamples
 from iaprof.record.described import Described
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
@@ -120,6 +121,7 @@ class _Finishing:
         self._launch_rows = 0
         self._stack_ids: set[int] = set()
         self._sideband = SideBand()
+        self._drivers: dict[str, int] = {}  # the first process that mapped each
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
         self._cpu_samples = CpuSamples()
         self._kernels: list[pa.StructArray] = []
@@ -162,6 +164,9 @@ class _Finishing:
         self._flush_described()
         self._flush_losses()
         cost = _cost(self._footer.get("cost"))
+        unseen = None
+        if self._counts["stalls"] and not self._saw_launches():
+            unseen = no_launches(self._header, self._drivers)
         self._for_symbols.header = self._header
         symbols = self._write_symbols(self._for_symbols, self._writer) if self._write_symbols else None
         return {
@@ -173,7 +178,14 @@ class _Finishing:
             "cost": cost,
             "totals": dict(self._counts),
             "losses": list(self._totals.values()),
+            **({NO_LAUNCHES: unseen} if unseen else {}),
         }
+
+    def _saw_launches(self) -> bool:
+        """Whether there are launches, or were some that were lost."""
+        probes = self._footer.get("probes")
+        fired = probes.get("launches") if isinstance(probes, dict) else 0
+        return bool(fired or self._counts["launches"] or self._counts["carried_launches"])
 
     # Frames
 
@@ -364,6 +376,7 @@ class _Finishing:
                 for field in KINDS[kind]
             ]
             self._write_rows(kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind])))
+        self._find_drivers(self._sideband.mappings)
         depth = self._header.get("stack_depth")
         stacks, rows = self._cpu_samples.rows(
             sample_columns(self._sideband.samples), depth if isinstance(depth, int) else MAX_DEPTH
@@ -371,6 +384,13 @@ class _Finishing:
         self._write_rows("stack", stacks)
         self._write_rows("cpu_sample", rows)
         self._sideband = SideBand()
+
+    def _find_drivers(self, mappings: Mappings) -> None:
+        found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
+        if not set(found.values()) <= self._drivers.keys():
+            for pid, path in zip(mappings.pid, mappings.path, strict=True):
+                if path in found:
+                    self._drivers.setdefault(found[path], pid)
 
     def _flush_kernels(self) -> None:
         rows, self._kernels, self._kernel_bytes = self._kernels, [], 0

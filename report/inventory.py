@@ -12,11 +12,13 @@ from typing import Any
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import sums
+from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
 from iaprof.formats.stalls import guessed_layout
 from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
+_STALLS = "totals", "stalls"
 _ROWS = {
     "stall_reads": "stall",
     "launches": "launch",
@@ -165,6 +167,7 @@ def _part(capture: CaptureReader) -> Part:
     paused = [last - first for first, last in map(_span, header.items("paused"))]
     libraries = map(_Header, header.items("libraries"))
     streams = [_stream(each) for each in map(_Header, header.items("streams"))]
+    unseen = capture.header.get(NO_LAUNCHES)
     return Part(
         label=clean(capture.label),
         file=header.text("file"),
@@ -192,7 +195,7 @@ def _part(capture: CaptureReader) -> Part:
         losses=_losses(header),
         cost=_cost(header, duration),
         symbols=_symbols(header),
-        warnings=list(_warnings(streams)),
+        warnings=[*_guesses(streams), *filter(None, [clean(no_launches_sentence(unseen, header.number(*_STALLS)))])],
         matched=_matched(header),
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
@@ -279,7 +282,7 @@ def _stream(stream: _Header) -> Stream:
     )
 
 
-def _warnings(streams: Sequence[Stream]) -> Iterator[str]:
+def _guesses(streams: Sequence[Stream]) -> Iterator[str]:
     guessed = ((stream.card or stream.device or "a GPU", stream) for stream in streams if stream.layout_guessed)
     yield from dict.fromkeys(guessed_layout(gpu, stream.ip_version, stream.layout) for gpu, stream in guessed)
 
