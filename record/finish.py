@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from numpy.typing import NDArray
 from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
-from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.launches import LAUNCH, PIECE_BYTES, LaunchFlags, PieceOf, stack_dtype
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
 from iaprof.formats.sideband import Mappings, SideBand, decode, sample_columns
 from iaprof.record.cpu_samples import CpuSamples
-from iaprof.record.described import Described
+from iaprof.record.described import HEAD, Described, about_piece
+from iaprof.record.kernel_names import KernelNames
+from iaprof.record.launch_rows import launch_rows
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.symbols.calls import Needed
@@ -98,6 +101,7 @@ def finish(
             if look is not None:
                 look(frame)
         work.keep_described(spool)
+        work.write_launches(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -117,6 +121,7 @@ class _Finishing:
         self._totals: dict[tuple[str, str], dict[str, Any]] = {}
         self._stalls: list[Frame] = []
         self._stall_records = 0
+        self._launch_frames = array("Q")  # where they are in the spool
         self._launches: list[NDArray[np.void]] = []
         self._launch_rows = 0
         self._stack_ids: set[int] = set()
@@ -131,6 +136,7 @@ class _Finishing:
         self._metric_rows = 0
         self._described: list[pa.StructArray] = []
         self._described_kernels = Described()
+        self._kernel_names = KernelNames()
         self._first_ns = self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
@@ -157,7 +163,6 @@ class _Finishing:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._flush_stalls()
-        self._flush_launches()
         self._flush_sideband()
         self._flush_kernels()
         self._flush_metrics()
@@ -211,10 +216,8 @@ class _Finishing:
             self._flush_stalls()
 
     def _add_launches(self, frame: Frame) -> None:
-        self._launches.append(np.frombuffer(frame.payload, LAUNCH))
-        self._launch_rows += len(self._launches[-1])
-        if self._launch_rows >= ROWS_PER_GROUP:
-            self._flush_launches()
+        np.frombuffer(frame.payload, LAUNCH)  # whether they are some
+        self._launch_frames.append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
@@ -245,6 +248,7 @@ class _Finishing:
         self._keep_elf(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
 
     def _keep_elf(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
+        self._kernel_names.add_module(pid, time, digest, content)
         # The same content may come twice: from the file before this one, and again.
         content = content if digest not in self._digests else None
         row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
@@ -262,6 +266,15 @@ class _Finishing:
         if incomplete := self._described_kernels.incomplete:
             detail = "kernels and modules that were launched, and of which not all had come by the end"
             self._lost(self._last_ns, self._last_ns, "kernels", "unfinished", incomplete, detail)
+
+    def write_launches(self, spool: SpoolReader) -> None:
+        """Writes the launches, once all modules are known: they have whole names."""
+        for position in self._launch_frames:
+            self._launches.append(np.frombuffer(spool.frame_at(position).payload, LAUNCH))
+            self._launch_rows += len(self._launches[-1])
+            if self._launch_rows >= ROWS_PER_GROUP:
+                self._flush_launches()
+        self._flush_launches()
 
     def _add_sideband(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.
@@ -297,6 +310,9 @@ class _Finishing:
 
     def _add_piece(self, frame: Frame) -> None:
         self._described_kernels.add(frame)
+        about = about_piece(frame)
+        if about.what == PieceOf.NAME and about.total < PIECE_BYTES - 1:  # which may be cut, too
+            self._kernel_names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
 
     def _add_loss(self, frame: Frame) -> None:
         row = _object(frame.payload)
@@ -350,20 +366,8 @@ class _Finishing:
         carried = int(np.count_nonzero(launches["flags"] & LaunchFlags.CARRIED))
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried
-        columns = [
-            pa.array(launches["time"]),
-            pa.array(launches["pid"]),
-            pa.array(launches["tid"]),
-            pa.array(launches["cpu"]),
-            _texts(launches["comm"]),
-            pa.array(launches["iba"]),
-            pa.array(launches["address"]),
-            pa.array(launches["size"]),
-            pa.array(launches["stack"]),
-            _texts(launches["name"]),
-            pa.array(launches["flags"]),
-        ]
-        self._write_rows("launch", pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"])))
+        for rows in launch_rows(launches, self._kernel_names):
+            self._write_rows("launch", rows)
 
     def _flush_sideband(self) -> None:
         for kind, rows in (("mapping", self._sideband.mappings), ("process", self._sideband.processes)):
@@ -482,10 +486,3 @@ def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray
     mask = None if null is None else pa.array(null)
     type_ = KINDS["stall"].field("w0").type
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=type_, mask=mask)
-
-
-def _texts(names: NDArray[np.bytes_]) -> pa.Array:
-    """Fixed-size names as strings; each distinct one is decoded once."""
-    encoded = pa.array(names, pa.binary()).dictionary_encode()
-    decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]
-    return pa.array(decoded, pa.string()).take(encoded.indices)
