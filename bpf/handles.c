@@ -120,7 +120,7 @@ static __always_inline long follow(const struct step *steps, u64 many, u64 *valu
     long failed = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MAX_STEPS; i++) {
-        if (i >= many)
+        if (hidden(i) >= many)
             break;
         u64 value[2] = {}; /* twice what is read, as the verifier sees no more of `bytes` than its mask */
         u64 where = values[steps[i].from & (VALUES - 1)] + steps[i].offset;
@@ -155,7 +155,7 @@ static __always_inline int is_known(const struct layout *layout, u64 class) {
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < CLASSES; i++) {
         u64 difference = class ^ layout->classes[i];
-        unlike &= (difference | -difference) >> 63;
+        unlike &= hidden(difference | -difference) >> 63;
     }
     return !unlike;
 }
@@ -276,30 +276,34 @@ struct cursor {
 
 /* Sends the binary and the code from where the cursor is on, at most MAX_PIECES of them. */
 static __always_inline void send_pieces(const struct about *about, const u64 *values, struct cursor *cursor) {
-    struct cursor next = *cursor;
+    u64 sent = cursor->sent, offset = cursor->offset, unreadable = 0;
 #pragma clang loop unroll(disable)
     for (u32 number = 0; number < MAX_PIECES; number++) {
-        /* As in begin_launch: else the verifier would go through the rest for each way to come here. */
-        bpf_probe_read_kernel(cursor, sizeof(*cursor), &next);
-        if (cursor->sent > 1)
+        sent = forgotten(sent, about->time);
+        offset = forgotten(offset, about->time);
+        unreadable = forgotten(unreadable, about->time);
+        if (sent > 1)
             break;
-        u32 which = cursor->sent * (CODE - BINARY);
-        u64 from = values[BINARY + which], total = values[BINARY_BYTES + which], left = total - cursor->offset;
-        u32 bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
-        struct piece *piece = reserve_piece(about, cursor->sent ? PIECE_OF_CODE : PIECE_OF_MODULE, cursor->offset, total);
+        u64 is_code = below(2, sent), which = is_code * (CODE - BINARY);
+        u64 from = values[BINARY + which], total = values[BINARY_BYTES + which], left = total - offset;
+        u64 last = hidden(left - PIECE_BYTES - 1) >> 63; /* 1 where no more than PIECE_BYTES are left */
+        struct piece *piece = reserve_piece(about, choose(is_code, PIECE_OF_CODE, PIECE_OF_MODULE), offset, total);
         if (!piece) {
-            next.no_room = 1;
+            cursor->no_room = 1;
             break;
         }
-        long failed = read_user(piece->data, bytes, (void *)(from + cursor->offset));
-        next.failed |= failed;
-        piece->bytes = bytes & ~(failed >> 63);
+        u64 bytes = at_most(PIECE_BYTES, left);
+        u64 failed = hidden(read_user(piece->data, bytes, (void *)(from + offset))) >> 63;
+        bytes = forgotten(bytes, about->time);
+        unreadable |= failed;
+        piece->bytes = choose(failed, 0, bytes);
         pieces.ringbuf_submit(piece, wakeup(number, PIECE_WAKE_EVERY));
-        u64 last = (left - PIECE_BYTES - 1) >> 63; /* 1 where no more than PIECE_BYTES were left */
-        next.sent += last;
-        next.offset = (cursor->offset + bytes) & (last - 1);
+        sent += last;
+        offset = choose(last, 0, offset + bytes);
     }
-    *cursor = next;
+    cursor->sent = sent;
+    cursor->offset = offset;
+    cursor->failed = unreadable;
 }
 
 /* Its module's binary unless that was sent, its code and its name. What is too much for once, or has no room, goes on at the
@@ -356,15 +360,16 @@ static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, co
     struct handle key = handle_of(ctx, entry, given);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
-        if (i >= many)
+        if (hidden(i) >= many)
             break;
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
         if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * i)))
             kernel = known_kernel(ctx, entry, layout, &key, &failure);
-        send_launch(&launch, kernel, failure);
-        if (kernel && kernel->described < TRIES && !undescribed)
-            undescribed = key.value;
+        send_launch(&launch, kernel, forgotten(failure, time));
+        u64 wanting = forgotten(kernel && kernel->described < TRIES, time);
+        u64 found = hidden(undescribed | -undescribed) >> 63;
+        undescribed = forgotten(choose(wanting & ~found, key.value, undescribed), time);
     }
     if (many > 1)
         count(LAUNCHES, many - 1);

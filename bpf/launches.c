@@ -12,7 +12,7 @@
  *
  * Each new output file gets every stack again: the epoch in `settings` is part of the id.
  *
- * Set by the loader: MAX_PROBES, STACK_DEPTH, STACK_ID_BITS, STACKS_REMEMBERED, OTHERS_REMEMBERED, *_PAGES, *_WAKE_EVERY,
+ * Set by the loader: MAX_PROBES, MAX_DEPTH (a power of two), STACK_DEPTH (at most that), STACK_ID_BITS, STACKS_REMEMBERED, OTHERS_REMEMBERED, *_PAGES, *_WAKE_EVERY,
  * and what handles.c names.
  */
 #include <uapi/linux/ptrace.h>
@@ -27,6 +27,39 @@
 static u64 (*attach_cookie)(void *ctx) = (void *)174;
 static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;
+
+/* What the verifier makes of these programs must not depend on which clang compiled them: newer ones drop a mask that they can
+ * prove to have no effect, though it tells the verifier a bound, and turn arithmetic into branches, of which the verifier follows
+ * each to the end of the program. */
+
+/* Clang knows nothing about what this returns. */
+static __always_inline u64 hidden(u64 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+/* Nor does the verifier, which else goes on separately for each value that it knows a register to have. `unknown` is a number that
+ * the verifier knows nothing about, such as the time. */
+static __always_inline u64 forgotten(u64 value, u64 unknown) {
+    asm volatile("%0 ^= %1\n\t%0 ^= %1" : "+r"(value) : "r"(unknown));
+    return value;
+}
+
+/* An index below `size`, a power of two. */
+static __always_inline u64 below(u64 size, u64 index) {
+    return hidden(index) & (size - 1);
+}
+
+/* The smaller of the two, of which the verifier knows that it is no more than `most`. */
+static __always_inline u64 at_most(u64 most, u64 value) {
+    asm volatile("if %0 <= %1 goto +1\n\t%0 = %1" : "+r"(value) : "i"(most));
+    return value;
+}
+
+/* One of two values, without a branch: `condition` is 0 or 1. */
+static __always_inline u64 choose(u64 condition, u64 if_1, u64 if_0) {
+    return if_0 ^ ((if_0 ^ if_1) & -hidden(condition));
+}
 
 enum arg_kind { ARG_NONE, ARG_CONSTANT, ARG_REGISTER, ARG_MEMORY };
 
@@ -67,7 +100,7 @@ struct stack {
     u64 time;
     u32 pid;
     u32 depth;
-    u64 ips[STACK_DEPTH];
+    u64 ips[]; /* STACK_DEPTH */
 };
 
 struct compiled {
@@ -127,7 +160,7 @@ struct scratch {
     u64 owner;
     u32 depth;
     u64 frame[2];        /* the frame pointer and the return address that a function saved */
-    u64 ips[STACK_DEPTH];
+    u64 ips[MAX_DEPTH];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
@@ -135,10 +168,11 @@ BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 static __always_inline u64 count(enum counter what, u64 n) {
     u32 zero = 0;
     struct counters *counted = counters.lookup(&zero);
-    if (!counted || what >= COUNTERS)
+    if (!counted)
         return 0;
-    __sync_fetch_and_add(&counted->values[what], n); /* atomic: a preempted program may be about to add, too */
-    return counted->values[what];
+    u64 which = __builtin_constant_p(what) ? what : at_most(COUNTERS - 1, what);
+    __sync_fetch_and_add(&counted->values[which], n); /* atomic: a preempted program may be about to add, too */
+    return counted->values[which];
 }
 
 #define NO_REGISTER 17
@@ -199,14 +233,14 @@ enum stack_result { STACK_SENT, STACK_NO_ROOM, STACK_OVERWRITTEN };
 
 static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch,
                                                     u64 owner) {
-    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack));
+    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(u64) * STACK_DEPTH);
     if (!record)
         return STACK_NO_ROOM;
     record->id = id;
     record->time = time;
     record->pid = pid;
     record->depth = depth;
-    bpf_probe_read_kernel(record->ips, sizeof(record->ips), scratch->ips);
+    bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
     if (*(volatile u64 *)&scratch->owner != owner) {
         stacks.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
         return STACK_OVERWRITTEN;
@@ -239,7 +273,7 @@ static __always_inline long walk(struct pt_regs *ctx, struct scratch *scratch, c
         if (read_user(scratch->frame, sizeof(scratch->frame), (void *)at))
             break;
         at = scratch->frame[0];
-        scratch->ips[i] = scratch->frame[1];
+        scratch->ips[below(MAX_DEPTH, i)] = scratch->frame[1];
         scratch->depth = i + 1;
     }
     return 8 * *(volatile u32 *)&scratch->depth;
@@ -258,20 +292,22 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
     for (int attempt = 0; attempt < 3; attempt++) {
         *(volatile u64 *)&scratch->owner = owner;
         long bytes = caller ? walk(ctx, scratch, caller)
-                            : bpf_get_stack(ctx, scratch->ips, sizeof(scratch->ips), BPF_F_USER_STACK);
+                            : bpf_get_stack(ctx, scratch->ips, sizeof(u64) * STACK_DEPTH, BPF_F_USER_STACK);
         if (bytes <= 0)
             return 0;
-        u32 depth = (u64)bytes / 8;
+        u64 depth = forgotten((u64)bytes / 8, time);
         u64 id = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL, check = pid + (epoch << 32);
 #pragma clang loop unroll(disable)
         for (u32 i = 0; i < STACK_DEPTH; i++) {
-            if (i >= depth)
+            if (hidden(i) >= depth)
                 break;
-            id = (id ^ scratch->ips[i]) * 0xff51afd7ed558ccdULL;
+            u64 ip = scratch->ips[below(MAX_DEPTH, i)];
+            id = (id ^ ip) * 0xff51afd7ed558ccdULL;
             id ^= id >> 32;
-            check = (check + scratch->ips[i]) * 0xc4ceb9fe1a85ec53ULL;
+            check = (check + ip) * 0xc4ceb9fe1a85ec53ULL;
             check ^= check >> 29;
         }
+        depth = forgotten(depth, time);
         if (*(volatile u64 *)&scratch->owner != owner)
             continue;
         id = (id & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */

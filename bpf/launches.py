@@ -30,7 +30,7 @@ MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
 MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
 MAX_PIECES = 32  # at one launch: half a megabyte
-MAX_DEPTH = 1024  # frames; what a per-CPU map's value has room for, and more than perf's own limit in practice
+MAX_DEPTH = 1024  # frames, a power of two; a per-CPU map has room for them, and perf's own limit is lower in practice
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
@@ -88,6 +88,7 @@ class LaunchProbes:
         cpus = len(online_cpus())
         defines = {
             "MAX_PROBES": MAX_PROBES,
+            "MAX_DEPTH": MAX_DEPTH,
             "STACK_DEPTH": self.depth,
             "STACK_ID_BITS": sizes.stack_id_bits,
             "STACKS_REMEMBERED": sizes.stacks_remembered,

@@ -78,5 +78,5 @@ def test_split_headers_are_joined_and_put_away(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.bpf
 def test_a_program_that_does_not_compile(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(BpfUnavailable, match=r"error: .*nonsense"):
-        compile_program(("launches.c",), {"STACK_DEPTH": "nonsense"}, ("on_launch",))  # type: ignore[dict-item]
+        compile_program(("launches.c",), {"MAX_PROBES": "nonsense"}, ("on_launch",))  # type: ignore[dict-item]
     assert capfd.readouterr().err == ""
