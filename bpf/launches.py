@@ -21,7 +21,7 @@ from iaprof.bpf.loader import Interruption, Loader
 from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.bpf.uprobe import Location, UprobeLink, close_all
+from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, PIECE_BYTES, Counter, stack_dtype
 
@@ -159,7 +159,7 @@ class LaunchProbes:
         """Sends PIECE records."""
         return self._now().pieces
 
-    def _attach(self, file_fd: int, probes: Sequence[Probe]) -> None:
+    def _attach(self, file_fd: int, probes: Sequence[Probe]) -> str:
         fds = self._now().fds
         if self._slots + len(probes) > MAX_PROBES:
             raise OSError(f"more than {MAX_PROBES} probe locations in all libraries together")
@@ -167,8 +167,9 @@ class LaunchProbes:
         for slot, probe in enumerate(probes, self._slots):
             write_slot(fds["probes"], slot, probe.pack())
             locations[_PROGRAMS[probe.name]].append(Location(probe.offset, probe.semaphore_offset, slot))
-        self._link(file_fd, locations)
+        doubt = self._link(file_fd, locations)
         self._slots += len(probes)
+        return doubt
 
     def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
         fds = self._now().fds
@@ -183,16 +184,20 @@ class LaunchProbes:
         self._layouts += 1
         self._entries += len(offsets)
 
-    def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> None:
-        """Attaches programs, given by their names, in a file: all or none."""
+    def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> str:
+        """Attaches programs, given by their names, in a file: all or none; gives why they may not run, or nothing."""
         links: list[UprobeLink] = []
+        doubts: list[str] = []
         try:
             for program, where in locations.items():
-                links.append(UprobeLink(file_fd, self._now().fds[program], where))
+                attached = attach(file_fd, self._now().fds[program], where)
+                links += attached.links
+                doubts += filter(None, [attached.doubt])
         except OSError:
             close_all(links)
             raise
         self._links += links
+        return doubts[0] if doubts else ""
 
     def counters(self) -> dict[Counter, int]:
         """What the programs counted so far, all CPUs together."""

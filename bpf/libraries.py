@@ -64,6 +64,7 @@ class Outcome:
     problem: str = ""  # why not all are
     way: Way | None = None  # None where there are none
     build_id: str = ""  # in hexadecimal; empty where there is none, or it was not looked at
+    doubt: str = ""  # why probes that are attached may not fire
 
 
 class Libraries:
@@ -71,14 +72,15 @@ class Libraries:
 
     def __init__(
         self,
-        attach: Callable[[int, Sequence[Probe]], None],
-        attach_layout: Callable[[int, Layout, Sequence[int]], None],
+        attach: Callable[[int, Sequence[Probe]], str],
+        attach_layout: Callable[[int, Layout, Sequence[int]], object],
         ways: Iterable[Way] = tuple(Way),
     ) -> None:
         """Starts with none.
 
         Args:
-            attach: given the open library and probes of it; all or none; raises OSError where the kernel refuses.
+            attach: given the open library and probes of it; all or none; gives why they may not fire all the same, or
+                nothing; raises OSError where the kernel refuses.
             attach_layout: likewise, given a driver's layout and the file offset of each of its entries.
             ways: that may be used.
         """
@@ -164,8 +166,8 @@ class Libraries:
             if (probes or layout) and self._is_injected_into(path, build_id):
                 return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
             if probes:
-                self._attach(file.fileno(), probes)
-                return Outcome(path, len(probes), "", way_of(path), build_id)
+                doubt = self._attach(file.fileno(), probes)
+                return Outcome(path, len(probes), "", way_of(path), build_id, doubt)
             if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)

@@ -1,5 +1,7 @@
 """BPF ring buffers read in bulk: thousands of records of one size become one array, without a call per record.
 
+A record of another size means that the programs are not those that the reader expects. It is counted and skipped.
+
 The kernel's layout (Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the producer's,
 then the data, which is mapped twice in a row so that no record is ever split. Each record is an 8-byte header
 (length; bit 31 while it is being written; bit 30 when it was discarded) and its payload, rounded up to 8 bytes.
@@ -18,6 +20,11 @@ _BUSY = np.uint32(1 << 31)
 _DISCARDED = np.uint32(1 << 30)
 
 
+def _rounded(length: int) -> int:
+    """The room that a record of so many bytes takes, with its header."""
+    return (length + 7) & ~7
+
+
 class RingBuffer:
     """One ring buffer whose records are all of `dtype`."""
 
@@ -34,6 +41,7 @@ class RingBuffer:
         """
         self._fd = fd
         self._size = size
+        self.misfits = 0  # records of another length, which were not read
         self._row = np.dtype([("length", "<u4"), ("offset", "<u4"), ("payload", dtype)])
         if self._row.itemsize % 8:
             raise ValueError("records must be a multiple of 8 bytes long")
@@ -48,23 +56,55 @@ class RingBuffer:
         return self._fd
 
     def read(self) -> NDArray[np.void]:
-        """All records that are complete, in order: a copy, of shape [n]. The room they took is given back."""
-        consumed = int(self._consumer[0])
-        available = int(self._producer[0]) - consumed
-        count = available // self._row.itemsize
-        if count == 0:
-            return np.empty(0, self._row["payload"])
-        start = consumed % self._size
+        """All records that are complete, in order: a copy, of shape [n]. The room they took is given back.
+
+        A record of another length than `dtype`'s is not read but counted in `misfits`; the next one is where its length
+        says.
+        """
+        position, end = int(self._consumer[0]), int(self._producer[0])
+        parts: list[NDArray[np.void]] = []
+        is_complete = True
+        while is_complete and end - position >= _HEADER:
+            position, is_complete = self._read_run(position, end, parts)
+        self._consumer[0] = position
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, self._row["payload"])
+
+    def _read_run(self, position: int, end: int, parts: list[NDArray[np.void]]) -> tuple[int, bool]:
+        """Takes records of the right length from `position` on, and steps over the one behind them that has another.
+
+        Returns:
+            The position behind what was taken, and whether a complete record may be there.
+        """
+        count = (end - position) // self._row.itemsize
+        start = position % self._size
         rows = self._data[start : start + count * self._row.itemsize].view(self._row)
         lengths = rows["length"].copy()
-        busy = np.flatnonzero(lengths & _BUSY)
-        if len(busy):
-            count = int(busy[0])
+        others = np.flatnonzero((lengths & ~_DISCARDED) != self._row["payload"].itemsize)
+        if len(others):
+            count = int(others[0])
             rows, lengths = rows[:count], lengths[:count]
-        kept = (lengths & _DISCARDED) == 0
-        records: NDArray[np.void] = rows["payload"].copy() if kept.all() else rows["payload"][kept]
-        self._consumer[0] = consumed + count * self._row.itemsize
-        return records
+        if count:
+            kept = (lengths & _DISCARDED) == 0
+            parts.append(rows["payload"].copy() if kept.all() else rows["payload"][kept])
+            position += count * self._row.itemsize
+        return self._step_over(position, end)
+
+    def _step_over(self, position: int, end: int) -> tuple[int, bool]:
+        """Likewise, of the record at `position`, which is not one of the right length that is complete."""
+        if end - position < _HEADER:
+            return position, False
+        start = position % self._size
+        header = self._data[start : start + 4].view("<u4")[0]
+        if header & _BUSY:
+            return position, False
+        length = int(header & ~_DISCARDED)
+        if length == self._row["payload"].itemsize and end - position >= self._row.itemsize:
+            return position, True  # it was completed meanwhile
+        self.misfits += 1
+        # A length that leads past what was written leaves nothing to go by: what is there is given up.
+        return min(position + _rounded(_HEADER + length), end), True
 
     def close(self) -> None:
         """Unmaps the buffer."""

@@ -3,15 +3,20 @@
 By hand, not through bcc: its USDT support refuses probes with semaphores unless a process is named, and knows no
 cookies. One link (Linux 6.6, uprobe-multi) takes all locations of a file, with the semaphores that the kernel keeps
 raised as long as the link lives, and a cookie for each that tells the program which one.
+
+The kernel keeps one semaphore for each place, so it refuses ours (EINVAL) where another tool has a uprobe with another
+one or without: see `attach`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
@@ -19,6 +24,17 @@ from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 _PROG_TYPE_KPROBE = 2  # enum bpf_prog_type; a uprobe's program is of this type
 _TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
 _LOG_BYTES = 1 << 20
+_NOTHING = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
+_NOP = b"\x90"
+_MOST_ONE_BY_ONE = 64  # locations of a program in a library; compilers make a few
+TAKEN = (
+    "another tool has a uprobe with another reference counter at the same place, which the kernel's log calls a "
+    "ref_ctr_offset mismatch: end that tool, then record again"
+)
+WITHOUT_SEMAPHORE = (
+    "another tool has a uprobe without a reference counter where one of its probes is, so that the probe's semaphore "
+    "cannot be raised: the probe fires only while something else raises it; end that tool, then record again"
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,85 @@ class UprobeLink:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What `attach` did."""
+
+    links: list[UprobeLink]
+    doubt: str = ""  # why the program may not run although it is attached
+
+
+def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Attached:
+    """Attaches the program, to all of the locations or to none.
+
+    Where another tool has a uprobe without a semaphore, it is attached without, and a program that does nothing to the
+    instruction behind it, with the semaphore: that raises it all the same.
+
+    Args:
+        file_fd: the open library, as UprobeLink takes it.
+        program_fd: of the loaded program.
+        locations: at least one.
+
+    Raises:
+        OSError: the kernel does not know such links, or refused; where another tool's uprobe is why, it says so.
+    """
+    try:
+        return Attached([UprobeLink(file_fd, program_fd, locations)])
+    except OSError as refusal:
+        size = os.fstat(file_fd).st_size
+        valid = all(each.offset < size and each.semaphore_offset % 2 == 0 for each in locations)
+        guarded = any(each.semaphore_offset for each in locations)
+        if refusal.errno != errno.EINVAL or not valid:
+            raise
+        if not guarded or len(locations) > _MOST_ONE_BY_ONE:
+            raise OSError(errno.EINVAL, TAKEN) from refusal
+    with contextlib.ExitStack() as undo:
+        links: list[UprobeLink] = []
+        undo.callback(lambda: close_all(links))
+        contested = _attach_one_by_one(file_fd, program_fd, locations, links)
+        raised = {each.semaphore_offset for each in locations if each not in contested}
+        held = [_hold_semaphore(file_fd, each, links) for each in contested if each.semaphore_offset not in raised]
+        undo.pop_all()
+    return Attached(links, "" if all(held) else WITHOUT_SEMAPHORE)
+
+
+def _attach_one_by_one(
+    file_fd: int, program_fd: int, locations: Sequence[Location], links: list[UprobeLink]
+) -> list[Location]:
+    """Adds a link for each location to `links`; gives those that had to be attached without their semaphore."""
+    contested = []
+    for location in locations:
+        try:
+            links.append(UprobeLink(file_fd, program_fd, [location]))
+            continue
+        except OSError as refusal:
+            if refusal.errno != errno.EINVAL:
+                raise
+        try:
+            links.append(UprobeLink(file_fd, program_fd, [replace(location, semaphore_offset=0)]))
+        except OSError as refusal:
+            raise OSError(refusal.errno, TAKEN) from refusal
+        contested.append(location)
+    return contested
+
+
+def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -> bool:
+    """Raises a location's semaphore from the instruction behind it; gives whether that worked."""
+    if os.pread(file_fd, 1, location.offset) != _NOP:
+        return False  # where the next instruction begins is not known
+    try:
+        nothing = load_uprobe_program("nothing", _NOTHING)
+    except OSError:
+        return False
+    try:
+        links.append(UprobeLink(file_fd, nothing, [replace(location, offset=location.offset + 1)]))
+    except OSError:
+        return False
+    finally:
+        os.close(nothing)
+    return True
 
 
 def close_all(links: Iterable[UprobeLink]) -> None:

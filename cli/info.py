@@ -14,7 +14,7 @@ import typer
 from iaprof.cli.stdout import answering
 from iaprof.cli.table import HEADING, WARM, Column, Table, coloured, terminal_width
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording
+from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording, warnings
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Inventory, Part
@@ -70,6 +70,7 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
     else:
         page.facts("Recording", recording(first))
         page.table("GPUs", _gpus(first))
+    page.texts("Warnings", warnings(found.parts), WARM)
     page.facts("Holds", holds(found.counts))
     page.texts("Lost", lost(found.losses), WARM if found.losses else "")
     if not found.merged:

@@ -12,7 +12,7 @@ import typer
 
 from iaprof.cli.progress import Progress
 from iaprof.cli.quantities import pids, size, size_or_time
-from iaprof.cli.summary import end_line, say
+from iaprof.cli.summary import end_line, no_launches_warning, say, say_end
 from iaprof.cli.symbol_options import WhichSymbols, which_symbols
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
@@ -185,7 +185,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
         session.close()
     progress.clear()
     if not quiet:
-        say(end_line("record", options.output, header, size))
+        say_end("record", options.output, header, size)
     return status
 
 
@@ -198,6 +198,8 @@ def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
 
     def part(path: Path, header: dict[str, Any], size: int) -> None:
         progress.say(end_line("record", path, header, size))
+        if warning := no_launches_warning(header):
+            progress.say(warning)
 
     def nothing(*_: object) -> None:
         pass

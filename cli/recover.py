@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from iaprof.cli.progress import Progress
-from iaprof.cli.summary import end_line, say
+from iaprof.cli.summary import say_end
 from iaprof.cli.symbol_options import WhichSymbols, which_symbols
 from iaprof.formats.errors import UsageError
 from iaprof.formats.files import check_output
@@ -58,7 +58,7 @@ def recover(
     finished = finish(reader, output, write_symbols=None if which is Symbols.NONE else names)
     progress.clear()
     reader.close()
-    say(end_line("recover", output, finished.header, finished.size))
+    say_end("recover", output, finished.header, finished.size)
 
 
 def _nothing(*_: object) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from iaprof.formats.no_launches import MEMBER, sentence
 from iaprof.formats.profile import clean
 from iaprof.formats.quantities import in_bytes
 
@@ -46,6 +47,19 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
         case {"cpu_s": int() | float() as seconds, "peak_bytes": int() as peak}:
             parts.append(f"own cost: {seconds:.2f} s CPU recording, {in_bytes(peak)} peak memory")
     return clean(f"[ iaprof {verb}: {'; '.join(parts)} ]")
+
+
+def say_end(verb: str, output: Path, header: dict[str, Any], size: int) -> None:
+    """Says how it ended: `end_line`, and what makes the capture doubtful."""
+    say(end_line(verb, output, header, size))
+    if warning := no_launches_warning(header):
+        say(warning)
+
+
+def no_launches_warning(header: dict[str, Any]) -> str:
+    """A line about stalls without launches; empty where that is not so."""
+    text = sentence(header.get(MEMBER), header.get("totals", {}).get("stalls"))
+    return clean(f"iaprof: {text}") if text else ""
 
 
 def losses(header: dict[str, Any]) -> str:

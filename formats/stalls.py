@@ -53,6 +53,15 @@ class Layout(Enum):
             return cls.XE2
         return cls.XE3P if major >= 35 else None
 
+    @staticmethod
+    def is_guess(major: int, minor: int) -> bool:
+        """Whether what `from_ip_version` says of this version is a guess.
+
+        No GPU has such a version as far as this iaprof knows, and `from_ip_version` assumes that its records are those
+        of the newest GPU before it, as the driver does until it learns otherwise.
+        """
+        return (major, minor) != (12, 60) and major not in _KNOWN_SINCE_XE2
+
     @property
     def words(self) -> int:
         """How many of a record's 64-bit words hold something."""
@@ -106,6 +115,8 @@ class Layout(Enum):
         into += value
 
 
+_KNOWN_SINCE_XE2 = (20, 30, 35)  # graphics versions; drivers/gpu/drm/xe/xe_pci.c, Linux 6.18
+
 _PVC_FIRST = {
     "active": 29,
     "other": 37,
@@ -124,6 +135,14 @@ _BITS = {
     Layout.XE2: _Bits(2, 29, _XE2_FIRST),
     Layout.XE3P: _Bits(3, 61, {reason: first + 32 for reason, first in _XE2_FIRST.items()}),
 }
+
+
+def guessed_layout(gpu: str, ip_version: str, layout: str) -> str:
+    """The sentence about a GPU whose records are read by a layout that is a guess."""
+    return (
+        f"{gpu} has graphics IP {ip_version}, which this version of iaprof does not know: its stall records are "
+        f"taken for {layout} records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
+    )
 
 
 def significant_words(records: NDArray[np.uint64], layout: Layout) -> list[NDArray[np.uint64]]:

@@ -138,6 +138,41 @@ def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
     return [(canonical(segment[3]), min(segment[6], ADDRESS_MASK)) for segment in segments if segment[0] == _PT_LOAD]
 
 
+def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, int]]:
+    """The kernels of a zebin whose names have so many bytes.
+
+    Args:
+        data: anyone's.
+        shortest: bytes of a name, at least.
+        longest: bytes of a name, at most.
+
+    Returns:
+        Name and canonical address (0 where the zebin was not placed) of each; nothing where it is no zebin.
+    """
+    if len(data) < _HEADER.size or data[:4] != b"\x7fELF":
+        return []
+    header = _HEADER.unpack_from(data)
+    table, entry_size, count, names = header[6], header[11], header[12], header[13]
+    if entry_size != _SECTION.size or table + _SECTION.size > len(data):
+        return []
+    first = _SECTION.unpack_from(data, table)
+    count, names = count or first[5], first[6] if names == _SHN_XINDEX else names
+    if table + count * _SECTION.size > len(data) or not 0 < names < count:
+        return []
+    strings, length = _SECTION.unpack_from(data, table + names * _SECTION.size)[4:6]
+    found: list[tuple[bytes, int]] = []
+    left = length  # sections may share their names
+    for name, kind, _, address, *_ in _SECTION.iter_unpack(data[table : table + count * _SECTION.size]):
+        start = strings + name + len(TEXT_PREFIX)
+        last = min(start + longest + 1, strings + length)
+        if kind == _PROGBITS and data.startswith(TEXT_PREFIX.encode(), strings + name):
+            end = data.find(b"\0", start, last)
+            left -= max(end - start, 0)
+            if end - start >= shortest and left >= 0:
+                found.append((data[start:end], canonical(address)))
+    return found
+
+
 def read_sections(data: bytes) -> list[Section]:
     """The checked section table: every section that has bytes has them inside the file; ZebinError otherwise."""
     if data[:4] != b"\x7fELF":

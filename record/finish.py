@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from numpy.typing import NDArray
 from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
-from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
-from iaprof.formats.sideband import SideBand, decode, sample_columns
+from iaprof.formats.launches import LAUNCH, PIECE_BYTES, LaunchFlags, PieceOf, stack_dtype
+from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
+from iaprof.formats.sideband import Mappings, SideBand, decode, sample_columns
 from iaprof.record.cpu_samples import CpuSamples
-from iaprof.record.described import Described
+from iaprof.record.described import HEAD, Described, about_piece
+from iaprof.record.kernel_names import KernelNames
+from iaprof.record.launch_rows import launch_rows
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.symbols.calls import Needed
@@ -97,6 +101,7 @@ def finish(
             if look is not None:
                 look(frame)
         work.keep_described(spool)
+        work.write_launches(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -116,10 +121,12 @@ class _Finishing:
         self._totals: dict[tuple[str, str], dict[str, Any]] = {}
         self._stalls: list[Frame] = []
         self._stall_records = 0
+        self._launch_frames = array("Q")  # where they are in the spool
         self._launches: list[NDArray[np.void]] = []
         self._launch_rows = 0
         self._stack_ids: set[int] = set()
         self._sideband = SideBand()
+        self._drivers: dict[str, int] = {}  # the first process that mapped each
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
         self._cpu_samples = CpuSamples()
         self._kernels: list[pa.StructArray] = []
@@ -129,6 +136,7 @@ class _Finishing:
         self._metric_rows = 0
         self._described: list[pa.StructArray] = []
         self._described_kernels = Described()
+        self._kernel_names = KernelNames()
         self._first_ns = self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
@@ -155,13 +163,15 @@ class _Finishing:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._flush_stalls()
-        self._flush_launches()
         self._flush_sideband()
         self._flush_kernels()
         self._flush_metrics()
         self._flush_described()
         self._flush_losses()
         cost = _cost(self._footer.get("cost"))
+        unseen = None
+        if self._counts["stalls"] and not self._saw_launches():
+            unseen = no_launches(self._header, self._drivers)
         self._for_symbols.header = self._header
         symbols = self._write_symbols(self._for_symbols, self._writer) if self._write_symbols else None
         return {
@@ -173,7 +183,14 @@ class _Finishing:
             "cost": cost,
             "totals": dict(self._counts),
             "losses": list(self._totals.values()),
+            **({NO_LAUNCHES: unseen} if unseen else {}),
         }
+
+    def _saw_launches(self) -> bool:
+        """Whether there are launches, or were some that were lost."""
+        probes = self._footer.get("probes")
+        fired = probes.get("launches") if isinstance(probes, dict) else 0
+        return bool(fired or self._counts["launches"] or self._counts["carried_launches"])
 
     # Frames
 
@@ -199,10 +216,8 @@ class _Finishing:
             self._flush_stalls()
 
     def _add_launches(self, frame: Frame) -> None:
-        self._launches.append(np.frombuffer(frame.payload, LAUNCH))
-        self._launch_rows += len(self._launches[-1])
-        if self._launch_rows >= ROWS_PER_GROUP:
-            self._flush_launches()
+        np.frombuffer(frame.payload, LAUNCH)  # whether they are some
+        self._launch_frames.append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
@@ -233,6 +248,7 @@ class _Finishing:
         self._keep_elf(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
 
     def _keep_elf(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
+        self._kernel_names.add_module(pid, time, digest, content)
         # The same content may come twice: from the file before this one, and again.
         content = content if digest not in self._digests else None
         row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
@@ -250,6 +266,15 @@ class _Finishing:
         if incomplete := self._described_kernels.incomplete:
             detail = "kernels and modules that were launched, and of which not all had come by the end"
             self._lost(self._last_ns, self._last_ns, "kernels", "unfinished", incomplete, detail)
+
+    def write_launches(self, spool: SpoolReader) -> None:
+        """Writes the launches, once all modules are known: they have whole names."""
+        for position in self._launch_frames:
+            self._launches.append(np.frombuffer(spool.frame_at(position).payload, LAUNCH))
+            self._launch_rows += len(self._launches[-1])
+            if self._launch_rows >= ROWS_PER_GROUP:
+                self._flush_launches()
+        self._flush_launches()
 
     def _add_sideband(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.
@@ -285,6 +310,9 @@ class _Finishing:
 
     def _add_piece(self, frame: Frame) -> None:
         self._described_kernels.add(frame)
+        about = about_piece(frame)
+        if about.what == PieceOf.NAME and about.total < PIECE_BYTES - 1:  # which may be cut, too
+            self._kernel_names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
 
     def _add_loss(self, frame: Frame) -> None:
         row = _object(frame.payload)
@@ -338,20 +366,8 @@ class _Finishing:
         carried = int(np.count_nonzero(launches["flags"] & LaunchFlags.CARRIED))
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried
-        columns = [
-            pa.array(launches["time"]),
-            pa.array(launches["pid"]),
-            pa.array(launches["tid"]),
-            pa.array(launches["cpu"]),
-            _texts(launches["comm"]),
-            pa.array(launches["iba"]),
-            pa.array(launches["address"]),
-            pa.array(launches["size"]),
-            pa.array(launches["stack"]),
-            _texts(launches["name"]),
-            pa.array(launches["flags"]),
-        ]
-        self._write_rows("launch", pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"])))
+        for rows in launch_rows(launches, self._kernel_names):
+            self._write_rows("launch", rows)
 
     def _flush_sideband(self) -> None:
         for kind, rows in (("mapping", self._sideband.mappings), ("process", self._sideband.processes)):
@@ -364,6 +380,7 @@ class _Finishing:
                 for field in KINDS[kind]
             ]
             self._write_rows(kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind])))
+        self._find_drivers(self._sideband.mappings)
         depth = self._header.get("stack_depth")
         stacks, rows = self._cpu_samples.rows(
             sample_columns(self._sideband.samples), depth if isinstance(depth, int) else MAX_DEPTH
@@ -371,6 +388,13 @@ class _Finishing:
         self._write_rows("stack", stacks)
         self._write_rows("cpu_sample", rows)
         self._sideband = SideBand()
+
+    def _find_drivers(self, mappings: Mappings) -> None:
+        found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
+        if not set(found.values()) <= self._drivers.keys():
+            for pid, path in zip(mappings.pid, mappings.path, strict=True):
+                if path in found:
+                    self._drivers.setdefault(found[path], pid)
 
     def _flush_kernels(self) -> None:
         rows, self._kernels, self._kernel_bytes = self._kernels, [], 0
@@ -462,10 +486,3 @@ def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray
     mask = None if null is None else pa.array(null)
     type_ = KINDS["stall"].field("w0").type
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=type_, mask=mask)
-
-
-def _texts(names: NDArray[np.bytes_]) -> pa.Array:
-    """Fixed-size names as strings; each distinct one is decoded once."""
-    encoded = pa.array(names, pa.binary()).dictionary_encode()
-    decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]
-    return pa.array(decoded, pa.string()).take(encoded.indices)

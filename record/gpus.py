@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.formats.errors import UsageError
@@ -76,6 +76,7 @@ class Gpus:
         now = time.monotonic_ns()
         for problem in self.problems:
             self._not_recorded(problem, now)
+        self._warn_of_guesses(self.streams)
         for stream in self.streams:
             self._wait_for(stream)
         loop.every(LOOK_NS, self._look)
@@ -83,6 +84,12 @@ class Gpus:
     def _not_recorded(self, problem: str, now: int) -> None:
         self._journal.loss("devices", "not recorded", None, problem, now, now)
         self._journal.warn(f"not recorded: {problem}")
+
+    def _warn_of_guesses(self, streams: Iterable[StallStream]) -> None:
+        """Once for each GPU; the capture's header has it for each stream."""
+        for guess in dict.fromkeys(stream.device.guess(stream.gt) for stream in streams):
+            if guess:
+                self._journal.warn(guess)
 
     def resume(self) -> None:
         """Samples."""
@@ -175,6 +182,7 @@ class Gpus:
             problems = [str(error)]
         for problem in problems:
             self._not_recorded(problem, now)
+        self._warn_of_guesses(self.streams[first:])
         for stream in self.streams[first:]:
             self._journal.append("streams", _describe(stream))
             self._journal.warn(f"{path} appeared: its GT {stream.gt.id} is recorded too")
@@ -225,6 +233,7 @@ def _describe(stream: StallStream) -> dict[str, Any]:
         "xecores": gt.xecores,
         "ip_version": list(gt.ip_version),
         "layout": stream.layout.value,
+        "layout_guessed": bool(device.guess(gt)),
         "rate_cycles": stream.rate,
         "subsample": stream.subsample,
         "xecore_buffer_bytes": device.xecore_buffer_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import select
 import time
+from collections import Counter as CountOf
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -48,6 +49,7 @@ _LOSSES = {
     Counter.HANDLES_CHANGED: ("launches", "unreadable", "their kernels' handles had another address before"),
     Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
 }
+_WRONG_LENGTH = "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
 
 
 class Launches:
@@ -59,6 +61,7 @@ class Launches:
         self._described: dict[int, None] = {}
         self.libraries: list[dict[str, object]] = []  # as the capture's header has them
         self._last_counters = dict.fromkeys(Counter, 0)
+        self._last_misfits: CountOf[str] = CountOf()  # by what the ring buffer is for
         self._counters_ns = time.monotonic_ns()
         self._piece_bytes = 0
         self.kernels: Kernels | None = None
@@ -234,6 +237,9 @@ class Launches:
                 problem = f"{outcome.path} is not probed: {outcome.problem}"
                 self._journal.loss("launches", "library", None, problem, now, now)
                 self._journal.warn(problem)
+            if outcome.doubt:
+                self._journal.loss("launches", "library", None, f"{outcome.path}: {outcome.doubt}", now, now)
+                self._journal.warn(f"{outcome.path}: {outcome.doubt}")
 
     # Counts and end
 
@@ -244,6 +250,17 @@ class Launches:
             lost = counters[counter] - self._last_counters[counter]
             if lost:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
+        rings = {
+            "launches": (self._probes.launches,),
+            "stacks": (self._probes.stacks,),
+            "kernels": (self._probes.compiled, self._probes.pieces),
+        }
+        for source, of_source in rings.items():
+            misfits = sum(ring.misfits for ring in of_source)
+            if misfits > self._last_misfits[source]:
+                number = misfits - self._last_misfits[source]
+                self._journal.loss(source, "wrong length", number, _WRONG_LENGTH, self._counters_ns, now)
+                self._last_misfits[source] = misfits
         self._last_counters, self._counters_ns = counters, now
 
     def finish(self) -> None:

@@ -435,6 +435,7 @@ class Session:
             "part": self._rotation.number,
             "clock": _clocks(),
             "stack_depth": self._probes.depth,
+            "launches_by": str(options.launches),
             "cpu_hz": options.cpu_hz,
             "metric_interval_ns": options.metric_interval_ns,
             "streams": self._gpus.describe(),

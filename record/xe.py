@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from iaprof.formats.errors import IaprofError, UsageError
-from iaprof.formats.stalls import RECORD_BYTES, Layout
+from iaprof.formats.stalls import RECORD_BYTES, Layout, guessed_layout
 from iaprof.record.pci_ids import device_name
 
 _VERSION = 0xC0406400
@@ -102,6 +102,14 @@ class Device:
             major, minor, _ = gt.ip_version
             raise DeviceError(f"{self.path} has graphics IP {major}.{minor:02}, whose records this iaprof cannot read")
         return layout
+
+    def guess(self, gt: Gt) -> str:
+        """Why the layout of that GT's records is a guess; empty where it is not."""
+        major, minor, _ = gt.ip_version
+        layout = Layout.from_ip_version(major, minor)
+        if layout is None or not Layout.is_guess(major, minor):
+            return ""
+        return guessed_layout(self.path, f"{major}.{minor:02}", layout.value)
 
 
 def find_devices() -> tuple[list[Device], list[str]]:

@@ -15,7 +15,7 @@ from iaprof.formats.profile import clean
 from iaprof.formats.quantities import and_more, counted, in_time, in_utc, or_dash, percent
 from iaprof.report.facts import Facts
 from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory
-from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording
+from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording, warnings
 from iaprof.report.parts import whole_ns
 from iaprof.report.selection import Selection
 from iaprof.report.source_files import NO_SOURCES, SourceFiles
@@ -184,7 +184,7 @@ def _cost_of(part: Part) -> str:
 def _warnings(found: Inventory, facts: Facts | None, newer: Sequence[str]) -> list[str]:
     """What is wrong with all of it, the worst first."""
     losses = [text for loss in found.losses if (text := _loss_warning(loss, found.counts))]
-    said = [*losses, *(_report_warnings(facts) if facts is not None else ())]
+    said = [*warnings(found.parts), *losses, *(_report_warnings(facts) if facts is not None else ())]
     said += [clean(f"{path} was changed after the recording began: its lines may be others") for path in newer]
     if len(said) > _MOST_WARNINGS:
         said[_MOST_WARNINGS:] = [f"and {len(said) - _MOST_WARNINGS:,} more warnings"]

@@ -5,16 +5,20 @@ Headers may be anyone's: what does not have the form it should have is not there
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import sums
+from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
+from iaprof.formats.stalls import guessed_layout
 from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
+_STALLS = "totals", "stalls"
 _ROWS = {
     "stall_reads": "stall",
     "launches": "launch",
@@ -45,6 +49,7 @@ class Stream:
     ip_version: str  # "20.01.0"
     generation: str  # "Xe2"
     layout: str
+    layout_guessed: bool  # the recorder did not know the IP version
     rate_cycles: int | None  # GPU cycles between two samples
     subsample: int  # each record stands for so many
 
@@ -121,6 +126,7 @@ class Part:
     losses: list[Loss]
     cost: Cost
     symbols: Symbols | None
+    warnings: list[str]  # sentences: what a reader has to know, because it makes all of it doubtful
     matched: dict[str, float] | None  # shares of the samples
     imported: str | None  # the text's format, "" if it does not say
     redacted: bool
@@ -160,6 +166,8 @@ def _part(capture: CaptureReader) -> Part:
     wall = header.number("clock", "realtime_ns")
     paused = [last - first for first, last in map(_span, header.items("paused"))]
     libraries = map(_Header, header.items("libraries"))
+    streams = [_stream(each) for each in map(_Header, header.items("streams"))]
+    unseen = capture.header.get(NO_LAUNCHES)
     return Part(
         label=clean(capture.label),
         file=header.text("file"),
@@ -181,12 +189,13 @@ def _part(capture: CaptureReader) -> Part:
         stack_depth=header.number("stack_depth"),
         cpu_hz=header.number("cpu_hz"),
         metric_interval_ns=header.number("metric_interval_ns"),
-        streams=[_stream(each) for each in map(_Header, header.items("streams"))],
+        streams=streams,
         libraries=[Library(each.text("path"), each.number("probes")) for each in libraries],
         counts=_counts(capture, header),
         losses=_losses(header),
         cost=_cost(header, duration),
         symbols=_symbols(header),
+        warnings=[*_guesses(streams), *filter(None, [clean(no_launches_sentence(unseen, header.number(*_STALLS)))])],
         matched=_matched(header),
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
@@ -220,6 +229,10 @@ class _Header:
         """The number there, whole or not."""
         found = self._at(names)
         return float(found) if type(found) in (int, float) and 0 <= found < _MOST else None
+
+    def flag(self, *names: str) -> bool:
+        """Whether true is there."""
+        return self._at(names) is True
 
     def items(self, *names: str) -> list[Any]:
         """The list there; empty where there is none."""
@@ -263,9 +276,15 @@ def _stream(stream: _Header) -> Stream:
         ip_version=ip_version,
         generation=platform.name.replace("_", "-").replace("XE", "Xe") if platform is not None else "",
         layout=stream.text("layout"),
+        layout_guessed=stream.flag("layout_guessed"),
         rate_cycles=stream.number("rate_cycles"),
         subsample=stream.number("subsample") or 1,
     )
+
+
+def _guesses(streams: Sequence[Stream]) -> Iterator[str]:
+    guessed = ((stream.card or stream.device or "a GPU", stream) for stream in streams if stream.layout_guessed)
+    yield from dict.fromkeys(guessed_layout(gpu, stream.ip_version, stream.layout) for gpu, stream in guessed)
 
 
 def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:

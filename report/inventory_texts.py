@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
@@ -82,6 +82,14 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
 
 def _remark(before: str, number: int | None, what: str, many: str = "", behind: str = "") -> str:
     return f"{before}{counted(number, what, many)}{behind}" if number else ""
+
+
+def warnings(parts: Sequence[Part]) -> Iterator[str]:
+    """What each recording says of itself, with its name where there are several."""
+    said = [f"{part.label}: {text}".removeprefix(": ") for part in parts for text in part.warnings]
+    yield from said[:MOST_ROWS]
+    if len(said) > MOST_ROWS:
+        yield f"and {len(said) - MOST_ROWS:,} more"
 
 
 def lost(losses: list[Loss]) -> Iterator[str]:

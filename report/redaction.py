@@ -55,7 +55,7 @@ _DROPPED = {
 _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost", "symbols", "recovered",
-    "matched", "imported",
+    "matched", "imported", "launches_by", "no_launches",
 }  # fmt: skip
 """Members of the header that stay: what a later recorder may add could tell anything."""
 _HEADER_TEXTS = {
@@ -66,6 +66,8 @@ _HEADER_TEXTS = {
     "losses": frozenset({"source", "what"}),
     "symbols": frozenset({"which"}),
     "imported": frozenset({"format"}),
+    "launches_by": frozenset({""}),
+    "no_launches": frozenset({"driver", "by", "way"}),
 }
 """Where in them texts stay: the names of members, or the empty one for the value itself."""
 _HIGHEST = 1 << 63  # kernel addresses are above

@@ -48,5 +48,7 @@ def _gt(name: str, device: xe.Device, gt: xe.Gt) -> Check:
         return Check(GROUP, name, Level.PROBLEM, text, "sudo sysctl dev.xe.observation_paranoid=0")
     except xe.DeviceError as error:
         return Check(GROUP, name, Level.PROBLEM, str(error))
+    if guess := device.guess(gt):
+        return Check(GROUP, name, Level.WARNING, guess)
     xecores = f", {gt.xecores} XeCores" if gt.xecores else ""
     return Check(GROUP, name, Level.OK, f"{device.name}{xecores}, {layout.value} records; free")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
+from iaprof.bpf.usdt import Probe
 from iaprof.formats.errors import IaprofError
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
@@ -23,10 +24,14 @@ def checks() -> Iterator[Check]:
     names: list[str] = []  # of the probes of the library that comes next
     versions: list[str] = []  # of its driver, where that is known by its layout
 
+    def would_probe(_: int, probes: Sequence[Probe]) -> str:
+        names.extend(probe.name for probe in probes)
+        return ""
+
     def would_attach(_: int, layout: Layout, offsets: object) -> None:
         versions.append(layout.version)
 
-    libraries = Libraries(lambda _, probes: names.extend(probe.name for probe in probes), would_attach)
+    libraries = Libraries(would_probe, would_attach)
     every = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in every:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.report.about import about
 from integration.recording import (
     IN_TURN,
     by_instruction,
@@ -155,3 +156,27 @@ def test_a_gpu_that_stops_answering(tmp_path: Path) -> None:
     # and launches were recorded all the while
     launched = sum(launch.count for launch in ledger.launches)
     assert reader.header["totals"]["launches"] >= launched
+
+
+def test_a_gpu_that_nobody_knows_yet_is_recorded_as_the_newest_one(tmp_path: Path) -> None:
+    # given a GPU of an IP version that is in no table, whose records are those of the newest that is
+    with Hardware(tmp_path / "gpu", cards=("future", "bmg")) as hardware:
+        done = record(hardware, tmp_path / "c", "--", *workload("--seconds", 1))
+    # then that is told, once
+    said = (
+        "has graphics IP 41.02, which this version of iaprof does not know: its stall records are taken for xe3p "
+        "records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
+    )
+    assert done.err.count(said) == done.err.count("41.02") == 1
+    # and in the capture, and by who looks at it
+    reader = CaptureReader(tmp_path / "c")
+    assert [(s["layout"], s["layout_guessed"]) for s in reader.header["streams"]] == [("xe3p", True), ("xe2", False)]
+    assert "is a guess" in " ".join(iaprof("info", tmp_path / "c").out.split())
+    [warning] = [text for text in about(reader).warnings if "41.02" in text]  # as the page has it
+    assert "is a guess" in warning
+    # and every sample is there
+    ledger = hardware.ledger()
+    assert sum(len(row["w0"]) for row in reader.table("stall", ("w0",)).to_pylist()) == sum(
+        gt.captured for gt in ledger.gts
+    )
+    assert min(gt.captured for gt in ledger.gts) > 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,8 +15,9 @@ import numpy as np
 import pytest
 
 from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
-from iaprof.bpf.usdt import read_probes
-from iaprof.formats.launches import Counter, LaunchFlags
+from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.usdt import Probe, read_probes
+from iaprof.formats.launches import LAUNCH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build
 from standin import runtime
 
@@ -377,3 +380,128 @@ def test_a_library_without_probes_is_told(tmp_path: Path, closing: list[LaunchPr
     assert [outcome.probes for outcome in outcomes] == [0, 0]
     assert outcomes[0].problem.startswith("it has no probes, and its build (")
     assert "broken ELF file" in outcomes[1].problem
+
+
+def test_records_of_another_length_are_counted_and_not_read(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given a reader that expects longer launches than the programs send
+    probes = probes_on(folder)
+    closing.append(probes)
+    longer = np.dtype([("launch", LAUNCH), ("more", "<u8")])
+    loaded = probes._now()
+    ring = RingBuffer(loaded.fds["launches"], Sizes().launch_pages * os.sysconf("SC_PAGE_SIZE"), longer)
+    # when
+    run(folder, "--launches", 100, "--rate", 0)
+    # then it takes none for one
+    assert len(ring.read()) == 0
+    assert ring.misfits == 100
+    ring.close()
+    # and the room is given back: who expects what is sent reads on
+    run(folder, "--launches", 10, "--rate", 0)
+    assert len(probes.launches.read()) == 10
+
+
+def uprobe(path: Path, offset: int, counter: int) -> int:
+    """A uprobe as perf has it, with the reference counter at that offset in the file, or 0 for none: a descriptor."""
+    kind = int(Path("/sys/bus/event_source/devices/uprobe/type").read_text())
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    attributes = struct.pack("<IIQ40xQQ", kind, 128, counter << 32, ctypes.addressof(name), offset).ljust(128, b"\0")
+    fd = ctypes.CDLL(None, use_errno=True).syscall(298, attributes, -1, 0, -1, 8)  # perf_event_open
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    return int(fd)
+
+
+@pytest.fixture
+def others() -> Iterator[list[int]]:
+    """Uprobes of another tool."""
+    opened: list[int] = []
+    yield opened
+    for fd in opened:
+        os.close(fd)
+
+
+def launch_probe(folder: Path) -> Probe:
+    with runtime.build(folder).library.open("rb") as file:
+        [probe] = read_probes(file, "level_zero", ("launch_kernel",))
+    assert probe.semaphore_offset
+    return probe
+
+
+def test_a_uprobe_of_another_tool_without_a_counter_costs_no_launch(
+    folder: Path, others: list[int], closing: list[LaunchProbes]
+) -> None:
+    # given one at the very place, which does not raise the probe's semaphore
+    probe, library = launch_probe(folder), runtime.build(folder).library
+    others.append(uprobe(library, probe.offset, 0))
+    # when
+    probes = probes_on(folder)
+    closing.append(probes)
+    pid = run(folder, "--launches", 100, "--rate", 0)
+    # then
+    launches = probes.launches.read()
+    assert launches["pid"].tolist() == [pid] * 100
+    assert set(launches["flags"].tolist()) == {0}
+    assert len(probes.compiled.read()) == 1
+    # and without our probes the semaphore is not raised by anything
+    probes.detach()
+    run(folder, "--launches", 100, "--rate", 0)
+    assert len(probes.launches.read()) == 0
+
+
+def test_a_uprobe_of_another_tool_with_the_same_counter_is_no_hindrance(
+    folder: Path, others: list[int], closing: list[LaunchProbes]
+) -> None:
+    probe, library = launch_probe(folder), runtime.build(folder).library
+    others.append(uprobe(library, probe.offset, probe.semaphore_offset))
+    probes = probes_on(folder)
+    closing.append(probes)
+    run(folder, "--launches", 100, "--rate", 0)
+    assert len(probes.launches.read()) == 100
+
+
+def test_a_semaphore_that_cannot_be_raised_is_told(
+    folder: Path, others: list[int], closing: list[LaunchProbes]
+) -> None:
+    # given uprobes without a counter at the place and behind it
+    probe, library = launch_probe(folder), runtime.build(folder).library
+    others += [uprobe(library, probe.offset, 0), uprobe(library, probe.offset + 1, 0)]
+    # when
+    probes = LaunchProbes()
+    closing.append(probes)
+    [outcome] = probes.libraries.installed((str(folder),))
+    # then
+    assert (outcome.problem, outcome.probes) == ("", 2)
+    assert outcome.doubt.startswith("another tool has a uprobe without a reference counter where one of its probes is")
+    # and it fires only while somebody else raises it
+    run(folder, "--launches", 10, "--rate", 0)
+    assert len(probes.launches.read()) == 0
+    with library.open("rb") as file:
+        [other] = read_probes(file, "level_zero", ("compile_kernel",))
+    others.append(uprobe(library, other.offset + 1, probe.semaphore_offset))
+    run(folder, "--launches", 10, "--rate", 0)
+    assert len(probes.launches.read()) == 10
+
+
+def test_a_uprobe_of_another_tool_with_another_counter_is_named(
+    folder: Path, others: list[int], closing: list[LaunchProbes]
+) -> None:
+    # given
+    probe, library = launch_probe(folder), runtime.build(folder).library
+    others.append(uprobe(library, probe.offset, probe.semaphore_offset + 4))
+    # when
+    probes = LaunchProbes()
+    closing.append(probes)
+    [outcome] = probes.libraries.installed((str(folder),))
+    # then nothing is attached, and who is to blame is told
+    assert outcome.probes == 0
+    assert outcome.problem == (
+        "the kernel refuses probes in it (another tool has a uprobe with another reference counter at the same place, "
+        "which the kernel's log calls a ref_ctr_offset mismatch: end that tool, then record again)"
+    )
+    run(folder, "--launches", 10, "--rate", 0)
+    assert probes.counters()[Counter.LAUNCHES] == 0
+    assert len(probes.compiled.read()) == 0
+    # and once that tool has ended, its place is free
+    os.close(others.pop())
+    closing.append(probes_on(folder))
+    run(folder, "--launches", 10, "--rate", 0)
+    assert len(closing[-1].launches.read()) == 10

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.report.about import about
 from integration.recording import (
     IN_TURN,
     by_instruction,
@@ -274,3 +275,26 @@ def test_signals_are_the_commands_too(tmp_path: Path) -> None:
     assert log.read_text().split() == ["ready", "usr1", "term"]
     assert recorder.returncode == 7, errors
     assert CaptureReader(tmp_path / "c").header["recovered"] is False
+
+
+def test_stalls_without_a_launch_are_told_with_what_to_try(tmp_path: Path) -> None:
+    # given a program that calls its driver past the loader, where the library that is put into it sees nothing
+    with Hardware(tmp_path / "gpu") as hardware:
+        words = ("--launches", "inject", "--", *workload("matmul", "--seconds", 1))
+        done = record(hardware, tmp_path / "c", *words)
+    # then
+    reader = CaptureReader(tmp_path / "c")
+    assert (len(reader.table("launch")), len(reader.table("stall")) > 0) == (0, True)
+    records = reader.header["totals"]["stalls"]
+    [said] = [line for line in done.err.splitlines() if "no launch was seen" in line]
+    assert f"mapped libze_intel_gpu.so and {records:,} stall records came: the program may not have taken" in said
+    assert said == done.err.splitlines()[-1]
+    assert said.removeprefix("iaprof: ") in " ".join(iaprof("info", tmp_path / "c").out.split())
+    assert said.removeprefix("iaprof: ") in about(reader).warnings
+
+
+def test_with_launches_nothing_of_the_kind_is_told(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu") as hardware:
+        done = record(hardware, tmp_path / "c", "--", *workload("matmul", "--seconds", 1))
+    assert "no launch was seen" not in done.err
+    assert "no_launches" not in CaptureReader(tmp_path / "c").header

@@ -7,7 +7,7 @@
  * drops them. Everything that was made is in the ledger, by (pid, launching stack, kernel, offset, reason): what of it was dropped,
  * and what nobody read. produced - dropped - unread is what a reader got, exactly.
  *
- *   --device bmg|lnl|ptl|pvc|xe3p   what the driver says of a card; sets its layout, too (default bmg). Once for each card
+ *   --device bmg|lnl|ptl|pvc|xe3p|future   what the driver says of a card; sets its layout, too (default bmg). Once for each card
  *   --layout pvc|xe2|xe3p           where the fields of a record are, on all cards
  *   --unplugged CARD                is not there until it is plugged in (counted from 0)
  *   --xecores N (20)  --gts N (1; 2 for pvc)   of each card
@@ -83,6 +83,7 @@ static const struct device {
     {"ptl", "xe2", 0xb080, 30, 0, 30, 2, 1, 48, 0, 19200000},
     {"pvc", "pvc", 0x0bd5, 12, 60, 0, 0, 2, 57, 1, 25000000},
     {"xe3p", "xe3p", 0xd750, 35, 10, 35, 3, 1, 57, 0, 19200000},
+    {"future", "xe3p", 0xfff0, 41, 2, 35, 3, 1, 57, 0, 19200000}, /* one that nobody knows yet */
 };
 
 /* One possible set of counters, as numbers and as bits of a record. */

@@ -73,6 +73,7 @@ CARDS = {
     "ptl": Card(0xB080, 1, True, False),
     "pvc": Card(0x0BD5, 2, False, True),
     "xe3p": Card(0xD750, 1, True, False),
+    "future": Card(0xFFF0, 1, True, False),  # one that nobody knows yet
 }
 
 # enums in protocol.h

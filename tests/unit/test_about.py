@@ -21,7 +21,7 @@ from iaprof.symbols.cpu_frames import ModuleNames
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named
 from unit.capturing import capture, launch, record, stall
-from unit.test_info import FULL, SECOND, full
+from unit.test_info import FULL, GUESS, GUESSED, SECOND, full
 
 GOOD = Facts(records=100, stalls=800, matched=Matched(800, 800, 800, 400))
 
@@ -179,3 +179,8 @@ def test_files_without_names_are_said(tmp_path: Path) -> None:
 
 def module(path: str) -> ModuleNames:
     return ModuleNames(Module(ModuleKind.FILE, path), 1, {}, Named())
+
+
+def test_a_layout_that_was_guessed_is_the_first_warning(tmp_path: Path) -> None:
+    path = full(tmp_path / "cap.parquet", streams=[GUESSED])
+    assert of(path).warnings[0] == GUESS

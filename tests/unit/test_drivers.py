@@ -109,10 +109,11 @@ class Machine:
         return path
 
     def libraries(self, launches: LaunchesBy) -> Libraries:
-        def attach(_: int, what: Sequence[Probe] | Layout, *__: object) -> None:
+        def attach(_: int, what: Sequence[Probe] | Layout, *__: object) -> str:
             if self.kernel_refuses:
                 raise self.kernel_refuses
             self.attached.append(what)
+            return ""
 
         return Libraries(attach, attach, launches.ways)
 

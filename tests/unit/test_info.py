@@ -180,7 +180,8 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 "streams": [{
                     "card": "card0", "device": "/dev/dri/renderD128", "name": "Ponte Vecchio (Xe-HPC)",
                     "pci_address": "0000:03:00.0", "tile": 0, "gt": 0, "xecores": 64, "ip_version": "12.60.0",
-                    "generation": "Xe-HPC", "layout": "pvc", "rate_cycles": 1757, "subsample": 8,
+                    "generation": "Xe-HPC", "layout": "pvc", "layout_guessed": False, "rate_cycles": 1757,
+                    "subsample": 8,
                 }],
                 "cost": {
                     "cpu_s": 4.0, "compile_cpu_s": 0.75, "cpu_percent": 2.0, "finish_cpu_s": 0.4,
@@ -188,7 +189,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                     "probe_ns_per_launch": 1250.0,
                 },
                 "symbols": {"which": "needed", "modules": 6, "addresses": 1065, "named": 1023},
-                "matched": FULL["matched"], "imported": None, "redacted": True, "recovered": True,
+                "warnings": [], "matched": FULL["matched"], "imported": None, "redacted": True, "recovered": True,
             }
         ],
     }  # fmt: skip
@@ -252,3 +253,27 @@ def test_headers_from_anyone(
     assert len(found.parts) == 1 + is_merged
     assert json.dumps(asdict(found))
     assert all(labels([about, changed]))
+
+
+GUESSED = STREAM | {"ip_version": [41, 2, 0], "layout": "xe3p", "layout_guessed": True}
+GUESS = (
+    "card0 has graphics IP 41.02.0, which this version of iaprof does not know: its stall records are taken for xe3p "
+    "records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
+)
+
+
+def test_a_layout_that_was_guessed_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # given a GPU of two tiles that the recorder did not know
+    path = full(tmp_path / "cap.parquet", streams=[GUESSED, GUESSED | {"tile": 1}])
+    # then it is told once, wrapped
+    text = shown(path, capsys)
+    [warnings] = [group for group in text.split("\n\n") if group.startswith("Warnings")]
+    assert " ".join(warnings.split()) == f"Warnings {GUESS}"
+    verb.info(path, as_json=True)
+    [part] = json.loads(capsys.readouterr().out)["parts"]
+    assert part["warnings"] == [GUESS]
+    assert [stream["layout_guessed"] for stream in part["streams"]] == [True, True]
+    # and of a merged capture with its name
+    merge([path, full(tmp_path / "other.parquet", part=3)], tmp_path / "all")
+    [label, _] = [part.label for part in inventory(CaptureReader(tmp_path / "all")).parts]
+    assert f"{label}: {GUESS}" in " ".join(shown(tmp_path / "all", capsys).split())

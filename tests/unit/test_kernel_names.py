@@ -1,160 +1,195 @@
-"""What kernels are called in reports: demangled, and told apart where different code has one name."""
+"""The names of launches in a capture: whole where a module of the process has them, and marked where they are cut."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Collection
+import hashlib
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from iaprof.formats.export import Export
-from iaprof.formats.folded import Folded
-from iaprof.formats.profile import Shape
-from iaprof.formats.zebin import read_zebin
-from iaprof.report.gpu_module import GpuModule, GpuModules
-from iaprof.report.platforms import Platform
-from iaprof.report.profile import build
-from unit.capturing import capture, launch, record, stall
-from unit.elfwriter import kernel, zebin
-from unit.zebins import debug_elf, disassembly, line_rows
+from iaprof.formats.launches import LAUNCH, LaunchFlags
+from iaprof.formats.zebin import kernel_names
+from iaprof.record.finish import finish
+from iaprof.record.kernel_names import KernelNames
+from iaprof.record.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
+from iaprof.record.placed_elf import PlacedKernel, compose
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from unit.test_described import Piece, described
+from unit.zebins import debug_elf, plain_zebin
 
-BASIC = {"bmg": 0x8000_FFBE_0000, "lnl": 0x8001_FFFE_5000, "ptl": 0x8001_FFFE_4000}  # where multiply_basic lies
-
-
-def folded(path: Path, shape: Shape = Shape()) -> str:  # noqa: B008 (it is frozen)
-    out = io.StringIO()
-    with GpuModules() as modules:
-        Folded().write(Export(build(CaptureReader(path), modules).profile), shape, out)
-    return out.getvalue()
+PLACE = 0xFFFF_8001_0000_0000  # sign-extended, as some devices have it
+PREFIX = "_ZTSN4sycl3_V16detail19__pf_kernel_wrapperIZN4dpnp6kernelsEE_" + "x" * 20
+assert len(PREFIX) > 63
 
 
-def recorded(path: Path, devices: list[str], module: str = "matmul") -> Path:
-    """A capture of one process that compiled a module for each device, and has one stall at each one's beginning."""
-    kernels = [
-        {"time_ns": 1, "pid": 7, "path": device, "digest": device.encode() * 8, "size": 1,
-         "elf": debug_elf(device, module)}
-        for device in devices
-    ]  # fmt: skip
-    launches = [launch(10 + i, 7, BASIC[device], size=1024, name="multiply_basic") for i, device in enumerate(devices)]
-    stalls = [stall(1000, *(record(BASIC[device], sbid=1 + i) for i, device in enumerate(devices)))]
-    return capture(path, kernel=kernels, launch=launches, stall=stalls)
+@dataclass(frozen=True)
+class Launched:
+    """A launch with the name that it has room for."""
+
+    name: str
+    address: int = PLACE
+    pid: int = 7
+    time: int = 500
+    flags: int = 0
 
 
-def test_one_code_at_two_addresses_is_one_kernel(tmp_path: Path) -> None:
-    # given modules that hold the same code, compiled for two GPUs of a generation
-    text = folded(recorded(tmp_path / "c", ["bmg", "lnl"]))
-    # then their stalls come together
-    (line,) = text.splitlines()
-    assert line.endswith(" 3")
-    assert "/build/zebin/src/matmul.cl_[G];multiply_basic_[G];" in line
+def records(launches: Iterable[Launched]) -> np.ndarray:
+    rows = list(launches)
+    made = np.zeros(len(rows), LAUNCH)
+    for row, launch in zip(made, rows, strict=True):
+        row["time"], row["pid"], row["flags"] = launch.time, launch.pid, launch.flags
+        row["address"], row["name"] = launch.address, launch.name.encode()[:63]
+    return made
 
 
-def test_different_code_of_one_name_is_told_apart(tmp_path: Path) -> None:
-    # given a third module whose code is another
-    text = folded(recorded(tmp_path / "c", ["bmg", "lnl", "ptl"]))
-    # then it has a name of its own, and the other two have one together
-    counts = {
-        line.split("matmul.cl_[G];")[1].split("_[G]")[0]: int(line.rsplit(" ", 1)[1]) for line in text.splitlines()
-    }
-    assert sorted(counts.values()) == [3, 3]
-    assert len(counts) == 2
-    assert all(name.startswith("multiply_basic [code ") for name in counts)
-    # which is the same in every report
-    assert folded(tmp_path / "c") == text
+def elf_of(*kernels: tuple[str, int]) -> bytes:
+    return compose(None, [PlacedKernel(name, address, b"code" * 4) for name, address in kernels])
 
 
-def test_code_that_differs_in_a_number_only_is_told_apart(tmp_path: Path) -> None:
-    # given two processes with the same module, but for one byte of an operand
-    elf = debug_elf("bmg", "matmul")
-    code = read_zebin(elf).kernels[0].code
-    at = elf.index(code) + 0x20  # and (1) ... 0xFF: its immediate is in the last four bytes
-    changed = elf[: at + 13] + bytes([elf[at + 13] ^ 1]) + elf[at + 14 :]
-    text = folded(compiled(tmp_path / "c", {7: elf, 8: changed}, BASIC["bmg"], offset=0x20))
-    # then mnemonic, line and offset are the same, the names are not
-    names = [line.split(";")[-4] for line in text.splitlines()]
-    assert len(set(names)) == 2
-    assert all(re.fullmatch(r"multiply_basic \[code [0-9a-f]{6}\]_\[G\]", name) for name in names)
-    # but one that is in both is
-    text = folded(compiled(tmp_path / "d", {7: elf, 8: changed}, BASIC["bmg"] + 0x400))
-    assert {line.split(";")[-4] for line in text.splitlines()} == {"multiply_local_access_[G]"}
+def module(spool: Spool, elf: bytes, pid: int = 7, time: int = 100, with_content: bool = True) -> None:
+    about = {"pid": pid, "path": "/x", "digest": hashlib.sha256(elf).hexdigest(), "size": len(elf)}
+    meta = json.dumps(about | {"content": with_content}).encode()
+    spool.write(FrameKind.KERNEL, meta, elf if with_content else b"", time=time, part=len(meta))
 
 
-def compiled(path: Path, modules: dict[int, bytes], address: int, offset: int = 0, name: str = "") -> Path:
-    """A capture of processes that each compiled a module, launched the kernel at `address` and stalled in it."""
-    kernels = [
-        {"time_ns": 1, "pid": pid, "path": f"/m{pid}", "digest": bytes([pid]) * 32, "size": 1, "elf": elf}
-        for pid, elf in modules.items()
-    ]
-    hour = 3_600 * 10**9  # between processes, so that they are told apart
-    launches = [launch(hour * pid, pid, address, stack=0, size=1024, name=name) for pid in modules]
-    stalls = [stall(hour * pid + 5, record(address + offset, sbid=5), begin_ns=hour * pid) for pid in modules]
-    return capture(path, kernel=kernels, launch=launches, stall=stalls)
+def names_of(spool: Spool) -> list[str]:
+    """Of the launches, in their order."""
+    spool.close()
+    output = spool.path.with_name("capture")
+    finish(SpoolReader(spool.path), output)
+    found: list[str] = CaptureReader(output).table("launch")["name"].to_pylist()
+    return found
 
 
-def test_a_module_without_debug_information(tmp_path: Path) -> None:
-    """Such as the driver's own kernels are: names and instructions, no source."""
-    code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
-    elf = zebin([kernel("CopyBufferRectBytes2d", code, 0x10000)])
-    path = compiled(tmp_path / "c", {7: elf}, 0x10000, offset=0x20)
-    expected = "app;7;[no stack];-;CopyBufferRectBytes2d_[G];and_[g];sbid_[g];0x20_[g] 5\n"
-    for shape in (Shape(), Shape(gpu_lines=True, gpu_dirs=True)):
-        assert folded(path, shape) == expected
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
 
 
-@pytest.mark.parametrize(
-    ("shape", "frames"),
-    [
-        (Shape(), "/build/zebin/src/attention.clcpp_[G];attention_scores_[G];WORKGROUP_[G];APPLY_[G]"),
-        (
-            Shape(gpu_lines=True),
-            "/build/zebin/src/attention.clcpp_[G];attention_scores line 29_[G];"
-            "WORKGROUP reduce.h line 16_[G];APPLY reduce.h line 4_[G]",
-        ),
-        (
-            Shape(gpu_dirs=True),
-            "build_[G];zebin_[G];src_[G];attention.clcpp_[G];attention_scores_[G];WORKGROUP_[G];APPLY_[G]",
-        ),
-    ],
-)
-@pytest.mark.parametrize("device", ["bmg", "lnl", "ptl"])
-def test_inlined_functions_lines_and_folders(tmp_path: Path, device: str, shape: Shape, frames: str) -> None:
-    # given a stall in a function of a header, inlined twice
-    elf = debug_elf(device, "attention")
-    (attention,) = read_zebin(elf).kernels
-    rows = line_rows(device, "attention")
-    offset, text = next(
-        (offset, text)
-        for offset, text in disassembly(device, "attention", "attention_scores")
-        if rows.at(attention.address + offset) == ("/build/zebin/src/lib/reduce.h", 4)
-    )
-    mnemonic = re.sub(r"^\([^)]*\)\s*", "", text).split()[0].split(".")[0]
-    # when
-    found = folded(compiled(tmp_path / "c", {7: elf}, attention.address, offset), shape)
+def launch(spool: Spool, *launches: Launched) -> None:
+    spool.write(FrameKind.LAUNCHES, records(launches).tobytes(), time=600)
+
+
+@pytest.mark.parametrize("length", [1, 62, 63, 64, 300, 16_000])
+def test_a_name_is_as_long_as_the_module_says(spool: Spool, length: int) -> None:
+    name = "k" * length
+    launch(spool, Launched(name), Launched(name))
+    module(spool, elf_of((name, PLACE)))  # whatever comes first
+    assert names_of(spool) == [name, name]
+
+
+def test_names_that_begin_alike_go_by_their_addresses(spool: Spool) -> None:
+    # given kernels of one template in two processes
+    kernels = [(f"{PREFIX}{n}", PLACE + 4096 * n) for n in range(50)]
+    other = [(f"{PREFIX}other{n}", PLACE + 4096 * n) for n in range(50)]
+    module(spool, elf_of(*kernels))
+    module(spool, elf_of(*other), pid=8)
+    order = random.Random(1).choices(range(50), k=500)
+    launch(spool, *(Launched(PREFIX, PLACE + 4096 * n, pid) for n in order for pid in (7, 8)))
+    # an address is the same whether it is sign-extended or not
+    launch(spool, Launched(PREFIX, PLACE + 4096 & (1 << 48) - 1))
+    expected = [names[n][0] for n in order for names in (kernels, other)]
+    assert names_of(spool) == [*expected, kernels[1][0]]
+
+
+def test_another_kernel_at_the_same_place_goes_by_time(spool: Spool) -> None:
+    for time in (100, 200, 300):
+        module(spool, elf_of((f"{PREFIX}{time}", PLACE)), time=time)
+    launch(spool, *(Launched(PREFIX, time=time) for time in (50, 100, 199, 200, 250, 300, 999)))
+    assert names_of(spool) == [f"{PREFIX}{time}" for time in (100, 100, 100, 200, 200, 300, 300)]
+
+
+def test_what_nobody_knows_stays_cut_and_says_so(spool: Spool) -> None:
+    # given a kernel that no module has at its address, be there one of a name that begins alike or not
+    module(spool, elf_of((f"{PREFIX}1", PLACE)))
+    module(spool, elf_of((f"{PREFIX}2", PLACE), ("short", PLACE + 4096)), pid=9)
+    elsewhere, other_process = Launched(PREFIX, PLACE + 64), Launched(PREFIX, PLACE, 8)
+    another = Launched("y" * 100)
+    launch(spool, elsewhere, other_process, another, Launched("y" * 62), Launched("short", PLACE + 4096, 9))
     # then
-    workgroup = "float reduce::workgroup<float, reduce::Max>(float, float AS3*)"
-    frames = frames.replace("WORKGROUP", workgroup).replace("APPLY", "reduce::Max::apply(float, float)")
-    assert found == f"app;7;[no stack];-;{frames};{mnemonic}_[g];sbid_[g];0x{offset:x}_[g] 5\n"
+    cut = PREFIX[:63] + "…"
+    assert names_of(spool) == [cut, cut, "y" * 63 + "…", "y" * 62, "short"]
 
 
-def test_only_kernels_with_stalls_are_read(tmp_path: Path) -> None:
-    # given two modules, and stalls in one kernel of one of them
-    path = compiled(tmp_path / "c", {7: debug_elf("bmg", "matmul"), 8: debug_elf("ptl", "matmul")}, BASIC["bmg"])
-    asked = []
+def test_without_an_address_only_one_that_is_alone_is_meant(spool: Spool) -> None:
+    module(spool, elf_of((f"{PREFIX}1", PLACE), ("z" * 80, PLACE + 64)))
+    module(spool, elf_of((f"{PREFIX}1", PLACE), (f"{PREFIX}2", PLACE + 64)), pid=8)
+    module(spool, elf_of((f"{PREFIX}unplaced", 0)), pid=9)
+    flags = LaunchFlags.BAD_ARGS
+    launch(spool, Launched(PREFIX, 0, 7, flags=flags), Launched(PREFIX, 0, 8, flags=flags), Launched(PREFIX, PLACE, 9))
+    assert names_of(spool) == [f"{PREFIX}1", f"{PREFIX[:63]}…", f"{PREFIX}unplaced"]
 
-    class Asked(GpuModules):
-        def load(
-            self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None, texts: bool = True
-        ) -> GpuModule:
-            asked.append((elf, only))
-            return super().load(elf, platform, only, texts)
 
+def test_a_module_that_another_process_has_too_comes_without_content(spool: Spool) -> None:
+    elf = elf_of((f"{PREFIX}1", PLACE))
+    module(spool, elf)
+    module(spool, elf, pid=8, with_content=False)
+    launch(spool, Launched(PREFIX, pid=8))
+    assert names_of(spool) == [f"{PREFIX}1"]
+
+
+def test_names_of_kernels_that_were_described_by_their_launch(spool: Spool) -> None:
+    # given two that begin alike, of one of which no code has come
+    names = [f"{PREFIX}{n}" for n in range(2)]
+    pieces = [*described(names[0], b"code", address=PLACE), Piece(names[1].encode(), address=PLACE + 4096)]
+    for piece in pieces:
+        spool.write(FrameKind.PIECE, piece.frame(), time=500)
+    launch(spool, *(Launched(PREFIX, PLACE + 4096 * n, time=2_000_000) for n in (0, 1)))
+    assert names_of(spool) == names
+
+
+def test_names_may_be_any_bytes(spool: Spool) -> None:
+    name = "ü" * 31 + "é€" + "\x1b"  # is cut within the é
+    module(spool, elf_of((name, PLACE)))
+    launch(spool, Launched(name), Launched(name, PLACE + 64))
+    assert names_of(spool) == [name, "ü" * 31 + "\\xc3…"]
+
+
+def test_long_names_of_many_launches_need_little_memory() -> None:
+    # given many launches of kernels with names as long as they can be
+    names = KernelNames()
+    for number in range(100):
+        names.add(7, 1, PLACE + 64 * number, (PREFIX + f"{number:05}").ljust(16_000, "n").encode())
+    launches = records(Launched(PREFIX, PLACE + 64 * (number % 100)) for number in range(20_000))
     # when
-    with Asked() as modules:
-        report = build(CaptureReader(path), modules)
-    # then both were looked at for what lies where, and the kernel alone for the rest
-    elf, other = debug_elf("bmg", "matmul"), debug_elf("ptl", "matmul")
-    assert asked == [(elf, ()), (other, ()), (elf, {BASIC["bmg"]})]
-    assert report.facts.problems == {}
+    groups = list(launch_rows(launches, names))
+    # then they come in groups of which each is small, and together all
+    assert max(group.nbytes for group in groups) < 1.5 * NAME_BYTES_PER_GROUP
+    assert sum(map(len, groups)) == 20_000
+    assert [name.as_py()[: len(PREFIX) + 5] for group in groups for name in group.field("name")][:3] == [
+        f"{PREFIX}{number:05}" for number in range(3)
+    ]
+
+
+def test_names_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iaprof.record.kernel_names.MAX_KEPT_BYTES", 1000)
+    names = KernelNames()
+    for number in range(20):
+        names.add(7, 1, PLACE + 64 * number, f"{PREFIX}{number:03}".encode())
+    found = names.of(records(Launched(PREFIX, PLACE + 64 * number) for number in range(20)))
+    whole = [text for text in found.texts if not text.endswith("…") and len(text) > 63]
+    assert 5 < len(whole) < 20
+
+
+def test_which_kernels_of_a_real_zebin_have_long_names() -> None:
+    for data, placed in ((debug_elf("bmg", "matmul"), True), (plain_zebin("bmg", "matmul"), False)):
+        found = dict(kernel_names(data, 20, 100))
+        assert set(found) == {b"multiply_local_access", b"multiply_local_access_and_tiling"}
+        assert all(bool(address) is placed for address in found.values())
+    assert kernel_names(debug_elf("bmg", "matmul"), 63, 100) == []
+
+
+def test_damaged_zebins_have_fewer_names_or_none() -> None:
+    data, chance = debug_elf("bmg", "matmul"), random.Random(1)
+    for _ in range(2000):
+        damaged = bytearray(data[: chance.choice([len(data), chance.randrange(len(data))])])
+        for _ in range(chance.randrange(1, 8)):
+            damaged[chance.randrange(min(len(damaged), chance.choice([64, len(damaged)])))] = chance.randrange(256)
+        found = kernel_names(bytes(damaged), 1, 1000)
+        assert sum(len(name) for name, _ in found) <= len(data)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.stalls import REASONS, Layout, significant_words
+from iaprof.report.platforms import Platform
 
 # First and last bit of each field, from the driver's structures.
 PVC = {
@@ -58,3 +59,24 @@ def test_every_field_of_random_records(layout: Layout, fields: dict[str, tuple[i
 )
 def test_layout_by_ip_version(version: tuple[int, int], layout: Layout | None) -> None:
     assert Layout.from_ip_version(*version) is layout
+
+
+@pytest.mark.parametrize(
+    ("version", "layout"),
+    [
+        ((12, 60), None),
+        ((20, 1), None),
+        ((30, 4), None),
+        ((35, 11), None),
+        ((25, 0), Layout.XE2),
+        ((34, 0), Layout.XE2),
+        ((36, 0), Layout.XE3P),
+        ((200, 3), Layout.XE3P),
+    ],
+)
+def test_a_version_of_no_gpu_that_is_known_is_a_guess(version: tuple[int, int], layout: Layout | None) -> None:
+    """One that the decoder does not know, either."""
+    assert Layout.is_guess(*version) is (layout is not None)
+    assert (Platform.from_ip_version(*version) is None) is (layout is not None)
+    if layout is not None:
+        assert Layout.from_ip_version(*version) is layout

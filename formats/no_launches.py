@@ -1,0 +1,87 @@
+"""A recording that has stalls and no launch although a driver was used: what its header says of it, and in words.
+
+`no_launches` in the header is an object: `driver`, the name of the driver's library without its version; `pid`, the
+first process that mapped it; `by`, what --launches was; `way`, how launches in that driver were to be had (`probes`,
+`attach`, `inject`), null where they could not be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+MEMBER = "no_launches"
+LEVEL_ZERO, OPENCL = "libze_intel_gpu.so", "libigdrcl.so"
+DRIVERS = (LEVEL_ZERO, OPENCL)
+_INJECT = "inject"
+
+
+def driver_at(path: str) -> str:
+    """Which of the drivers a library is; empty where it is none."""
+    name = os.path.basename(path)
+    return next((driver for driver in DRIVERS if name.startswith(driver)), "")
+
+
+def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[str, object] | None:
+    """What the header says of it; None where no driver was mapped.
+
+    Args:
+        header: `launches_by` and `libraries` of the recording.
+        drivers: the first process that mapped it, by driver.
+    """
+    driver = next((each for each in DRIVERS if each in drivers), None)
+    if driver is None:
+        return None
+    ways: dict[str, str] = {}
+    libraries = header.get("libraries")
+    for library in libraries if isinstance(libraries, list) else ():
+        match library:
+            case {"path": str(path), "way": str(way), "probes": int(probes)} if probes:
+                ways[way if way == _INJECT else driver_at(path)] = way
+    by = header.get("launches_by")
+    return {
+        "driver": driver,
+        "pid": drivers[driver],
+        "by": by if isinstance(by, str) else "auto",
+        "way": ways.get(_INJECT) or ways.get(driver),
+    }
+
+
+def sentence(said: object, stalls: int | None) -> str:
+    """What a header's `no_launches` means, and what to try; empty where it says nothing.
+
+    Args:
+        said: that member; the header may be anyone's.
+        stalls: how many records of stalls there are; None where that is not known.
+    """
+    match said:
+        case {"driver": str(driver), "pid": int(pid), "by": str(by), "way": str() | None as way} if driver in DRIVERS:
+            number = "" if stalls is None else f"{stalls:,} "
+            advice = _advice(driver, by, way)
+            return f"no launch was seen, though process {pid} mapped {driver} and {number}stall records came: {advice}"
+    return ""
+
+
+def _advice(driver: str, by: str, way: str | None) -> str:
+    if way == _INJECT or by == _INJECT:
+        if driver == OPENCL:
+            return "--launches=inject sees no OpenCL; try --launches=attach"
+        return (
+            "the program may not have taken the library that iaprof puts into it, or does not call the driver through "
+            "the Level Zero loader; try --launches=attach, after 'sudo iaprof calibrate' if the driver's build is not "
+            "known"
+        )
+    if way is not None:
+        return (
+            "the kernels may have been launched before the recording began, or by a graphics or media driver; start "
+            "the program with 'sudo iaprof record -- COMMAND'"
+        )
+    if by == "probes":
+        return "the driver has no launch_kernel and compile_kernel probes; try --launches=auto"
+    if driver == OPENCL:
+        return "this build of the driver is not known; try a build that is (see docs/opencl.md)"
+    return (
+        "this build of the driver is not known; run 'sudo iaprof calibrate' and record again, or try "
+        "'sudo iaprof record --launches=inject -- COMMAND'"
+    )

@@ -1,0 +1,141 @@
+"""Whole names of the kernels of which a launch has the first 63 bytes only: the modules that processes made have them.
+
+A name that is cut is a kernel's only if the process has a kernel of that name at the launch's address, or one alone
+that nothing says the address of. Else it stays cut and ends in CUT: a guess would be a wrong name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture import MAX_TEXT_BYTES
+from iaprof.formats.distinct import distinct
+from iaprof.formats.launches import NAME_BYTES
+from iaprof.formats.zebin import canonical, kernel_names
+
+CUT = "…"
+CUT_BYTES = NAME_BYTES - 1  # what a launch has of a longer name
+MAX_KEPT_BYTES = 64 << 20  # of names; a kernel's has some hundred
+_ADDRESS_MASK = np.uint64((1 << 48) - 1)
+
+
+@dataclass(frozen=True)
+class LaunchNames:
+    """The names of some launches."""
+
+    texts: list[str]
+    of: NDArray[np.int64]  # of each launch, an index into `texts`
+
+
+class KernelNames:
+    """What the modules of a recording call their kernels, as far as launches cannot."""
+
+    def __init__(self) -> None:
+        self._left = MAX_KEPT_BYTES
+        self._placed: dict[tuple[int, int], dict[tuple[int, bytes], None]] = defaultdict(
+            dict
+        )  # time and name, by place
+        self._begin: dict[tuple[int, bytes], dict[bytes, bool]] = defaultdict(
+            dict
+        )  # names, and whether a place is known
+        self._of_module: dict[str, list[tuple[bytes, int]]] = {}  # by digest
+
+    def add_module(self, pid: int, time_ns: int, digest: str, elf: bytes | None) -> None:
+        """A module that a process has.
+
+        Args:
+            pid: of the process.
+            time_ns: since when.
+            digest: of the ELF file.
+            elf: its content; None where that was there before.
+        """
+        if elf is not None and digest not in self._of_module:
+            names = kernel_names(elf, CUT_BYTES, MAX_TEXT_BYTES)
+            length = sum(len(name) for name, _ in names)
+            self._of_module[digest] = names if length <= self._left else []
+            self._left -= min(length, self._left)
+        for name, address in self._of_module.get(digest, ()):
+            self.add(pid, time_ns, address, name)
+
+    def add(self, pid: int, time_ns: int, address: int, name: bytes) -> None:
+        """A kernel that a process has; at address 0 where its place is not known."""
+        if len(name) < CUT_BYTES or len(name) > self._left or len(_text(name).encode()) > MAX_TEXT_BYTES:
+            return
+        self._left -= len(name)
+        known = self._begin[pid, name[:CUT_BYTES]]
+        known[name] = known.get(name, False) or bool(address)
+        if address:
+            self._placed[pid, canonical(address)][time_ns, name] = None
+
+    def of(self, launches: NDArray[np.void]) -> LaunchNames:
+        """The names of launches, given as LAUNCH[n]: whole, or cut and marked."""
+        encoded = pa.array(launches["name"], pa.binary()).dictionary_encode()
+        begins = [bytes(name).split(b"\0", 1)[0] for name in encoded.dictionary.to_pylist()]
+        texts = [_text(begin) for begin in begins]
+        of = encoded.indices.to_numpy().astype(np.int64)
+        is_cut = np.array([len(begin) == CUT_BYTES for begin in begins], bool)
+        rows = np.flatnonzero(is_cut[of]) if len(begins) else np.empty(0, np.int64)
+        if len(rows):
+            self._complete(launches, rows, begins, texts, of)
+        return LaunchNames(texts, of)
+
+    def _complete(
+        self,
+        launches: NDArray[np.void],
+        rows: NDArray[np.int64],
+        begins: list[bytes],
+        texts: list[str],
+        of: NDArray[np.int64],
+    ) -> None:
+        """Replaces the names of these rows in `of`, and adds to `texts`: once for each kernel that was launched."""
+        pids, addresses, times = (launches[name][rows] for name in ("pid", "address", "time"))
+        addresses = addresses & _ADDRESS_MASK
+        firsts, kind = distinct(pids, *_halves(addresses), of[rows])
+        order = np.argsort(kind, kind="stable")
+        ends = np.searchsorted(kind[order], np.arange(len(firsts)), "right")
+        numbers: dict[str, int] = {}
+
+        def number(text: str) -> int:
+            if text not in numbers:
+                numbers[text] = len(texts)
+                texts.append(text)
+            return numbers[text]
+
+        result = np.empty(len(rows), np.int64)
+        start = 0
+        for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+            members, start = order[start:end], end
+            versions = self._versions(int(pids[first]), int(addresses[first]), begins[of[rows[first]]])
+            since = np.array([time for time, _ in versions], np.uint64)
+            names = np.array([number(name) for _, name in versions], np.int64)
+            version = np.searchsorted(since, times[members], "right") - 1
+            result[members] = names[np.maximum(version, 0)]
+        of[rows] = result
+
+    def _versions(self, pid: int, address: int, begin: bytes) -> list[tuple[int, str]]:
+        """What a kernel is called, since when; at least one name."""
+        there = self._placed.get((pid, address), ()) if address else ()
+        placed = sorted((time, name) for time, name in there if name.startswith(begin))
+        if placed:
+            return [(time, _text(name)) for time, name in placed]
+        known = self._begin.get((pid, begin), {})
+        if len(known) == 1:
+            [(name, is_placed)] = known.items()
+            if not (address and is_placed):
+                return [(0, _text(name))]
+        return [(0, _text(begin) + CUT)]
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _halves(addresses: NDArray[np.uint64]) -> Iterable[NDArray[np.uint64]]:
+    """Numbers of 24 bits, as `distinct` takes them."""
+    return addresses >> np.uint64(24), addresses & np.uint64((1 << 24) - 1)

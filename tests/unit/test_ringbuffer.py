@@ -1,0 +1,182 @@
+"""Records of a BPF ring buffer, in memory that is laid out as the kernel lays it out."""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import Counter
+from iaprof.record.finish import finish
+from iaprof.record.journal import Journal
+from iaprof.record.launches import Launches
+from iaprof.record.spool import Spool, SpoolReader
+
+SIZE = mmap.PAGESIZE
+RECORD = np.dtype([("number", "<u8"), ("more", "<u8"), ("last", "<u8")])
+BUSY, DISCARDED = 1 << 31, 1 << 30
+
+
+class Producer:
+    """Writes as the kernel does: a page with the consumer's position, one with the producer's, and the data twice."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("ring")
+        os.truncate(self.fd, 2 * mmap.PAGESIZE + 2 * SIZE)
+        self.position = 0
+
+    def write(self, payload: bytes, flags: int = 0, length: int | None = None) -> int:
+        """A record; gives its position."""
+        at = self.position
+        header = struct.pack("<II", (len(payload) if length is None else length) | flags, 0)
+        record = header + payload
+        for offset, byte in enumerate(record + bytes(-len(record) % 8), at):
+            self._put(offset, bytes([byte]))
+        self.position = at + len(record) + -len(record) % 8
+        os.pwrite(self.fd, struct.pack("<Q", self.position), mmap.PAGESIZE)
+        return at
+
+    def finish(self, at: int, length: int) -> None:
+        """Completes a busy record."""
+        for offset, byte in enumerate(struct.pack("<I", length), at):
+            self._put(offset, bytes([byte]))
+
+    def _put(self, offset: int, byte: bytes) -> None:
+        for copy in (0, SIZE):
+            os.pwrite(self.fd, byte, 2 * mmap.PAGESIZE + copy + offset % SIZE)
+
+    def consumed(self) -> int:
+        return int(struct.unpack("<Q", os.pread(self.fd, 8, 0))[0])
+
+
+def record(number: int) -> bytes:
+    return struct.pack("<QQQ", number, number + 1, number + 2)
+
+
+@pytest.fixture
+def producer() -> Iterator[Producer]:
+    made = Producer()
+    yield made
+    os.close(made.fd)
+
+
+@pytest.fixture
+def ring(producer: Producer) -> Iterator[RingBuffer]:
+    made = RingBuffer(producer.fd, SIZE, RECORD)
+    yield made
+    made.close()
+
+
+def numbers(ring: RingBuffer) -> list[int]:
+    read = ring.read()
+    assert (read["last"] == read["number"] + 2).all()
+    return read["number"].tolist()
+
+
+def test_records_come_in_order_round_and_round(producer: Producer, ring: RingBuffer) -> None:
+    # 32 bytes each: the buffer is filled and emptied three times over
+    for start in range(0, 3 * SIZE // 32, 100):
+        for number in range(start, start + 100):
+            producer.write(record(number))
+        assert numbers(ring) == list(range(start, start + 100))
+        assert producer.consumed() == producer.position
+    assert ring.misfits == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 16, 17, 23, 25, 32, 40, 200])
+def test_a_record_of_another_length_is_counted_and_those_around_it_are_read(
+    producer: Producer, ring: RingBuffer, length: int
+) -> None:
+    # when records of another length come between others, one of them right behind another, and round the end
+    for turn in range(40):
+        for number in range(3):
+            producer.write(record(10 * turn + number))
+        producer.write(b"\xff" * length)
+        producer.write(b"\xff" * length)
+        producer.write(record(10 * turn + 3))
+        # then the rest is there, and nothing of them
+        assert numbers(ring) == [10 * turn + number for number in range(4)]
+        assert ring.misfits == 2 * (turn + 1)
+        assert producer.consumed() == producer.position
+
+
+def test_one_of_another_length_alone_gives_its_room_back(producer: Producer, ring: RingBuffer) -> None:
+    producer.write(b"short")
+    assert numbers(ring) == []
+    assert ring.misfits == 1
+    assert producer.consumed() == producer.position
+
+
+def test_what_is_discarded_is_left_out_whatever_its_length(producer: Producer, ring: RingBuffer) -> None:
+    producer.write(record(1), DISCARDED)
+    producer.write(record(2))
+    producer.write(bytes(8), DISCARDED)
+    producer.write(record(3))
+    assert numbers(ring) == [2, 3]
+    assert ring.misfits == 1
+
+
+@pytest.mark.parametrize("payload", [record(7), b"\xff" * 40])
+def test_what_is_being_written_is_waited_for(producer: Producer, ring: RingBuffer, payload: bytes) -> None:
+    # given a record that is not complete, whatever its length
+    producer.write(record(1))
+    busy = producer.write(payload, BUSY)
+    producer.write(record(2))
+    assert numbers(ring) == [1]
+    assert producer.consumed() == busy
+    # when it is
+    producer.finish(busy, len(payload))
+    # then it is read, or counted
+    fits = len(payload) == RECORD.itemsize
+    assert numbers(ring) == ([7, 2] if fits else [2])
+    assert ring.misfits == (0 if fits else 1)
+
+
+def test_a_length_beyond_what_was_written_gives_up_the_rest(producer: Producer, ring: RingBuffer) -> None:
+    # given a header that cannot be: nobody knows where the next record begins
+    producer.write(record(1))
+    producer.write(record(2), length=SIZE)
+    producer.write(record(3))
+    assert numbers(ring) == [1]
+    assert ring.misfits == 1
+    # then what comes later is read
+    producer.write(record(4))
+    assert numbers(ring) == [4]
+
+
+def test_the_end_of_a_record_that_is_missing_is_no_record(producer: Producer, ring: RingBuffer) -> None:
+    producer.write(b"1234", length=RECORD.itemsize)
+    assert numbers(ring) == []
+    assert ring.misfits == 1
+    producer.write(record(4))
+    assert numbers(ring) == [4]
+
+
+def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> None:
+    # given a recording in which two such records came, and later another one
+    rings = {name: SimpleNamespace(misfits=0) for name in ("launches", "stacks", "compiled", "pieces")}
+    taking = Launches(SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), **rings), None)  # type: ignore[arg-type]
+    spool = Spool(tmp_path / "s")
+    taking._journal = Journal(spool, print, print)
+    rings["launches"].misfits = 1
+    rings["pieces"].misfits = 1
+    taking.read_counters()
+    rings["launches"].misfits = 2
+    taking.read_counters()
+    taking.read_counters()
+    spool.close()
+    # when
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c")
+    # then
+    rows = CaptureReader(tmp_path / "c").table("loss").to_pylist()
+    found = [(row["source"], row["count"]) for row in rows if row["what"] == "wrong length"]
+    assert found == [("launches", 1), ("kernels", 1), ("launches", 1)]
+    assert {row["detail"] for row in rows if row["what"] == "wrong length"} == {
+        "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
+    }
