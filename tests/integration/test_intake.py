@@ -141,6 +141,21 @@ def test_a_process_that_is_gone(intake: Intake) -> None:
     assert "not there" in refusal(intake, "/tmp/x", pid=process.pid)
 
 
+def test_what_a_process_that_is_gone_left_in_the_recorders_folder(intake: Intake, folder: Path) -> None:
+    # given a process that has ended, and files of its user and of root in the recorder's own folder, and elsewhere
+    process = subprocess.Popen(["true"])
+    process.wait()
+    (folder / "own").mkdir(mode=0o1733)
+    intake.own_folder = os.fsencode(folder / "own")
+    left, secret, elsewhere = folder / "own" / "1-0.elf", folder / "own" / "secret", folder / "elsewhere"
+    write(left), write(secret, owner=0), write(elsewhere)
+    # when, then what its user may read is taken from that folder, and nothing else
+    assert isinstance(ask(intake, left, pid=process.pid), TakenElf)
+    assert "Permission denied" in refusal(intake, secret, pid=process.pid)
+    for path in (elsewhere, f"{folder}/own/../elsewhere", f"{folder}/own/../own/1-0.elf", "own/1-0.elf"):
+        assert "not there" in refusal(intake, path, pid=process.pid)
+
+
 def test_a_child_that_hangs_or_dies_is_replaced(intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a child that does not answer
     os.kill(intake._child.pid, 19)
