@@ -86,6 +86,7 @@ class Intake:
     def __init__(self) -> None:
         """Starts the child."""
         self.cpu_seconds = 0.0  # of children that ended
+        self.own_folder = b""  # what programs leave there can be read when they have ended
         self._waiting: dict[int, deque[Compiled]] = {}  # by user, the next one first
         self._count = 0  # of all users'
         self._refused: deque[RefusedElf] = deque()  # without asking the child
@@ -154,6 +155,7 @@ class Intake:
             "uid": self._current.uid,
             "gid": self._current.gid,
             "path": self._current.path.hex(),
+            "ours": os.path.dirname(self._current.path) == self.own_folder,
         }
         with contextlib.suppress(OSError):  # a dead child is noticed by `read`
             self._channel.send(json.dumps(request).encode())

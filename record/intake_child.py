@@ -100,6 +100,17 @@ def _open(path_fd: int, owner: int | None) -> int:
     return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
+def _folder_of(pid: int, path: bytes, ours: bool) -> int:
+    """Where a process's path starts. Of a file in the recorder's own folder it can be told when the process is gone."""
+    below = "root" if path.startswith(b"/") else "cwd"
+    try:
+        return os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        if not ours:
+            raise
+        return os.open("/", os.O_PATH | os.O_CLOEXEC)
+
+
 def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     libc = ctypes.CDLL(None, use_errno=True)
     pid, uid, gid = int(request["pid"]), int(request["uid"]), int(request["gid"])
@@ -109,8 +120,7 @@ def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         if "mapped" in request:  # the mapped file itself, whatever its path leads to now
             opened.append(os.open(f"/proc/{pid}/map_files/{request['mapped']}", os.O_PATH | os.O_CLOEXEC))
         elif pid:
-            below = "root" if path.startswith(b"/") else "cwd"
-            opened.append(os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC))
+            opened.append(_folder_of(pid, path, bool(request.get("ours"))))
         else:  # a process that is gone: what it saw was perhaps what we see
             opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
         # setfsuid changes what may be opened and nothing else, and takes the file capabilities away with it; what

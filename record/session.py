@@ -139,6 +139,7 @@ class Session:
         self._kept.callback(self._drivers.close)
         if self._drivers.injection:
             self._launches.on_taken = self._drivers.injection.forget
+            self._intake.own_folder = os.fsencode(self._drivers.injection.library.parent)
         self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
         if self._drivers.remark:
             self._journal.warn(self._drivers.remark)

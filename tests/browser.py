@@ -11,6 +11,7 @@ from typing import Literal
 from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
+LONGEST_WAIT_S = 120.0
 
 
 @contextlib.contextmanager
@@ -18,7 +19,9 @@ def chromium() -> Iterator[Browser]:
     """A browser, for the tests of one file: starting it takes a second or two."""
     with sync_playwright() as playwright:
         # Root has no sandbox in Chromium; what it opens here is our own.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1000 * LONGEST_WAIT_S
+        )
         try:
             yield browser
         finally:
@@ -34,6 +37,7 @@ def opened(browser: Browser, path: Path, width: int = 1280, height: int = 900, d
     """
     scheme: Literal["dark", "light"] = "dark" if dark else "light"
     context: BrowserContext = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(1000 * LONGEST_WAIT_S)
     problems: list[str] = []
     page = context.new_page()
 
@@ -58,7 +62,7 @@ def opened(browser: Browser, path: Path, width: int = 1280, height: int = 900, d
 
 def until(page: Page, expression: str) -> None:
     """Waits until it is true. wait_for_function would have the page ask again, which its policy (no eval) forbids."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONGEST_WAIT_S
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, expression
         page.wait_for_timeout(5)

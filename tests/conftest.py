@@ -1,30 +1,67 @@
-"""What every test shares: the marks for root and BPF, and `--no-skips`, with which CI makes a skip a failure."""
+"""What every test shares: the marks for root and BPF, `--no-skips` and `--shuffle`, and limits of time."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
 import functools
+import itertools
 import os
+import random
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+import limits
 
 INTEGRATION = Path(__file__).parent / "integration"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failed test")
+    parser.addoption("--shuffle", metavar="SEED", help="random order of files and in files, and random examples")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Properties hold whatever the speed of the machine; and one commit has one result, so examples are the same."""
+    settings.register_profile(
+        "iaprof",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=config.getoption("--shuffle") is None,
+    )
+    settings.load_profile("iaprof")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which selects by -m
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(INTEGRATION) or item.get_closest_marker("bpf"):
             item.add_marker("root")
+        if "within" in getattr(item, "fixturenames", ()):
+            item.add_marker("timed")
+    if seed := config.getoption("--shuffle"):
+        items[:] = shuffled(items, seed)
     # Who waits to be alone keeps all others waiting, as long as the longest that runs: these come together, last.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
+
+
+def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
+    """The files in another order, and the tests of each: what the tests of a file share is made once."""
+    files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
+    chance = random.Random(seed)  # every worker of pytest-xdist has to come to the same order
+    chance.shuffle(files)
+    for tests in files:
+        chance.shuffle(tests)
+    return [item for tests in files for item in tests]
+
+
+@pytest.fixture
+def within() -> limits.Within:
+    """`with within(2): ...`: see limits.py."""
+    return limits.Within()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

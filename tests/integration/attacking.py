@@ -38,11 +38,18 @@ int main(int count, char **words) {
     if (!compiled || geteuid() != 0 || getuid() == 0)
         return 1;
     compiled(words[1]);
-    return chdir(words[2]) || sleep(2);
+    if (chdir(words[2]))
+        return 1;
+    for (int turn = 0; turn < 12000 && access(GATE, F_OK); turn++)
+        usleep(10000);
+    return 0;
 }
 """
 
-# Fires with each path; stays, as its /proc entry is needed until the recorder has opened what it named.
+# Who fires stays until this is there, seen from its folder: its /proc entry is needed until what it named was opened.
+GATE = "../gate"
+
+# Fires with each path, and stays.
 FIRE = """
 import ctypes, json, os, sys, time
 library, paths, folder, seconds = sys.argv[1:]
@@ -50,7 +57,9 @@ os.chdir(folder)
 fire = ctypes.CDLL(library).compiled
 for path in json.loads(paths):
     fire(ctypes.c_void_p(8) if path is None else ctypes.c_char_p(bytes.fromhex(path)))
-time.sleep(float(seconds))
+end = time.monotonic() + float(seconds)
+while time.monotonic() < end and not os.path.exists("../gate"):
+    time.sleep(0.01)
 """
 
 # A file system that answers its mount (FUSE_INIT, opcode 26; include/uapi/linux/fuse.h) and then takes requests without
@@ -112,8 +121,8 @@ def _built() -> Path:
         probes / "probes.o",
     ]
     subprocess.run(words, check=True)
-    path = f'-DLIBRARY="{folder / runtime.LIBRARY}"'
-    subprocess.run(["cc", *flags, path, "-o", folder / "setuid", folder / "setuid.c", "-ldl"], check=True)
+    defines = [f'-DLIBRARY="{folder / runtime.LIBRARY}"', f'-DGATE="{GATE}"']
+    subprocess.run(["cc", *flags, *defines, "-o", folder / "setuid", folder / "setuid.c", "-ldl"], check=True)
     folder.chmod(0o755)
     (folder / "setuid").chmod(0o4755)
     return folder
@@ -124,8 +133,11 @@ def library() -> Path:
     return _built() / runtime.LIBRARY
 
 
-def firing(*paths: str | Path | bytes | None, cwd: Path, stay: float = 1.0, prefix: tuple[str, ...] = ()) -> list[str]:
-    """The command line of a process of the other user's that fires with each path; None is a pointer to nowhere."""
+def firing(*paths: str | Path | bytes | None, cwd: Path, stay: float = 120, prefix: tuple[str, ...] = ()) -> list[str]:
+    """The command line of a process of the other user's that fires with each path; None is a pointer to nowhere.
+
+    It stays until GATE is there, or for `stay` seconds.
+    """
     hexed = [None if path is None else os.fsencode(path).hex() for path in paths]
     fire = [PYTHON, "-I", "-c", FIRE, str(library()), json.dumps(hexed), str(cwd), str(stay)]
     return [*AS_NOBODY, *prefix, *fire]

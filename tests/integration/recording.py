@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.record.session import NICE
+from iaprof.record.spool import FrameKind, SpoolReader
 from standin import runtime
 from standin.hardware import Hardware, Ledger
 
 IAPROF = [sys.executable, "-m", "iaprof"]
+LONGEST_WAIT_S = 120.0  # for anything: who waits longer waits in vain
 NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
 # One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
 # recorder of that time sees, and those that this would disturb, as they count losses.
@@ -65,16 +68,35 @@ def start(hardware: Hardware, capture: Path, *words: str | Path) -> subprocess.P
     """A recorder that has begun."""
     command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *map(str, words)]
     recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
-    spool = capture.with_name(capture.name + ".spool")
-    until(lambda: spool.exists() and spool.stat().st_size > 1000, recorder)
+    until(lambda: has_begun(recorder), recorder)
     return recorder
 
 
-def until(is_so: Callable[[], bool], recorder: subprocess.Popen[str]) -> None:
-    """Waits while the recorder runs."""
-    deadline = time.monotonic() + 30
+def has_begun(recorder: subprocess.Popen[str]) -> bool:
+    """Whether it samples, and has started the command: what comes last is that it takes its turn before others."""
+    return os.getpriority(os.PRIO_PROCESS, recorder.pid) == NICE
+
+
+def spool_of(capture: Path) -> Path:
+    """What a recorder writes until it has ended."""
+    return capture.with_name(capture.name + ".spool")
+
+
+def spooled_stalls(capture: Path) -> int:
+    """How many records of stalls a recorder has written so far."""
+    reader = SpoolReader(spool_of(capture))
+    try:
+        return sum(len(frame.payload) // (8 * frame.part) for frame in reader.frames({FrameKind.STALLS}))
+    finally:
+        reader.close()
+
+
+def until(is_so: Callable[[], bool], recorder: subprocess.Popen[str] | None = None) -> None:
+    """Waits for a state, which can no longer come once the recorder has ended."""
+    deadline = time.monotonic() + LONGEST_WAIT_S
     while not is_so():
-        assert recorder.poll() is None, recorder.stderr.read() if recorder.stderr else ""
+        if recorder is not None and recorder.poll() is not None:
+            raise AssertionError(recorder.stderr.read() if recorder.stderr else "")
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -83,7 +105,7 @@ def ended(recorder: subprocess.Popen[str], interrupt: bool = True) -> str:
     """What a recorder said that ended well, as it was told to or by itself."""
     if interrupt:
         recorder.send_signal(signal.SIGINT)
-    _, errors = recorder.communicate(timeout=60)
+    _, errors = recorder.communicate(timeout=120)
     assert recorder.returncode == 0, errors
     return errors
 

@@ -20,6 +20,7 @@ from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.loader import Loader
 from iaprof.bpf.uprobe import load_uprobe_program
 from iaprof.record.signals import Interrupted, StopSignals
+from limits import Within
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -61,7 +62,7 @@ def runs(pid: int) -> bool:
 
 def said(*command: str) -> str:
     """What a process says that tries to load, run by `command`."""
-    done = subprocess.run([*command, sys.executable, "-c", SAY], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, sys.executable, "-c", SAY], capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
     return done.stdout.strip()
@@ -209,10 +210,9 @@ def test_a_signal_ends_the_wait_at_once(probes: LaunchProbes, temporary: Path) -
     assert list(temporary.iterdir()) == []
 
 
-def test_closed_before_it_is_ready(probes: LaunchProbes, temporary: Path) -> None:
+def test_closed_before_it_is_ready(probes: LaunchProbes, temporary: Path, within: Within) -> None:
     child = child_of(probes)
-    begun = time.monotonic()
-    probes.close()
-    assert time.monotonic() - begun < 0.5
+    with within(0.5):
+        probes.close()
     assert not runs(child)
     assert list(temporary.iterdir()) == []

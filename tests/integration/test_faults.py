@@ -19,14 +19,17 @@ from integration.recording import (
     IN_TURN,
     NO_SYMBOLS,
     by_instruction,
-    environment,
+    ended,
     folded,
     iaprof,
     ledger_by_instruction,
     losses,
     record,
     recorded_launches,
+    start,
+    until,
 )
+from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -37,15 +40,8 @@ def matmul(*options: str | int | float) -> list[str]:
     return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
 
 
-def start(hardware: Hardware, capture: Path, *words: str) -> subprocess.Popen[str]:
-    """A recorder that is recording."""
-    command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *words]
-    process = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
-    spool = capture.with_name(capture.name + ".spool")
-    while not spool.exists() or spool.stat().st_size < 1000:
-        assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        time.sleep(0.005)
-    return process
+def launched(hardware: Hardware) -> int:
+    return sum(launch.count for launch in hardware.ledger().launches)
 
 
 def samples(capture: Path) -> Counter[str]:
@@ -86,11 +82,16 @@ def test_a_slow_reader_loses_and_says_so(tmp_path: Path) -> None:
 @IN_TURN
 def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
-        recorder = start(hardware, tmp_path / "c", "--", *matmul("--seconds", 2))
-        time.sleep(1)
+        recorder = start(hardware, tmp_path / "c")
+        environ = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
+        program = subprocess.Popen(matmul("--seconds", 600), env=environ, stdout=subprocess.DEVNULL)
+        until(lambda: hardware.ledger().records_captured > 0, recorder)
         hardware.reset()
-        _, errors = recorder.communicate()
-        assert recorder.returncode == 0, errors
+        before = hardware.ledger().records_captured
+        until(lambda: hardware.ledger().records_captured > before, recorder)
+        program.terminate()
+        assert program.wait() == 0
+        ended(recorder)
     ledger = hardware.ledger()
     assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
     told = losses(tmp_path / "c", ledger)
@@ -101,44 +102,53 @@ def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_two_million_records_in_a_second_while_ten_thousand_launches_come(tmp_path: Path) -> None:
+def test_two_million_records_in_a_second_while_ten_thousand_launches_come(tmp_path: Path, within: Within) -> None:
     # given
     with Hardware(tmp_path / "gpu") as hardware:
-        launching = matmul("--seconds", 2.5, "--rate", 10_000, "--duration-us", 1, "--one-place")
-        recorder = start(hardware, tmp_path / "c", "--", *launching)
-        time.sleep(0.7)
+        recorder = start(hardware, tmp_path / "c")
+        launching = matmul("--seconds", 600, "--rate", 10_000, "--duration-us", 1, "--one-place")
+        environ = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
+        program = subprocess.Popen(launching, env=environ, stdout=subprocess.DEVNULL)
+        until(lambda: launched(hardware) > 5_000, recorder)
         # when
         hardware.flood(2_000_000, 1.0)
-        _, errors = recorder.communicate()
-        assert recorder.returncode == 0, errors
-    # then
+        until(lambda: hardware.ledger().records_produced >= 2_000_000 and launched(hardware) > 20_000, recorder)
+        program.terminate()
+        assert program.wait() == 0
+        hardware.wait()
+        ended(recorder)
+    # then what the hardware had no room for is told, and all else is there
     ledger = hardware.ledger()
     header = CaptureReader(tmp_path / "c").header
-    assert ledger.records_produced >= 2_000_000
-    assert ledger.records_dropped == ledger.records_unread == 0
-    assert header["totals"]["stalls"] == ledger.records_produced
-    assert recorded_launches(tmp_path / "c", ledger) == sum(launch.count for launch in ledger.launches) > 20_000
-    assert losses(tmp_path / "c", ledger) == []
+    assert ledger.records_unread == 0
+    assert header["totals"]["stalls"] == ledger.records_captured > 1_000_000
+    assert recorded_launches(tmp_path / "c", ledger) == launched(hardware)
+    assert {loss["what"] for loss in losses(tmp_path / "c", ledger)} == ({"overflow"} if ledger.overflows else set())
+    if within.measures:
+        assert ledger.records_dropped == 0
     assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
 
 
 @pytest.mark.parametrize("seed", [5, 6])
-def test_killed_at_ten_random_moments(tmp_path: Path, seed: int) -> None:
-    """What was produced half a second before the kill (two are promised) is in what `recover` makes of the spool."""
+def test_killed_at_ten_random_moments(tmp_path: Path, within: Within, seed: int) -> None:
+    """What was read before the last read (on a free machine: half a second ago) is in what `recover` makes of it."""
     moments = random.Random(seed)
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
         env = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
         program = subprocess.Popen(matmul("--seconds", 600, "--rate", 200), env=env, stdout=subprocess.DEVNULL)
         try:
-            sampled = 0
             died = []
             for attempt in range(10):
                 capture = tmp_path / f"c{attempt}"
-                recorder = start(hardware, capture)
                 began = hardware.ledger().samples_captured
+                recorder = start(hardware, capture)
+                until(lambda most=began: hardware.ledger().samples_captured > most, recorder)
                 time.sleep(moments.uniform(0.05, 0.6))
                 early = hardware.ledger().samples_captured
-                time.sleep(0.5)
+                if within.measures:
+                    time.sleep(0.5)
+                else:
+                    until(lambda most=early: hardware.ledger().samples_captured > most, recorder)
                 recorder.send_signal(signal.SIGKILL)
                 recorder.communicate()
                 # when (the next one records meanwhile)
@@ -147,20 +157,24 @@ def test_killed_at_ten_random_moments(tmp_path: Path, seed: int) -> None:
                 died.append((capture, recovering, early - began))
             # then
             for capture, recovering, produced in died:
-                _, errors = recovering.communicate(timeout=60)
+                _, errors = recovering.communicate(timeout=120)
                 assert recovering.returncode == 0, errors
                 assert "recorder died" in errors
                 assert CaptureReader(capture).header["recovered"] is True
-                assert sum(samples(capture).values()) >= produced
-                sampled += produced > 0
-            assert sampled >= 5  # a recorder that is slow to start has nothing that is half a second old
+                assert sum(samples(capture).values()) >= produced > 0
             assert iaprof("report", capture).code == 0
         finally:
             program.kill()
             program.wait()
 
 
-def test_signals(tmp_path: Path) -> None:
+def pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has not yet taken a signal."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_signals(tmp_path: Path, within: Within) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         for number, signals in enumerate(([signal.SIGINT], [signal.SIGTERM])):
             # given
@@ -168,23 +182,27 @@ def test_signals(tmp_path: Path) -> None:
             # when
             for one in signals:
                 recorder.send_signal(one)
-            _, errors = recorder.communicate(timeout=20)
+            _, errors = recorder.communicate(timeout=120)
             # then the capture is whole and the spool is gone
             assert recorder.returncode == 0, errors
             assert "[ iaprof record: wrote" in errors
             assert CaptureReader(tmp_path / f"c{number}").header["recovered"] is False
             assert not (tmp_path / f"c{number}.spool").exists()
         # given a recorder that is kept from finishing by a command that does not end
-        stubborn = "trap '' TERM INT; while :; do sleep 0.1; done"
+        stubborn = f"trap '' TERM INT; echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 600"
         recorder = start(hardware, tmp_path / "c9", "--", "sh", "-c", stubborn)
-        time.sleep(0.3)
+        until((tmp_path / "pid").exists, recorder)
         recorder.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        # when a second signal comes
-        recorder.send_signal(signal.SIGINT)
-        assert recorder.wait(timeout=5) == 130
+        until(lambda: not pending(recorder.pid, signal.SIGINT), recorder)
+        # when a second signal comes, while it is patient
+        with within(5):
+            recorder.send_signal(signal.SIGINT)
+            assert recorder.wait() == 130
         # then it has quit at once, and the spool can be recovered
-        subprocess.run(["pkill", "-9", "-f", "trap '' TERM INT"], check=False)
+        command = int((tmp_path / "pid").read_text())
+        for child in Path(f"/proc/{command}/task/{command}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        os.kill(command, signal.SIGKILL)
         _, errors = recorder.communicate()
         assert "iaprof recover" in errors
         assert not (tmp_path / "c9").exists()

@@ -78,7 +78,7 @@ class Attached:
     def run(self, *words: str | int) -> int:
         """Runs the program to its end; gives its process id."""
         with subprocess.Popen([self.built.program, *map(str, words)]) as process:
-            assert process.wait(20) == 0
+            assert process.wait(120) == 0
         return process.pid
 
     def launches(self) -> NDArray[np.void]:

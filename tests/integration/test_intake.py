@@ -18,6 +18,7 @@ from iaprof.formats.launches import COMPILED
 from iaprof.record import intake as intake_module
 from iaprof.record.intake import Intake, RefusedElf, TakenElf
 from integration.attacking import NOBODY, PYTHON, hanging
+from limits import Within
 from standin import runtime
 
 pytestmark = pytest.mark.beside
@@ -32,7 +33,7 @@ def intake() -> Iterator[Intake]:
     opened.close()
 
 
-def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 5.0) -> TakenElf | RefusedElf:
+def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 120) -> TakenElf | RefusedElf:
     """What comes of one path."""
     record = np.zeros(1, COMPILED)
     record["pid"], record["uid"], record["gid"] = pid or os.getpid(), uid, uid
@@ -108,18 +109,17 @@ def test_what_is_no_elf_of_a_gpu(intake: Intake, folder: Path) -> None:
     assert "no 64-bit" in refusal(intake, write(folder / "big", b"\x7fELF\x02\x02" + ELF[6:]))
 
 
-def test_a_huge_file_is_not_read(intake: Intake, folder: Path) -> None:
+def test_a_huge_file_is_not_read(intake: Intake, folder: Path, within: Within) -> None:
     path = write(folder / "huge")
     os.truncate(path, 100 << 30)
-    begun = time.monotonic()
-    assert "larger than" in refusal(intake, path)
-    assert time.monotonic() - begun < 1
+    with within(1):
+        assert "larger than" in refusal(intake, path)
 
 
 def test_a_relative_path_and_a_chroot_mean_what_they_mean_to_the_process(intake: Intake, folder: Path) -> None:
     # given a process whose root is a folder, and a secret outside of it
     write(folder / "inside")
-    script = f"import os, time; os.chroot({str(folder)!r}); os.chdir('/'); print('x', flush=True); time.sleep(30)"
+    script = f"import os, time; os.chroot({str(folder)!r}); os.chdir('/'); print('x', flush=True); time.sleep(600)"
     process = subprocess.Popen(["python3", "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -141,13 +141,30 @@ def test_a_process_that_is_gone(intake: Intake) -> None:
     assert "not there" in refusal(intake, "/tmp/x", pid=process.pid)
 
 
+def test_what_a_process_that_is_gone_left_in_the_recorders_folder(intake: Intake, folder: Path) -> None:
+    # given a process that has ended, and files of its user and of root in the recorder's own folder, and elsewhere
+    process = subprocess.Popen(["true"])
+    process.wait()
+    (folder / "own").mkdir(mode=0o1733)
+    intake.own_folder = os.fsencode(folder / "own")
+    left, secret, elsewhere = folder / "own" / "1-0.elf", folder / "own" / "secret", folder / "elsewhere"
+    write(left), write(secret, owner=0), write(elsewhere)
+    # when, then what its user may read is taken from that folder, and nothing else
+    assert isinstance(ask(intake, left, pid=process.pid), TakenElf)
+    assert "Permission denied" in refusal(intake, secret, pid=process.pid)
+    for path in (elsewhere, f"{folder}/own/../elsewhere", f"{folder}/own/../own/1-0.elf", "own/1-0.elf"):
+        assert "not there" in refusal(intake, path, pid=process.pid)
+
+
 def test_a_child_that_hangs_or_dies_is_replaced(intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a child that does not answer
-    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 300_000_000)
     os.kill(intake._child.pid, 19)
     before = intake.fileno()
     # when
-    assert "too long" in refusal(intake, write(folder / "a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(intake_module, "TIMEOUT_NS", 300_000_000)
+        assert "too long" in refusal(intake, write(folder / "a"))
+    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 60_000_000_000)
     # then who waits for it sees that it is another, and the next one is served again
     assert intake.fileno() != before
     assert isinstance(ask(intake, folder / "a"), TakenElf)
@@ -162,11 +179,10 @@ def test_a_recorder_that_stood_still_itself_blames_no_file(
     intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a machine that gave neither the child nor the recorder its turn, for longer than a file may take
-    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 300_000_000)
-    monkeypatch.setattr(intake_module, "LOOK_NS", 100_000_000)
+    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 60_000_000_000)
     os.kill(intake._child.pid, 19)
     intake.ask(records(write(folder / "a"), 1, NOBODY))
-    time.sleep(0.4)
+    intake._looked_ns -= 100_000_000_000
     # when the recorder is the first to go on
     assert intake.read() is None
     os.kill(intake._child.pid, 18)
@@ -175,14 +191,13 @@ def test_a_recorder_that_stood_still_itself_blames_no_file(
     assert isinstance(answer, TakenElf)
 
 
-def test_thousands_at_once(intake: Intake, folder: Path) -> None:
+def test_thousands_at_once(intake: Intake, folder: Path, within: Within) -> None:
     # given more than may wait
     path = write(folder / "a")
     count = intake_module.MAX_WAITING_OF_ONE_USER + 500
     # when
-    begun = time.monotonic()
-    refused = intake.ask(records(path, count, NOBODY))
-    assert time.monotonic() - begun < 1
+    with within(1):
+        refused = intake.ask(records(path, count, NOBODY))
     told = answers(intake)
     # then all are answered or refused
     assert refused + len(told) == count
@@ -218,7 +233,7 @@ def records(path: str | Path, count: int, uid: int) -> NDArray[np.void]:
     return asked
 
 
-def answers(intake: Intake, wait: float = 20.0) -> list[TakenElf | RefusedElf]:
+def answers(intake: Intake, wait: float = 120) -> list[TakenElf | RefusedElf]:
     """All that comes until there is nothing more to come."""
     found = []
     end = time.monotonic() + wait
@@ -248,9 +263,11 @@ def test_users_take_turns(intake: Intake, folder: Path) -> None:
     assert order.index(0) <= 2
 
 
-def test_a_user_whose_files_never_answer_is_asked_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_whose_files_never_answer_is_asked_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, within: Within
+) -> None:
     # given a file system that keeps whoever opens its files, killed or not
-    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 400_000_000)
+    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 1_000_000_000)
     (folder / "mount").mkdir()
     path = write(folder / "a", mode=0o644)
     most = intake_module.MAX_HANGS_OF_ONE_USER
@@ -269,16 +286,14 @@ def test_a_user_whose_files_never_answer_is_asked_no_more(folder: Path, monkeypa
         spent = time.monotonic() - begun
         later = [ask(intake, path), ask(intake, path, uid=0)]
         children = len(intake._killed)
-        closing = time.monotonic()
-        assert intake.close() == []
+        with within(1):  # nobody waits for the processes that cannot be killed
+            assert intake.close() == []
         # then a few are tried, each once and for a limited time; the rest is refused at once, and now as later
         reasons = [answer.reason for answer in (*told, *later) if isinstance(answer, RefusedElf)]
         assert reasons.count("reading it took too long") == most
         assert reasons.count("other files of its user took too long") == 50 - most + 1
-        assert spent < most * 0.4 + 3
-        # nobody waits for the processes that cannot be killed
+        within.took(spent, most * 1.0 + 3)
         assert children == most
-        assert time.monotonic() - closing < 1
         # and the other user's are taken
         assert [answer.compiled.uid for answer in (*told, *later) if isinstance(answer, TakenElf)] == [0, 0]
         process.kill()

@@ -98,7 +98,7 @@ def test_a_mapped_file_that_its_process_could_not_read(opener: Opener, folder: P
     program.write_bytes(Path("/bin/sleep").read_bytes())
     program.chmod(0o711)
     process = subprocess.Popen([program, "60"], user=NOBODY, group=NOBODY, extra_groups=[])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while str(program) not in Path(f"/proc/{process.pid}/maps").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -6,15 +6,23 @@ import os
 import resource
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iaprof.formats.capture import CaptureReader
 from integration.attacking import NOBODY
-from integration.recording import IAPROF, NO_SYMBOLS, environment, iaprof, record
+from integration.recording import (
+    IAPROF,
+    NO_SYMBOLS,
+    environment,
+    has_begun,
+    iaprof,
+    record,
+    spool_of,
+    spooled_stalls,
+    until,
+)
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -30,22 +38,15 @@ def matmul(*options: str | int | float) -> list[str]:
 class Recorder:
     """A recorder that is recording, and ends with `stop`."""
 
-    def __init__(
-        self, hardware: Hardware, capture: Path, env: dict[str, str], preexec: tuple[int, int] = (0, 0)
-    ) -> None:
+    def __init__(self, hardware: Hardware, capture: Path, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS],
             env=os.environ | environment(hardware) | env,
             stderr=subprocess.PIPE,
             text=True,
         )
-        if preexec[1]:
-            resource.prlimit(self.process.pid, preexec[0], (preexec[1], preexec[1]))
-        self.spool = capture.with_name(capture.name + ".spool")
-        while not self.spool.exists() or self.spool.stat().st_size < 1000:
-            assert self.process.poll() is None, self.process.stderr.read() if self.process.stderr else ""
-            time.sleep(0.005)
-        time.sleep(0.2)
+        self.spool = spool_of(capture)
+        until(lambda: has_begun(self.process), self.process)
 
     def stop(self) -> tuple[int, str]:
         """Its exit code, and what it said."""
@@ -53,7 +54,7 @@ class Recorder:
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=30)
+        _, errors = self.process.communicate(timeout=120)
         return self.process.returncode, errors
 
 
@@ -62,13 +63,6 @@ def as_user(user: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in words], user=user, group=user, extra_groups=[], cwd="/", capture_output=True, text=True
     )
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def names(folder: Path) -> list[str]:
@@ -135,8 +129,10 @@ def test_a_folder_that_is_swapped_for_a_link(folder: Path) -> None:
         (victim / "c.spool").write_text("root's own")
         # and the recorder goes on in another file, and ends
         recorder.process.send_signal(signal.SIGUSR2)
-        wait_for(lambda: len(names(folder / "moved" / "b")) == 2 and "c" not in names(folder / "moved" / "b"))
-        time.sleep(0.3)
+        until(
+            lambda: len(names(folder / "moved" / "b")) == 2 and "c" not in names(folder / "moved" / "b"),
+            recorder.process,
+        )
         code, errors = recorder.stop()
     # then the captures are in the folder that was meant
     assert code == 0, errors
@@ -188,18 +184,24 @@ def test_names_that_are_taken_by_links(folder: Path) -> None:
 @pytest.mark.alone  # others would fill what little room there is
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
-        # given a recorder whose files may have a megabyte
-        recorder = Recorder(hardware, tmp_path / "c", {}, (resource.RLIMIT_FSIZE, 1 << 20))
-        # when more comes
+        # given a recorder whose files may have a megabyte more than it has written
+        recorder = Recorder(hardware, tmp_path / "c", {})
         environ = os.environ | {"STANDIN_DIR": str(hardware.folder)}
-        subprocess.run(matmul("--seconds", 2, "--rate", 100, "--duration-us", 9000), env=environ, check=True)
+        command = matmul("--seconds", 600, "--rate", 100, "--duration-us", 9000)
+        program = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+        until(lambda: spooled_stalls(tmp_path / "c") > 0, recorder.process)
+        most = recorder.spool.stat().st_size + (1 << 20)
+        resource.prlimit(recorder.process.pid, resource.RLIMIT_FSIZE, (most, most))
+        # when more comes
         code, errors = recorder.wait()
+        program.terminate()
+        program.wait()
     # then it ends with one sentence, and what was recorded is there
     assert code == 1
     assert errors.startswith("iaprof: ")
     assert errors.count("\n") == 1
     assert "File too large" in errors
     assert f"iaprof recover {tmp_path}/c.spool" in errors
-    assert (tmp_path / "c.spool").stat().st_size <= 1 << 20
+    assert (tmp_path / "c.spool").stat().st_size <= most
     assert iaprof("recover", tmp_path / "c.spool").code == 0
     assert 0 < CaptureReader(tmp_path / "c").header["totals"]["stalls"] < hardware.ledger().records_produced

@@ -59,7 +59,7 @@ from standin.sysfs import Card, add_card, make_tree, place_cards, remove_card
 
 SOURCES = Path(__file__).resolve().parent
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread")
-LONGEST_WAIT = 60.0  # seconds that a test waits for the GPU before it gives up
+LONGEST_WAIT = 120.0  # seconds that a test waits for the GPU before it gives up
 
 # enum in protocol.h
 MSG_KERNEL, MSG_LAUNCH, _MSG_DRIVER, MSG_SYNC, MSG_FAULT = 1, 2, 3, 4, 5

@@ -269,7 +269,7 @@ main()
 """
     words = ["archive", path, "-o", tmp_path / "old", "--force"]
     done = subprocess.run(
-        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"iaprof: {tmp_path}/old cannot be written: File too large\n"

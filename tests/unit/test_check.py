@@ -10,7 +10,6 @@ import re
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages,
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.frame_pointers import Openings, read_openings
+from limits import Within
 from unit.test_devices import device
 
 # ---- the kernel ----
@@ -313,27 +313,26 @@ def test_what_is_no_x86_library(tmp_path: Path) -> None:
         assert openings(path) is None
 
 
-def test_broken_libraries_end_in_time(tmp_path: Path) -> None:
+def test_broken_libraries_end_in_time(tmp_path: Path, within: Within) -> None:
     # given a library with lies in its headers: as many as fit, at random
     whole = compiled(tmp_path).read_bytes()
     path = tmp_path / "broken"
     chance = random.Random(3)
     sections = struct.unpack_from("<Q", whole, 40)[0]
-    began = time.monotonic()
-    for _ in range(300):
-        data = bytearray(whole[: chance.choice((len(whole), chance.randrange(64, len(whole))))])
-        for _ in range(chance.randrange(1, 20)):
-            places = (chance.randrange(16, 64), chance.randrange(64, 600), sections + chance.randrange(2000))
-            at = chance.choice(places)
-            data[at : at + 8] = chance.choice((b"\xff" * 8, bytes(8), chance.randbytes(8), b"\xff\xff\xff\x7f"))
-        path.write_bytes(data)
-        # when, then
-        found = openings(path)
-        assert found is None or 0 <= found.with_frame <= found.functions <= 1024
-    assert time.monotonic() - began < 20
+    with within(20):
+        for _ in range(300):
+            data = bytearray(whole[: chance.choice((len(whole), chance.randrange(64, len(whole))))])
+            for _ in range(chance.randrange(1, 20)):
+                places = (chance.randrange(16, 64), chance.randrange(64, 600), sections + chance.randrange(2000))
+                at = chance.choice(places)
+                data[at : at + 8] = chance.choice((b"\xff" * 8, bytes(8), chance.randbytes(8), b"\xff\xff\xff\x7f"))
+            path.write_bytes(data)
+            # when, then
+            found = openings(path)
+            assert found is None or 0 <= found.with_frame <= found.functions <= 1024
 
 
-def test_a_huge_symbol_table_is_sampled(tmp_path: Path) -> None:
+def test_a_huge_symbol_table_is_sampled(tmp_path: Path, within: Within) -> None:
     # given a file that says its symbols are a terabyte
     data = bytearray(compiled(tmp_path).read_bytes())
     sections, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
@@ -344,12 +343,11 @@ def test_a_huge_symbol_table_is_sampled(tmp_path: Path) -> None:
     path.write_bytes(data)
     os.truncate(path, 1 << 40)
     # when
-    began = time.monotonic()
-    found = openings(path)
-    # then
-    assert found is not None
-    assert found.functions >= 10
-    assert time.monotonic() - began < 5
+    with within(5):
+        found = openings(path)
+        # then
+        assert found is not None
+        assert found.functions >= 10
 
 
 # ---- files of anybody's ----
@@ -545,7 +543,7 @@ def test_the_folder_is_that_of_the_output(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_an_answer_that_cannot_be_written_is_one_sentence(redirected: str) -> None:
     for verb in ("check", "check --json"):
         shell = ["sh", "-c", f"exec {sys.executable} -m iaprof {verb} {redirected}"]
-        done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
         assert done.returncode == 1
         assert done.stderr.startswith("iaprof: the answer cannot be written: ")
         assert done.stderr.count("\n") == 1

@@ -202,7 +202,7 @@ def captures(tmp_path: Path) -> tuple[Path, Path]:
 
 def iaprof(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "iaprof", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
 def test_captures(captures: tuple[Path, Path], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from iaprof.symbols import jitdump as jitdump_module, perf_map as perf_map_modul
 from iaprof.symbols.generated import GeneratedCode
 from iaprof.symbols.names import LONGEST_NAME, Frame, Named
 from iaprof.symbols.perf_map import read_perf_map
+from limits import Within
 from unit.jitdumps import HEADER, close, debug_info, header, load, move, unwinding_info
 
 LAST = (1 << 64) - 1
@@ -347,7 +348,7 @@ def test_hostile_names_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) ->
 # Bounds
 
 
-def test_a_file_of_200_mb_costs_bounded_time_and_memory(tmp_path: Path) -> None:
+def test_a_file_of_200_mb_costs_bounded_time_and_memory(tmp_path: Path, within: Within) -> None:
     # given lines that all cover everything, and then one without an end
     addresses = np.arange(0x1000, 0x1000 + 20_000, dtype=np.uint64)
     path = tmp_path / "perf.map"
@@ -358,31 +359,27 @@ def test_a_file_of_200_mb_costs_bounded_time_and_memory(tmp_path: Path) -> None:
         file.truncate(200_000_000)
     with GeneratedCode() as generated, path.open("rb") as file:
         # when
-        begin = time.monotonic()
-        named = generated.name(file.fileno(), [], addresses, addresses)
-        took = time.monotonic() - begin
+        with within(20):
+            named = generated.name(file.fileno(), [], addresses, addresses)
         memory = peak_memory(generated)
     # then
     assert len(named.names) == 20_000
     assert named.problem == "its perf map: 1 of its lines is damaged"
-    assert took < 20
     assert memory < 600 << 20
 
 
-def test_a_jitdump_of_small_records_costs_bounded_time_and_memory(tmp_path: Path) -> None:
+def test_a_jitdump_of_small_records_costs_bounded_time_and_memory(tmp_path: Path, within: Within) -> None:
     # given loads that are each over all addresses
     (tmp_path / "dump").write_bytes(header() + load(1, 0x1000, b"", "f", code_size=1 << 20) * 500_000)
     addresses = np.arange(0x1000, 0x1000 + 20_000, dtype=np.uint64)
     with GeneratedCode() as generated, (tmp_path / "dump").open("rb") as file:
         # when
-        begin = time.monotonic()
-        named = generated.name(None, [file.fileno()], addresses, addresses)
-        took = time.monotonic() - begin
+        with within(10):
+            named = generated.name(None, [file.fileno()], addresses, addresses)
         memory = peak_memory(generated)
     # then
     assert len(named.names) == 20_000
     assert named.problem == ""
-    assert took < 10
     assert memory < 400 << 20
 
 

@@ -532,7 +532,7 @@ def test_without_times_there_is_no_heat_map(browser, tmp_path):
         assert root(page) == TOTAL
 
 
-def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path):
+def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path, within):
     # given a thousand functions that launch 74 instructions each
     launches = [Launch("app", 7, (f"f{number}",)) for number in range(1000)]
     codes = [Code(f"op{number}", ("matmul",), (0,)) for number in range(74)]
@@ -565,7 +565,9 @@ def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path):
 
     # then each of these pictures is there within a twentieth of a second
     assert max(frames for frames, _ in drawings) > 1000
-    assert sorted(milliseconds for _, milliseconds in drawings)[-2] < 50  # one may wait for something else
+    within.took(
+        sorted(milliseconds for _, milliseconds in drawings)[-2] / 1000, 0.05
+    )  # one may wait for something else
 
 
 def test_nothing_recorded_is_a_page(browser, tmp_path):

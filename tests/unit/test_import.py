@@ -315,7 +315,7 @@ def test_no_samples_are_no_rows(tmp_path: Path) -> None:
 
 def iaprof(*words: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "iaprof", "import", *(str(word) for word in words)]
-    return subprocess.run(command, capture_output=True, input=stdin, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, input=stdin, timeout=120, check=False)
 
 
 def test_the_verb(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_served_page_is_that_of_a_file(good: Path, tmp_path: Path) -> None:
         assert serving.stderr is not None
         address = next(found[1] for line in serving.stderr if (found := re.search(r"serving (\S+) until Ctrl-C", line)))
         at = urlsplit(address)
-        connection = http.client.HTTPConnection(at.netloc, timeout=10)
+        connection = http.client.HTTPConnection(at.netloc, timeout=120)
         connection.request("GET", at.path)
         answer = connection.getresponse()
         body = answer.read()

@@ -318,5 +318,5 @@ def test_what_makes_no_sense(path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_process_that_ends_says_nothing_more(path: Path) -> None:
     command = [sys.executable, "-m", "iaprof", "query", path, "SELECT sum(samples) AS n FROM samples"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("n\n8\n", "")

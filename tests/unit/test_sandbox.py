@@ -46,7 +46,7 @@ def test_it_starts_with_the_first_request_and_is_used_again(sandbox):
     assert sandbox.call("disasm", XE2, CODE) == first
 
 
-def test_a_child_that_cannot_be_killed_is_not_waited_for(sandbox):
+def test_a_child_that_cannot_be_killed_is_not_waited_for(sandbox, within):
     # given one that a file system in user space keeps
     sandbox.call("disasm", XE2, CODE)
     child = sandbox._child
@@ -56,13 +56,13 @@ def test_a_child_that_cannot_be_killed_is_not_waited_for(sandbox):
     begun = time.monotonic()
     closing = threading.Thread(target=sandbox.close, daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(120)
     # then
     took = time.monotonic() - begun
     kill()
     closing.join()
     child.wait()
-    assert took < 9
+    within.took(took, 9)
 
 
 def test_the_child_has_given_up_its_rights(sandbox):
@@ -99,7 +99,7 @@ def test_the_child_inherits_no_file(sandbox, tmp_path):
 def test_a_killed_child_is_replaced(sandbox):
     sandbox.call("disasm", XE2, CODE)
     os.kill(sandbox.pid, signal.SIGKILL)
-    time.sleep(0.05)
+    os.waitid(os.P_PID, sandbox.pid, os.WEXITED | os.WNOWAIT)
     sandbox.call("disasm", XE2, CODE)
 
 
@@ -110,15 +110,13 @@ def test_a_child_that_dies_on_its_work(tmp_path, monkeypatch, sandbox):
     assert len(sandbox.call("disasm", XE2, bytes(16))["instructions"]["offset"]) == 2
 
 
-def test_a_child_that_takes_too_long(tmp_path, monkeypatch):
+def test_a_child_that_takes_too_long(tmp_path, monkeypatch, within):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
     with gpu_sandbox(Limits(seconds=1.5)) as sandbox:
         sandbox.call("disasm", XE2, bytes(16))
         pid = sandbox.pid
-        start = time.monotonic()
-        with pytest.raises(SandboxDied, match=r"longer than 1\.5 s"):
+        with within(5), pytest.raises(SandboxDied, match=r"longer than 1\.5 s"):
             sandbox.call("disasm", XE2, b"E" * 16)
-        assert time.monotonic() - start < 5
         assert not Path(f"/proc/{pid}").exists()
         sandbox.call("disasm", XE2, bytes(16))
 
@@ -214,7 +212,7 @@ def test_the_child_ends_with_its_parent():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{int(done.stdout)}").exists() and status(int(done.stdout))["State"][0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)

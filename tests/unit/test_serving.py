@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from iaprof.cli.serving import Server
+from limits import Within
 
 PAGE = b"<!doctype html>\n<title>here</title>"
 
@@ -32,7 +33,7 @@ def address() -> Iterator[str]:
 
 def asked(address: str, method: str = "GET", path: str | None = None, host: str | None = None) -> tuple[int, bytes]:
     at = urlsplit(address)
-    with contextlib.closing(http.client.HTTPConnection(at.netloc, timeout=10)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(at.netloc, timeout=120)) as connection:
         connection.request(method, at.path if path is None else path, headers={"Host": host or at.netloc})
         answer = connection.getresponse()
         return answer.status, answer.read()
@@ -90,7 +91,7 @@ def test_who_connects_and_says_nothing_keeps_nobody_waiting(address: str) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it(number: signal.Signals) -> None:
+def test_a_signal_ends_it(number: signal.Signals, within: Within) -> None:
     server = Server(PAGE, "text/html")
     before = signal.getsignal(number)
     answers = []
@@ -102,16 +103,15 @@ def test_a_signal_ends_it(number: signal.Signals) -> None:
 
         threading.Thread(target=use).start()
 
-    began = time.monotonic()
-    server.run(begun)
-    assert answers == [(200, PAGE)]
-    assert time.monotonic() - began < 10
+    with within(10):
+        server.run(begun)
+        assert answers == [(200, PAGE)]
     assert signal.getsignal(number) is before
 
 
 def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a page that takes its reader several times as long as a request may stay silent
-    monkeypatch.setattr("iaprof.cli.serving._TIMEOUT_S", 0.4)
+    monkeypatch.setattr("iaprof.cli.serving._TIMEOUT_S", 1.5)
     page = b"x" * (24 << 20)  # more than what waits in the kernel's buffers
     server = Server(page, "text/html")
     thread = threading.Thread(target=server._http.serve_forever, args=(0.02,))
@@ -125,11 +125,11 @@ def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> Non
         reader.sendall(f"GET {at.path} HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
         while piece := reader.recv(1 << 18):
             found += len(piece)
-            time.sleep(0.01)
+            time.sleep(0.04)
     took = time.monotonic() - began
     server._http.shutdown()
     server._http.server_close()
     thread.join(10)
     # then
-    assert took > 0.8
+    assert took > 3
     assert found > len(page)

@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -28,6 +29,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from iaprof.symbols.demangle import demangled
+from limits import Within
 from standin.hardware import MSG_KERNEL, MSG_LAUNCH, MSG_SYNC, Hardware
 from standin.runtime import SOURCES, ZEBINS, Programs, Summary, build, command, debug_elf, read_summaries
 
@@ -192,7 +194,7 @@ class Listener:
             client.send(message)
 
     def wait_for_a_launch(self) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not self.launches:
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -246,15 +248,18 @@ def environment(**more: str) -> dict[str, str]:
 def workload(programs: Programs, elfs: list[Path], folder: Path | None, **options: str | float) -> list[Summary]:
     words = workload_command(programs, elfs, **options)
     more = {} if folder is None else {"STANDIN_DIR": str(folder)}
-    done = subprocess.run(words, env=environment(**more), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=environment(**more), capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return read_summaries(done.stdout)
 
 
 def runtime(programs: Programs, code: str, *args: object, **env: str) -> list[dict[str, object]]:
+    """What the program told; nobody but itself raises a semaphore: recorders know the library by its name."""
     script = RUNTIME + textwrap.dedent(code)
-    words = [sys.executable, "-c", script, str(programs.library), *map(str, args)]
-    done = subprocess.run(words, env=environment(**env), capture_output=True, text=True, timeout=60, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        library = shutil.copy(programs.library, Path(folder) / "runtime.so")
+        words = [sys.executable, "-c", script, str(library), *map(str, args)]
+        done = subprocess.run(words, env=environment(**env), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -351,12 +356,16 @@ class TestLibrary:
             start = time.monotonic()
             ze.zeInit(0)
             first = time.monotonic() - start
-            ze.zeInit(0)
-            tell(first=first, second=time.monotonic() - start - first)
+            seconds = []
+            for _ in range(20):
+                start = time.monotonic()
+                ze.zeInit(0)
+                seconds.append(time.monotonic() - start)
+            tell(first=first, later=min(seconds))
         """
         (times,) = runtime(programs, code)
         assert times["first"] >= 0.1
-        assert times["second"] < 0.05
+        assert times["later"] < 0.05
 
 
 class TestKernels:
@@ -566,7 +575,7 @@ class TestDumps:
         (told,) = runtime(programs, code, semaphores(programs.library)["compile_kernel"], debug_elfs("bmg")[0],
                           STANDIN_DUMP_DIR=str(dumps))  # fmt: skip
         assert time.time() - float(str(told["start"])) >= 0.95
-        assert float(str(told["child"])) < 0.5
+        assert float(str(told["child"])) < 0.95  # the child has not waited
         assert told["dumps"] == ["dumped_zebin_module.elf"]
         assert list(dumps.iterdir()) == []
 
@@ -653,10 +662,12 @@ class TestLaunches:
         assert len({kernel.address for kernel in gpu.kernels if kernel.name == "attention_scores"}) > 1
         assert sum(gpu.launches.values()) == 2 * 300
 
-    def test_keep_their_rate_and_their_time(self, programs: Programs) -> None:
+    def test_keep_their_rate_and_their_time(self, programs: Programs, within: Within) -> None:
         (told,) = workload(programs, debug_elfs("bmg"), None, seconds=0.6, rate=5000, threads=2)
-        assert 0.55 < told.seconds < 1.5
-        assert 2000 < told.launches < 3100
+        assert told.seconds > 0.55
+        within.took(told.seconds, 1.5)
+        # (who is late launches what is due)
+        assert 0.9 * 3000 < told.launches < 5000 * told.seconds + 100
         assert told.gpu == "none"
 
     def test_go_on_when_the_gpu_is_gone(self, programs: Programs, tmp_path: Path) -> None:
@@ -667,7 +678,7 @@ class TestLaunches:
             gpu.wait_for_a_launch()
             for client in list(gpu.open):
                 client.shutdown(socket.SHUT_RDWR)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
         assert (process.returncode, err) == (0, "")
         (told,) = read_summaries(out)
         assert told.gpu == "lost"
@@ -686,7 +697,7 @@ class TestLaunches:
                                        text=True)  # fmt: skip
             gpu.wait_for_a_launch()
             process.send_signal(signals)
-            out, _ = process.communicate(timeout=30)
+            out, _ = process.communicate(timeout=120)
         assert process.returncode == 0
         assert read_summaries(out)[0].launches == sum(gpu.launches.values())
 
@@ -700,7 +711,9 @@ class TestLaunches:
         assert counts == {(s.pid, name): count for s in told for name, count in s.kernels.items()}
         assert sum(counts.values()) == 2 * 4 * 500
 
-    def test_cost_little(self, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_cost_little(
+        self, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str], within: Within
+    ) -> None:
         cost = {}
         for name, only, depth in (("shallow", "warm_up", 0), ("60 deep", "deep", 60)):
             (told,) = workload(programs, debug_elfs("bmg"), None, seconds=0.3, rate=0, depth=depth, only=only)
@@ -712,7 +725,7 @@ class TestLaunches:
         with capsys.disabled():  # without a recorder; what one adds is tests/bench's to say
             print(f"\n  ns per launch: {cost}")
         assert cost["shallow"] is not None
-        assert cost["shallow"] < 5000
+        within.took(cost["shallow"] / 1e9, 5e-6)
 
 
 class TestStacks:

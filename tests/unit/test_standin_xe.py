@@ -734,7 +734,7 @@ def test_a_read_rounds_down_and_clears_pollin_even_if_data_remains(hardware: Har
         poller = select.epoll()
         poller.register(stream, select.EPOLLIN)
         before = readable(stream), len(poller.poll(0))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         size, after = 0, True
         while after and time.monotonic() < deadline:  # the driver may look in between, so more than once
             size = len(os.read(stream, 130))
@@ -1014,7 +1014,7 @@ def test_two_million_records_in_a_second_are_drained_without_loss(tmp_path: Path
         gpu.kernel("k", KERNEL, OFFSETS)
         # when the GPU makes two million records in a second
         output = subprocess.run(
-            [str(reader), "2000000"], env=os.environ | hardware.env(), stdout=subprocess.PIPE, check=True, timeout=60
+            [str(reader), "2000000"], env=os.environ | hardware.env(), stdout=subprocess.PIPE, check=True, timeout=120
         ).stdout
     said, ledger = json.loads(output), hardware.ledger()
     # then none is lost
@@ -1360,7 +1360,7 @@ def test_two_hundred_overflows_take_less_than_five_seconds(tmp_path: Path, progr
         began = time.monotonic()
         output = subprocess.run(
             [str(reader), str(200 * 8192)], env=os.environ | hardware.env(), stdout=subprocess.PIPE, check=True,
-            timeout=60,
+            timeout=120,
         ).stdout  # fmt: skip
         seconds = time.monotonic() - began
     said, ledger = json.loads(output), hardware.ledger()

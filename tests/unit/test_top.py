@@ -298,7 +298,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 
 def iaprof(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "iaprof", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
 def test_a_capture(recorded: Path) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import struct
-import time
 
 import pytest
 
@@ -129,7 +128,7 @@ def test_what_is_no_zebin_is_refused_in_one_sentence(data, why):
     assert "\n" not in str(caught.value)
 
 
-def test_bombs():
+def test_bombs(within):
     """Sections that share their bytes, and names that share theirs, would be copied thousands of times."""
     code = elf.zebin([elf.Section(f".text.{number}", claimed_offset=0, claimed_size=60_000) for number in range(2000)])
     with pytest.raises(ZebinError, match="overlap"):
@@ -140,10 +139,8 @@ def test_bombs():
     table = names - 24 * (len(many) + 2)
     for index in range(2, len(many) + 2):
         data[table + 24 * index : table + 24 * index + 4] = (1).to_bytes(4, "little")
-    start = time.monotonic()
-    with pytest.raises(ZebinError, match="names overlap"):
+    with within(2), pytest.raises(ZebinError, match="names overlap"):
         read_zebin(bytes(data))
-    assert time.monotonic() - start < 2
 
 
 def test_cut_short_anywhere():
