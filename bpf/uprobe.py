@@ -7,6 +7,7 @@ raised as long as the link lives, and a cookie for each that tells the program w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -19,6 +20,7 @@ from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 _PROG_TYPE_KPROBE = 2  # enum bpf_prog_type; a uprobe's program is of this type
 _TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
 _LOG_BYTES = 1 << 20
+_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ def load_uprobe_program(name: str, code: bytes) -> int:
             0,
             _TRACE_UPROBE_MULTI,
         )
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(BlockingIOError):  # a signal came, and its handler has run by now
+                return bpf(BPF_PROG_LOAD, attributes)
         return bpf(BPF_PROG_LOAD, attributes)
 
     try:
