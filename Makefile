@@ -1,6 +1,6 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures test all-tests test-driver lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures bytecode test all-tests test-driver lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -17,6 +17,9 @@ demo: setup ## record a real process for a few seconds and leave capture and rep
 pictures: demo ## make the pictures of the README anew
 	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png
 
+bytecode: setup ## compile the BPF programs anew, after their C files changed
+	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
+
 test: setup ## lint, and beside it every test, those that need root and BPF included
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
@@ -28,11 +31,12 @@ test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU 
 	@scripts/test-driver >/dev/null
 	@$(IN)/python -m pytest tests/driver
 
-lint: setup ## ruff, mypy --strict, import rules
+lint: setup ## ruff, mypy --strict, import rules, whether the compiled BPF programs are those of the C files
 	$(IN)/ruff check
 	$(IN)/ruff format --check
 	$(IN)/mypy
 	$(IN)/lint-imports
+	$(IN)/python scripts/bytecode.py --check
 
 format: setup ## let ruff put the sources into shape
 	$(IN)/ruff check --fix

@@ -1,6 +1,7 @@
-"""Finding bcc and kernel headers, and compiling the C programs with them.
+"""Compiling the C programs with bcc, into bytecode that any process can load.
 
-clang takes 130 MB and gives little of it back, so the recorder leaves this to a process that ends (load_child.py).
+What ships is compiled (programs.json), so a recorder does this only where the kernel refuses that. clang takes 130 MB
+and gives little of it back, so this happens in a process that ends (compile_child.py).
 
 bcc comes from the distribution's package, not from PyPI (what is called `bcc` there is something else). Its Python
 part is plain ctypes, so that one package is imported from the distribution's folder by its own path: were the whole
@@ -10,35 +11,71 @@ folder put on sys.path, its other packages would shadow those of our environment
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import importlib.util
+import json
 import os
-import platform
+import re
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from iaprof.bpf.uprobe import load_uprobe_program
-from iaprof.formats.errors import IaprofError
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.headers import HEADERS_ADVICE
+from iaprof.bpf.syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
 
 BCC_FOLDERS = (
     "/usr/lib/python3/dist-packages",
     f"/usr/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages",
     f"/usr/lib64/python{sys.version_info.major}.{sys.version_info.minor}/site-packages",
 )
-HEADERS_ADVICE = (
-    "install the headers of the running kernel (Debian and Ubuntu: apt install linux-headers-$(uname -r); "
-    "or any linux-headers package), or name their folder in BCC_KERNEL_SOURCE"
-)
+_MAP_INFO_BYTES = 256  # more than struct bpf_map_info has
 
 
-class BpfUnavailable(IaprofError):
-    """BPF programs cannot be compiled or loaded here; the text says what to install or allow."""
+@dataclass(frozen=True)
+class Source:
+    """What is to be compiled."""
+
+    text: str  # in C
+    defines: Mapping[str, int]
+    constants: Sequence[str]  # that the loader fills in
+    functions: Sequence[str]  # that are programs
+
+    def flags(self) -> list[str]:
+        """What the compiler is called with."""
+        fixed = [f"-D{name}={value}" for name, value in sorted(self.defines.items())]
+        return [*fixed, *(f"-D{name}=NAMED({magic(name):#x})" for name in self.constants), "-Wno-everything"]
+
+    def digest(self) -> str:
+        """Another one when anything of this changes."""
+        whole = {"text": self.text, "flags": self.flags(), "functions": list(self.functions)}
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+    def to_text(self) -> str:
+        """For another process."""
+        return json.dumps(asdict(self))
 
 
-def import_bcc() -> ModuleType:
+def bcc_version(folders: Sequence[str] = BCC_FOLDERS) -> str | None:
+    """Which bcc is installed, as `import_bcc` would find it: read without loading it; None without one."""
+    for folder in folders:
+        package = Path(folder) / "bcc"
+        if (package / "libbcc.py").is_file():
+            with contextlib.suppress(OSError):
+                found = re.search(r"__version__\s*=\s*['\"]([^'\"]*)", (package / "version.py").read_text())
+                return found[1] if found else "unknown"
+            return "unknown"
+    return None
+
+
+def import_bcc(folders: Sequence[str] = BCC_FOLDERS) -> ModuleType:
     """The distribution's `bcc` module.
 
     Raises:
@@ -46,7 +83,7 @@ def import_bcc() -> ModuleType:
     """
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
-    for folder in BCC_FOLDERS:
+    for folder in folders:
         package = Path(folder) / "bcc"
         if not (package / "libbcc.py").is_file():
             continue
@@ -69,97 +106,64 @@ def import_bcc() -> ModuleType:
     )
 
 
-def _has_own_headers() -> bool:
-    modules = Path("/lib/modules") / platform.release()
-    return (modules / "build").exists() or (modules / "source").exists() or Path("/sys/kernel/kheaders.tar.xz").exists()
-
-
-def _split_headers() -> tuple[Path, Path] | None:
-    """Debian's two header folders, (flavour, common), the newest version first."""
-    for common in sorted(Path("/usr/src").glob("linux-headers-*-common"), reverse=True):
-        flavours = sorted(Path("/usr/src").glob(common.name.removesuffix("common") + "*"))
-        for flavour in flavours:
-            if flavour != common and (flavour / "include" / "generated").is_dir():
-                return flavour, common
-    return None
-
-
-def _join(target: Path, sources: list[Path]) -> None:
-    """Makes `target` show the union of `sources`: a folder that several have is joined, all else is a link."""
-    target.mkdir(exist_ok=True)
-    for name in {entry.name for source in sources for entry in source.iterdir()}:
-        found = [source / name for source in sources if (source / name).exists()]
-        folders = [path for path in found if path.is_dir()]
-        if len(folders) > 1:
-            _join(target / name, folders)
-        elif found:
-            (target / name).symlink_to(found[0])
-
-
-@contextlib.contextmanager
-def kernel_headers() -> Iterator[None]:
-    """Within this, BCC_KERNEL_SOURCE leads to headers where the running kernel brings none of its own.
-
-    The programs touch nothing but pt_regs, which every x86-64 kernel lays out alike, so any version serves.
-
-    Raises:
-        BpfUnavailable: no headers anywhere.
-    """
-    if os.environ.get("BCC_KERNEL_SOURCE") or _has_own_headers():
-        yield
-        return
-    split = _split_headers()
-    if split is None:
-        raise BpfUnavailable(f"no kernel headers were found for compiling BPF: {HEADERS_ADVICE}")
-    with tempfile.TemporaryDirectory(prefix="iaprof-headers-") as folder:
-        _join(Path(folder), list(split))
-        os.environ["BCC_KERNEL_SOURCE"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["BCC_KERNEL_SOURCE"]
-
-
-def compile_program(
-    sources: Sequence[str], defines: dict[str, int], functions: Sequence[str], maps: Sequence[str] = ()
-) -> dict[str, int]:
-    """Compiles C files in this folder, one behind the other, and loads their uprobe programs.
+def compile_source(source: Source, folders: Sequence[str] = BCC_FOLDERS) -> Bytecode:
+    """Compiles; kernel headers must be where bcc finds them (headers.py).
 
     Args:
-        sources: file names.
-        defines: given to the compiler.
-        functions: which to load.
-        maps: which to hand out.
-
-    Returns:
-        Descriptors of the functions' programs and of the maps, by name.
+        source: all of it.
+        folders: where bcc may be.
 
     Raises:
-        BpfUnavailable: no bcc, no headers, no permission, or the kernel or compiler refused it.
+        BpfUnavailable: no bcc, no permission, or the compiler refused it.
     """
-    bcc = import_bcc()
-    # In one piece: what is included, bcc leaves as it is.
-    text = b"\n".join((Path(__file__).parent / source).read_bytes() for source in sources)
-    flags = [f"-D{name}={value}" for name, value in defines.items()]
-    with kernel_headers(), _captured_stderr() as messages:
+    bcc = import_bcc(folders)
+    with _captured_stderr() as messages:
         try:
-            program = bcc.BPF(text=text, cflags=[*flags, "-Wno-everything"])
-            loaded = {name: load_uprobe_program(name, program.dump_func(name.encode())) for name in functions}
-            return loaded | {name: program[name.encode()].map_fd for name in maps}
+            compiled = bcc.BPF(text=source.text.encode(), cflags=source.flags())
+            maps = {name: compiled[name.encode()].map_fd for name in _map_names(bcc, compiled)}
+            names = {fd: name for name, fd in maps.items()}
+            code = {name: compiled.dump_func(name.encode()) for name in source.functions}
         except Exception as error:  # bcc raises bare Exception
             raise BpfUnavailable(_why(str(error), messages())) from error
+    try:
+        programs = {name: from_compiled(each, names, source.constants) for name, each in code.items()}
+    except BytecodeError as error:
+        raise BpfUnavailable(f"bcc {bcc.__version__} compiled what cannot be loaded: {error}") from error
+    used = {name for program in programs.values() for _, name in program.maps}
+    return Bytecode(
+        source.digest(),
+        f"bcc {bcc.__version__}",
+        {name: _map(fd) for name, fd in maps.items() if name in used},
+        programs,
+    )
+
+
+def _map_names(bcc: ModuleType, compiled: Any) -> list[str]:
+    library = bcc.libbcc.lib
+    library.bpf_num_tables.argtypes = [ctypes.c_void_p]
+    library.bpf_num_tables.restype = ctypes.c_size_t
+    library.bpf_table_name.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.bpf_table_name.restype = ctypes.c_char_p
+    count = library.bpf_num_tables(compiled.module)
+    return [library.bpf_table_name(compiled.module, number).decode() for number in range(count)]
+
+
+def _map(fd: int) -> Map:
+    """What the kernel says of a map that bcc made."""
+    info = ctypes.create_string_buffer(_MAP_INFO_BYTES)
+    bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
+    kind, _, key_bytes, value_bytes, entries, flags = struct.unpack_from("<6I", info)
+    return Map(kind, key_bytes, value_bytes, entries, flags)
 
 
 def _why(error: str, output: str) -> str:
-    if os.geteuid() != 0:
-        return "BPF needs root: run it with sudo"
     if "Operation not permitted" in output or "Operation not permitted" in error:
         return "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
     if "chdir" in output or "Unable to find kernel headers" in output:
         return f"kernel headers were not found: {HEADERS_ADVICE}"
     lines = output.strip().splitlines()
     detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "no more was said")
-    return f"the BPF programs did not compile or load ({error}: {detail})"
+    return f"the BPF programs did not compile ({error}: {detail})"
 
 
 @contextlib.contextmanager

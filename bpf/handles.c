@@ -12,8 +12,7 @@
  * A kernel that was not seen before is described: its name, its code, and the module that it came in, in pieces. Whoever takes
  * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
  *
- * Set by the loader: MAX_LAYOUTS, MAX_ENTRIES, MAX_STEPS, CLASSES, KERNELS_REMEMBERED, PIECE_PAGES, PIECE_WAKE_EVERY,
- * PIECE_BYTES, MAX_PIECES.
+ * Set by the compiler: MAX_STEPS, CLASSES, PIECE_BYTES, MAX_PIECES; by the loader: PIECE_WAKE_EVERY.
  */
 
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
@@ -60,8 +59,8 @@ struct entry {
     u16 pad2;
 };
 
-BPF_ARRAY(layouts, struct layout, MAX_LAYOUTS);
-BPF_ARRAY(entries, struct entry, MAX_ENTRIES);
+BPF_ARRAY(layouts, struct layout, ANY);
+BPF_ARRAY(entries, struct entry, ANY);
 
 struct handle {
     u64 value;
@@ -77,19 +76,19 @@ struct kernel {
     char name[NAME_BYTES];
 };
 
-BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, KERNELS_REMEMBERED);
+BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, ANY);
 
 struct occupant {
     u64 handle;
     u64 code;            /* where the process has it: two handles of one kernel have the same */
 };
-BPF_TABLE("lru_hash", struct handle, struct occupant, occupants, KERNELS_REMEMBERED); /* of GPU addresses */
+BPF_TABLE("lru_hash", struct handle, struct occupant, occupants, ANY); /* of GPU addresses */
 
 struct module {
     u64 time;            /* of the launch at which it was sent first */
     u64 sent;            /* bytes of its binary */
 };
-BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, KERNELS_REMEMBERED);
+BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, ANY);
 
 enum piece_of { PIECE_OF_NAME, PIECE_OF_CODE, PIECE_OF_MODULE };
 
@@ -111,7 +110,7 @@ struct piece {
     u32 bytes;           /* in this piece */
     char data[PIECE_BYTES];
 };
-BPF_RINGBUF_OUTPUT(pieces, PIECE_PAGES);
+BPF_RINGBUF_OUTPUT(pieces, ANY);
 
 /* Takes steps; gives 0 when all led somewhere, those that did not to 0.
  *
@@ -387,7 +386,7 @@ int on_handle_launch(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     u32 slot = attach_cookie(ctx);
     struct entry *entry = entries.lookup(&slot);
-    u32 which = entry ? entry->layout : MAX_LAYOUTS;
+    u32 which = entry ? entry->layout : -1;
     struct layout *layout = layouts.lookup(&which);
     if (entry && layout)
         launched_by_handle(ctx, time, entry, layout);

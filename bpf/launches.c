@@ -12,11 +12,13 @@
  *
  * Each new output file gets every stack again: the epoch in `settings` is part of the id.
  *
- * Set by the loader: MAX_PROBES, MAX_DEPTH (a power of two), STACK_DEPTH (at most that), STACK_ID_BITS, STACKS_REMEMBERED, OTHERS_REMEMBERED, *_PAGES, *_WAKE_EVERY,
- * and what handles.c names.
+ * Numbers without a definition here: MAX_DEPTH (a power of two) and what handles.c names are set by the compiler (programs.py);
+ * STACK_DEPTH (at most MAX_DEPTH), STACK_ID_BITS and *_WAKE_EVERY by the loader, which also says how many elements a map has where
+ * this says ANY: see NAMED.
  */
 #include <uapi/linux/ptrace.h>
 
+#define ANY 1
 #define MAX_ARGS 4
 #define NAME_BYTES 64
 #define PATH_BYTES 4096
@@ -27,6 +29,15 @@
 static u64 (*attach_cookie)(void *ctx) = (void *)174;
 static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;
+
+/* A number that the loader fills in: a 64-bit immediate load of a number that stands for it, which bytecode.py finds. To the verifier
+ * it is a constant, and to clang any number. */
+#define NAMED(magic)                                                                                                                    \
+    ({                                                                                                                                 \
+        u64 named;                                                                                                                     \
+        asm("%0 = " #magic " ll" : "=r"(named));                                                                                       \
+        named;                                                                                                                         \
+    })
 
 /* What the verifier makes of these programs must not depend on which clang compiled them: newer ones drop a mask that they can
  * prove to have no effect, though it tells the verifier a bound, and turn arithmetic into branches, of which the verifier follows
@@ -144,15 +155,15 @@ struct settings {
     u64 scoped;      /* whether `others` holds anything */
 };
 
-BPF_ARRAY(probes, struct probe, MAX_PROBES);
+BPF_ARRAY(probes, struct probe, ANY);
 BPF_ARRAY(settings, struct settings, 1);
 /* The processes that are not to be recorded. One that was forgotten, or of which nobody knows yet, is recorded. */
-BPF_TABLE("lru_hash", u32, u32, others, OTHERS_REMEMBERED);
+BPF_TABLE("lru_hash", u32, u32, others, ANY);
 BPF_PERCPU_ARRAY(counters, struct counters, 1);
-BPF_RINGBUF_OUTPUT(launches, LAUNCH_PAGES);
-BPF_RINGBUF_OUTPUT(stacks, STACK_PAGES);
-BPF_RINGBUF_OUTPUT(compilations, COMPILED_PAGES);
-BPF_TABLE("lru_hash", u64, u64, stacks_sent, STACKS_REMEMBERED);
+BPF_RINGBUF_OUTPUT(launches, ANY);
+BPF_RINGBUF_OUTPUT(stacks, ANY);
+BPF_RINGBUF_OUTPUT(compilations, ANY);
+BPF_TABLE("lru_hash", u64, u64, stacks_sent, ANY);
 
 /* A program on a uprobe can be preempted, and another thread's run on the same CPU then uses the same scratch.
  * `owner` tells: who finds another owner after its work starts again. */

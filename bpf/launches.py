@@ -1,11 +1,10 @@
-"""The launch probes: the program compiled and loaded, attached to libraries, its ring buffers mapped.
+"""The launch probes: the programs loaded, attached to libraries, its ring buffers mapped.
 
 Reads come in bulk, as arrays; nothing here runs per launch.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,29 +13,27 @@ from pathlib import Path
 
 import numpy as np
 
-from iaprof.bpf.compiler import BpfUnavailable
+from iaprof.bpf.compilation import Interruption
 from iaprof.bpf.driver_layout import MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Way
-from iaprof.bpf.loader import Interruption, Loader
+from iaprof.bpf.loader import Loader, Origin, close
 from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
+from iaprof.bpf.programs import MAX_DEPTH, MAX_PIECES as MAX_PIECES, MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
-from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, PIECE_BYTES, Counter, stack_dtype
+from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, Counter, stack_dtype
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
-MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
-MAX_PIECES = 32  # at one launch: half a megabyte
-MAX_DEPTH = 1024  # frames, a power of two; a per-CPU map has room for them, and perf's own limit is lower in practice
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
 _ARGUMENTS = (112, 104, 96, 88, 72, 64)  # offsets of di, si, dx, cx, r8 and r9 in struct pt_regs
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
-_SOURCES = ("launches.c", "handles.c")
 _PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
 _HANDLE_PROGRAMS = {
     Action.LAUNCH: "on_handle_launch",
@@ -44,8 +41,6 @@ _HANDLE_PROGRAMS = {
     Action.KERNEL_GONE: "on_kernel_gone",
     Action.MODULE_GONE: "on_module_gone",
 }
-_RINGS = ("launches", "stacks", "compilations", "pieces")
-_MAPS = ("probes", "layouts", "entries", "settings", "others", "counters", *_RINGS)
 
 
 @dataclass(frozen=True)
@@ -70,46 +65,45 @@ def stack_depth() -> int:
 class LaunchProbes:
     """The loaded programs and what they send.
 
-    Compiling them goes on in a process apart; whatever is asked of them first waits for it, best `ready`.
+    Where they have to be compiled, that goes on in a process apart; whatever is asked of them first waits for it, best
+    `ready`.
     """
 
     def __init__(self, sizes: Sizes = Sizes(), ways: Sequence[Way] = tuple(Way)) -> None:
-        """Begins to compile and load.
+        """Loads, or begins to compile.
 
         Args:
             sizes: how much room they have.
             ways: to get at launches, the best first.
 
         Raises:
-            BpfUnavailable: no process can be started for it.
+            BpfUnavailable: what is missing or not permitted.
         """
         self.depth = stack_depth()
         self._sizes, self._stack = sizes, stack_dtype(self.depth)
         cpus = len(online_cpus())
-        defines = {
-            "MAX_PROBES": MAX_PROBES,
-            "MAX_DEPTH": MAX_DEPTH,
+        constants = {
             "STACK_DEPTH": self.depth,
             "STACK_ID_BITS": sizes.stack_id_bits,
-            "STACKS_REMEMBERED": sizes.stacks_remembered,
-            "OTHERS_REMEMBERED": sizes.others_remembered,
-            "LAUNCH_PAGES": sizes.launch_pages,
-            "STACK_PAGES": sizes.stack_pages,
-            "COMPILED_PAGES": sizes.compiled_pages,
-            "MAX_LAYOUTS": MAX_LAYOUTS,
-            "MAX_ENTRIES": MAX_ENTRIES,
-            "MAX_STEPS": MAX_STEPS,
-            "CLASSES": MAX_CLASSES,
-            "KERNELS_REMEMBERED": sizes.kernels_remembered,
-            "PIECE_PAGES": sizes.piece_pages,
-            "PIECE_BYTES": PIECE_BYTES,
-            "MAX_PIECES": MAX_PIECES,
             "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
             "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, self._stack.itemsize, cpus),
             "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         }
-        programs = tuple({*_PROGRAMS.values(), *_HANDLE_PROGRAMS.values()})
-        self._loader = Loader(_SOURCES, defines, programs, _MAPS)
+        entries = {
+            "probes": MAX_PROBES,
+            "layouts": MAX_LAYOUTS,
+            "entries": MAX_ENTRIES,
+            "others": sizes.others_remembered,
+            "stacks_sent": sizes.stacks_remembered,
+            "kernels_seen": sizes.kernels_remembered,
+            "occupants": sizes.kernels_remembered,
+            "modules_seen": sizes.kernels_remembered,
+            "launches": sizes.launch_pages * _PAGE,
+            "stacks": sizes.stack_pages * _PAGE,
+            "compilations": sizes.compiled_pages * _PAGE,
+            "pieces": sizes.piece_pages * _PAGE,
+        }
+        self._loader = Loader(constants, entries)
         self._loaded: _Loaded | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []
@@ -136,8 +130,13 @@ class LaunchProbes:
 
     @property
     def compile_cpu_seconds(self) -> float:
-        """CPU time of the process that compiled and loaded, once it did."""
+        """CPU time of the process that compiled, if there was one, once it did."""
         return self._loader.cpu_seconds
+
+    @property
+    def origin(self) -> Origin:
+        """Where the programs come from, once they are loaded."""
+        return self._loader.origin
 
     @property
     def launches(self) -> RingBuffer:
@@ -279,8 +278,7 @@ class _Loaded:
     def close(self) -> None:
         for ring in self._rings:
             ring.close()
-        while self.fds:
-            os.close(self.fds.popitem()[1])
+        close(self.fds)
         self._rings.clear()
 
 

@@ -1,145 +1,156 @@
-"""Compiling and loading BPF programs in a process apart, which hands over their descriptors and ends.
-
-The recorder stays small, and does other things while clang is at work.
-"""
+"""Making the maps and loading the BPF programs: those that ship, or compiled anew where the kernel refuses them."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import enum
+import errno
 import os
-import select
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping
 
-from iaprof.bpf.compiler import BpfUnavailable
-from iaprof.bpf.load_child import MAX_MESSAGE
+from iaprof.bpf import compile_cache
+from iaprof.bpf.bytecode import Bytecode, BytecodeError
+from iaprof.bpf.compilation import Compilation, Interruption
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.maps import create_map
+from iaprof.bpf.programs import shipped, source
+from iaprof.bpf.uprobe import load_uprobe_program
 
-TIMEOUT_S = 30.0  # it takes a third of a second of CPU
-_MAX_FDS = 32
-_PACKAGES = str(Path(__file__).parents[2])
-_CHILD = "import sys; sys.path.append(sys.argv.pop()); from iaprof.bpf.load_child import main; main()"
+# What a program is refused with that another compiler's may not be; else it is for want of permission or memory.
+_REFUSALS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
 
 
-class Interruption(Protocol):
-    """What may end a wait: signals that came."""
+class Origin(enum.StrEnum):
+    """Where the loaded programs come from."""
 
-    def fileno(self) -> int:
-        """Readable when something came."""
+    SHIPPED = "shipped"
+    CACHED = "compiled on this machine before"
+    COMPILED = "compiled now"
 
-    def clear(self) -> None:
-        """Makes `fileno` wait again."""
 
-    def check(self) -> None:
-        """Raises what ends the wait, if that is what came."""
+class _Refused(Exception):
+    """The kernel's verifier does not take a program."""
+
+
+def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str, int]) -> dict[str, int]:
+    """Makes maps and loads programs.
+
+    Args:
+        bytecode: both.
+        constants: values by name.
+        entries: for how many elements a map has room, by its name; of other maps, what `bytecode` says.
+
+    Returns:
+        Descriptors, close-on-exec, by the names of maps and programs; they are the caller's.
+
+    Raises:
+        BpfUnavailable: no permission, or no memory.
+        _Refused: the verifier says no.
+    """
+    fds: dict[str, int] = {}
+    try:
+        for name, each in bytecode.maps.items():
+            fds[name] = create_map(
+                name, each.type, each.key_bytes, each.value_bytes, entries.get(name, each.entries), each.flags
+            )
+        maps = dict(fds)
+        for name, program in bytecode.programs.items():
+            try:
+                fds[name] = load_uprobe_program(name, program.linked(maps, constants))
+            except OSError as error:
+                if error.errno in _REFUSALS:
+                    raise _Refused(f"{name}: {error.strerror}") from error
+                raise
+    except (OSError, _Refused) as error:
+        close(fds)
+        if isinstance(error, OSError):
+            raise BpfUnavailable(_why(error)) from error
+        raise
+    return fds
+
+
+def close(fds: dict[str, int]) -> None:
+    """Closes what `load` returned."""
+    while fds:
+        os.close(fds.popitem()[1])
+
+
+def _why(error: OSError) -> str:
+    if os.geteuid() != 0:
+        return "BPF needs root: run it with sudo"
+    if error.errno == errno.EPERM:
+        return "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
+    return f"the BPF programs cannot be loaded ({error.strerror})"
 
 
 class Loader:
-    """That process, from its start to its answer."""
+    """Loads what ships; where the kernel refuses that, compiles in a process apart."""
 
-    def __init__(
-        self, sources: Sequence[str], defines: dict[str, int], functions: Sequence[str], maps: Sequence[str]
-    ) -> None:
-        """Starts it; the arguments are `compile_program`'s.
+    def __init__(self, constants: Mapping[str, int], entries: Mapping[str, int]) -> None:
+        """Loads, or begins to compile; the arguments are `load`'s.
 
         Raises:
-            BpfUnavailable: there is no room for another process.
+            BpfUnavailable: what is missing or not permitted; or there is no room for a process that compiles.
         """
-        self.cpu_seconds = 0.0  # that it took
-        self._deadline = time.monotonic() + TIMEOUT_S
-        self._child: subprocess.Popen[bytes] | None = None
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._folder = ""
-        with theirs:
-            try:
-                # Ours, so that it goes away even if the process is killed.
-                self._folder = tempfile.mkdtemp(prefix="iaprof-bpf-")
-                self._child = subprocess.Popen(
-                    # An interpreter that looks at no environment, no folder of the user's and no site-packages: what
-                    # it imports is the standard library, this package, and bcc by its path.
-                    [sys.executable, "-I", "-S", "-c", _CHILD, str(theirs.fileno()), _PACKAGES],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-                    start_new_session=True,  # Ctrl-C is the recorder's business
-                )
-            except OSError as error:
-                self.close()
-                raise BpfUnavailable(f"the process that compiles BPF cannot be started: {error.strerror}") from error
-        request = {"folder": self._folder, "sources": sources, "defines": defines, "functions": functions, "maps": maps}
-        with contextlib.suppress(OSError):  # it died already: `wait` says so
-            self._channel.send(json.dumps(request).encode())
+        self.origin = Origin.SHIPPED
+        self._constants, self._entries = constants, entries
+        self._fds: dict[str, int] | None = None
+        self._compilation: Compilation | None = None
+        self._cpu_seconds = 0.0
+        try:
+            self._fds = load(shipped(), constants, entries)
+        except (_Refused, BytecodeError) as refusal:
+            self._refusal = refusal
+            self._load_cached()
+
+    def _load_cached(self) -> None:
+        self._source = source()
+        self._key = compile_cache.key(self._source)
+        cached = compile_cache.read(self._key)
+        if cached is not None:
+            with contextlib.suppress(_Refused):
+                self._fds = load(cached, self._constants, self._entries)
+                self.origin = Origin.CACHED
+                return
+        self._compilation = Compilation(self._source)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of the process that compiled, if there was one."""
+        return self._compilation.cpu_seconds if self._compilation is not None else 0.0
 
     def wait(self, interruption: Interruption | None = None) -> dict[str, int]:
-        """The descriptors, close-on-exec, by the name of function or map; they are the caller's. To be called once.
+        """Waits until all is loaded. To be called once.
 
         Args:
-            interruption: may end the wait.
+            interruption: may end the wait, by what its `check` raises.
+
+        Returns:
+            As `load`.
 
         Raises:
-            BpfUnavailable: what is missing, and how to get it; or the process died or took too long.
+            BpfUnavailable: what is missing, and how to get it.
         """
-        try:
-            self._wait_for_answer(interruption)
+        if self._compilation is not None:
             try:
-                message, fds, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE, _MAX_FDS)
-            except ConnectionResetError:  # before it read the request
-                message, fds = b"", []
-            if not message:
-                raise BpfUnavailable(
-                    f"the process that compiles BPF died ({self._reap()}): make sure that it gets 200 MB of memory"
+                bytecode = self._compilation.wait(interruption)
+                self._fds = load(bytecode, self._constants, self._entries)
+            except (_Refused, BytecodeError, BpfUnavailable) as error:
+                failure = BpfUnavailable(
+                    f"the BPF programs that ship with iaprof do not load here ({self._refusal}), and compiling them "
+                    f"anew failed: {error}"
                 )
-        finally:
-            self.close()
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        answer = json.loads(message)
-        if "error" in answer:
-            raise BpfUnavailable(answer["error"])
-        return dict(zip(answer["names"], fds, strict=True))
-
-    def _wait_for_answer(self, interruption: Interruption | None) -> None:
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        if interruption is not None:
-            poll.register(interruption.fileno(), select.POLLIN)
-        while True:
-            ready = [fd for fd, _ in poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000)]
-            if interruption is not None:
-                interruption.clear()
-                interruption.check()
-            if self._channel.fileno() in ready:
-                return
-            if not ready:
-                raise BpfUnavailable(
-                    f"compiling the BPF programs took longer than {TIMEOUT_S:g} s: record again when the machine "
-                    "is less busy"
-                )
-
-    def _reap(self) -> str:
-        """Waits for the process's end; says which it was."""
-        assert self._child is not None
-        _, status, usage = os.wait4(self._child.pid, 0)
-        self.cpu_seconds = usage.ru_utime + usage.ru_stime
-        code = self._child.returncode = os.waitstatus_to_exitcode(status)
-        self._child = None
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                failure.needs_bcc = True
+                raise failure from error
+            compile_cache.write(self._key, bytecode)
+            self.origin = Origin.COMPILED
+        assert self._fds is not None
+        fds, self._fds = self._fds, None
+        return fds
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
-        self._channel.close()
-        if self._child is not None:
-            os.kill(self._child.pid, signal.SIGKILL)  # Popen.kill would reap it, and its CPU time with it
-            self._reap()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Ends the process that compiles, and closes what nobody waited for."""
+        if self._compilation is not None:
+            self._compilation.close()
+        if self._fds is not None:
+            close(self._fds)

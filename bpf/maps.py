@@ -27,6 +27,25 @@ def _element(fd: int, key: int, value: int = 0) -> bytes:
     return struct.pack("<IxxxxQQQ", fd, key, value, 0)
 
 
+def create_map(name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> int:
+    """A new map's descriptor, close-on-exec.
+
+    Args:
+        name: shown by the kernel, cut at 15 bytes.
+        kind: enum bpf_map_type.
+        key_bytes: 0 for a ring buffer.
+        value_bytes: 0 for a ring buffer.
+        entries: how many elements it has room for; of a ring buffer, bytes.
+        flags: BPF_F_*.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    # The part of union bpf_attr that BPF_MAP_CREATE takes; inner map and NUMA node are 0.
+    numbers = struct.pack("<IIIIIII", kind, key_bytes, value_bytes, entries, flags, 0, 0)
+    return bpf(BPF_MAP_CREATE, numbers + name.encode()[:15].ljust(16, b"\0"))
+
+
 def write_slot(fd: int, index: int, value: bytes) -> None:
     """Writes an array map's element.
 

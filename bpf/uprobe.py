@@ -35,6 +35,7 @@ WITHOUT_SEMAPHORE = (
     "another tool has a uprobe without a reference counter where one of its probes is, so that the probe's semaphore "
     "cannot be raised: the probe fires only while something else raises it; end that tool, then record again"
 )
+_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ def load_uprobe_program(name: str, code: bytes) -> int:
             0,
             _TRACE_UPROBE_MULTI,
         )
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(BlockingIOError):  # a signal came, and its handler has run by now
+                return bpf(BPF_PROG_LOAD, attributes)
         return bpf(BPF_PROG_LOAD, attributes)
 
     try:

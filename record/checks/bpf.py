@@ -1,4 +1,4 @@
-"""BPF: whether the kernel takes it from us, bcc, headers, and as the proof the recorder's own programs."""
+"""BPF: whether the kernel takes it from us, and the recorder's own programs; what compiles them only where it must."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import struct
 import time
 from collections.abc import Iterator
 
-from iaprof.bpf.compiler import BpfUnavailable, import_bcc, kernel_headers
+from iaprof.bpf.compiler import bcc_version
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.headers import find_headers
 from iaprof.bpf.syscall import bpf
 from iaprof.record.checks.packages import install_command
 from iaprof.record.checks.result import Check, Level
@@ -20,11 +22,16 @@ _NEEDS_ROOT = "cannot be told without root"
 
 
 def checks() -> Iterator[Check]:
-    """Checks BPF."""
-    found = [_map(), _bcc(), _headers()]
-    yield from found
-    if os.geteuid() == 0 and all(check.level is Level.OK for check in found):
-        yield _programs()
+    """Checks BPF; bcc and headers only where the kernel refuses the programs that ship."""
+    maps = _map()
+    yield maps
+    if os.geteuid() != 0 or maps.level is not Level.OK:
+        return
+    programs, from_bcc = _programs()
+    if from_bcc:
+        yield _bcc()
+        yield _headers()
+    yield programs
 
 
 def _map() -> Check:
@@ -39,34 +46,37 @@ def _map() -> Check:
 
 
 def _bcc() -> Check:
-    try:
-        bcc = import_bcc()
-    except BpfUnavailable as error:
-        return Check(GROUP, "bcc", Level.PROBLEM, str(error), install_command("python3-bpfcc", "python3-bcc"))
-    return Check(GROUP, "bcc", Level.OK, f"version {getattr(bcc, '__version__', 'unknown')}")
+    version = bcc_version()
+    if version is None:
+        text = (
+            "not installed, and the kernel refuses the programs that ship with iaprof, so that they have to be compiled"
+        )
+        return Check(GROUP, "bcc", Level.PROBLEM, text, install_command("python3-bpfcc", "python3-bcc"))
+    return Check(GROUP, "bcc", Level.OK, f"version {version}")
 
 
 def _headers() -> Check:
-    named = os.environ.get("BCC_KERNEL_SOURCE", "")
     try:
-        with kernel_headers():
-            joined = os.environ.get("BCC_KERNEL_SOURCE", "")
+        return Check(GROUP, "headers", Level.OK, find_headers(os.environ).about)
     except BpfUnavailable as error:
         mend = install_command("linux-headers-$(uname -r)", "kernel-devel-$(uname -r)")
         return Check(GROUP, "headers", Level.PROBLEM, str(error), mend)
-    if named:
-        return Check(GROUP, "headers", Level.OK, f"those in {named} (BCC_KERNEL_SOURCE)")
-    text = "of another kernel's version, which serves" if joined else "of the running kernel"
-    return Check(GROUP, "headers", Level.OK, text)
 
 
-def _programs() -> Check:
+def _programs() -> tuple[Check, bool]:
+    """The check, and whether bcc has to compile them."""
     from iaprof.bpf.launches import LaunchProbes  # brings NumPy, which nothing else here needs
+    from iaprof.bpf.loader import Origin
 
     began = time.monotonic()
     try:
         with contextlib.closing(LaunchProbes()) as probes:
             probes.ready()
-    except (BpfUnavailable, OSError) as error:
-        return Check(GROUP, "programs", Level.PROBLEM, str(error))
-    return Check(GROUP, "programs", Level.OK, f"compiled and loaded in {time.monotonic() - began:.1f} s")
+            origin = probes.origin
+    except BpfUnavailable as error:
+        return Check(GROUP, "programs", Level.PROBLEM, str(error)), error.needs_bcc
+    took = f"loaded in {time.monotonic() - began:.2f} s"
+    if origin is Origin.SHIPPED:
+        return Check(GROUP, "programs", Level.OK, took), False
+    text = f"{took}: {origin}, as the kernel refuses those that ship with iaprof"
+    return Check(GROUP, "programs", Level.OK, text), True

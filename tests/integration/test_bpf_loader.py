@@ -1,4 +1,7 @@
-"""BPF is compiled in a process apart: what it hands over, what it says where it cannot, and how waiting for it ends."""
+"""The BPF programs that ship are loaded; where the kernel refuses them, a process apart compiles them anew.
+
+What that process hands over, what it says where it cannot, how waiting for it ends, and what it does not believe.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,46 +16,55 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import loader
-from iaprof.bpf.compiler import BCC_FOLDERS, BpfUnavailable
+from iaprof.bpf import compilation, compile_cache, loader
+from iaprof.bpf.compilation import Compilation
+from iaprof.bpf.compiler import BCC_FOLDERS, Source
+from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.loader import Loader
+from iaprof.bpf.loader import Origin
 from iaprof.bpf.uprobe import load_uprobe_program
 from iaprof.record.signals import Interrupted, StopSignals
+from integration.refused import refused, where_it_is_refused
 from limits import Within
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
 WAIT = "from iaprof.bpf.launches import LaunchProbes; p = LaunchProbes(); p.ready()"
 SAY = f"""
-from iaprof.bpf.compiler import BpfUnavailable
+from iaprof.bpf.errors import BpfUnavailable
 try:
     {WAIT}
-    print("loaded")
+    print(p.origin)
 except BpfUnavailable as error:
     print(error)
 """
+CALL = "85000000"  # an instruction's first half; the second is the helper's number
+SEND_SIGNAL = f"{CALL}6d000000"
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made; nothing else is there."""
-    path = tmp_path / "temporary"
-    path.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(path))
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders for compiling are made; nothing else is there, and nothing was compiled before."""
+    path = tmp_path / "private"
+    path.mkdir(mode=0o700)
+    monkeypatch.setattr(compilation, "PARENTS", (path,))
+    monkeypatch.setattr(compile_cache, "FOLDER", tmp_path / "cache" / "bpf")
     return path
 
 
 @pytest.fixture
-def probes(temporary: Path) -> Iterator[LaunchProbes]:
+def probes(private: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchProbes]:
+    """Those that have to be compiled."""
+    monkeypatch.setattr(loader, "shipped", refused)
     opened = LaunchProbes()
     yield opened
     opened.close()
 
 
 def child_of(probes: LaunchProbes) -> int:
-    assert probes._loader._child is not None
-    return probes._loader._child.pid
+    compiling = probes._loader._compilation
+    assert compiling is not None and compiling._child is not None
+    return compiling._child.pid
 
 
 def runs(pid: int) -> bool:
@@ -68,11 +79,7 @@ def said(*command: str) -> str:
     return done.stdout.strip()
 
 
-def test_programs_and_maps_come_and_nothing_is_left(probes: LaunchProbes, temporary: Path) -> None:
-    child = child_of(probes)
-    # when
-    probes.ready()
-    # then
+def is_complete(probes: LaunchProbes) -> None:
     fds = probes._loaded.fds  # type: ignore[union-attr]
     links = {name: os.readlink(f"/proc/self/fd/{fd}") for name, fd in fds.items()}
     programs = {name for name in links if name.startswith("on_")}
@@ -80,12 +87,6 @@ def test_programs_and_maps_come_and_nothing_is_left(probes: LaunchProbes, tempor
     assert {links[name] for name in programs} == {"anon_inode:bpf-prog"}
     assert {links[name] for name in links.keys() - programs} == {"anon_inode:bpf-map"}
     assert not any(os.get_inheritable(fd) for fd in fds.values())
-    # and its CPU time is told
-    assert 0.05 < probes.compile_cpu_seconds < 30
-    # and it left nothing behind
-    assert not runs(child)
-    assert list(temporary.iterdir()) == []
-    # and neither do we
     held = list(fds.values())
     probes.close()
     for fd in held:
@@ -93,11 +94,24 @@ def test_programs_and_maps_come_and_nothing_is_left(probes: LaunchProbes, tempor
             os.fstat(fd)
 
 
-def test_the_recorder_itself_stays_small() -> None:
-    # given the same program, without waiting for BPF and with
+# ---- what ships ----
+
+
+def test_what_ships_is_loaded_by_this_process_alone() -> None:
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text()
+    probes = LaunchProbes()
+    assert children.read_text() == before
+    probes.ready()
+    assert (probes.origin, probes.compile_cpu_seconds) == (Origin.SHIPPED, 0)
+    is_complete(probes)
+
+
+def test_the_recorder_stays_small() -> None:
+    # given the same program, without BPF and with
     tell = "; print(*[line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')])"
     words = [sys.executable, "-c"]
-    before = subprocess.run([*words, WAIT.replace("p.ready()", "p.close()") + tell], capture_output=True, check=True)
+    before = subprocess.run([*words, WAIT.partition(";")[0] + tell], capture_output=True, check=True)
     after = subprocess.run([*words, WAIT + tell], capture_output=True, check=True)
     # then what it takes is the ring buffers: 10.5 MiB, which are mapped twice in a row
     assert int(after.stdout) - int(before.stdout) < 24 << 10
@@ -108,9 +122,58 @@ def test_the_recorder_itself_stays_small() -> None:
     assert no_bcc.stdout == b"False\n"
 
 
-def test_neither_environment_nor_folder_confuse_it(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+def test_neither_bcc_nor_headers_are_needed() -> None:
+    hidden = ["/usr/src", "/lib/modules", *(f"{folder}/bcc" for folder in BCC_FOLDERS)]
+    mounts = [f"mount -t tmpfs none {path} && " for path in hidden if Path(path).is_dir()]
+    assert said("unshare", "-m", "sh", "-c", "".join(mounts) + 'exec "$@"', "sh") == Origin.SHIPPED
+
+
+def test_no_permission() -> None:
+    refusal = said("setpriv", "--bounding-set=-sys_admin,-bpf,-perfmon")
+    assert refusal.startswith("the kernel does not permit BPF here")
+
+
+def test_not_root() -> None:
+    # given another user, who may read the folder that we are in all the same
+    user = ("--reuid=65534", "--regid=65534", "--clear-groups")
+    refusal = said("setpriv", *user, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+    assert refusal == "BPF needs root: run it with sudo"
+
+
+def test_a_program_that_the_verifier_refuses() -> None:
+    exit_without_result = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
+    with pytest.raises(PermissionError, match=r"the verifier: .*R0 !read_ok"):
+        load_uprobe_program("no_result", exit_without_result)
+
+
+# ---- what is compiled ----
+
+
+def test_what_the_kernel_refuses_is_compiled_once(
+    probes: LaunchProbes, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    child = child_of(probes)
+    # when
+    probes.ready()
+    # then
+    assert probes.origin is Origin.COMPILED
+    assert 0.05 < probes.compile_cpu_seconds < 30
+    # and it left nothing behind
+    assert not runs(child)
+    assert list(private.iterdir()) == []
+    is_complete(probes)
+    # and the next one compiles nothing
+    monkeypatch.setattr(loader, "Compilation", None)
+    again = LaunchProbes()
+    again.ready()
+    assert (again.origin, again.compile_cpu_seconds) == (Origin.CACHED, 0)
+    is_complete(again)
+
+
+def test_neither_environment_nor_folder_confuse_it(
+    tmp_path: Path, probes: LaunchProbes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes.close()
     # given modules of the same names as those that it imports
     for name in ("json", "socket", "tempfile", "ctypes", "bcc", "iaprof", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
@@ -121,6 +184,7 @@ def test_neither_environment_nor_folder_confuse_it(
     # when, then
     probes = LaunchProbes()
     probes.ready()
+    assert probes.origin is Origin.COMPILED
     probes.close()
 
 
@@ -134,66 +198,52 @@ def test_neither_environment_nor_folder_confuse_it(
         ),
     ],
 )
-def test_what_is_not_installed(hidden: list[str], what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed(hidden: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
-    mounts = [f"mount -t tmpfs none {path} && " for path in hidden if Path(path).is_dir()]
-    assert said("unshare", "-m", "sh", "-c", "".join(mounts) + 'exec "$@"', "sh").startswith(what)
+    mounts = " && ".join(f"mount -t tmpfs none {path}" for path in hidden if Path(path).is_dir())
+    refusal = said(*where_it_is_refused(tmp_path, before=mounts))
+    assert refusal.startswith("the BPF programs that ship with iaprof do not load here (on_launch: Permission denied")
+    assert what in refusal
 
 
-def test_no_permission() -> None:
-    refused = said("setpriv", "--bounding-set=-sys_admin,-bpf,-perfmon")
-    assert refused.startswith("the kernel does not permit BPF here")
+def test_a_program_that_the_compiler_refuses(private: Path) -> None:
+    compiling = Compilation(Source("int f(void *ctx) { return nonsense; }", {}, (), ("f",)))
+    with pytest.raises(BpfUnavailable, match=r"^the BPF programs did not compile \(.*error: .*nonsense"):
+        compiling.wait()
+    assert list(private.iterdir()) == []
 
 
-def test_not_root() -> None:
-    # given another user, who may read the folder that we are in all the same
-    user = ("--reuid=65534", "--regid=65534", "--clear-groups")
-    refused = said("setpriv", *user, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
-    assert refused == "BPF needs root: run it with sudo"
-
-
-def test_a_program_that_the_compiler_refuses(temporary: Path) -> None:
-    loading = Loader(("launches.c",), {"MAX_PROBES": 1}, ("on_launch",), ())
-    with pytest.raises(BpfUnavailable, match=r"^the BPF programs did not compile or load \(.*error: "):
-        loading.wait()
-    assert list(temporary.iterdir()) == []
-
-
-def test_a_program_that_the_verifier_refuses() -> None:
-    exit_without_result = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
-    with pytest.raises(PermissionError, match=r"the verifier: .*R0 !read_ok"):
-        load_uprobe_program("no_result", exit_without_result)
-
-
-def test_a_child_that_is_killed(probes: LaunchProbes, temporary: Path) -> None:
+def test_a_child_that_is_killed(probes: LaunchProbes, private: Path) -> None:
     os.kill(child_of(probes), signal.SIGKILL)
-    with pytest.raises(BpfUnavailable, match=r"^the process that compiles BPF died \(SIGKILL\): make sure"):
+    with pytest.raises(BpfUnavailable, match=r"the process that compiles BPF died \(SIGKILL\): make sure"):
         probes.ready()
-    assert list(temporary.iterdir()) == []
+    assert list(private.iterdir()) == []
 
 
-def test_a_child_that_hangs(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "TIMEOUT_S", 0.3)
+def test_a_child_that_hangs(private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(loader, "shipped", refused)
     probes = LaunchProbes()
     child = child_of(probes)
     os.kill(child, signal.SIGSTOP)
     with pytest.raises(BpfUnavailable, match=r"took longer than 0.3 s: record again"):
         probes.ready()
     assert not runs(child)
-    assert list(temporary.iterdir()) == []
+    assert list(private.iterdir()) == []
 
 
-def test_no_room_for_a_child(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_child(private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
+    monkeypatch.setattr(loader, "shipped", refused)
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(BpfUnavailable, match="cannot be started: Resource temporarily unavailable"):
         LaunchProbes()
-    assert list(temporary.iterdir()) == []
+    assert list(private.iterdir()) == []
 
 
-def test_a_signal_ends_the_wait_at_once(probes: LaunchProbes, temporary: Path) -> None:
+def test_a_signal_ends_the_wait_at_once(probes: LaunchProbes, private: Path) -> None:
     # given a child that takes its time
     child = child_of(probes)
     os.kill(child, signal.SIGSTOP)
@@ -207,12 +257,12 @@ def test_a_signal_ends_the_wait_at_once(probes: LaunchProbes, temporary: Path) -
     # then
     assert 0.35 < time.monotonic() - begun < 2
     assert not runs(child)
-    assert list(temporary.iterdir()) == []
+    assert list(private.iterdir()) == []
 
 
-def test_closed_before_it_is_ready(probes: LaunchProbes, temporary: Path, within: Within) -> None:
+def test_closed_before_it_is_ready(probes: LaunchProbes, private: Path, within: Within) -> None:
     child = child_of(probes)
     with within(0.5):
         probes.close()
     assert not runs(child)
-    assert list(temporary.iterdir()) == []
+    assert list(private.iterdir()) == []

@@ -16,6 +16,7 @@ import pytest
 from iaprof.formats.capture import CaptureReader
 from iaprof.record.spool import FrameKind, SpoolReader
 from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, iaprof, spool_of, spooled_stalls, until
+from integration.refused import where_it_is_refused
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
@@ -85,7 +86,9 @@ def one_sentence(text: str) -> bool:
 def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a recorder whose child has begun to load BPF's compiler
-        recorder = start(hardware, tmp_path / "c")
+        words = [*IAPROF, "record", "-o", str(tmp_path / "c"), *NO_SYMBOLS]
+        command = where_it_is_refused(tmp_path, *words, env=hardware.env())
+        recorder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         children = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children")
         while not any(b"libbcc" in _maps(int(pid)) for pid in children.read_text().split()):
             assert recorder.poll() is None
@@ -96,7 +99,7 @@ def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> Non
     assert recorder.returncode == 128 + number
     assert one_sentence(errors), errors
     assert "nothing was recorded" in errors
-    assert list(tmp_path.glob("*c*")) == []
+    assert list(tmp_path.glob("c*")) == []
 
 
 def test_a_terminal_that_closes_ends_it_in_good_order_and_nohup_keeps_it(tmp_path: Path) -> None:

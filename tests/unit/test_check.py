@@ -77,9 +77,8 @@ def test_only_root_records(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- BPF ----
 
 
-def test_without_bcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "bcc", raising=False)
-    monkeypatch.setattr("iaprof.bpf.compiler.BCC_FOLDERS", (str(tmp_path),))
+def test_without_bcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpf, "bcc_version", lambda: None)
     monkeypatch.setattr(packages.shutil, "which", lambda name: name == "apt")
     check = bpf._bcc()
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo apt install python3-bpfcc")
@@ -87,11 +86,23 @@ def test_without_bcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
-    monkeypatch.setattr("iaprof.bpf.compiler._has_own_headers", lambda: False)
-    monkeypatch.setattr("iaprof.bpf.compiler._split_headers", lambda: None)
+    monkeypatch.setattr("iaprof.bpf.headers._own_headers", list)
+    monkeypatch.setattr("iaprof.bpf.headers._has_archive", lambda: False)
+    monkeypatch.setattr("iaprof.bpf.headers._split_headers", lambda: None)
     monkeypatch.setattr(packages.shutil, "which", lambda name: name == "dnf")
     check = bpf._headers()
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo dnf install kernel-devel-$(uname -r)")
+
+
+def test_bcc_and_headers_are_looked_at_only_where_the_programs_that_ship_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(bpf, "_map", lambda: Check(bpf.GROUP, "maps", Level.OK, ""))
+    for needs_bcc, names in ((False, ["maps", "programs"]), (True, ["maps", "bcc", "headers", "programs"])):
+        programs = Check(bpf.GROUP, "programs", Level.OK, ""), needs_bcc
+        monkeypatch.setattr(bpf, "_programs", lambda programs=programs: programs)
+        assert [check.name for check in bpf.checks()] == names
 
 
 def test_a_kernel_that_refuses_bpf(monkeypatch: pytest.MonkeyPatch) -> None:

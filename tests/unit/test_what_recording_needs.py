@@ -1,4 +1,4 @@
-"""What a machine lacks for recording is told in one sentence: root, bcc, kernel headers, a program that compiles."""
+"""What a machine lacks for recording is told in one sentence: root, bcc, kernel headers."""
 
 import os
 import sys
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import compiler
-from iaprof.bpf.compiler import BpfUnavailable, compile_program, import_bcc, kernel_headers
+from iaprof.bpf import headers
+from iaprof.bpf.compiler import import_bcc
+from iaprof.bpf.errors import BpfUnavailable
 from iaprof.cli.main import main
 
 
@@ -27,31 +28,33 @@ def test_not_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 def test_no_bcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
-    monkeypatch.setattr(compiler, "BCC_FOLDERS", (str(tmp_path),))
     with pytest.raises(BpfUnavailable, match="apt install python3-bpfcc"):
-        import_bcc()
+        import_bcc((str(tmp_path),))
 
 
 def test_a_bcc_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
-    monkeypatch.setattr(compiler, "BCC_FOLDERS", (str(tmp_path),))
     (tmp_path / "bcc").mkdir()
     (tmp_path / "bcc" / "libbcc.py").touch()
     (tmp_path / "bcc" / "__init__.py").write_text("raise OSError('libbcc.so.0: cannot open shared object file')")
     with pytest.raises(BpfUnavailable, match=r"does not load .*; reinstall python3-bpfcc"):
-        import_bcc()
+        import_bcc((str(tmp_path),))
     assert "bcc" not in sys.modules
 
 
+def without_own_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "_own_headers", list)
+    monkeypatch.setattr(headers, "_has_archive", lambda: False)
+
+
 def test_no_kernel_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
-    monkeypatch.setattr(compiler, "_has_own_headers", lambda: False)
-    monkeypatch.setattr(compiler, "_split_headers", lambda: None)
-    with pytest.raises(BpfUnavailable, match=r"no kernel headers .* apt install linux-headers"), kernel_headers():
-        pass
+    without_own_headers(monkeypatch)
+    monkeypatch.setattr(headers, "_split_headers", lambda: None)
+    with pytest.raises(BpfUnavailable, match=r"no kernel headers .* apt install linux-headers"):
+        headers.find_headers({})
 
 
-def test_split_headers_are_joined_and_put_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # given two folders as Debian splits them
     for path in (
         "flavour/include/generated/a.h",
@@ -61,22 +64,16 @@ def test_split_headers_are_joined_and_put_away(monkeypatch: pytest.MonkeyPatch, 
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
-    monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
-    monkeypatch.setattr(compiler, "_has_own_headers", lambda: False)
-    monkeypatch.setattr(compiler, "_split_headers", lambda: (tmp_path / "flavour", tmp_path / "common"))
+    without_own_headers(monkeypatch)
+    monkeypatch.setattr(headers, "_split_headers", lambda: (tmp_path / "flavour", tmp_path / "common"))
+    monkeypatch.setattr(headers, "_is_roots", lambda folder: True)
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", "/somewhere/else")
+    private = tmp_path / "private"
+    private.mkdir()
     # when
-    with kernel_headers():
-        joined = Path(os.environ["BCC_KERNEL_SOURCE"])
-        # then all four are there
-        for path in ("include/generated/a.h", "include/linux/c.h", "arch/x86/b.h", "arch/x86/d.h"):
-            assert (joined / path).is_file()
-    # and afterwards nothing is
-    assert not joined.exists()
-    assert "BCC_KERNEL_SOURCE" not in os.environ
-
-
-@pytest.mark.bpf
-def test_a_program_that_does_not_compile(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(BpfUnavailable, match=r"error: .*nonsense"):
-        compile_program(("launches.c",), {"MAX_PROBES": "nonsense"}, ("on_launch",))  # type: ignore[dict-item]
-    assert capfd.readouterr().err == ""
+    headers.find_headers({}).prepare(private)
+    # then all four are there
+    joined = Path(os.environ["BCC_KERNEL_SOURCE"])
+    assert joined.is_relative_to(private)
+    for path in ("include/generated/a.h", "include/linux/c.h", "arch/x86/b.h", "arch/x86/d.h"):
+        assert (joined / path).is_file()

@@ -1,0 +1,102 @@
+"""What was compiled on this machine, kept for the next recording: /var/cache/iaprof/bpf.
+
+Programs from there run in the kernel. So the folder and its files must be root's and nobody else may look into it or
+change it; anything else there is as if it were not there, and so is a file that is damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import secrets
+import stat
+from pathlib import Path
+
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
+from iaprof.bpf.compiler import Source, bcc_version
+from iaprof.bpf.headers import only_root_changes
+from iaprof.formats.files import make_for_everyone
+
+FOLDER = Path("/var/cache/iaprof/bpf")
+_MOST_ENTRIES = 16  # each is a hundred kilobytes
+_MOST_BYTES = 16 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def key(source: Source) -> str:
+    """Under what name that source's programs are kept: another one for another bcc or kernel."""
+    parts = (source.digest(), bcc_version() or "none", platform.release(), platform.version())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def read(name: str) -> Bytecode | None:
+    """The programs that are kept under a name; None without any that can be believed."""
+    try:
+        folder = _opened()
+    except OSError:
+        return None
+    try:
+        fd = os.open(name, _READ, dir_fd=folder)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != 0 or status.st_mode & 0o077:
+                return None
+            digest, _, text = file.read(_MOST_BYTES).partition(b"\n")
+        if hashlib.sha256(text).hexdigest().encode() != digest:
+            return None
+        return from_text(text.decode())
+    except (OSError, ValueError, BytecodeError):
+        return None
+    finally:
+        os.close(folder)
+
+
+def write(name: str, bytecode: Bytecode) -> None:
+    """Keeps programs; does nothing where there is no place for them."""
+    with contextlib.suppress(OSError):
+        make_for_everyone(FOLDER.parent)
+        FOLDER.mkdir(mode=0o700, exist_ok=True)
+        folder = _opened()
+        try:
+            _make_room(folder)
+            _write(folder, name, bytecode.to_text().encode())
+        finally:
+            os.close(folder)
+
+
+def _opened() -> int:
+    """The folder's descriptor.
+
+    Raises:
+        OSError: there is none, or it is not only root's.
+    """
+    fd = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if status.st_uid != 0 or status.st_mode & 0o077 or not only_root_changes(FOLDER):
+        os.close(fd)
+        raise PermissionError(1, f"{FOLDER} is not only root's")
+    return fd
+
+
+def _write(folder: int, name: str, text: bytes) -> None:
+    temporary = f".{secrets.token_hex(8)}"
+    try:
+        with open(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+            file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _make_room(folder: int) -> None:
+    """Removes the oldest files, among them what is left of a write that was interrupted."""
+    with os.scandir(folder) as entries:
+        oldest_first = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in entries)
+    for _, name in oldest_first[: max(0, len(oldest_first) - _MOST_ENTRIES + 1)]:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)

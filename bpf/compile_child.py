@@ -1,0 +1,34 @@
+"""The process that compiles the BPF programs for the recorder, and ends: `compile_child.main()`, see compilation.py.
+
+Its first argument is a folder that only root can look into. The file REQUEST in it says what to compile; what came of
+it is in ANSWER at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from iaprof.bpf.compiler import Source, compile_source
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.headers import find_headers
+
+REQUEST, ANSWER = "request", "answer"
+
+
+def main() -> None:
+    """Serves one request."""
+    private = Path(sys.argv[1])
+    tempfile.tempdir = str(private)
+    request = json.loads((private / REQUEST).read_text())
+    try:
+        find_headers(os.environ).prepare(private)
+        compiled = compile_source(Source(**request["source"]), request["bcc_folders"])
+        answer = {"bytecode": compiled.to_text()}
+    except BpfUnavailable as error:
+        answer = {"error": str(error)}
+    (private / ANSWER).write_text(json.dumps(answer))
+    os._exit(0)  # the kernel gives back at once what clang and bcc would take apart piece by piece

@@ -1,0 +1,165 @@
+"""Kernel headers for compiling BPF. They must be root's, as they become part of programs that run in the kernel."""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from iaprof.bpf.errors import BpfUnavailable
+
+VARIABLE = "BCC_KERNEL_SOURCE"
+HEADERS_ADVICE = (
+    "install the headers of the running kernel (Debian and Ubuntu: apt install linux-headers-$(uname -r); "
+    "or any linux-headers package), or name their folder in BCC_KERNEL_SOURCE"
+)
+_MOST_LINKS = 40  # on the way to a file, as in the kernel's own walk (path_resolution(7))
+_READ_BY_CLANG = ("include", "arch/x86/include")
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Where headers are; without folders, bcc takes those that the running kernel brings."""
+
+    about: str
+    folders: tuple[Path, ...] = ()
+
+    def prepare(self, private: Path) -> None:
+        """Tells bcc of them, in this process's environment.
+
+        Args:
+            private: a folder of ours that nobody else can write to.
+        """
+        os.environ.pop(VARIABLE, None)
+        if len(self.folders) == 1:
+            os.environ[VARIABLE] = str(self.folders[0])
+        elif self.folders:
+            _join(private / "headers", list(self.folders))
+            os.environ[VARIABLE] = str(private / "headers")
+
+
+def find_headers(environment: Mapping[str, str]) -> Headers:
+    """Headers that only root can have written.
+
+    The programs touch nothing but pt_regs, which every x86-64 kernel lays out alike, so those of any kernel serve.
+
+    Args:
+        environment: BCC_KERNEL_SOURCE in it is preferred.
+
+    Raises:
+        BpfUnavailable: there are none, or only some that others can change.
+    """
+    if named := environment.get(VARIABLE):
+        _must_be_roots(Path(named), f"{VARIABLE} names")
+        return Headers(f"those in {named} ({VARIABLE})", (Path(named),))
+    own = _own_headers()
+    if own and all(map(_is_roots, own)):
+        return Headers("of the running kernel")
+    if not own and _has_archive():
+        return Headers("of the running kernel, in /sys/kernel/kheaders.tar.xz")
+    if split := _split_headers():
+        for folder in split:
+            _must_be_roots(folder, "the kernel headers are in")
+        return Headers("of another kernel's version, which serves", split)
+    for folder in own:
+        _must_be_roots(folder, "the running kernel's headers are in")
+    raise BpfUnavailable(f"no kernel headers were found for compiling BPF: {HEADERS_ADVICE}")
+
+
+def only_root_changes(path: Path) -> bool:
+    """Whether the file or folder, and whatever leads to it, is root's and nobody else may write to it."""
+    here, names, links = Path("/"), list(path.absolute().parts[1:]), 0
+    while names:
+        name = names.pop(0)
+        if name == "..":
+            here = here.parent
+            continue
+        try:
+            status = os.lstat(here / name)
+            if stat.S_ISLNK(status.st_mode):
+                target = Path(os.readlink(here / name))
+                names = [*target.parts, *names]
+        except OSError:
+            return False
+        if status.st_uid != 0:
+            return False
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return False
+            if target.is_absolute():
+                here, names = Path("/"), names[1:]
+            continue
+        # In a folder such as /tmp, others cannot rename what is root's.
+        if _others_write(status) and not (names and status.st_mode & stat.S_ISVTX):
+            return False
+        here /= name
+    return True
+
+
+def _others_write(status: os.stat_result) -> bool:
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _must_be_roots(folder: Path, what: str) -> None:
+    if not folder.is_dir():
+        raise BpfUnavailable(f"{what} {folder}, which is no folder: {HEADERS_ADVICE}")
+    if not _is_roots(folder):
+        raise BpfUnavailable(
+            f"{what} {folder}, and others than root can change them: make root their owner (chown -R root:root, "
+            f"chmod -R go-w), or {HEADERS_ADVICE}"
+        )
+
+
+def _is_roots(folder: Path) -> bool:
+    return only_root_changes(folder) and all(map(_holds_only_roots, (folder / name for name in _READ_BY_CLANG)))
+
+
+def _holds_only_roots(folder: Path) -> bool:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return True  # of headers that are in two folders, each lacks some
+    for entry in entries:
+        status = entry.stat(follow_symlinks=False)
+        if status.st_uid != 0 or (_others_write(status) and not entry.is_symlink()):
+            return False
+        if entry.is_dir(follow_symlinks=False) and not _holds_only_roots(Path(entry.path)):
+            return False
+        if entry.is_symlink() and not only_root_changes(Path(entry.path)):
+            return False
+    return True
+
+
+def _own_headers() -> list[Path]:
+    modules = Path("/lib/modules") / platform.release()
+    return [modules / name for name in ("build", "source") if (modules / name).exists()]
+
+
+def _has_archive() -> bool:
+    return Path("/sys/kernel/kheaders.tar.xz").exists()
+
+
+def _split_headers() -> tuple[Path, Path] | None:
+    """Debian's two header folders, (flavour, common), the newest version first."""
+    for common in sorted(Path("/usr/src").glob("linux-headers-*-common"), reverse=True):
+        flavours = sorted(Path("/usr/src").glob(common.name.removesuffix("common") + "*"))
+        for flavour in flavours:
+            if flavour != common and (flavour / "include" / "generated").is_dir():
+                return flavour, common
+    return None
+
+
+def _join(target: Path, sources: list[Path]) -> None:
+    """Makes `target` show the union of `sources`: a folder that several have is joined, all else is a link."""
+    target.mkdir(exist_ok=True)
+    for name in {entry.name for source in sources for entry in source.iterdir()}:
+        found = [source / name for source in sources if (source / name).exists()]
+        folders = [path for path in found if path.is_dir()]
+        if len(folders) > 1:
+            _join(target / name, folders)
+        elif found:
+            (target / name).symlink_to(found[0])

@@ -1,0 +1,48 @@
+"""The BPF programs of this version: the C files, the numbers in them, and what they are compiled, which ships.
+
+Numbers are of two kinds. Those in _DEFINES are fixed when the programs are compiled, as the layout of a record or the
+room on BPF's stack depends on them. Those in _CONSTANTS are filled in when the programs are loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
+from iaprof.bpf.compiler import Source
+from iaprof.bpf.driver_layout import MAX_CLASSES
+from iaprof.formats.launches import PIECE_BYTES
+
+MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
+MAX_PIECES = 32  # at one launch: half a megabyte
+MAX_DEPTH = 1024  # frames, a power of two; a per-CPU map has room for them, and perf's own limit is lower in practice
+SHIPPED = Path(__file__).parent / "programs.json"
+_FILES = ("launches.c", "handles.c")
+_FUNCTIONS = ("on_launch", "on_compile", "on_handle_launch", "on_kernel_gone", "on_module_gone")
+_DEFINES = {
+    "MAX_DEPTH": MAX_DEPTH,
+    "MAX_STEPS": MAX_STEPS,
+    "CLASSES": MAX_CLASSES,
+    "PIECE_BYTES": PIECE_BYTES,
+    "MAX_PIECES": MAX_PIECES,
+}
+_CONSTANTS = ("STACK_DEPTH", "STACK_ID_BITS", "LAUNCH_WAKE_EVERY", "STACK_WAKE_EVERY", "PIECE_WAKE_EVERY")
+
+
+def source() -> Source:
+    """What is compiled."""
+    # In one piece: what is included, bcc leaves as it is.
+    text = "\n".join((Path(__file__).parent / name).read_text() for name in _FILES)
+    return Source(text, _DEFINES, _CONSTANTS, _FUNCTIONS)
+
+
+def shipped() -> Bytecode:
+    """What ships, compiled with Debian 12's bcc.
+
+    Raises:
+        BytecodeError: the installation is damaged.
+    """
+    try:
+        return from_text(SHIPPED.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise BytecodeError(f"the compiled BPF programs cannot be read ({error}): install iaprof again") from error

@@ -1,0 +1,64 @@
+"""Compiles the BPF programs into bpf/programs.json, with bcc of Debian 12 whatever this machine has: `make bytecode`.
+
+    sudo .venv/bin/python scripts/bytecode.py
+    .venv/bin/python scripts/bytecode.py --check    whether that file is of the C files as they are: no bcc, no root
+
+It does not read the file that it writes, so after a merge conflict in that file, run it again.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from iaprof.bpf.bytecode import Bytecode, BytecodeError
+from iaprof.bpf.compilation import Compilation
+from iaprof.bpf.programs import SHIPPED, shipped, source
+from iaprof.formats.errors import IaprofError
+
+RELEASE = "bookworm"
+
+
+def compiled(release: str) -> Bytecode:
+    """This checkout's programs, compiled with bcc and LLVM of a release of Debian.
+
+    Raises:
+        BpfUnavailable: they do not compile.
+        CalledProcessError: that bcc could not be downloaded.
+    """
+    script = Path(__file__).with_name("debian-bcc")
+    folder = subprocess.run([script, release], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
+    packages = f"{folder}/usr/lib/python3/dist-packages"
+    return Compilation(source(), (packages,), (f"{folder}/python",)).wait()
+
+
+def check() -> str | None:
+    """What is wrong with the file; None if nothing is."""
+    try:
+        if shipped().source == source().digest():
+            return None
+    except BytecodeError as error:
+        return str(error)
+    return "it is not of the C files and numbers as they are"
+
+
+def main() -> None:
+    """Does what the arguments say."""
+    if sys.argv[1:] == ["--check"]:
+        if wrong := check():
+            sys.exit(f"bpf/programs.json: {wrong}; run 'make bytecode'")
+        return
+    try:
+        text = compiled(RELEASE).to_text()
+    except (IaprofError, subprocess.CalledProcessError) as error:
+        sys.exit(f"bytecode: {error}")
+    path = SHIPPED.resolve()
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    owner = path.parent.stat()
+    os.chown(new, owner.st_uid, owner.st_gid)
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    main()
