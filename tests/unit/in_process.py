@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -26,6 +27,7 @@ class Done(NamedTuple):
 def iaprof(*words: str | Path) -> Done:
     """What the command prints, neither stream being a terminal, and its exit code; exceptions come through."""
     written = io.BytesIO()
+    memory = resource.getrlimit(resource.RLIMIT_DATA)
     out, err = io.TextIOWrapper(written, "utf-8"), io.StringIO()
     code: object = None
     argv = mock.patch("sys.argv", ["iaprof", *map(str, words)])
@@ -39,6 +41,8 @@ def iaprof(*words: str | Path) -> Done:
             main.main()
         except SystemExit as ended:
             code = ended.code
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, memory)
     assert code is None or isinstance(code, int)
     out.flush()
     return Done(code or 0, written.getvalue().decode(), err.getvalue())
