@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +52,6 @@ def analysed(
     from iaprof.report.profile import Wanted
     from iaprof.symbols.cpu_frames import Look
 
-    limit_memory(capture)
     keep_little()
     reader = CaptureReader(capture)
     wanted = Wanted(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
@@ -100,7 +98,6 @@ def exported(
     from iaprof.symbols.cpu_frames import Look
 
     folders = SourceFiles(source_dirs)
-    limit_memory(capture)
     keep_little()
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
@@ -133,16 +130,6 @@ def places(choice: Choice) -> Places:
     from iaprof.report.cpu_names import Places
 
     return Places(choice.symfs, choice.symbol_dirs, choice.kallsyms)
-
-
-def limit_memory(capture: Path) -> None:
-    """Makes a capture that expands without bound an error here, before the whole machine has no memory left.
-
-    A report of a real capture takes far less: some hundred MB, and a multiple of the capture's size.
-    """
-    limit = (4 << 30) + 64 * (capture.stat().st_size if capture.is_file() else 0)
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 @contextlib.contextmanager

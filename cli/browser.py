@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from iaprof.cli.summary import say
+from iaprof.sandbox.memory import lift_limit
 
 
 def show(address: str) -> None:
@@ -13,5 +14,7 @@ def show(address: str) -> None:
 
     if os.geteuid() == 0:
         say(f"iaprof: a browser is not started as root: open {address}")
-    elif not webbrowser.open(address):
+        return
+    lift_limit()  # the browser would inherit it
+    if not webbrowser.open(address):
         say(f"iaprof: no browser was found here: open {address}")

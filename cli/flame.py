@@ -10,12 +10,14 @@ import typer
 
 from iaprof.cli.archive import archive
 from iaprof.cli.browser import show
+from iaprof.cli.memory_limit import MemoryLimit, memory_bytes
 from iaprof.cli.record import record
 from iaprof.cli.report import report
 from iaprof.cli.summary import say
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output, rename
 from iaprof.formats.profile import clean
+from iaprof.sandbox.memory import limit_memory, use_malloc, usual_limit
 
 EXAMPLES = """\b
 Examples:
@@ -35,6 +37,7 @@ def flame(
         float | None,
         typer.Option("--duration", "-d", metavar="SECONDS", help="End after this time.", show_default=False),
     ] = None,
+    memory_limit: MemoryLimit = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -52,7 +55,10 @@ def flame(
     capture = output.with_suffix(".parquet")
     for path in (output, capture):
         check_output(path, force)
+    most = memory_bytes(memory_limit)
+    use_malloc()
     status = _recorded(capture, command, duration, force, quiet)
+    limit_memory(most or usual_limit())  # the recorder has none
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)

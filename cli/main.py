@@ -26,6 +26,7 @@ from iaprof.cli import (
     top,
 )
 from iaprof.cli.grouped_help import Grouped
+from iaprof.cli.memory_limit import limited, too_much
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
@@ -41,16 +42,16 @@ app = typer.Typer(
 # What follows the command's name belongs to the command, whether `--` stands before it or not.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
-app.command(cls=Grouped, epilog=report.EXAMPLES)(report.report)
-app.command(cls=Grouped, epilog=top.EXAMPLES)(top.top)
-app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(annotate.annotate)
-app.command(cls=Grouped, epilog=diff.EXAMPLES)(diff.diff)
-app.command(epilog=info.EXAMPLES)(info.info)
-app.command(epilog=merge.EXAMPLES)(merge.merge)
-app.command(name="import", epilog=import_.EXAMPLES)(import_.import_)
-app.command(epilog=query.EXAMPLES)(query.query)
-app.command(epilog=archive.EXAMPLES)(archive.archive)
-app.command(epilog=recover.EXAMPLES)(recover.recover)
+app.command(cls=Grouped, epilog=report.EXAMPLES)(limited(report.report))
+app.command(cls=Grouped, epilog=top.EXAMPLES)(limited(top.top))
+app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(limited(annotate.annotate))
+app.command(cls=Grouped, epilog=diff.EXAMPLES)(limited(diff.diff))
+app.command(epilog=info.EXAMPLES)(limited(info.info))
+app.command(epilog=merge.EXAMPLES)(limited(merge.merge))
+app.command(name="import", epilog=import_.EXAMPLES)(limited(import_.import_))
+app.command(epilog=query.EXAMPLES)(limited(query.query))
+app.command(epilog=archive.EXAMPLES)(limited(archive.archive))
+app.command(epilog=recover.EXAMPLES)(limited(recover.recover))
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=check.EXAMPLES)(check.check)
 app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
@@ -79,8 +80,21 @@ def main() -> None:
         print(f"iaprof: {clean(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except MemoryError:
-        print("iaprof: this needs more memory than there is for it", file=sys.stderr)
+        print(f"iaprof: {too_much()}", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:
+        if not _is_of_arrow(error):
+            raise
+        said = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
+        print(f"iaprof: a file that was read is damaged, or made to do harm: Arrow says: {said}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _is_of_arrow(error: Exception) -> bool:
+    """Whether Arrow raised it; asked only then, as most verbs do without Arrow until they read."""
+    import pyarrow as pa
+
+    return isinstance(error, pa.ArrowException)
 
 
 if __name__ == "__main__":

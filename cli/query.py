@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iaprof.cli.analysis import analysed, limit_memory
+from iaprof.cli.analysis import analysed
 from iaprof.cli.selection import Choice
 from iaprof.cli.stdout import answering
 from iaprof.cli.summary import say
@@ -60,7 +60,6 @@ def query(
     from iaprof.formats.capture import CaptureReader
     from iaprof.report.sql import Database
 
-    limit_memory(capture)
     with Database(CaptureReader(capture), lambda: _profile(capture)) as database:
         if sql is None:
             with answering():

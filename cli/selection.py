@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iaprof.cli.added_options import adding
 from iaprof.cli.quantities import pids as pids_of
 from iaprof.cli.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
 from iaprof.formats.errors import UsageError
@@ -39,22 +39,7 @@ class Choice:
 
 def selecting(verb: Callable[..., None]) -> Callable[..., None]:
     """A verb with a parameter `choice`, as one that has these options instead."""
-    own = inspect.signature(verb, eval_str=True)
-    added = inspect.signature(_choice, eval_str=True).parameters
-
-    def with_options(**given: Any) -> None:
-        verb(
-            **{name: value for name, value in given.items() if name not in added},
-            choice=_choice(**{name: value for name, value in given.items() if name in added}),
-        )
-
-    # What typer looks at, and no more: it would follow __wrapped__ to the verb's own parameters.
-    kept = [parameter for name, parameter in own.parameters.items() if name != "choice"]
-    options: Any = with_options
-    options.__name__, options.__doc__ = verb.__name__, verb.__doc__
-    options.__signature__ = own.replace(parameters=[*kept, *added.values()])
-    options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*kept, *added.values())}
-    return with_options
+    return adding(verb, _choice, lambda choice, own: verb(**own, choice=choice), left_out="choice")
 
 
 def _choice(

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from iaprof.formats import merged
+from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.stalls import REASONS
 
@@ -173,13 +174,12 @@ _DICTIONARY = [
     "kind",
     "part",
     "stall.stream",
-    *(f"launch.{name}" for name in ("pid", "tid", "cpu", "comm", "iba", "address", "size", "stack", "name", "flags")),
+    *(f"launch.{name}" for name in ("pid", "tid", "cpu", "iba", "address", "size", "stack", "flags")),
     "stack.pid",
-    *(f"mapping.{name}" for name in ("pid", "path", "build_id")),
-    *(f"process.{name}" for name in ("event", "comm", "ns_pid", "cgroup", "container")),
-    *(f"loss.{name}" for name in ("source", "what", "detail")),
-    *(f"metric.{name}" for name in ("stream", "pid", "name")),
-    *(f"sample.{name}" for name in ("comm", "pid", "stack", "address", "kernel", "file", "mnemonic")),
+    "mapping.pid",
+    "process.ns_pid",
+    *(f"metric.{name}" for name in ("stream", "pid")),
+    *(f"sample.{name}" for name in ("pid", "address")),
     *(f"cpu_sample.{name}" for name in ("pid", "tid", "cpu", "stack", "kernel_stack")),
 ]
 
@@ -196,6 +196,24 @@ NULLABLE = {
     "loss.count",
 }
 """The members that may be null in a row of their kind."""
+
+WHOLE = {"kernel.elf"}
+"""The binary members that are no texts: of any length, seldom the same twice, and written as they are."""
+
+_DICTIONARY_TEXTS = [name for name in _TEXTS if name != "kind" and name not in WHOLE]
+
+
+def _as_written(field: pa.Field) -> pa.Field:
+    members = [
+        member.with_type(pa.dictionary(pa.int32(), member.type))
+        if f"{field.name}.{member.name}" in _DICTIONARY_TEXTS
+        else member
+        for member in KINDS.get(field.name, ())
+    ]
+    return field.with_type(pa.struct(members)) if members else field
+
+
+_WRITTEN = pa.schema([_as_written(field) for field in SCHEMA])
 
 _SINCE = {
     2: {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"},
@@ -231,17 +249,22 @@ class CaptureError(IaprofError):
 
 
 class CaptureWriter:
-    """Writes a capture into an open file, a row group at a time."""
+    """Writes a capture into an open file, a row group at a time.
+
+    Texts go into it as dictionaries, however long they are: the rows of a small file may say them so often that nobody
+    has the memory to write each. Other programs see plain texts all the same.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         """Begins with no rows."""
         self._writer = pq.ParquetWriter(
             file,
-            SCHEMA,
+            _WRITTEN,
             compression="zstd",
-            use_dictionary=_DICTIONARY,
+            use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
             use_byte_stream_split=_SPLIT,
             write_statistics=False,
+            store_schema=False,  # it would have other programs get dictionaries
         )
         self._part: int | None = None
         self._shared: dict[str, dict[int | None, pa.StructArray]] = defaultdict(dict)  # few rows of each part, by kind
@@ -260,13 +283,14 @@ class CaptureWriter:
 
         Args:
             kind: a key of KINDS.
-            rows: of that kind's type, any number.
+            rows: of that kind's type, any number. Texts may be dictionaries.
 
         Raises:
             OSError: the disk is full, or the like.
         """
         if len(rows) == 0:
             return
+        rows = _with_dictionaries(kind, rows)
         small = self._part is not None and rows.nbytes <= _SMALL
         shared = self._shared[kind]
         if not small or self._part in shared or len(shared) == PARTS_PER_GROUP:
@@ -282,8 +306,10 @@ class CaptureWriter:
         rows = pa.concat_arrays([few for _, few in shared])
         part = pa.concat_arrays([pa.repeat(pa.scalar(number, _u16), len(few)) for number, few in shared])
         columns = [pa.repeat(pa.scalar(kind, _name), len(rows)), part]
-        columns += [rows if name == kind else pa.nulls(len(rows), type_) for name, type_ in KINDS.items()]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=len(rows))
+        if len(shared) > 1:  # the dictionaries of all in one may have a text twice
+            rows = _with_dictionaries(kind, rows)
+        columns += [rows if name == kind else pa.nulls(len(rows), _WRITTEN.field(name).type) for name in KINDS]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=_WRITTEN), row_group_size=len(rows))
 
     def close(self, header: dict[str, Any]) -> None:
         """Writes the header and the end of the file.
@@ -322,14 +348,18 @@ class CaptureReader:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
                 raise self._unreadable(error) from error
             raise CaptureError(f"{path} cannot be opened: {error.strerror}") from error
-        except (pa.ArrowException, ValueError, MemoryError) as error:
+        except MemoryError as error:
+            raise self._too_large("list of rows") from error
+        except (pa.ArrowException, ValueError) as error:
             raise self._unreadable(error) from error
         self.header = self._read_header()
         self._check_schema()
         texts = [name for name in _TEXTS if name not in self._absent and name.split(".")[0] not in self._absent]
         try:  # again, now that it is known to have the columns
             self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=False)
-        except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
+        except MemoryError as error:
+            raise self._too_large("list of rows") from error
+        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
             raise self._unreadable(error) from error
         self.label = ""  # what tells a part of a merged capture from the others
         self._own: int | None = None if self.is_merged else 0  # whose rows are read
@@ -368,6 +398,12 @@ class CaptureReader:
     def _unreadable(self, error: BaseException) -> CaptureError:
         return CaptureError(f"{self.path} is damaged and cannot be read as a capture: {_first_line(error)}")
 
+    def _too_large(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"{self.path} needs more memory for its {what} than iaprof may take: it is very large, damaged, or made to "
+            "do harm; if you trust it, allow more with --memory-limit"
+        )
+
     def _check_ends(self, size: int) -> None:
         if size == 0:
             raise CaptureError(f"{self.path} is empty: the recording that should have filled it did not finish")
@@ -388,6 +424,8 @@ class CaptureReader:
             raise CaptureError(f"{self.path} is not an iaprof capture (it is some other Parquet file)")
         try:
             header = json.loads(raw) if len(raw) <= MAX_HEADER_BYTES else None
+        except MemoryError as error:
+            raise self._too_large("header") from error
         except (ValueError, RecursionError):
             header = None
         if not isinstance(header, dict) or type(header.get("format")) is not int or header["format"] < 1:
@@ -490,7 +528,9 @@ class CaptureReader:
     def _damaged(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, pa.ArrowException, ValueError, IndexError, MemoryError) as error:
+        except MemoryError as error:
+            raise self._too_large(f"{what} rows") from error
+        except (OSError, pa.ArrowException, ValueError, IndexError) as error:
             raise CaptureError(f"{self.path} is damaged in its {what} rows: {_first_line(error)}") from error
 
     def groups(self, kind: str) -> int:
@@ -517,10 +557,12 @@ class CaptureReader:
             table = self._read(index, [f"{kind}.{name}" for name in present], kind)
             bytes_left -= table.nbytes
             with self._damaged(kind):
+                rows = table.column(0)
+                if bytes_left >= 0:
+                    rows.validate(full=True)
+                    bytes_left -= _repeated_bytes(kind, rows)
                 if bytes_left < 0:
                     raise ValueError("they are absurdly many for a file of its size")
-                rows = table.column(0)
-                rows.validate(full=True)
                 if rows.null_count:
                     raise ValueError("a row of it is of no kind")
                 if end - start < len(rows):
@@ -558,11 +600,28 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         texts = values.dictionary
         if texts.null_count:  # another program's way to say that the value is null
-            return _checked(values.dictionary_decode().dictionary_encode(), field, kind)
+            return _checked(with_null_rows(values), field, kind)
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
-        if texts.type == _name and longest > MAX_TEXT_BYTES:
+        if f"{kind}.{field.name}" not in WHOLE and longest > MAX_TEXT_BYTES:
             raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
     return values.cast(field.type) if is_list else values
+
+
+def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:
+    """How much larger what is no text is when each row has its own."""
+    fields = [f for f in rows.type if f"{kind}.{f.name}" in WHOLE and pa.types.is_dictionary(f.type)]
+    columns = [chunk.field(f.name) for f in fields for chunk in rows.chunks]
+    return sum(max(decoded_bytes(column) - column.dictionary.nbytes, 0) for column in columns)
+
+
+def _with_dictionaries(kind: str, rows: pa.StructArray) -> pa.StructArray:
+    """Rows whose texts are dictionaries of which each text is used, and in it once."""
+    fields = list(_WRITTEN.field(kind).type)
+    members = [
+        distinct(member) if pa.types.is_dictionary(field.type) else member
+        for member, field in zip(rows.flatten(), fields, strict=True)
+    ]
+    return pa.StructArray.from_arrays(members, fields=fields)
 
 
 def _copied(rows: pa.ChunkedArray, start: int, end: int) -> pa.ChunkedArray:

@@ -170,7 +170,7 @@ class Lines:
         raw = text.encode()
         if len(raw) > MAX_TEXT_BYTES:
             self.facts.cut_texts += 1
-            text = _cut(raw)
+            text = cut_text(raw)
             raw = text.encode()
         self._string_bytes += len(raw) + _STRING_COST
         if self._string_bytes > _MOST_STRING_BYTES:
@@ -245,7 +245,7 @@ def _struct(kind: str, columns: list[pa.Array]) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=list(KINDS[kind]))
 
 
-def _cut(raw: bytes) -> str:
+def cut_text(raw: bytes) -> str:
     """As much of a text as a capture's may have: of a stack the innermost frames, else the beginning."""
     head = f"{_TRUNCATED};".encode()
     _, found, frames = raw[len(head) - MAX_TEXT_BYTES :].partition(b";")

@@ -24,6 +24,7 @@ from iaprof.record.finish import finish
 from iaprof.record.recorded_symbols import recorded_symbols
 from iaprof.record.spool import SpoolReader
 from iaprof.record.symbols import Symbols
+from iaprof.sandbox.memory import limit_memory, share
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     except (IaprofError, OSError) as error:
         return {"error": str(error)}
     except MemoryError:
-        return {"error": "finishing the capture needs more memory than there is"}
+        return {
+            "error": "finishing the capture takes more memory than it may: 'iaprof recover --memory-limit' allows more"
+        }
     except Exception as error:  # noqa: BLE001 - there is nobody else who could tell it
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{type(error).__name__} ({error}) at {Path(last.filename).name}:{last.lineno}"
@@ -67,6 +70,7 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # what records goes first
     line = sys.stdin.readline()
     if line:
+        limit_memory(share())  # this is root's process on somebody's production machine; the spool stays
         _say(_serve(json.loads(line)))
 
 

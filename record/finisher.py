@@ -15,6 +15,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import folder_of
 from iaprof.record.spool import Spool
 from iaprof.record.symbols import Symbols
+from iaprof.sandbox.memory import MALLOC
 
 
 class Finisher:
@@ -44,6 +45,7 @@ class Finisher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=os.environ | MALLOC,
                 pass_fds=fds,
                 start_new_session=True,  # Ctrl-C is the recorder's business
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
+from iaprof.formats.capture import KINDS, WHOLE, CaptureReader, CaptureWriter
+from iaprof.formats.dictionaries import few_bytes, in_one
 from iaprof.formats.files import replacing
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.imported import build_imported
@@ -94,7 +95,8 @@ def _write(
                 table = redaction.rows(kind, table)
             elif kind == "kernel" and not keep_kernels:
                 table = table.set_column(table.schema.get_field_index("elf"), "elf", pa.nulls(len(table), pa.binary()))
-            writer.write(kind, rows_of(kind, table))
+            for rows in rows_of(kind, table):
+                writer.write(kind, rows)
     counts = write_names(writer, modules, naming, progress, rewrite=None if redaction is None else redaction.module)
     header = {**capture.header, "symbols": counts, "matched": _matched(capture)}
     return redacted_header(header) if redact else header
@@ -108,11 +110,14 @@ def _matched(capture: CaptureReader) -> dict[str, float]:
         return build(capture, modules).profile.matched
 
 
-def rows_of(kind: str, table: pa.Table) -> pa.StructArray:
-    """A table of a kind's members as its rows."""
-    columns = []
-    for field in KINDS[kind]:
-        column = table[field.name].combine_chunks()
-        column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-        columns.append(column.cast(field.type))
-    return pa.StructArray.from_arrays(columns, fields=list(KINDS[kind]))
+def rows_of(kind: str, table: pa.Table) -> Iterator[pa.StructArray]:
+    """A table of a kind's members as its rows, as many at once as fit into memory. Texts stay dictionaries."""
+    columns = {name: in_one(table[name]) for name in table.column_names}
+    whole = [name for name in columns if f"{kind}.{name}" in WHOLE and pa.types.is_dictionary(columns[name].type)]
+    ranges: Iterable[slice] = few_bytes(columns[whole[0]]) if whole else [slice(0, len(table))]
+    for some in ranges:
+        members = {name: column[some] for name, column in columns.items()}
+        members |= {name: members[name].dictionary.take(members[name].indices) for name in whole}
+        ordered = [members[field.name] for field in KINDS[kind]]
+        fields = [field.with_type(member.type) for field, member in zip(KINDS[kind], ordered, strict=True)]
+        yield pa.StructArray.from_arrays(ordered, fields=fields)

@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.dictionaries import numbered
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch
@@ -82,6 +83,12 @@ def _added_up(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
 
 def process_names(processes: pa.Table) -> dict[int, str]:
     """The last name of each process, by pid; `processes` are `process` rows."""
-    columns = [processes[name].to_pylist() for name in ("time_ns", "pid", "tid", "comm")]
-    rows = sorted((time, pid, comm) for time, pid, tid, comm in zip(*columns, strict=True) if pid == tid and comm)
-    return {pid: comm for _, pid, comm in rows}
+    texts: dict[str | None, int] = {}
+    comm = numbered(processes["comm"], texts)
+    time, pid, tid = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
+    names = [text or "" for text in texts]
+    place = np.empty(len(names), np.int64)  # in the order of the alphabet, for names of the same moment
+    place[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    named = np.flatnonzero((pid == tid) & np.array([name != "" for name in names], bool)[comm])
+    order = named[np.lexsort((place[comm[named]], time[named]))]
+    return dict(zip(pid[order].tolist(), map(names.__getitem__, comm[order].tolist()), strict=True))

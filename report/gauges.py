@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.dictionaries import numbered, where
 from iaprof.formats.metrics import FREQUENCY_ACTUAL, is_busy
 from iaprof.formats.profile import Gauges
 
@@ -45,11 +46,11 @@ def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, G
         CaptureError: the capture is damaged.
     """
     parts = []
+    names: dict[str | None, int] = {}
     begins = np.array(bounds, np.uint64)
     for rows in capture.tables("metric", ("time_ns", "stream", "name", "value")):
-        names = rows["name"].cast(pa.string())
-        wanted = [name for name in pc.unique(names).to_pylist() if name == FREQUENCY_ACTUAL or is_busy(name)]
-        rows = rows.set_column(2, "name", names).filter(pc.is_in(names, pa.array(wanted, pa.string())))
+        is_wanted = pa.array(where(rows["name"], lambda name: name == FREQUENCY_ACTUAL or is_busy(name or "")))
+        rows = rows.set_column(2, "name", pa.array(numbered(rows["name"], names))).filter(is_wanted)
         times, values = rows["time_ns"].to_numpy(), rows["value"].to_numpy()
         interval = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
         rows = rows.append_column("interval", pa.array(interval))
@@ -61,7 +62,7 @@ def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, G
     means = sums.append_column(
         "value", pc.divide(sums["value_sum_sum"], pc.cast(sums["value_count_sum"], pa.float64()))
     )
-    is_frequency = pc.equal(means["name"], FREQUENCY_ACTUAL)
+    is_frequency = pc.equal(means["name"], names.get(FREQUENCY_ACTUAL, -1))
     frequency = _by_interval(means.filter(is_frequency))
     busiest = means.filter(pc.invert(is_frequency)).group_by(_KEYS[:2]).aggregate([("value", "max")])
     busy = _by_interval(busiest.rename_columns({"value_max": "value"}))

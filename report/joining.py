@@ -35,10 +35,11 @@ from iaprof.report.attribution import (
 from iaprof.report.candidates import Rule
 from iaprof.report.memory import keep_little
 from iaprof.report.placements import Placed, Site
+from iaprof.sandbox.memory import MALLOC, limit, limit_memory
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
 _PROCESSES = 2
-_START = "import sys; from iaprof.report.joining import help_other; help_other(int(sys.argv[1]))"
+_START = "import sys; from iaprof.report.joining import help_other; help_other(int(sys.argv[2]), int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,11 @@ class Helper:
         with theirs:
             self._process = subprocess.Popen(
                 # -P: not from whatever folder the user stands in.
-                [sys.executable, "-P", "-c", _START, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _START, str(limit() or 0), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=os.environ | MALLOC,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is this process's to handle
             )
@@ -150,7 +152,7 @@ class Helper:
         except (EOFError, OSError):  # OSError in the middle of what it says
             raise IaprofError(
                 f"the second process that joins the stalls of {self._path} was ended, "
-                "as happens when memory runs out: try again"
+                "as happens when memory runs out: try again, or allow more with --memory-limit"
             ) from None
         if isinstance(found, Exception):
             raise found
@@ -194,12 +196,15 @@ def _digest(capture: CaptureReader) -> bytes:
     return hashlib.sha256(repr(capture.header).encode()).digest()
 
 
-def help_other(pipe_fd: int) -> None:
+def help_other(pipe_fd: int, memory_bytes: int = 0) -> None:
     """The second process.
 
     Args:
         pipe_fd: the connection to the first one.
+        memory_bytes: how much it may take; 0 for no limit.
     """
+    if memory_bytes:
+        limit_memory(memory_bytes)
     keep_little()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # nobody needs it any more
         path, number, digest = pipe.recv()

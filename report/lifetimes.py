@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.dictionaries import equal
 from iaprof.report.overlaps import overlaps
 
 NEVER = np.uint64((1 << 64) - 1)
@@ -22,9 +22,8 @@ class Lives:
     def __init__(self, processes: pa.Table) -> None:
         """`processes` has the columns time_ns, pid, tid, event of `process` rows, in any order."""
         times, pids, tids = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
-        events = processes["event"].cast(pa.string())
         leader = tids == pids
-        is_fork, is_exit = (pc.equal(events, name).to_numpy(zero_copy_only=False) for name in ("fork", "exit"))
+        is_fork, is_exit = (equal(processes["event"], name) for name in ("fork", "exit"))
         self._begins = _Moments(pids[is_fork & leader], times[is_fork & leader])
         self._deaths = _Moments(pids[is_exit & leader], times[is_exit & leader])
         self._exits = _Moments(pids[is_exit], times[is_exit])

@@ -70,7 +70,8 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
                 index += 1
                 for kind in KINDS:
                     for table in part.tables(kind):
-                        writer.write(kind, rows_of(kind, table))
+                        for some in rows_of(kind, table):
+                            writer.write(kind, some)
                         done += len(table)
                         progress(done, rows)
         header = {"iaprof": iaprof.__version__, **sums([headers[index] for index in order])}

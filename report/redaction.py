@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.capture import MAX_TEXT_BYTES
+from iaprof.formats.dictionaries import in_one, mapped
+from iaprof.formats.iaprof_lines import cut_text
 from iaprof.formats.iaprof_text import UNKNOWN_FILE
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
@@ -219,7 +221,10 @@ def _redacted_stack(stack: str) -> str:
     while users and frames[users - 1].endswith(_KERNEL_FRAME):
         users -= 1
     kernel = (_UNNAMED_KERNEL_FRAME if "0x" in frame else frame for frame in frames[users:])
-    return ";".join([*(_unless_label(frame, redacted_function) for frame in frames[:users]), *kernel])
+    redacted = ";".join([*(_unless_label(frame, redacted_function) for frame in frames[:users]), *kernel]).encode()
+    if len(redacted) > MAX_TEXT_BYTES:  # hashes may be longer than names
+        return cut_text(redacted)
+    return redacted.decode()
 
 
 def _unless_label(text: str, change: Callable[[str], str]) -> str:
@@ -242,11 +247,7 @@ _CHANGES: dict[str, Callable[[str], str]] = {
 
 def _mapped(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
     """The table with each distinct value of a dictionary column replaced."""
-    column = table[name].unify_dictionaries().combine_chunks()
-    column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-    values = [None if value is None else change(value) for value in column.dictionary.to_pylist()]
-    replaced = pa.array(values, column.type.value_type)
-    return _set(table, name, pc.take(replaced, column.indices))
+    return _set(table, name, mapped(in_one(table[name]), change))
 
 
 def _set(table: pa.Table, name: str, column: pa.Array) -> pa.Table:

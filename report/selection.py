@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.dictionaries import numbered
+from iaprof.formats.distinct import distinct
 from iaprof.formats.errors import UsageError
 from iaprof.formats.stalls import REASONS
 from iaprof.report.attribution import Span
@@ -180,12 +181,13 @@ class Selection:
         """The processes that were in the wanted cgroups."""
         found = set()
         for rows in capture.tables("process", ("pid", "cgroup", "container")):
-            columns = (
-                rows["pid"].to_pylist(),
-                *(rows[name].cast(pa.string()).to_pylist() for name in ("cgroup", "container")),
-            )
-            for pid, cgroup, container in set(zip(*columns, strict=True)):
-                if any(_is_in(cgroup or "", container or "", wanted) for wanted in self.cgroups):
+            cgroups, containers = dict[str | None, int](), dict[str | None, int]()
+            columns = rows["pid"].to_numpy(), numbered(rows["cgroup"], cgroups), numbered(rows["container"], containers)
+            first, _ = distinct(*columns)
+            names = list(cgroups), list(containers)
+            for pid, cgroup, container in zip(*(column[first].tolist() for column in columns), strict=True):
+                texts = names[0][cgroup] or "", names[1][container] or ""
+                if any(_is_in(*texts, wanted) for wanted in self.cgroups):
                     found.add(pid)
         return found
 

@@ -14,11 +14,13 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.profile import Profile
 from iaprof.report.views import WORDS, View, stalls_sql, views
+from iaprof.sandbox.memory import limit
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MEMORY = "2GiB"
+_USUAL_MEMORY = 2 << 30  # bytes
+_SHARE = 0.75  # of what the whole process may take
 _MOST_THREADS = 8
 _ROWS_AT_ONCE = 4_096
 _LONGEST_MESSAGE = 500
@@ -48,8 +50,9 @@ class Database:
         except ImportError:
             raise UsageError("queries need DuckDB, which is not installed: pip install 'iaprof[query]'") from None
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._memory = f"{int(_SHARE * (limit() or _USUAL_MEMORY)) >> 20}MiB"
         self._connection: DuckDBPyConnection = duckdb.connect(
-            ":memory:", config={"memory_limit": _MEMORY, "threads": threads, "python_enable_replacements": False}
+            ":memory:", config={"memory_limit": self._memory, "threads": threads, "python_enable_replacements": False}
         )
         self._views = views(capture, profile)
         for setting in _SETTINGS[:2]:
@@ -84,7 +87,7 @@ class Database:
         Raises:
             IaprofError: what is wrong with the query, or with the capture.
         """
-        with _Told(self._views):
+        with _Told(self._views, self._memory):
             self._connection.execute(sql)
             description = self._connection.description
         if not description:
@@ -93,7 +96,7 @@ class Database:
 
     def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
         while True:
-            with _Told(self._views):
+            with _Told(self._views, self._memory):
                 rows = self._connection.fetchmany(_ROWS_AT_ONCE)
             if not rows:
                 return
@@ -103,8 +106,8 @@ class Database:
 class _Told:
     """Within this, an error of DuckDB's is one sentence, and one of ours, which it passed on as text, itself again."""
 
-    def __init__(self, views: list[View]) -> None:
-        self._views = views
+    def __init__(self, views: list[View], memory: str) -> None:
+        self._views, self._memory = views, memory
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -120,7 +123,10 @@ class _Told:
         if isinstance(error, duckdb.InterruptException) or str(error) == _INTERRUPTED:
             raise KeyboardInterrupt from None
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise IaprofError(f"the query needs more memory than the {_MEMORY} it has: let it look at less") from None
+            raise IaprofError(
+                f"the query needs more memory than the {self._memory} it has: let it look at less, "
+                "or allow more with --memory-limit"
+            ) from None
         if isinstance(error, duckdb.Error):
             said = " ".join(str(error).partition("\n\nLINE ")[0].split())
             raise IaprofError(f"the query failed: {said[:_LONGEST_MESSAGE]}") from None

@@ -37,7 +37,7 @@ _NAMES = {
 }
 _LAYOUTS = tuple(Layout)
 _text = pa.string()
-_dictionary = pa.dictionary(pa.int32(), _text)
+_TEXTS = (_text, pa.binary())  # which stay dictionaries
 _WORDS = pa.schema(
     [("time_ns", pa.uint64()), ("begin_ns", pa.uint64()), ("stream", pa.uint16()), ("layout", pa.uint8()),
      ("w0", pa.uint64()), ("w1", pa.uint64()), ("w2", pa.uint64())]
@@ -151,7 +151,7 @@ def _field_sql(reason: str, layout: Layout) -> str:
 
 
 def _schema(kind: str) -> pa.Schema:
-    return pa.schema([f.with_type(_dictionary) if f.type == _text else f for f in KINDS[kind]])
+    return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.type in _TEXTS else f for f in KINDS[kind]])
 
 
 @dataclass(frozen=True)

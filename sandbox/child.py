@@ -114,8 +114,8 @@ def _lower(allowed: dict[str, Any]) -> None:
         (resource.RLIMIT_DATA, allowed["memory_bytes"]),
         (resource.RLIMIT_AS, allowed["memory_bytes"] + allowed["mapped_bytes"]),
     ):
-        hard = resource.getrlimit(kind)[1]
-        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        # The soft one is inherited, too: who started this may have limited its own memory to less.
+        value = min([limit, *(each for each in resource.getrlimit(kind) if each != resource.RLIM_INFINITY)])
         resource.setrlimit(kind, (value, value))
     seccomp.install(libc)  # where a kernel has none, all of the above still holds
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.dictionaries import equal
 from iaprof.symbols.layers import Layers
 from iaprof.symbols.modules import Module, ModuleKind, Place
 
@@ -51,11 +52,13 @@ class AddressSpaces:
         self._layers: dict[int, Layers] = {}
         execs: dict[int, list[int]] = defaultdict(list)
         forks: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        columns = [processes[name].to_pylist() for name in ("time_ns", "pid", "tid", "ppid", "event")]
-        for time, pid, tid, ppid, event in zip(*columns, strict=True):
-            if event == "exec":
-                execs[pid].append(time)
-            elif event == "fork" and pid == tid and ppid is not None and ppid != pid:
+        is_exec, is_fork = (equal(processes["event"], name) for name in ("exec", "fork"))
+        columns = [processes[name].filter(pa.array(is_exec)).to_pylist() for name in ("time_ns", "pid")]
+        for time, pid in zip(*columns, strict=True):
+            execs[pid].append(time)
+        columns = [processes[name].filter(pa.array(is_fork)).to_pylist() for name in ("time_ns", "pid", "tid", "ppid")]
+        for time, pid, tid, ppid in zip(*columns, strict=True):
+            if pid == tid and ppid is not None and ppid != pid:
                 forks[pid].append((time, ppid))
         self._execs = {pid: np.array([0, *sorted(times)], np.uint64) for pid, times in execs.items()}
         self._forks = {pid: _columns(sorted(born)) for pid, born in forks.items()}

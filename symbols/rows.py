@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.dictionaries import shared
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Names
 
@@ -34,7 +35,7 @@ def module_row(number: int, module: Module, named: Named) -> pa.StructArray:
 
 
 def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
-    """The `symbol` rows of a module's names, at most FRAMES_PER_GROUP at once."""
+    """The `symbol` rows of a module's names, at most FRAMES_PER_GROUP at once; functions and files are dictionaries."""
     counts = np.diff(names.starts)
     entries = np.repeat(np.arange(len(names)), counts)
     depths = np.arange(len(names.functions)) - np.repeat(names.starts[:-1], counts)
@@ -46,11 +47,11 @@ def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
             pa.array(names.addresses[entries[part]]),
             pa.array(names.sizes[entries[part]]),
             pa.array(depths[part].astype(np.uint16)),
-            strings.take(pa.array(names.functions[part])),
-            strings.take(pa.array(names.files[part])),
+            pa.DictionaryArray.from_arrays(pa.array(names.functions[part], pa.int32()), strings),
+            pa.DictionaryArray.from_arrays(pa.array(names.files[part], pa.int32()), strings),
             pa.array(names.lines[part]),
         ]
-        yield pa.StructArray.from_arrays(columns, fields=list(KINDS["symbol"]))
+        yield pa.StructArray.from_arrays(columns, names=[field.name for field in KINDS["symbol"]])
 
 
 def _valid(text: str) -> str:
@@ -68,13 +69,16 @@ class CaptureNames:
         """
         self._named: dict[tuple[object, ...], Named] = {}
         names = _names(capture)
-        for row in capture.table("module").to_pylist():  # modules, of which there are few
-            if row["what"] not in set(ModuleKind):
+        table = capture.table("module")
+        columns = (
+            shared(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
+            for name in ("id", "what", "path", "build_id", "inode", "pid", "source", "problem", "frame_pointers")
+        )
+        for number, what, path, build_id, inode, pid, *about in zip(*columns, strict=True):  # there are few
+            if what not in set(ModuleKind):
                 continue  # of a later version
-            module = Module(ModuleKind(row["what"]), row["path"], row["build_id"], row["inode"], row["pid"])
-            self._named[module.identity] = Named(
-                names.get(row["id"], Names.of([])), row["source"], row["problem"], row["frame_pointers"]
-            )
+            module = Module(ModuleKind(what), path, build_id, inode, pid)
+            self._named[module.identity] = Named(names.get(number, Names.of([])), *about)
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
         """See Naming."""

@@ -188,7 +188,7 @@ def test_errors_are_a_sentence(ask: Ask) -> None:
 
 
 def test_memory_has_an_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "_MEMORY", "50MiB")
+    monkeypatch.setattr(sql, "limit", lambda: 67 << 20)
     with (
         Database(CaptureReader(path), lambda: PROFILE) as database,
         pytest.raises(IaprofError, match="the query needs more memory than the 50MiB it has: let it look at less"),

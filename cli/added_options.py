@@ -1,0 +1,39 @@
+"""Options that several verbs have in common: added to a verb's own, where typer looks for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def adding(
+    verb: Callable[..., None],
+    options: Callable[..., Any],
+    call: Callable[[Any, dict[str, Any]], None],
+    left_out: str = "",
+) -> Callable[..., None]:
+    """A verb with further options.
+
+    Args:
+        verb: with options of its own.
+        options: whose parameters are the further ones, and which makes something of them.
+        call: calls the verb: gets what `options` gave, and the verb's own options.
+        left_out: a parameter of the verb that is no option.
+    """
+    own = inspect.signature(verb, eval_str=True)
+    added = inspect.signature(options, eval_str=True).parameters
+
+    def with_options(**given: Any) -> None:
+        call(
+            options(**{name: value for name, value in given.items() if name in added}),
+            {name: value for name, value in given.items() if name not in added},
+        )
+
+    # What typer looks at, and no more: it would follow __wrapped__ to the verb's own parameters.
+    kept = [parameter for name, parameter in own.parameters.items() if name != left_out]
+    made: Any = with_options
+    made.__name__, made.__doc__ = verb.__name__, verb.__doc__
+    made.__signature__ = own.replace(parameters=[*kept, *added.values()])
+    made.__annotations__ = {parameter.name: parameter.annotation for parameter in (*kept, *added.values())}
+    return with_options

@@ -1,0 +1,54 @@
+"""The option that limits memory, of all verbs that read captures and other files of strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+import typer
+
+from iaprof.cli.added_options import adding
+from iaprof.cli.quantities import size
+from iaprof.formats.errors import UsageError
+from iaprof.sandbox.memory import LEAST_BYTES, limit, limit_memory, usual_limit
+
+_OPTION = "--memory-limit"
+MemoryLimit: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        _OPTION,
+        metavar="SIZE",
+        help="Take no more memory than this.  [default: 2G, or half of what is available, if that is less]",
+        show_default=False,
+    ),
+]
+
+
+def limited(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb that takes no more memory than its further option `--memory-limit` says."""
+    return adding(verb, _limit, lambda _, own: verb(**own))
+
+
+def _limit(memory_limit: MemoryLimit = None) -> None:
+    limit_memory(memory_bytes(memory_limit) or usual_limit())
+
+
+def memory_bytes(text: str | None) -> int | None:
+    """What the user said of `--memory-limit`, if anything.
+
+    Raises:
+        UsageError: it is no size, or too small for anything.
+    """
+    bytes_ = None if text is None else size(text, _OPTION)
+    if bytes_ is not None and bytes_ < LEAST_BYTES:
+        raise UsageError(f"{_OPTION} takes {LEAST_BYTES >> 20}M or more: iaprof itself needs some")
+    return bytes_
+
+
+def too_much() -> str:
+    """What to say when memory did not suffice."""
+    there = limit()
+    if there is None:
+        return "this needs more memory than there is"
+    most = f"{there >> 30}G" if there % (1 << 30) == 0 else f"{there >> 20}M"
+    return f"this needs more memory than the {most} that it may take: if you trust the files, allow more with {_OPTION}"

@@ -1,0 +1,103 @@
+"""Dictionary columns that stay dictionaries: the rows of a small file may say a long text a million times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_DECODED_BYTES = 64 << 20
+
+
+def in_one(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; dictionaries become one.
+
+    Raises:
+        pa.ArrowException: its values are more than an array can hold.
+    """
+    array = column.combine_chunks()
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def distinct(texts: pa.Array) -> pa.DictionaryArray:
+    """The same values, with a dictionary that has each text once, and none that no row has."""
+    if not pa.types.is_dictionary(texts.type):
+        return texts.dictionary_encode()
+    used = texts.indices.dictionary_encode()
+    once = texts.dictionary.take(used.dictionary).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(once.indices.take(used.indices), once.dictionary)
+
+
+def mapped(texts: pa.DictionaryArray, change: Callable[[Any], Any]) -> pa.DictionaryArray:
+    """Each distinct value replaced by another one of its type."""
+    texts = distinct(texts)
+    values = (change(value.as_py()) for value in texts.dictionary)  # one after the other: they may be long
+    return distinct(pa.DictionaryArray.from_arrays(texts.indices, pa.array(values, texts.type.value_type)))
+
+
+def with_null_rows(texts: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same values with a dictionary that has no nulls; the rows have them."""
+    valid = texts.dictionary.is_valid().to_numpy(zero_copy_only=False)
+    number = pa.array((np.cumsum(valid) - 1).astype(np.int32), mask=~valid)
+    return pa.DictionaryArray.from_arrays(number.take(texts.indices), texts.dictionary.drop_null())
+
+
+def decoded_bytes(texts: pa.DictionaryArray) -> int:
+    """How many bytes the values of all rows would have."""
+    lengths = pc.cast(pc.binary_length(texts.dictionary), pa.int64())
+    return pc.sum(lengths.take(texts.indices)).as_py() or 0
+
+
+def few_bytes(texts: pa.DictionaryArray) -> Iterator[slice]:
+    """Ranges of rows, in order, whose values together can be decoded; one that is too long is alone."""
+    lengths = pc.fill_null(pc.cast(pc.binary_length(texts.dictionary), pa.int64()).take(texts.indices), 0).to_numpy()
+    until = np.cumsum(lengths)
+    first = 0
+    while first < len(until):
+        before = int(until[first - 1]) if first else 0
+        end = max(int(np.searchsorted(until, before + _DECODED_BYTES, side="right")), first + 1)
+        yield slice(first, end)
+        first = end
+
+
+def shared(texts: pa.ChunkedArray) -> list[Any]:
+    """Each row's text; rows with the same text share it."""
+    found: list[Any] = []
+    for chunk in texts.chunks:
+        encoded = distinct(chunk)
+        own = [*encoded.dictionary.to_pylist(), None]
+        found += (own[number] for number in encoded.indices.fill_null(len(own) - 1).to_pylist())
+    return found
+
+
+def where(texts: pa.ChunkedArray, is_wanted: Callable[[str | None], bool]) -> NDArray[np.bool_]:
+    """Of each row, whether its text is wanted: bool[n]. Each distinct text is asked about once."""
+    found = [np.empty(0, bool)]
+    for chunk in texts.chunks:
+        encoded = distinct(chunk)
+        wanted = [*(is_wanted(text.as_py()) for text in encoded.dictionary), is_wanted(None)]
+        numbers = encoded.indices.fill_null(len(wanted) - 1).to_numpy(zero_copy_only=False)
+        found.append(np.array(wanted, bool)[numbers])
+    return np.concatenate(found)
+
+
+def equal(texts: pa.ChunkedArray, text: str) -> NDArray[np.bool_]:
+    """Of each row, whether it has that text: bool[n]."""
+    return where(texts, lambda each: each == text)
+
+
+def numbered(texts: pa.ChunkedArray, numbers: dict[str | None, int]) -> NDArray[np.int64]:
+    """The number of each row's text: int64[n]. New texts get the next numbers."""
+    found = [np.empty(0, np.int64)]
+    for chunk in texts.chunks:
+        encoded = distinct(chunk)
+        own = [numbers.setdefault(text.as_py(), len(numbers)) for text in encoded.dictionary]
+        if encoded.indices.null_count:
+            own.append(numbers.setdefault(None, len(numbers)))
+        indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False)
+        found.append(np.array(own, np.int64)[indices])
+    return np.concatenate(found)
