@@ -9,10 +9,11 @@
  * memory that the driver has for it, where no other kernel is, and where it did before, until the handle is given back. What
  * fails is counted.
  *
- * A kernel that was not seen before is described: its name, its code, and the module that it came in, in pieces. Whoever takes
+ * A kernel that was not seen before is described: its name, its code, and then the module that it came in, in pieces. Whoever takes
  * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
  *
- * Set by the compiler: MAX_STEPS, CLASSES, PIECE_BYTES, MAX_PIECES; by the loader: PIECE_WAKE_EVERY.
+ * Set by the compiler: MAX_STEPS, CLASSES, PIECE_BYTES, MOST_CODE_PIECES, MOST_MODULE_PIECES; by the loader: PIECE_WAKE_EVERY,
+ * MODULE_WAKE_EVERY.
  */
 
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
@@ -22,6 +23,7 @@
 #define MOST_AT_ONCE 4 /* kernels of one call; what is beyond is counted as lost */
 #define TRIES 3 /* to describe a kernel */
 #define WHOLE 255 /* more than TRIES: it is described */
+#define HAS_NAME (1ULL << 63)
 
 /* values[to] = what lies at values[from] + offset. */
 struct step {
@@ -72,7 +74,7 @@ struct kernel {
     u64 address;
     u64 size;
     u64 described;       /* how often that failed, or WHOLE */
-    u64 sent;            /* bytes of its code */
+    u64 sent;            /* bytes of its code; and HAS_NAME when its name was */
     char name[NAME_BYTES];
 };
 
@@ -110,7 +112,8 @@ struct piece {
     u32 bytes;           /* in this piece */
     char data[PIECE_BYTES];
 };
-BPF_RINGBUF_OUTPUT(pieces, ANY);
+BPF_RINGBUF_OUTPUT(pieces, ANY); /* of names and code */
+BPF_RINGBUF_OUTPUT(modules, ANY);
 
 /* Takes steps; gives 0 when all led somewhere, those that did not to 0.
  *
@@ -241,8 +244,13 @@ static __always_inline void send_launch(const struct launched *launch, const str
     launches.ringbuf_submit(record, wakeup(launch->fired, LAUNCH_WAKE_EVERY));
 }
 
+/* `what` is a constant: modules have a ring buffer of their own, so that names and code have room whatever came before. */
 static __always_inline struct piece *reserve_piece(const struct about *about, enum piece_of what, u64 offset, u64 total) {
-    struct piece *piece = pieces.ringbuf_reserve(sizeof(struct piece));
+    struct piece *piece;
+    if (what == PIECE_OF_MODULE)
+        piece = modules.ringbuf_reserve(sizeof(struct piece));
+    else
+        piece = pieces.ringbuf_reserve(sizeof(struct piece));
     if (piece) {
         piece->about = *about;
         piece->what = what;
@@ -252,97 +260,106 @@ static __always_inline struct piece *reserve_piece(const struct about *about, en
     return piece;
 }
 
-static __always_inline int send_name(const struct about *about, u64 name) {
+enum name_result { NAME_SENT, NAME_UNREADABLE, NAME_NO_ROOM };
+
+static __always_inline enum name_result send_name(const struct about *about, u64 name) {
     struct piece *piece = reserve_piece(about, PIECE_OF_NAME, 0, 0);
     if (!piece)
-        return 0;
+        return NAME_NO_ROOM;
     long bytes = read_user_text(piece->data, PIECE_BYTES, (void *)name);
     if (bytes <= 1) {
         pieces.ringbuf_discard(piece, BPF_RB_NO_WAKEUP);
-        return 0;
+        return NAME_UNREADABLE;
     }
     piece->bytes = piece->total = bytes - 1;
     pieces.ringbuf_submit(piece, BPF_RB_NO_WAKEUP);
-    return 1;
+    return NAME_SENT;
 }
 
-struct cursor {
-    u64 sent;            /* wholes: the binary, then the code */
-    u64 offset;          /* in the next one */
-    long failed;         /* not 0: some of it could not be read, and was left empty */
-    u64 no_room;         /* in the ring buffer */
-};
+#define UNREADABLE 1 /* some of it, which was left empty */
+#define NO_ROOM 2 /* in the ring buffer */
 
-/* Sends the binary and the code from where the cursor is on, at most MAX_PIECES of them. */
-static __always_inline void send_pieces(const struct about *about, const u64 *values, struct cursor *cursor) {
-    u64 sent = cursor->sent, offset = cursor->offset, unreadable = 0;
+/* Sends what is left of `total` bytes, of which `sent` were, at most `most` pieces; gives how many bytes are sent then. `what` and
+ * `most` are constants. To `failures` go UNREADABLE and NO_ROOM. */
+static __always_inline u64 send_pieces(const struct about *about, enum piece_of what, u32 most, u64 from, u64 total, u64 sent,
+                                       u64 *failures) {
+    u64 failed = 0;
 #pragma clang loop unroll(disable)
-    for (u32 number = 0; number < MAX_PIECES; number++) {
+    for (u32 number = 0; number < most; number++) {
         sent = forgotten(sent, about->time);
-        offset = forgotten(offset, about->time);
-        unreadable = forgotten(unreadable, about->time);
-        if (sent > 1)
+        failed = forgotten(failed, about->time);
+        if (sent >= total)
             break;
-        u64 is_code = below(2, sent), which = is_code * (CODE - BINARY);
-        u64 from = values[BINARY + which], total = values[BINARY_BYTES + which], left = total - offset;
-        u64 last = hidden(left - PIECE_BYTES - 1) >> 63; /* 1 where no more than PIECE_BYTES are left */
-        struct piece *piece = reserve_piece(about, choose(is_code, PIECE_OF_CODE, PIECE_OF_MODULE), offset, total);
+        struct piece *piece = reserve_piece(about, what, sent, total);
         if (!piece) {
-            cursor->no_room = 1;
+            failed |= NO_ROOM;
             break;
         }
-        u64 bytes = at_most(PIECE_BYTES, left);
-        u64 failed = hidden(read_user(piece->data, bytes, (void *)(from + offset))) >> 63;
+        u64 bytes = at_most(PIECE_BYTES, total - sent);
+        u64 unreadable = hidden(read_user(piece->data, bytes, (void *)(from + sent))) >> 63;
         bytes = forgotten(bytes, about->time);
-        unreadable |= failed;
-        piece->bytes = choose(failed, 0, bytes);
-        pieces.ringbuf_submit(piece, wakeup(number, PIECE_WAKE_EVERY));
-        sent += last;
-        offset = choose(last, 0, offset + bytes);
+        failed |= unreadable;
+        piece->bytes = choose(unreadable, 0, bytes);
+        pieces.ringbuf_submit(piece, wakeup(number, what == PIECE_OF_MODULE ? MODULE_WAKE_EVERY : PIECE_WAKE_EVERY));
+        sent += bytes;
     }
-    cursor->sent = sent;
-    cursor->offset = offset;
-    cursor->failed = unreadable;
+    *failures |= failed;
+    return sent;
 }
 
-/* Its module's binary unless that was sent, its code and its name. What is too much for once, or has no room, goes on at the
- * next launch. */
+/* Its name, its code, and then its module's binary unless that was sent: a kernel that is launched but once has its
+ * instructions, however large its module is. What is too much for once, or has no room, goes on at the next launch. */
 static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key,
                                      struct kernel *kernel) {
-    struct about about = {.time = time, .pid = key->pid, .tid = bpf_get_current_pid_tgid()};
-    u64 values[VALUES] = {key->value};
-    struct cursor cursor = {.sent = 1, .offset = kernel->sent};
+    u64 name, code, binary, binary_bytes, of_module, failures = 0;
+    {
+        u64 values[VALUES] = {key->value};
+        follow(layout->what, layout->what_steps, values);
+        name = values[NAME], code = values[CODE], binary = values[BINARY], binary_bytes = values[BINARY_BYTES];
+        of_module = values[MODULE];
+    }
+    struct about about = {
+        .time = time,
+        .pid = key->pid,
+        .tid = bpf_get_current_pid_tgid(),
+        .module = of_module,
+        .module_time = time,
+        .address = kernel->address,
+        .size = kernel->size,
+    };
     struct module *module = 0;
-    follow(layout->what, layout->what_steps, values);
-    values[CODE_BYTES] = about.size = kernel->size;
-    about.address = kernel->address;
-    about.module = values[MODULE];
-    about.module_time = time;
-    if (about.module) {
-        struct handle handle = {.value = about.module, .pid = key->pid, .loaded_at = key->loaded_at};
+    if (of_module) {
+        struct handle handle = {.value = of_module, .pid = key->pid, .loaded_at = key->loaded_at};
         struct module fresh = {.time = time};
         modules_seen.insert(&handle, &fresh);
         module = modules_seen.lookup(&handle);
     }
-    u64 too_large = values[BINARY_BYTES] > MOST_BINARY_BYTES;
-    values[BINARY_BYTES] &= too_large - 1;
-    if (module) {
-        about.module_time = module->time;
-        cursor.sent = module->sent >= values[BINARY_BYTES];
-        cursor.offset = cursor.sent ? kernel->sent : module->sent;
-    }
-    send_pieces(&about, values, &cursor);
     if (module)
-        module->sent = cursor.sent ? values[BINARY_BYTES] : cursor.offset;
-    kernel->sent = cursor.sent == 1 ? cursor.offset : 0;
-    if (cursor.sent > 1 && !cursor.failed && send_name(&about, values[NAME])) {
+        about.module_time = module->time;
+    u64 has_name = kernel->sent >> 63, sent = kernel->sent & ~HAS_NAME;
+    if (!has_name) {
+        enum name_result result = send_name(&about, name);
+        has_name = forgotten(result == NAME_SENT, time);
+        failures = forgotten(result == NAME_UNREADABLE ? UNREADABLE : result == NAME_NO_ROOM ? NO_ROOM : 0, time);
+    }
+    u64 of_code = 0;
+    sent = send_pieces(&about, PIECE_OF_CODE, MOST_CODE_PIECES, code, kernel->size, sent, &of_code);
+    kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
+    failures |= of_code;
+    u64 is_whole = sent >= kernel->size, too_large = binary_bytes > MOST_BINARY_BYTES;
+    if (module && !too_large) {
+        module->sent = send_pieces(&about, PIECE_OF_MODULE, MOST_MODULE_PIECES, binary, binary_bytes, module->sent, &failures);
+        is_whole &= module->sent >= binary_bytes;
+    }
+    is_whole = forgotten(is_whole, time);
+    failures = forgotten(failures, time);
+    if (is_whole && has_name && !failures) {
         kernel->described = WHOLE;
         count(KERNELS, 1);
         count(PIECES_LOST, too_large);
     } else {
-        u64 failed = cursor.sent > 1 || cursor.failed;
-        kernel->described += failed;
-        count(PIECES_LOST, failed | cursor.no_room);
+        kernel->described += failures & UNREADABLE;
+        count(PIECES_LOST, !!failures);
     }
 }
 

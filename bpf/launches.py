@@ -20,7 +20,7 @@ from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Way
 from iaprof.bpf.loader import Loader, Origin, close
 from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
-from iaprof.bpf.programs import MAX_DEPTH, MAX_PIECES as MAX_PIECES, MAX_STEPS
+from iaprof.bpf.programs import MAX_DEPTH, MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
@@ -50,7 +50,8 @@ class Sizes:
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
     stack_pages: int = 1024  # 4 MiB: 4,000 distinct stacks of 127 frames
     compiled_pages: int = 128
-    piece_pages: int = 512  # 2 MiB: four times what one launch can send
+    piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
+    module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
@@ -88,6 +89,7 @@ class LaunchProbes:
             "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
             "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, self._stack.itemsize, cpus),
             "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
+            "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
         }
         entries = {
             "probes": MAX_PROBES,
@@ -102,6 +104,7 @@ class LaunchProbes:
             "stacks": sizes.stack_pages * _PAGE,
             "compilations": sizes.compiled_pages * _PAGE,
             "pieces": sizes.piece_pages * _PAGE,
+            "modules": sizes.module_pages * _PAGE,
         }
         self._loader = Loader(constants, entries)
         self._loaded: _Loaded | None = None
@@ -155,8 +158,13 @@ class LaunchProbes:
 
     @property
     def pieces(self) -> RingBuffer:
-        """Sends PIECE records."""
+        """Sends PIECE records of names and code."""
         return self._now().pieces
+
+    @property
+    def modules(self) -> RingBuffer:
+        """Sends PIECE records of modules."""
+        return self._now().modules
 
     def _attach(self, file_fd: int, probes: Sequence[Probe]) -> str:
         fds = self._now().fds
@@ -266,6 +274,7 @@ class _Loaded:
             self.stacks = self._ring("stacks", sizes.stack_pages, stack)
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
+            self.modules = self._ring("modules", sizes.module_pages, PIECE)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error

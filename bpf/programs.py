@@ -14,7 +14,8 @@ from iaprof.bpf.driver_layout import MAX_CLASSES
 from iaprof.formats.launches import PIECE_BYTES
 
 MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
-MAX_PIECES = 32  # at one launch: half a megabyte
+MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
+MOST_MODULE_PIECES = 256  # of its module: 4 MiB
 MAX_DEPTH = 1024  # frames, a power of two; a per-CPU map has room for them, and perf's own limit is lower in practice
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = ("launches.c", "handles.c")
@@ -24,9 +25,17 @@ _DEFINES = {
     "MAX_STEPS": MAX_STEPS,
     "CLASSES": MAX_CLASSES,
     "PIECE_BYTES": PIECE_BYTES,
-    "MAX_PIECES": MAX_PIECES,
+    "MOST_CODE_PIECES": MOST_CODE_PIECES,
+    "MOST_MODULE_PIECES": MOST_MODULE_PIECES,
 }
-_CONSTANTS = ("STACK_DEPTH", "STACK_ID_BITS", "LAUNCH_WAKE_EVERY", "STACK_WAKE_EVERY", "PIECE_WAKE_EVERY")
+_CONSTANTS = (
+    "STACK_DEPTH",
+    "STACK_ID_BITS",
+    "LAUNCH_WAKE_EVERY",
+    "STACK_WAKE_EVERY",
+    "PIECE_WAKE_EVERY",
+    "MODULE_WAKE_EVERY",
+)
 
 
 def source() -> Source:

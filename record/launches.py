@@ -83,7 +83,13 @@ class Launches:
         self._took(self._probes.libraries.running())
         # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
         # we read those before it.
-        for ring in (self._probes.launches, self._probes.stacks, self._probes.compiled, self._probes.pieces):
+        for ring in (
+            self._probes.launches,
+            self._probes.stacks,
+            self._probes.compiled,
+            self._probes.pieces,
+            self._probes.modules,
+        ):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
         self._wait_for_intake()
         loop.every(COUNTERS_EVERY_NS, self.read_counters)
@@ -111,7 +117,8 @@ class Launches:
             refused = self._intake.ask(compiled)
             if refused:
                 self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
-        self._keep_pieces(self._probes.pieces.read(), now)
+        for ring in (self._probes.pieces, self._probes.modules):
+            self._keep_pieces(ring.read(), now)
         return stacks
 
     def _keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
@@ -253,7 +260,7 @@ class Launches:
         rings = {
             "launches": (self._probes.launches,),
             "stacks": (self._probes.stacks,),
-            "kernels": (self._probes.compiled, self._probes.pieces),
+            "kernels": (self._probes.compiled, self._probes.pieces, self._probes.modules),
         }
         for source, of_source in rings.items():
             misfits = sum(ring.misfits for ring in of_source)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from iaprof.bpf import launches as bpf_launches
 from iaprof.bpf.driver_layout import CACHE, Field, Layout
-from iaprof.bpf.launches import MAX_PIECES, LaunchProbes, Sizes, stack_depth
+from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
 from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import PIECE_BYTES, Counter, LaunchFlags, PieceOf
 from iaprof.formats.zebin import read_zebin
@@ -72,7 +73,7 @@ class Attached:
         self._before = probes.counters()
 
     def _drain(self) -> None:
-        for ring in (self.probes.launches, self.probes.stacks, self.probes.pieces):
+        for ring in (self.probes.launches, self.probes.stacks, self.probes.pieces, self.probes.modules):
             ring.read()
 
     def run(self, *words: str | int) -> int:
@@ -90,6 +91,10 @@ class Attached:
         assert failed == sum(counted[each] for each in FAILURES)
         self._before = self.probes.counters()
         return launches
+
+    def pieces(self) -> NDArray[np.void]:
+        """Those since the last time: of names and code, then of modules."""
+        return np.concatenate([self.probes.pieces.read(), self.probes.modules.read()])
 
     def counted(self) -> Counts[Counter]:
         """What was counted since `launches` was asked last; nothing that is 0."""
@@ -161,7 +166,7 @@ def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, o
     for kernel in (one, one, two, two):
         attached.driver.launch(kernel.value)
     # then the module has come once
-    assert put_together(attached.probes.pieces.read()) == {
+    assert put_together(attached.pieces()) == {
         (PieceOf.MODULE, module.address, 0): noise(of_module),
         (PieceOf.NAME, one.address, 0): b"k2",
         (PieceOf.CODE, one.address, 0): noise(of_code, 2),
@@ -173,7 +178,7 @@ def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, o
     attached.driver.module_gone(module)
     attached.driver.kernel_gone(one)
     attached.driver.launch(one.value)
-    assert put_together(attached.probes.pieces.read()) == {
+    assert put_together(attached.pieces()) == {
         (PieceOf.MODULE, module.address, 0): noise(of_module),
         (PieceOf.NAME, one.address, 0): b"k2",
         (PieceOf.CODE, one.address, 0): noise(of_code, 2),
@@ -183,75 +188,136 @@ def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, o
 
 def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached) -> None:
     # given more than twice what a launch sends, of module and of code
-    size = 2 * MAX_PIECES * PIECE_BYTES + 5
-    module = LoadedModule(noise(size))
-    kernel = attached.driver.kernel(b"large", noise(size, 2), 0, module)
+    of_module, of_code = (2 * most * PIECE_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    module = LoadedModule(noise(of_module))
+    kernel = attached.driver.kernel(b"large", noise(of_code, 2), 0, module)
     # when
     batches = []
-    for _ in range(6):
+    for _ in range(4):
         attached.driver.launch(kernel.value)
-        batches.append(attached.probes.pieces.read())
+        batches.append(attached.pieces())
     # then
-    assert [len(batch) for batch in batches] == [MAX_PIECES] * 4 + [2 + 1, 0]
+    each = MOST_CODE_PIECES + MOST_MODULE_PIECES
+    assert [len(batch) for batch in batches] == [1 + each, each, 2, 0]
     assert put_together(*batches) == {
-        (PieceOf.MODULE, module.address, 0): noise(size),
-        (PieceOf.CODE, kernel.address, 0): noise(size, 2),
+        (PieceOf.MODULE, module.address, 0): noise(of_module),
+        (PieceOf.CODE, kernel.address, 0): noise(of_code, 2),
         (PieceOf.NAME, kernel.address, 0): b"large",
     }
     counted = attached.counted()
     assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (1, 0)
-    assert len(attached.launches()) == 6
+    assert len(attached.launches()) == 4
+
+
+def test_a_kernel_of_a_large_module_that_is_launched_once_is_whole(attached: Attached) -> None:
+    # given modules of more than 2 MB each, and nobody who reads meanwhile
+    modules = [LoadedModule(noise(3 << 20, seed)) for seed in (1, 2)]
+    kernels = [
+        attached.driver.kernel(b"k%d" % n, noise(200_000, 10 + n), n << 20, module) for n, module in enumerate(modules)
+    ]
+    # when
+    for kernel in kernels:
+        attached.driver.launch(kernel.value)
+    # then all of them has come, name and code first
+    pieces = attached.pieces()
+    assert put_together(pieces) == {
+        key: whole
+        for n, (kernel, module) in enumerate(zip(kernels, modules, strict=True))
+        for key, whole in {
+            (PieceOf.NAME, kernel.address, n): b"k%d" % n,
+            (PieceOf.CODE, kernel.address, n): noise(200_000, 10 + n),
+            (PieceOf.MODULE, module.address, n): noise(3 << 20, n + 1),
+        }.items()
+    }
+    assert pieces["what"][0] == PieceOf.NAME
+    counted = attached.counted()
+    assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (2, 0)
+
+
+def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path: Path) -> None:
+    # given room for a few pieces of modules, which the first module fills, and nobody who reads
+    probes = LaunchProbes(Sizes(module_pages=16))
+    try:
+        attached = Attached(probes, copied(built, tmp_path / "copy"))
+        modules = [LoadedModule(noise(200_000, seed)) for seed in range(20)]
+        kernels = [
+            attached.driver.kernel(b"k%d" % n, noise(3000, 100 + n), n << 20, module)
+            for n, module in enumerate(modules)
+        ]
+        # when each is launched once
+        for kernel in kernels:
+            attached.driver.launch(kernel.value)
+        # then every kernel is whole, though no module is
+        found = put_together(probes.pieces.read())
+        assert [found[PieceOf.NAME, kernel.address, n] for n, kernel in enumerate(kernels)] == [
+            b"k%d" % n for n in range(20)
+        ]
+        assert [found[PieceOf.CODE, kernel.address, n] for n, kernel in enumerate(kernels)] == [
+            noise(3000, 100 + n) for n in range(20)
+        ]
+        counted = attached.counted()
+        assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (0, 20)
+        # and a module goes on as its kernel is launched again, without what came before
+        batches = [probes.modules.read()]
+        for _ in range(10):
+            attached.driver.launch(kernels[0].value)
+            batches.append(probes.modules.read())
+        of_first = [batch[batch["module"] == modules[0].address] for batch in batches]
+        assert put_together(*of_first) == {(PieceOf.MODULE, modules[0].address, 0): noise(200_000, 0)}
+        assert len(probes.pieces.read()) == 0
+    finally:
+        probes.close()
 
 
 def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: Attached) -> None:
     # given a kernel that takes several launches to be sent
-    size = 2 * MAX_PIECES * PIECE_BYTES + 5
-    module = LoadedModule(noise(size))
-    kernel = attached.driver.kernel(b"k", noise(size, 2), 0, module)
+    of_module, of_code = (2 * most * PIECE_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    module = LoadedModule(noise(of_module))
+    kernel = attached.driver.kernel(b"k", noise(of_code, 2), 0, module)
     threads = [Thread(target=lambda: [attached.driver.launch(kernel.value) for _ in range(200)]) for _ in range(4)]
     # when (a call of the driver lets other threads run)
     for thread in threads:
         thread.start()
-    batches = [attached.probes.pieces.read()]
+    batches = [attached.pieces()]
     while any(thread.is_alive() for thread in threads):
         time.sleep(0.001)
-        batches.append(attached.probes.pieces.read())
+        batches.append(attached.pieces())
     # (on a busy machine they had launched before all that there was no room for was read)
     more = 0
     while not attached.counted()[Counter.KERNELS]:
-        batches.append(attached.probes.pieces.read())
+        batches.append(attached.pieces())
         attached.driver.launch(kernel.value)
         more += 1
-    batches.append(attached.probes.pieces.read())
+    batches.append(attached.pieces())
     # then all pieces have come, some perhaps twice
     assert more < 10
     pieces = np.concatenate(batches)
     first = np.unique(pieces[["what", "offset"]], return_index=True)[1]
     assert put_together(pieces[np.sort(first)]) == {
-        (PieceOf.MODULE, module.address, 0): noise(size),
-        (PieceOf.CODE, kernel.address, 0): noise(size, 2),
+        (PieceOf.MODULE, module.address, 0): noise(of_module),
+        (PieceOf.CODE, kernel.address, 0): noise(of_code, 2),
         (PieceOf.NAME, kernel.address, 0): b"k",
     }
     assert len(attached.launches()) == 800 + more
 
 
 def test_what_there_is_no_room_for_is_counted_and_comes_when_there_is(attached: Attached) -> None:
-    # given a module and code that fill the ring buffer, and nobody who reads
-    size = 3 * MAX_PIECES * PIECE_BYTES
-    module = LoadedModule(noise(size))
-    kernel = attached.driver.kernel(b"large", noise(size, 2), 0, module)
+    # given a module and code that fill the ring buffers, and nobody who reads
+    of_module, of_code = (3 * most * PIECE_BYTES for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    module = LoadedModule(noise(of_module))
+    kernel = attached.driver.kernel(b"large", noise(of_code, 2), 0, module)
     # when
     for _ in range(5):
         attached.driver.launch(kernel.value)
     lost, batches = attached.counted()[Counter.PIECES_LOST], []
     for _ in range(10):
-        batches.append(attached.probes.pieces.read())
+        batches.append(attached.pieces())
         attached.driver.launch(kernel.value)
     # then
     assert lost > 0
     wholes = put_together(*batches)
-    assert wholes[PieceOf.MODULE, module.address, 0] == noise(size)
-    assert wholes[PieceOf.CODE, kernel.address, 0] == noise(size, 2)
+    assert wholes[PieceOf.MODULE, module.address, 0] == noise(of_module)
+    assert wholes[PieceOf.CODE, kernel.address, 0] == noise(of_code, 2)
     assert wholes[PieceOf.NAME, kernel.address, 0] == b"large"
 
 
@@ -337,7 +403,7 @@ def test_a_kernel_that_is_made_again_may_have_its_code_elsewhere(attached: Attac
 def test_a_program_that_becomes_another_has_its_own_kernels(attached: Attached) -> None:
     """Process, handles and addresses are the same."""
     attached.run("first", 2, 1, 0, 10, 0, "second")
-    launches, pieces = attached.launches(), attached.probes.pieces.read()
+    launches, pieces = attached.launches(), attached.pieces()
     assert launches["name"].tolist() == [b"first_0", b"first_1"] * 5 + [b"second_0", b"second_1"] * 5
     assert len(set(launches["pid"].tolist())) == 1
     assert len(set(launches["address"].tolist())) == 2
@@ -394,7 +460,7 @@ def test_what_leads_astray_is_a_launch_without_a_kernel(
     assert set(found["flags"].tolist()) == {LaunchFlags.BAD_ARGS | LaunchFlags.NO_NAME}
     assert not any(found[each].any() for each in ("iba", "address", "size"))
     assert set(found["name"].tolist()) == {b""}
-    assert not len(attached.probes.pieces.read())
+    assert not len(attached.pieces())
 
 
 def test_a_handle_of_nothing(attached: Attached) -> None:
@@ -443,7 +509,7 @@ def test_names_are_bytes(attached: Attached, name: bytes, cut: bytes, whole: byt
     kernel = attached.driver.kernel(name, b"code")
     attached.driver.launch(kernel.value)
     assert attached.launches()[["flags", "name"]].tolist() == [(0, cut)]
-    assert put_together(attached.probes.pieces.read())[PieceOf.NAME, kernel.address, 0] == whole
+    assert put_together(attached.pieces())[PieceOf.NAME, kernel.address, 0] == whole
 
 
 def test_kernels_whose_name_cannot_be_read_have_none(attached: Attached) -> None:
@@ -456,7 +522,7 @@ def test_kernels_whose_name_cannot_be_read_have_none(attached: Attached) -> None
     found = attached.launches()
     assert found["address"].tolist() == [kernel.address for kernel in kernels]
     assert set(found["flags"].tolist()) == {LaunchFlags.NO_NAME}
-    assert set(attached.probes.pieces.read()["what"].tolist()) == {PieceOf.CODE}
+    assert set(attached.pieces()["what"].tolist()) == {PieceOf.CODE}
     assert kept
 
 
@@ -467,7 +533,7 @@ def test_a_module_of_an_absurd_size_is_left_out(attached: Attached, bytes_: int)
     kernel = attached.driver.kernel(b"k", b"code", 0, module)
     attached.driver.launch(kernel.value)
     assert attached.counted()[Counter.PIECES_LOST] == 1
-    assert put_together(attached.probes.pieces.read()) == {
+    assert put_together(attached.pieces()) == {
         (PieceOf.NAME, HEAP, 0): b"k",
         (PieceOf.CODE, HEAP, 0): b"code",
     }
@@ -484,11 +550,13 @@ def test_code_and_modules_that_cannot_be_read_are_not_made_up(attached: Attached
     attached.driver.launch(kernel.value)
     # then nothing of them has come
     assert attached.counted()[Counter.PIECES_LOST] == 1
-    assert not attached.probes.pieces.read()["bytes"][:2].any()
+    pieces = attached.pieces()
+    assert pieces["what"].tolist() == [PieceOf.NAME, PieceOf.CODE, PieceOf.MODULE]
+    assert pieces["bytes"].tolist() == [1, 0, 0]
     # and the code has when it can be read
     kernel.code.isa, module.it.binary = code, binary
     attached.driver.launch(kernel.value)
-    pieces = attached.probes.pieces.read()
+    pieces = attached.pieces()
     assert put_together(pieces)[PieceOf.CODE, HEAP, 0] == b"code"
     assert set(attached.launches()["flags"].tolist()) == {0}
 
@@ -509,9 +577,7 @@ def test_launches_of_many(attached: Attached, many: int) -> None:
     assert found["name"].tolist() == [b"k%d" % i for i in range(told)] * (told + 1)
     # and one was described at each
     assert counted[Counter.KERNELS] == told
-    names = {
-        key[1]: name for key, name in put_together(attached.probes.pieces.read()).items() if key[0] == PieceOf.NAME
-    }
+    names = {key[1]: name for key, name in put_together(attached.pieces()).items() if key[0] == PieceOf.NAME}
     assert names == {kernel.address: b"k%d" % i for i, kernel in enumerate(kernels[:told])}
 
 
@@ -555,11 +621,11 @@ def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) 
     attached.probes.include([os.getpid()])
     # then
     assert attached.launches()[["flags", "address", "name", "stack"]].tolist() == [(LaunchFlags.OTHER, HEAP, b"", 0)]
-    assert not len(attached.probes.pieces.read())
+    assert not len(attached.pieces())
     # and what comes later is whole
     attached.driver.launch(kernel.value)
     assert attached.launches()[["flags", "name"]].tolist() == [(0, b"k")]
-    assert len(put_together(attached.probes.pieces.read())) == 3
+    assert len(put_together(attached.pieces())) == 3
 
 
 @pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start", "launch_frame"])
