@@ -1,0 +1,91 @@
+"""This kernel takes the BPF programs as they ship, and as bcc and LLVM of three releases of Debian compile them.
+
+How many instructions its verifier follows is held far from its limit, as other kernels' verifiers may follow more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from iaprof.bpf import loader
+from iaprof.bpf.bytecode import Bytecode
+from iaprof.bpf.programs import MAX_DEPTH, SHIPPED, shipped
+from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
+
+pytestmark = [pytest.mark.bpf, pytest.mark.beside]
+
+RELEASES = ("bookworm", "trixie", "unstable")
+MOST_FOLLOWED = {127: 250_000, MAX_DEPTH: 600_000}  # instructions, by frames; the verifier's limit is a million
+LOG_STATISTICS = 4
+
+
+@functools.cache
+def compiled(release: str) -> Bytecode:
+    """What `make bytecode` would ship, were it not for Debian 12's."""
+    path = Path(__file__).parents[2] / "scripts" / "bytecode.py"
+    spec = importlib.util.spec_from_file_location("make_bytecode", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    result: Bytecode = module.compiled(release)
+    return result
+
+
+def constants(depth: int) -> dict[str, int]:
+    return {
+        "STACK_DEPTH": depth,
+        "STACK_ID_BITS": 62,
+        "LAUNCH_WAKE_EVERY": 3000,
+        "STACK_WAKE_EVERY": 400,
+        "PIECE_WAKE_EVERY": 15,
+    }
+
+
+def followed(name: str, code: bytes) -> int:
+    """How many instructions the verifier followed of a program that it takes."""
+    instructions, terms = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
+    log = ctypes.create_string_buffer(1 << 16)
+    attributes = struct.pack(
+        "<IIQQIIQII16sII",
+        2,  # BPF_PROG_TYPE_KPROBE
+        len(code) // 8,
+        ctypes.addressof(instructions),
+        ctypes.addressof(terms),
+        LOG_STATISTICS,
+        len(log),
+        ctypes.addressof(log),
+        0,
+        0,
+        name.encode()[:15],
+        0,
+        48,  # BPF_TRACE_UPROBE_MULTI
+    )
+    os.close(bpf(BPF_PROG_LOAD, attributes))
+    found = re.search(rb"processed (\d+) insns", log.value)
+    assert found, log.value
+    return int(found[1])
+
+
+@pytest.mark.parametrize("depth", MOST_FOLLOWED)
+@pytest.mark.parametrize("release", ["", *RELEASES])
+def test_this_kernel_takes_every_program(release: str, depth: int) -> None:
+    bytecode = compiled(release) if release else shipped()
+    fds = loader.load(bytecode, constants(depth), {"launches": 1 << 22, "probes": 4096})
+    try:
+        counts = {name: followed(name, each.linked(fds, constants(depth))) for name, each in bytecode.programs.items()}
+    finally:
+        loader.close(fds)
+    print(f"{bytecode.compiler}, {depth} frames: {counts}")
+    assert max(counts.values()) < MOST_FOLLOWED[depth], counts
+
+
+def test_what_ships_is_what_debian_12_compiles() -> None:
+    assert SHIPPED.read_text() == compiled("bookworm").to_text()
