@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from iaprof.record.containers import describe
 from iaprof.record.journal import Journal
@@ -23,6 +25,7 @@ LINGER_NS = 10_000_000_000  # that one is kept when its last known process has e
 LOOK_NS = 1_000_000_000
 MOST_PROCESSES = 4096  # that are remembered
 _MOST_OF_ONE_ROOT = 256
+_MOST_GENERATIONS = 8
 
 _Place = tuple[str, str]  # mount namespace as "mnt:[inode]", and the root folder as we see it
 
@@ -70,6 +73,11 @@ class Roots:
         if place == self._own:
             self._told.pop(pid, None)
             return
+        # What a process did not map itself it has of those that forked it, and they need not use the GPU.
+        for each in _with_ancestors(pid, place):
+            self._keep(each, place)
+
+    def _keep(self, pid: int, place: _Place) -> None:
         if pid in self._told and self._told[pid].place == place:
             return
         about = describe(pid)
@@ -126,11 +134,10 @@ class Roots:
         os.close(kept.namespace)
 
     def tell_again(self) -> None:
-        """Writes down what is known of processes that live, or whose namespace is kept, into another spool."""
+        """Writes down what is known of processes into another spool; of those that ended for the last time."""
         for pid, told in list(self._told.items()):
-            if told.place in self._kept or _place(pid) == told.place:
-                self._journal.json(FrameKind.PROCESS, told.about)
-            else:
+            self._journal.json(FrameKind.PROCESS, told.about)
+            if told.place not in self._kept and _place(pid) != told.place:
                 del self._told[pid]
 
     def by_process(self) -> dict[int, int]:
@@ -149,6 +156,19 @@ def _place(pid: int) -> _Place | None:
         return os.readlink(f"/proc/{pid}/ns/mnt"), os.readlink(f"/proc/{pid}/root")
     except OSError:
         return None
+
+
+def _with_ancestors(pid: int, place: _Place) -> Iterator[int]:
+    """A process and those that it descends from, as long as they have the same root."""
+    for _ in range(_MOST_GENERATIONS):
+        yield pid
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            pid = int(stat[stat.rindex(b")") + 1 :].split()[1])
+        except (OSError, ValueError):
+            return  # it ended meanwhile
+        if _place(pid) != place:
+            return
 
 
 def _open(pid: int, namespace: str) -> tuple[int, int] | None:

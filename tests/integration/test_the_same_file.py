@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from iaprof.record import roots
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.record.opener import Opener, Rights
 from integration.attacking import NOBODY
@@ -202,3 +205,27 @@ def test_below_a_root_whose_process_is_gone(opener: Opener, folder: Path) -> Non
     assert opener.open("/lib.so", STRANGER, below=str(folder / "link/..")) == "it is a symbolic link"
     # and after all that it goes on
     assert read(opener.open("/lib.so", STRANGER, below=str(inside))).startswith(b"the mapped one")
+
+
+@contextlib.contextmanager
+def in_a_namespace(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A program in a mount namespace of its own; it and what it starts end with this."""
+    words = ["unshare", "--mount", *command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_process_comes_with_those_that_forked_it_in_there() -> None:
+    # given a shell in a mount namespace, its child, and that one's child; outside is who started it
+    command = ["sh", "-c", "sh -c 'sleep 1000 & echo $$ $!; wait'; :"]
+    with in_a_namespace(*command) as shell:
+        assert shell.stdout is not None
+        child, grandchild = map(int, shell.stdout.readline().split())
+        place = roots._place(grandchild)
+        assert place is not None
+        assert place != roots._place(os.getpid())
+        # when, then
+        assert list(roots._with_ancestors(grandchild, place)) == [grandchild, child, shell.pid]

@@ -32,6 +32,7 @@ class Machine:
             roots, "describe", lambda pid: {"pid": pid, "uid": self.users.get(pid, 0), "gid": 0, "ns_pid": None}
         )
         monkeypatch.setattr(roots.time, "monotonic_ns", lambda: self.now)
+        monkeypatch.setattr(roots, "_with_ancestors", lambda pid, place: [pid])
 
     def add(self, pid: int, namespace: int, folder: str = "/", uid: int = 0) -> int:
         self.places[pid] = (f"mnt:[{namespace}]", folder)
@@ -148,7 +149,9 @@ def test_another_spool_has_what_is_still_of_use(kept: Roots, machine: Machine, s
     for pid in (8, 9):
         del machine.places[pid]
     kept.tell_again()
-    assert [row["pid"] for row in told(spool)[before:]] == [7, 9, 10]
+    assert [row["pid"] for row in told(spool)[before:]] == [7, 8, 9, 10]
+    kept.tell_again()  # what ended has no launches and stacks in there any more
+    assert [row["pid"] for row in told(spool)[before + 4 :]] == [7, 9, 10]
 
 
 def test_the_namespace_of_a_real_process_is_ours() -> None:
