@@ -44,6 +44,7 @@ class Mappings:
     path: list[str] = field(default_factory=list)
     build_id: list[bytes | None] = field(default_factory=list)
     inode: list[int | None] = field(default_factory=list)  # where the kernel told no build-id
+    device: list[int | None] = field(default_factory=list)  # likewise: major number << 32 | minor number
 
 
 @dataclass
@@ -156,7 +157,9 @@ def decode(data: bytes, into: SideBand) -> None:
             mappings.path.append(text(data[start + _MMAP2.size : body_end]))
             has_build_id = misc & MISC_BUILD_ID
             mappings.build_id.append(file[4 : 4 + min(file[0], 20)] if has_build_id and file[0] else None)
-            mappings.inode.append(None if has_build_id else _FILE.unpack(file)[2] or None)
+            major, minor, inode, _ = (0, 0, 0, 0) if has_build_id else _FILE.unpack(file)
+            mappings.inode.append(inode or None)
+            mappings.device.append(major << 32 | minor if inode else None)
         elif kind == COMM and body_end >= start + 8:
             pid, tid = struct.unpack_from("<II", data, start)
             event = "exec" if misc & MISC_EXEC else "comm"

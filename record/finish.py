@@ -28,6 +28,7 @@ from iaprof.record.cpu_samples import CpuSamples
 from iaprof.record.described import HEAD, Described, about_piece
 from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
+from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.symbols.calls import Needed
@@ -49,6 +50,8 @@ class ForSymbols:
     def __init__(self) -> None:
         self.needed = Needed()
         self.header: dict[str, Any] = {}
+        self.files = MappedFiles()
+        self.roots: dict[int, str] = {}  # of processes whose root is not ours: see Roots
         self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
 
     def add(self, kind: str, rows: pa.StructArray) -> None:
@@ -305,6 +308,8 @@ class _Finishing:
         row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
         row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
         self._described.append(_row("process", row))
+        if isinstance(about.get("root"), str):
+            self._for_symbols.roots[about["pid"]] = about["root"]
         if len(self._described) >= ROWS_PER_GROUP:
             self._flush_described()
 
@@ -370,6 +375,8 @@ class _Finishing:
             self._write_rows("launch", rows)
 
     def _flush_sideband(self) -> None:
+        if self._write_symbols is not None:
+            self._for_symbols.files.add(self._sideband.mappings)
         for kind, rows in (("mapping", self._sideband.mappings), ("process", self._sideband.processes)):
             columns = vars(rows)
             names = {"time_ns": "time"}

@@ -1,9 +1,9 @@
 """The process that makes a capture of a spool: `python -m iaprof.record.finish_child`.
 
-A request comes as JSON on stdin: the spool's, the carry's and the folder's descriptor, where to, and which names. Lines
-of JSON go to stdout: how the naming goes, and last the answer. SIGINT ends the naming. The recorder starts it early, so
-that what it has to import is there when there is something to do; and it stays apart so that the recorder itself stays
-small.
+A request comes as JSON on stdin: the spool's, the carry's and the folder's descriptor, those of processes' roots, where
+to, and which names. Lines of JSON go to stdout: how the naming goes, and last the answer. SIGINT ends the naming. The
+recorder starts it early, so that what it has to import is there when there is something to do; and it stays apart so
+that the recorder itself stays small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     hold(Path(request["output"]), request["folder"])
     carry = Carry() if request["carry"] is not None else None
     which = Symbols(request["symbols"])
-    names = None if which is Symbols.NONE else recorded_symbols(which, _say_progress)
+    kept = {int(pid): fd for pid, fd in request["roots"].items()}
+    names = None if which is Symbols.NONE else recorded_symbols(which, _say_progress, kept)
     try:
         finished = finish(reader, Path(request["output"]), carry.add if carry else None, names)
         if carry:

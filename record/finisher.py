@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,26 @@ from iaprof.sandbox.memory import MALLOC
 class Finisher:
     """One such process, from its start to its answer."""
 
-    def __init__(self, spool: Spool, symbols: Symbols, carry: int | None = None) -> None:
+    def __init__(
+        self, spool: Spool, symbols: Symbols, carry: int | None = None, roots: Mapping[int, int] | None = None
+    ) -> None:
         """Starts it; it waits for `go`.
 
         Args:
             spool: that it will read.
             symbols: which names the capture gets.
             carry: descriptor for what the next output file needs of this one, if there is a next one.
+            roots: descriptors of processes' roots, for who has no such process any more.
 
         Raises:
             IaprofError: there is no room for another process.
         """
         self._spool, self._carry, self._folder = spool, carry, folder_of(spool.path)
-        self._symbols = symbols
+        self._symbols, self._roots = symbols, dict(roots or {})
         self._answer: dict[str, Any] | None = None
         self._line = b""  # the last one, as far as it came
         self.naming: tuple[int, int] | None = None  # modules that were named, and all of them, once that began
-        fds = [spool.fileno(), self._folder, *([] if carry is None else [carry])]
+        fds = [spool.fileno(), self._folder, *([] if carry is None else [carry]), *set(self._roots.values())]
         try:
             self._child = subprocess.Popen(
                 # -P: not from whatever folder the user stands in.
@@ -60,6 +64,7 @@ class Finisher:
             "folder": self._folder,
             "output": str(output.absolute()),
             "symbols": self._symbols.value,
+            "roots": self._roots,
         }
         assert self._child.stdin is not None
         with contextlib.suppress(OSError):  # it died: `result` says so

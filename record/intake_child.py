@@ -4,9 +4,9 @@ The recorder is root and the path comes from anyone, so the file is opened as it
 process's root, with the user and group that the kernel saw when the probe fired, and no capability to read more. A
 file system in user space can make any of these calls hang: that hangs this process, which the recorder replaces.
 
-It takes requests (JSON) from a SOCK_SEQPACKET socket and answers each with JSON and, when all is well, a descriptor: of
-a memory file that holds what was read, or of the file itself for who asks to `open` it. It imports nothing heavy: it
-is started anew after each hang.
+It takes requests (JSON, and perhaps the descriptor of a root) from a SOCK_SEQPACKET socket and answers each with JSON
+and, when all is well, a descriptor: of a memory file that holds what was read, or of the file itself for who asks to
+`open` it. It imports nothing heavy: it is started anew after each hang.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import mmap
 import os
 import socket
 import stat
@@ -26,6 +27,7 @@ MAX_ELF_BYTES = 256 << 20
 _EM_INTELGT = 205
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
 _RESOLVE_IN_ROOT = 0x10
 _CHUNK = 1 << 20
@@ -41,8 +43,14 @@ def _open_below(folder: int, path: bytes) -> int:
     The folder is the process's root for an absolute path. For a relative one it is where the process works, and a path
     that leaves it is refused: openat2 cannot be told of both.
     """
-    resolve = _RESOLVE_NO_MAGICLINKS | (_RESOLVE_IN_ROOT if path.startswith(b"/") else _RESOLVE_BENEATH)
-    how = struct.pack("<QQQ", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0, resolve)
+    return _openat2(folder, path, _RESOLVE_IN_ROOT if path.startswith(b"/") else _RESOLVE_BENEATH)
+
+
+def _openat2(folder: int, path: bytes, resolve: int, flags: int = 0) -> int:
+    flags |= os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    how = struct.pack("<QQQ", flags, 0, resolve | _RESOLVE_NO_MAGICLINKS)
+    if b"\0" in path:  # the system call would open what is named before it
+        raise Refused("its path has a zero byte")
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(ctypes.c_long(_SYS_OPENAT2), folder, ctypes.c_char_p(path), how, ctypes.c_size_t(len(how)))
     if fd < 0:
@@ -90,8 +98,51 @@ def _check_start(chunk: bytes) -> None:
         raise Refused("it is an ELF file of another machine than Intel's GPUs")
 
 
-def _open(path_fd: int, owner: int | None) -> int:
-    """The file behind an O_PATH descriptor, for reading; refused when it is no regular one, or not this user's."""
+def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:
+    """The file behind an O_PATH descriptor, for reading; refused when it is no regular one, or not this user's.
+
+    With `same` it has to be the file of that device and inode, and not changed from that time on.
+    """
+    file = _open_regular(path_fd, owner)
+    try:
+        if same is not None:
+            _check_same(file, *same)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check_same(file: int, device: int, inode: int, before_ns: int) -> None:
+    status = os.fstat(file)
+    told = os.major(status.st_dev) << 32 | os.minor(status.st_dev), status.st_ino
+    if told != (device, inode) and _as_mapped(file) != (device, inode):
+        raise Refused("another file lies there than was mapped")
+    # Deleting a file changes it, too: then only what was written to it counts.
+    changed = status.st_ctime_ns if status.st_nlink else status.st_mtime_ns
+    if changed >= before_ns:
+        raise Refused("it was changed since it was mapped, or just before")
+
+
+def _as_mapped(file: int) -> tuple[int, int] | None:
+    """Device and inode as the kernel tells them of mappings: those of overlayfs and btrfs are not what fstat says."""
+    try:
+        content = mmap.mmap(file, 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    except ValueError:  # it is empty
+        return None
+    with content:
+        view = ctypes.c_char.from_buffer(content)
+        start = b"%x-" % ctypes.addressof(view)
+        del view
+        with open("/proc/self/maps", "rb") as maps:
+            words = next((line.split() for line in maps if line.lstrip(b"0").startswith(start)), None)
+    if words is None:
+        return None
+    major, minor = words[3].split(b":")
+    return int(major, 16) << 32 | int(minor, 16), int(words[4])
+
+
+def _open_regular(path_fd: int, owner: int | None) -> int:
     status = os.fstat(path_fd)
     if not stat.S_ISREG(status.st_mode):
         raise Refused("it is no regular file")
@@ -111,7 +162,7 @@ def _folder_of(pid: int, path: bytes, ours: bool) -> int:
         return os.open("/", os.O_PATH | os.O_CLOEXEC)
 
 
-def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+def _serve(request: dict[str, Any], root: int | None) -> tuple[dict[str, Any], int | None]:
     libc = ctypes.CDLL(None, use_errno=True)
     pid, uid, gid = int(request["pid"]), int(request["uid"]), int(request["gid"])
     path = bytes.fromhex(request.get("path", ""))
@@ -119,6 +170,10 @@ def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     try:
         if "mapped" in request:  # the mapped file itself, whatever its path leads to now
             opened.append(os.open(f"/proc/{pid}/map_files/{request['mapped']}", os.O_PATH | os.O_CLOEXEC))
+        elif root is not None:
+            opened.append(os.dup(root))
+        elif "below" in request:  # a folder that somebody may have put another one in place of: no links lead to it
+            opened.append(_openat2(-1, bytes.fromhex(request["below"]), _RESOLVE_NO_SYMLINKS, os.O_DIRECTORY))
         elif pid:
             opened.append(_folder_of(pid, path, bool(request.get("ours"))))
         else:  # a process that is gone: what it saw was perhaps what we see
@@ -134,7 +189,7 @@ def _serve(request: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         if "mapped" not in request:
             opened.append(_open_below(opened[0], path))
         if request.get("open"):
-            return {}, _open(opened[-1], request.get("owner"))
+            return {}, _open(opened[-1], request.get("owner"), request.get("same"))
         memory, digest, size = _take(opened[-1])
         return {"digest": digest, "size": size}, memory
     except Refused as refusal:
@@ -158,8 +213,11 @@ def main() -> None:
     """Serves until the recorder goes."""
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # it works for anybody: the recorder's precedence is not for it
     channel = socket.socket(fileno=int(sys.argv[1]))
-    while data := channel.recv(1 << 16):
-        answer, memory = _serve(json.loads(data))
+    while (received := socket.recv_fds(channel, 1 << 16, 1))[0]:
+        data, roots = received[:2]
+        answer, memory = _serve(json.loads(data), roots[0] if roots else None)
+        for fd in roots:
+            os.close(fd)
         payload = json.dumps(answer).encode()
         if memory is None:
             channel.send(payload)

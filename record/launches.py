@@ -65,6 +65,7 @@ class Launches:
         self._counters_ns = time.monotonic_ns()
         self._piece_bytes = 0
         self.kernels: Kernels | None = None
+        self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
 
     def start(
@@ -228,6 +229,7 @@ class Launches:
         while self._mapping and time.monotonic_ns() < turn_ends:
             pid = next(iter(self._mapping))
             del self._mapping[pid]
+            self.on_mapped(pid)
             self._took(self._probes.libraries.mapped(pid))
         if not self._mapping:
             self._loop.done_with("libraries")

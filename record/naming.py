@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import behind_sudo
 from iaprof.record.containers import describe
+from iaprof.record.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.opener import Opener, Rights
 from iaprof.sandbox.closing import Closing
 from iaprof.symbols.address_space import AddressSpaces
@@ -38,6 +39,7 @@ _MOST_PROCESSES = 4  # that are asked for a file: each may be one of another con
 _MOST_JITDUMPS = 8
 _USER_SECONDS = 120.0  # for all files and maps of one user: each may be made to take long
 _JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
+_NOT_SINCE = "it has no build-id, and this machine was started since the recording, or is another one"
 _SYSTEM = (Path("/"),)  # below which debug files are looked for
 
 
@@ -51,6 +53,8 @@ class RecordedNaming(Closing):
         mappings: pa.Table,
         processes: pa.Table,
         everything: bool,
+        files: MappedFiles | None = None,
+        roots: Mapping[int, int | str] | None = None,
     ) -> None:
         """Opens nothing yet.
 
@@ -60,8 +64,12 @@ class RecordedNaming(Closing):
             mappings: its `mapping` rows.
             processes: its `process` rows.
             everything: names every function of each file, not only the addresses that are asked for.
+            files: its files without a build-id; without this, none of them is named.
+            roots: of processes whose root is not ours: a descriptor, the path of a folder, or an empty path for one
+                that went with its processes.
         """
-        self._spaces, self._everything = spaces, everything
+        self._header, self._spaces, self._everything = header, spaces, everything
+        self._files, self._roots = files or MappedFiles(), roots or {}
         self._is_here = is_same_boot(header)
         self._opened = contextlib.ExitStack()
         self._opener = self._opened.enter_context(Opener())
@@ -118,7 +126,7 @@ class RecordedNaming(Closing):
                 except BinaryError as error:
                     problems[str(error)] = None
                     continue
-                if facts.build_id != module.build_id:
+                if module.build_id is not None and facts.build_id != module.build_id:
                     problems[f"{module.path} was replaced by another build"] = None
                     continue
                 with self._debug_file(module, facts) as debug:
@@ -127,24 +135,35 @@ class RecordedNaming(Closing):
 
     def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:
         """Open files that may be the module's: what living processes have mapped, then what lies at its path."""
-        pids = self._processes_of(module) if self._is_here else []
-        for pid in pids[:_MOST_PROCESSES]:
-            found = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid))
+        pids = self._processes_of(module)[:_MOST_PROCESSES] if self._is_here else []
+        same: FileIdentity | str | None = None
+        if module.build_id is None:
+            same = self._files.find(module.path, module.inode, self._header) if self._is_here else _NOT_SINCE
+        if isinstance(same, str):
+            problems[f"{module.path}: {same}"] = None
+            return
+        for pid in pids:
+            found = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid), same)
             if isinstance(found, int):
                 yield found
-        if module.build_id is None:
-            # Without a build-id nothing tells whether what lies there now is what was mapped.
-            problems[f"{module.path} has no build-id, and no process has it mapped any more"] = None
-            return
-        for pid in (*pids[:_MOST_PROCESSES], 0):
-            if pid and not os.path.exists(f"/proc/{pid}"):
-                continue
-            rights = self._rights(pid or (pids[0] if pids else 0))
-            found = self._opener.open(module.path, rights, pid)
+        for user, pid, below in self._places(pids, problems):
+            found = self._opener.open(module.path, self._rights(user), pid, below=below, same=same)
             if isinstance(found, int):
                 yield found
             else:
                 problems[f"{module.path}: {found}"] = None
+
+    def _places(self, pids: Sequence[int], problems: dict[str, None]) -> Iterator[tuple[int, int, int | str | None]]:
+        """Where a file of these processes may lie: whose rights to use there, whose root, or which other."""
+        for pid in pids:
+            lives, root = os.path.exists(f"/proc/{pid}"), self._roots.get(pid)
+            if lives:
+                yield pid, pid, None
+            if root:
+                yield pid, 0, root
+            elif root is not None and not lives:
+                problems[f"process {pid} is gone, and its mount namespace with it"] = None
+        yield pids[0] if pids else 0, 0, None
 
     def _processes_of(self, module: Module) -> list[int]:
         """Those that mapped it, root's first: a user's own file may carry the build-id of another's."""

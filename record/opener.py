@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.record.intake import start_child
+from iaprof.record.mapped_files import FileIdentity
 from iaprof.sandbox.closing import Closing
 
 TIMEOUT_S = 2.0
@@ -39,7 +40,15 @@ class Opener(Closing):
         self._child: subprocess.Popen[bytes] | None = None
         self._hangs: Counter[int] = Counter()  # by user
 
-    def open(self, path: str, rights: Rights, pid: int = 0, owner: int | None = None) -> int | str:
+    def open(
+        self,
+        path: str,
+        rights: Rights,
+        pid: int = 0,
+        owner: int | None = None,
+        below: int | str | None = None,
+        same: FileIdentity | None = None,
+    ) -> int | str:
         """A regular file below the root of a process, or below ours without one.
 
         Args:
@@ -47,14 +56,21 @@ class Opener(Closing):
             rights: with which it is opened.
             pid: whose root; 0 for ours.
             owner: it has to be this user's; None for anybody's.
+            below: the root instead, of a process that is gone: a descriptor, or the path of a folder.
+            same: it has to be this one; None for any.
 
         Returns:
             A descriptor for reading, which the caller closes; or why there is none.
         """
         name = path.encode("utf-8", "surrogateescape")
-        return self._ask({"pid": pid, "path": name.hex(), "owner": owner}, rights)
+        request: dict[str, Any] = {"pid": pid, "path": name.hex(), "owner": owner, "same": _numbers(same)}
+        if isinstance(below, str):
+            request["below"] = below.encode("utf-8", "surrogateescape").hex()
+        return self._ask(request, rights, below if isinstance(below, int) else None)
 
-    def open_mapped(self, pid: int, path: str, inode: int, rights: Rights) -> int | str:
+    def open_mapped(
+        self, pid: int, path: str, inode: int, rights: Rights, same: FileIdentity | None = None
+    ) -> int | str:
         """The file that a living process has mapped from that path, even if it was deleted since.
 
         Args:
@@ -62,22 +78,23 @@ class Opener(Closing):
             path: of the mapping.
             inode: of the file; 0 when unknown.
             rights: see `open`.
+            same: see `open`.
         """
         wanted = path.encode("utf-8", "backslashreplace")
         with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
             for span, number, name in _MAPS.findall(file.read(_MOST_MAPS)):
                 if name in (wanted, wanted + b" (deleted)") and inode in (0, int(number)):
-                    return self._ask({"pid": pid, "mapped": _unpadded(span)}, rights)
+                    return self._ask({"pid": pid, "mapped": _unpadded(span), "same": _numbers(same)}, rights)
         return "it is not mapped any more"
 
-    def _ask(self, request: dict[str, Any], rights: Rights) -> int | str:
+    def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
         if self._hangs[rights.uid] >= MAX_HANGS:
             return "other files of its user took too long to open"
         if self._child is None:
             self._start()
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
         try:
-            self._channel.send(json.dumps(request).encode())
+            socket.send_fds(self._channel, [json.dumps(request).encode()], [] if root is None else [root])
             data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
             answer = json.loads(data) if data else {"refused": "the process that opens it died"}
         except (OSError, ValueError) as error:
@@ -103,6 +120,10 @@ class Opener(Closing):
             with contextlib.suppress(subprocess.TimeoutExpired):  # a file system in user space may keep it
                 self._child.wait(timeout=0.2)
             self._child = None
+
+
+def _numbers(same: FileIdentity | None) -> list[int] | None:
+    return None if same is None else [same.device, same.inode, same.before_ns]
 
 
 def _unpadded(span: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -18,8 +18,16 @@ from iaprof.symbols.write_names import Patience, Progress, write_names
 _NICE = 19
 
 
-def recorded_symbols(which: Symbols, progress: Progress) -> Callable[[ForSymbols, CaptureWriter], dict[str, Any]]:
-    """What finish() takes to write names; SIGINT ends it early, with what has names by then."""
+def recorded_symbols(
+    which: Symbols, progress: Progress, kept: Mapping[int, int] | None = None
+) -> Callable[[ForSymbols, CaptureWriter], dict[str, Any]]:
+    """What finish() takes to write names; SIGINT ends it early, with what has names by then.
+
+    Args:
+        which: of the names.
+        progress: is told how it goes.
+        kept: descriptors of roots that were kept open, by process.
+    """
 
     def write(recorded: ForSymbols, writer: CaptureWriter) -> dict[str, Any]:
         from iaprof.record.naming import RecordedNaming
@@ -35,7 +43,9 @@ def recorded_symbols(which: Symbols, progress: Progress) -> Callable[[ForSymbols
         def skip(_number: int, _frame: FrameType | None) -> None:
             patience.end()
 
-        with RecordedNaming(recorded.header, spaces, mappings, processes, which is Symbols.ALL) as naming:
+        roots: dict[int, int | str] = {**recorded.roots, **(kept or {})}
+        everything = which is Symbols.ALL
+        with RecordedNaming(recorded.header, spaces, mappings, processes, everything, recorded.files, roots) as naming:
             previous = signal.signal(signal.SIGINT, skip)
             try:
                 counts = write_names(writer, modules, naming, progress, patience)

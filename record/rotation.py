@@ -19,6 +19,7 @@ from iaprof.record.finisher import Finisher
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
+from iaprof.record.roots import Roots
 from iaprof.record.spool import Spool
 
 OnPart = Callable[[Path, dict[str, Any], int], None]
@@ -32,16 +33,18 @@ def spool_path(output: Path) -> Path:
 class Rotation:
     """The parts of one recording."""
 
-    def __init__(self, options: Options, journal: Journal, loop: Loop, on_part: OnPart) -> None:
+    def __init__(self, options: Options, journal: Journal, loop: Loop, roots: Roots, on_part: OnPart) -> None:
         """Begins with the first part.
 
         Args:
             options: when to rotate.
             journal: whose spool it changes.
             loop: tells when a part is finished.
+            roots: of processes whose files are looked for then.
             on_part: is told of each earlier part that is whole: its path, header and bytes.
         """
-        self._options, self._journal, self._loop, self._on_part = options, journal, loop, on_part
+        self._options, self._journal, self._loop, self._roots = options, journal, loop, roots
+        self._on_part = on_part
         self._finisher: Finisher | None = None
         self._kept: deque[Path] = deque()
         self._since = time.monotonic()
@@ -75,7 +78,7 @@ class Rotation:
         self._journal.go_on_in(Spool(spool_path(output)))
         self._since = time.monotonic()
         self.number += 1
-        self._finisher = Finisher(old, self._options.symbols, self._carry)
+        self._finisher = Finisher(old, self._options.symbols, self._carry, self._roots.by_process())
         self._finisher.go(self._part)
         self._loop.wait_for(self._finisher.fileno(), self._read)
 

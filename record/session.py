@@ -36,6 +36,7 @@ from iaprof.record.loop import Loop
 from iaprof.record.metrics import MeteredGt, Metrics
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
+from iaprof.record.roots import Roots
 from iaprof.record.rotation import OnPart, Rotation, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
@@ -135,6 +136,9 @@ class Session:
         self._probes.ready(self._signals)
         self._signals.check()
         self._launches = Launches(self._probes, self._intake, self._scope)
+        self._roots = Roots()
+        self._kept.callback(self._roots.close)
+        self._launches.on_mapped = self._keep_root
         self._drivers = Drivers(self._probes.libraries, options.launches, bool(options.command))
         self._kept.callback(self._drivers.close)
         if self._drivers.injection:
@@ -162,7 +166,7 @@ class Session:
         """
         with self._opened, contextlib.closing(Loop()) as self._loop:
             self._started = time.monotonic_ns()
-            self._rotation = Rotation(self._options, self._journal, self._loop, self._audience.part)
+            self._rotation = Rotation(self._options, self._journal, self._loop, self._roots, self._audience.part)
             self._opened.callback(self._rotation.close)
             try:
                 self._begin()
@@ -190,6 +194,7 @@ class Session:
         if self._scope is not None:
             self._scope.start(journal, self._probes)
             follow = self._scope.follow
+        self._roots.start(journal, loop)
         self._launches.start(journal, loop, self._on_process, self._drivers.outcomes)
         self._watch.start(journal, loop, self._launches.mapped, follow)
         self._metrics = self._open_metrics()
@@ -246,7 +251,12 @@ class Session:
             if self._signals.count:  # it may have its own way to end, which is recorded too
                 self._loop.at(time.monotonic_ns() + int(PATIENCE_S * 1e9), self._end_soon)
 
+    def _keep_root(self, pid: int) -> None:
+        if self._scope is None or pid not in self._scope.others:
+            self._roots.keep(pid)
+
     def _on_process(self, pid: int) -> None:
+        self._keep_root(pid)
         if self._metrics is not None:
             self._metrics.watch([pid])
 
@@ -327,6 +337,7 @@ class Session:
         self._rotation.rotate()
         self._journal.json(FrameKind.HEADER, self._header())
         self._launches.describe_again(now)
+        self._roots.tell_again()
         self._launches.take_modules_again()
         self._pieces = snapshot(now)
         self._loop.go_on_with("snapshot", self._tell_what_runs)
@@ -364,13 +375,14 @@ class Session:
     def _end(self) -> None:
         stopped = time.monotonic_ns()
         # It has what it imports when there is something to finish.
-        self._finisher = Finisher(self.spool, self._options.symbols)
+        self._finisher = Finisher(self.spool, self._options.symbols, roots=self._roots.by_process())
         if self._command is not None:
             self._command.end()
         time.sleep(DRAIN_S)
         self._gpus.finish()
         self._launches.finish()
         self._watch.finish()
+        self._roots.look()
         self._write_metrics()
         if self._pause_began is not None:
             self._note_pause()

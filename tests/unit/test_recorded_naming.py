@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import KINDS
+from iaprof.formats.sideband import Mappings
 from iaprof.record import naming
+from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.naming import RecordedNaming
 from iaprof.record.opener import Opener
 from iaprof.symbols.address_space import AddressSpaces
@@ -25,8 +27,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the opener is asked for."""
     requests: list[dict[str, Any]] = []
 
-    def refuse(_: Opener, request: dict[str, Any], rights: naming.Rights) -> str:
-        requests.append({**request, "uid": rights.uid})
+    def refuse(_: Opener, request: dict[str, Any], rights: naming.Rights, root: int | None = None) -> str:
+        requests.append({**request, "uid": rights.uid, "root": root})
         return "it is not there"
 
     monkeypatch.setattr(Opener, "_ask", refuse)
@@ -64,3 +66,53 @@ def test_a_perf_map_of_a_container_that_is_gone_is_not_looked_for_here(asked: li
     assert asked == []
     name(recorded(GONE), GONE)
     assert len(asked) == 1
+
+
+def file_of(pid: int, inode: int | None = 7, build_id: bytes | None = None) -> tuple[AddressSpaces, pa.Table, Module]:
+    """What a process mapped, as a stack met it."""
+    row = {"time_ns": 5, "pid": pid, "start": 0x1000, "length": 0x1000, "offset": 0, "path": "/lib/x.so",
+           "build_id": build_id, "inode": inode}  # fmt: skip
+    mappings = pa.Table.from_struct_array(pa.array([row], KINDS["mapping"]))
+    processes = pa.Table.from_struct_array(pa.array([], KINDS["process"]))
+    spaces = AddressSpaces(mappings, processes)
+    return spaces, mappings, spaces.place(pid, 0x1000, 6).module
+
+
+def asked_for(header: dict[str, Any], inode: int | None, build_id: bytes | None, roots: dict[int, int | str]) -> str:
+    """Names an address in a file of a process that is gone; gives the problem."""
+    spaces, mappings, module = file_of(GONE, inode, build_id)
+    files = MappedFiles()
+    if build_id is None:
+        files.add(Mappings(time=[5], path=["/lib/x.so"], inode=[inode], device=[3]))
+    processes = pa.Table.from_struct_array(pa.array([], KINDS["process"]))
+    one = np.ones(1, np.uint64)
+    with RecordedNaming(header, spaces, mappings, processes, False, files, roots) as naming_:
+        return naming_.name(module, one, one).problem
+
+
+@pytest.mark.parametrize("build_id", [None, b"12345678"])
+def test_files_of_a_root_that_is_kept_are_looked_for_there_first(
+    asked: list[dict[str, Any]], build_id: bytes | None
+) -> None:
+    header = {"host": {"boot_id": boot_id()}, "clock": {"monotonic_ns": 1, "realtime_ns": 1}}
+    asked_for(header, 7 if build_id is None else None, build_id, {GONE: 44})
+    asked_for(header, 7 if build_id is None else None, build_id, {GONE: "/srv/root"})
+    where = [(each["root"], bytes.fromhex(each.get("below", "")).decode(), each["pid"]) for each in asked]
+    assert where == [(44, "", 0), (None, "", 0), (None, "/srv/root", 0), (None, "", 0)]
+    # and whatever has no build-id must be the very file
+    assert {None if each["same"] is None else tuple(each["same"][:2]) for each in asked} == (
+        {(3, 7)} if build_id is None else {None}
+    )
+
+
+def test_a_namespace_that_could_not_be_kept_is_told(asked: list[dict[str, Any]]) -> None:
+    header = {"host": {"boot_id": boot_id()}}
+    problem = asked_for(header, None, b"12345678", {GONE: ""})
+    assert f"process {GONE} is gone, and its mount namespace with it" in problem
+    assert [each["pid"] for each in asked] == [0]
+
+
+def test_without_a_build_id_nothing_is_opened_where_it_cannot_be_known(asked: list[dict[str, Any]]) -> None:
+    assert "started since" in asked_for({"host": {"boot_id": "another"}}, 7, None, {})
+    assert "nothing is known" in asked_for({"host": {"boot_id": boot_id()}}, None, None, {})
+    assert asked == []

@@ -1,0 +1,184 @@
+"""Names of a COMMAND that ended before they are looked for: files without a build-id, other roots, other namespaces."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from integration.recording import IAPROF
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+NO_BUILD_ID = ("-Wl,--build-id=none",)
+
+# A mount namespace in which a folder becomes a tmpfs with the runtime and the program; it vanishes with the program.
+IN_A_TMPFS = """
+mount -t tmpfs none "$1"
+cp "$2"/libze_intel_gpu.so.1 "$2"/workload "$1"
+export LD_LIBRARY_PATH="$1"
+shift 2
+sleep 0.1 # files' times are those of the last tick of a clock: what is mapped in the same one could be another file
+"$@"
+"""
+# No GPU in there, to which the way would lead through /proc: launches are told all the same.
+IN_THE_ROOT = ["env", "-u", "LD_PRELOAD", "-u", "STANDIN_DIR", "LD_LIBRARY_PATH=/app", "chroot"]
+WORDS = ["/app/workload", "--elf", "/elf", "--launches", "300"]
+UNSHARED = ["unshare", "--mount", "--propagation=private", "sh", "-ec"]
+
+
+@pytest.fixture
+def hardware(tmp_path: Path) -> Iterator[Hardware]:
+    with Hardware(tmp_path / "gpu") as made:
+        yield made
+
+
+def programs_in(folder: Path, build_ids: bool) -> runtime.Programs:
+    """The stand-in's library and program, with or without build-ids."""
+    built = runtime.build()
+    folder.mkdir(parents=True)
+    programs = runtime.Programs(folder / runtime.LIBRARY, folder / "workload")
+    if build_ids:
+        for source, target in ((built.library, programs.library), (built.workload, programs.workload)):
+            shutil.copy(source, target)
+        return programs
+    headers = (f"-I{built.library.parent}", f"-I{runtime.SOURCES}")
+    for compiler, flags, inputs, output in (
+        ("cc", runtime.LIBRARY_FLAGS, [runtime.SOURCES / "ze.c", built.library.parent / "probes.o"], programs.library),
+        ("c++", runtime.PROGRAM_FLAGS, [runtime.SOURCES / "workload.cpp", programs.library], programs.workload),
+    ):
+        subprocess.run([compiler, *flags, *NO_BUILD_ID, *headers, "-o", output, *inputs], check=True)
+        assert "Build ID" not in subprocess.check_output(["readelf", "-n", output], text=True)
+    return programs
+
+
+def with_its_libraries(programs: runtime.Programs, root: Path) -> None:
+    """Puts what a program needs into a root folder, at the same paths."""
+    listed = subprocess.check_output(["ldd", programs.workload], text=True)
+    for path in re.findall(r"(/\S+) \(0x", listed):
+        if not path.startswith(str(programs.library.parent)):
+            (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, root / path.lstrip("/"))
+
+
+def record(hardware: Hardware, capture: Path, library: Path, *command: str | Path, code: int = 0) -> None:
+    """Records a command whose library is probed before it is mapped."""
+    words = [*IAPROF, "record", "-o", capture, "--symbols", "needed", "--", *command]
+    env = os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(library.parent)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+
+
+def names_in(capture: Path, path: str) -> tuple[set[str], str]:
+    """The functions that a capture names of a file, as the compiler calls them, and what it says of the others."""
+    reader = CaptureReader(capture)
+    (module,) = (row for row in reader.table("module").to_pylist() if row["path"] == path)
+    symbols = reader.table("symbol", ("module", "function")).to_pylist()
+    return {row["function"] for row in symbols if row["module"] == module["id"]}, module["problem"]
+
+
+def check_named(capture: Path, folder: str) -> None:
+    """The program's functions have their names, and so has the library's."""
+    functions, problem = names_in(capture, f"{folder}/workload")
+    assert any(function.startswith("_ZN3app5epoch") for function in functions), problem
+    assert "main" in functions
+    assert problem == ""
+    functions, problem = names_in(capture, f"{folder}/{runtime.LIBRARY}")
+    assert "zeCommandListAppendLaunchKernel" in functions, problem
+
+
+def made_root(root: Path, build_ids: bool) -> runtime.Programs:
+    """A root folder with all that the program needs."""
+    programs = programs_in(root / "app", build_ids)
+    with_its_libraries(programs, root)
+    shutil.copy(runtime.debug_elf("bmg", "matmul"), root / "elf")
+    (root / "tmp").mkdir()
+    return programs
+
+
+def matmul(programs: runtime.Programs, elf: Path) -> list[str]:
+    return runtime.command([elf], "--launches", 300, programs=programs)
+
+
+def test_files_without_a_build_id(hardware: Hardware, tmp_path: Path) -> None:
+    programs = programs_in(tmp_path / "build", build_ids=False)
+    record(hardware, tmp_path / "c", programs.library, *matmul(programs, runtime.debug_elf("bmg", "matmul")))
+    rows = CaptureReader(tmp_path / "c").table("module", ("path", "build_id")).to_pylist()
+    assert {row["build_id"] for row in rows if row["path"].startswith(str(tmp_path))} == {None}
+    check_named(tmp_path / "c", str(programs.library.parent))
+
+
+@pytest.mark.parametrize(
+    ("replace", "problem"),
+    [
+        ('mv "$2" "$1"', "another file lies there than was mapped"),
+        ('cat "$2" > "$1"', "it was changed since it was mapped"),
+        ('rm "$1"; cp -p "$2" "$1"', " since it was mapped| than was mapped"),  # it may have the same inode
+    ],
+)
+def test_what_was_put_in_their_place_names_nothing(
+    replace: str, problem: str, hardware: Hardware, tmp_path: Path
+) -> None:
+    # given a program in whose place its command puts one with other names for the same addresses
+    programs = programs_in(tmp_path / "build", build_ids=False)
+    wrong = tmp_path / "wrong"
+    subprocess.run(["objcopy", "--prefix-symbols=wrong_", "--strip-debug", programs.workload, wrong], check=True)
+    script = f'workload=$1; wrong=$2; shift 2; "$@"; set "$workload" "$wrong"; {replace}'
+    words = matmul(programs, runtime.debug_elf("bmg", "matmul"))
+    # when
+    record(hardware, tmp_path / "c", programs.library, "sh", "-ec", script, "sh", programs.workload, wrong, *words)
+    # then
+    functions, told = names_in(tmp_path / "c", str(programs.workload))
+    assert functions == set()
+    assert re.search(problem, told), told
+    assert "zeCommandListAppendLaunchKernel" in names_in(tmp_path / "c", str(programs.library))[0]
+
+
+@pytest.mark.parametrize("build_ids", [True, False])
+def test_a_root_of_its_own(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
+    # given
+    root = tmp_path / "root"
+    programs = made_root(root, build_ids)
+    # when
+    record(hardware, tmp_path / "c", programs.library, *IN_THE_ROOT, root, *WORDS)
+    # then
+    check_named(tmp_path / "c", "/app")
+    assert not Path("/app").exists()
+
+
+@pytest.mark.parametrize("build_ids", [True, False])
+def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
+    # given a folder that is a tmpfs for the program only
+    programs = programs_in(tmp_path / "build", build_ids)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    copies = runtime.Programs(inside / runtime.LIBRARY, inside / "workload")
+    # when it launches there, long enough to be probed there
+    words = [*matmul(copies, runtime.debug_elf("bmg", "matmul")), "--rate", "100"]
+    command = [*UNSHARED, IN_A_TMPFS, "sh", inside, programs.workload.parent, *words]
+    record(hardware, tmp_path / "c", programs.library, *command)
+    # then
+    check_named(tmp_path / "c", str(inside))
+    assert list(inside.iterdir()) == []
+
+
+def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path: Path) -> None:
+    """Files without a build-id, in a root folder, of a recorder that was killed when its command had ended."""
+    # given
+    root = tmp_path / "root"
+    programs = made_root(root, build_ids=False)
+    script = '"$@"; sleep 1; kill -KILL $PPID'  # a recorder that is killed has written all that is older than 250 ms
+    words = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
+    record(hardware, tmp_path / "c", programs.library, *words, code=-signal.SIGKILL)
+    # when
+    subprocess.run([*IAPROF, "recover", tmp_path / "c.spool"], check=True, capture_output=True)
+    # then
+    check_named(tmp_path / "c", "/app")

@@ -1,0 +1,166 @@
+"""Which roots of processes are kept open, for how long, and how many."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iaprof.record import roots
+from iaprof.record.journal import Journal
+from iaprof.record.loop import Loop
+from iaprof.record.roots import LINGER_NS, MOST_KEPT, MOST_OF_ONE_USER, Roots
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+
+OURS = ("mnt:[1]", "/")
+
+
+class Machine:
+    """Processes with their roots; what is kept of them are descriptors of a folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.places = {os.getpid(): OURS}
+        self.users: dict[int, int] = {}
+        self.now = 1
+        monkeypatch.setattr(roots, "_place", self.places.get)
+        monkeypatch.setattr(roots, "_open", lambda pid, namespace: (os.open("/", os.O_PATH), os.open("/", os.O_PATH)))
+        monkeypatch.setattr(
+            roots, "describe", lambda pid: {"pid": pid, "uid": self.users.get(pid, 0), "gid": 0, "ns_pid": None}
+        )
+        monkeypatch.setattr(roots.time, "monotonic_ns", lambda: self.now)
+        monkeypatch.setattr(roots, "_with_ancestors", lambda pid, place: [pid])
+
+    def add(self, pid: int, namespace: int, folder: str = "/", uid: int = 0) -> int:
+        self.places[pid] = (f"mnt:[{namespace}]", folder)
+        self.users[pid] = uid
+        return pid
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    made = Spool(tmp_path / "spool")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kept(machine: Machine, spool: Spool) -> Iterator[Roots]:
+    made = Roots()
+    loop = Loop()
+    made.start(Journal(spool, print, print), loop)
+    yield made
+    made.close()
+    loop.close()
+
+
+def told(spool: Spool, kind: FrameKind = FrameKind.PROCESS) -> list[dict[str, Any]]:
+    return [json.loads(frame.payload) for frame in SpoolReader(spool.path).frames() if frame.kind is kind]
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_of_a_process_in_our_root_nothing_is_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+    before = open_files()
+    kept.keep(machine.add(7, 1))
+    kept.keep(8)  # that ended
+    assert (kept.by_process(), told(spool), open_files()) == ({}, [], before)
+
+
+def test_of_a_root_folder_of_ours_the_path_is_written_down(kept: Roots, machine: Machine, spool: Spool) -> None:
+    before = open_files()
+    kept.keep(machine.add(7, 1, "/srv/root", uid=5))
+    kept.keep(7)
+    assert [(row["pid"], row["root"], row["uid"]) for row in told(spool)] == [(7, "/srv/root", 5)]
+    assert (kept.by_process(), open_files()) == ({}, before)
+
+
+def test_processes_of_one_namespace_share_what_is_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+    before = open_files()
+    for pid in (7, 8, 9):
+        kept.keep(machine.add(pid, 2))
+    assert open_files() == before + 2
+    assert set(kept.by_process()) == {7, 8, 9}
+    assert len(set(kept.by_process().values())) == 1
+    assert {row["root"] for row in told(spool)} == {""}
+    kept.keep(machine.add(10, 2, "/inner"))
+    assert open_files() == before + 4
+    kept.close()
+    assert open_files() == before
+
+
+def test_a_namespace_is_given_back_when_its_processes_ended_a_while_ago(kept: Roots, machine: Machine) -> None:
+    before = open_files()
+    kept.keep(machine.add(7, 2))
+    kept.keep(machine.add(8, 2))
+    del machine.places[7]
+    for _ in range(3):
+        machine.now += LINGER_NS
+        kept.look()
+    assert set(kept.by_process()) == {7, 8}
+    # also where another process got the number
+    machine.add(8, 1)
+    kept.look()
+    machine.now += LINGER_NS
+    kept.look()
+    assert set(kept.by_process()) == {7, 8}
+    machine.now += 1
+    kept.look()
+    assert (kept.by_process(), open_files()) == ({}, before)
+
+
+def test_one_user_cannot_have_all_that_is_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+    for pid in range(100, 100 + 2 * MOST_OF_ONE_USER):
+        kept.keep(machine.add(pid, pid, uid=1000))
+    assert len(kept.by_process()) == MOST_OF_ONE_USER
+    for pid in range(1000, 1000 + 2 * MOST_KEPT):
+        kept.keep(machine.add(pid, pid))
+    assert len(kept.by_process()) == MOST_KEPT
+    # what there was no room for is told, once for each process
+    kept.keep(100 + MOST_OF_ONE_USER)
+    kept.look()
+    kept.look()
+    (loss,) = told(spool, FrameKind.LOSS)
+    assert (loss["source"], loss["what"]) == ("names", "mount namespaces")
+    assert loss["count"] == 2 * MOST_OF_ONE_USER + 2 * MOST_KEPT - MOST_KEPT
+
+
+def test_how_many_processes_are_remembered_is_bounded(kept: Roots, machine: Machine, spool: Spool) -> None:
+    for pid in range(10_000, 10_000 + roots.MOST_PROCESSES + 10):
+        kept.keep(machine.add(pid, 2))
+    assert len(kept.by_process()) == roots._MOST_OF_ONE_ROOT
+    assert len(kept._told) == roots.MOST_PROCESSES
+
+
+def test_another_spool_has_what_is_still_of_use(kept: Roots, machine: Machine, spool: Spool) -> None:
+    for pid, namespace, folder in ((7, 1, "/srv/a"), (8, 1, "/srv/b"), (9, 2, "/"), (10, 3, "/")):
+        kept.keep(machine.add(pid, namespace, folder))
+    before = len(told(spool))
+    for pid in (8, 9):
+        del machine.places[pid]
+    kept.tell_again()
+    assert [row["pid"] for row in told(spool)[before:]] == [7, 8, 9, 10]
+    kept.tell_again()  # what ended has no launches and stacks in there any more
+    assert [row["pid"] for row in told(spool)[before + 4 :]] == [7, 9, 10]
+
+
+def test_the_namespace_of_a_real_process_is_ours() -> None:
+    place = roots._place(os.getpid())
+    assert place == (os.readlink("/proc/self/ns/mnt"), "/")
+    assert place is not None
+    opened = roots._open(os.getpid(), place[0])
+    assert opened is not None
+    assert os.fstat(opened[0]).st_ino == os.stat("/").st_ino
+    for fd in opened:
+        os.close(fd)
+    assert roots._open(os.getpid(), "mnt:[1]") is None
