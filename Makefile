@@ -18,6 +18,7 @@ pictures: demo ## make the pictures of the README anew
 	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png
 
 bytecode: setup ## compile the BPF programs anew, after their C files changed
+	@scripts/debian-bcc bookworm >/dev/null
 	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
 
 test: setup ## lint, and beside it every test, those that need root and BPF included
@@ -25,6 +26,7 @@ test: setup ## lint, and beside it every test, those that need root and BPF incl
 
 all-tests: setup
 	@scripts/test-driver >/dev/null
+	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
 	@scripts/test
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this

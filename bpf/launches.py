@@ -63,6 +63,38 @@ def stack_depth() -> int:
     return min(int(Path("/proc/sys/kernel/perf_event_max_stack").read_text()), MAX_DEPTH)
 
 
+def named_constants(depth: int, sizes: Sizes = Sizes()) -> dict[str, int]:
+    """What the programs are loaded with, for stacks of at most `depth` frames, by name."""
+    cpus = len(online_cpus())
+    return {
+        "STACK_DEPTH": depth,
+        "STACK_ID_BITS": sizes.stack_id_bits,
+        "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
+        "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
+        "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
+        "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
+    }
+
+
+def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
+    """For how many elements maps have room (ring buffers: bytes), by name; other maps have one element."""
+    return {
+        "probes": MAX_PROBES,
+        "layouts": MAX_LAYOUTS,
+        "entries": MAX_ENTRIES,
+        "others": sizes.others_remembered,
+        "stacks_sent": sizes.stacks_remembered,
+        "kernels_seen": sizes.kernels_remembered,
+        "occupants": sizes.kernels_remembered,
+        "modules_seen": sizes.kernels_remembered,
+        "launches": sizes.launch_pages * _PAGE,
+        "stacks": sizes.stack_pages * _PAGE,
+        "compilations": sizes.compiled_pages * _PAGE,
+        "pieces": sizes.piece_pages * _PAGE,
+        "modules": sizes.module_pages * _PAGE,
+    }
+
+
 class LaunchProbes:
     """The loaded programs and what they send.
 
@@ -82,31 +114,7 @@ class LaunchProbes:
         """
         self.depth = stack_depth()
         self._sizes, self._stack = sizes, stack_dtype(self.depth)
-        cpus = len(online_cpus())
-        constants = {
-            "STACK_DEPTH": self.depth,
-            "STACK_ID_BITS": sizes.stack_id_bits,
-            "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
-            "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, self._stack.itemsize, cpus),
-            "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
-            "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
-        }
-        entries = {
-            "probes": MAX_PROBES,
-            "layouts": MAX_LAYOUTS,
-            "entries": MAX_ENTRIES,
-            "others": sizes.others_remembered,
-            "stacks_sent": sizes.stacks_remembered,
-            "kernels_seen": sizes.kernels_remembered,
-            "occupants": sizes.kernels_remembered,
-            "modules_seen": sizes.kernels_remembered,
-            "launches": sizes.launch_pages * _PAGE,
-            "stacks": sizes.stack_pages * _PAGE,
-            "compilations": sizes.compiled_pages * _PAGE,
-            "pieces": sizes.piece_pages * _PAGE,
-            "modules": sizes.module_pages * _PAGE,
-        }
-        self._loader = Loader(constants, entries)
+        self._loader = Loader(named_constants(self.depth, sizes), map_entries(sizes))
         self._loaded: _Loaded | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []

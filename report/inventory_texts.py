@@ -121,7 +121,7 @@ def own_cost(cost: Cost) -> Iterator[Fact]:
         parts = [f"{in_time(cost.cpu_s)} recording"]
         if cost.cpu_percent is not None:
             parts[0] += f" ({cost.cpu_percent:.1f} % of one CPU)"
-        if cost.compile_cpu_s is not None:
+        if cost.compile_cpu_s:
             parts.append(f"{in_time(cost.compile_cpu_s)} of it compiling BPF")
         if cost.finish_cpu_s is not None:
             parts.append(f"{in_time(cost.finish_cpu_s)} writing the capture")

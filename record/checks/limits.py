@@ -14,7 +14,7 @@ GROUP = "Limits"
 USUAL_DEPTH = 127  # PERF_MAX_STACK_DEPTH, include/uapi/linux/perf_event.h
 FEWEST_CONTEXTS = 2  # a kernel part and a user part
 EVENTS_PER_CPU = 2  # side-band, and CPU samples
-OTHER_FILES = 256  # streams, probes of libraries, metrics, maps, and what Python and bcc open
+OTHER_FILES = 256  # streams, probes of libraries, metrics, maps, and what Python opens
 LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes: a GPU's worst case is about a gigabyte per second
 _SYSCTL = Path("/proc/sys")
 

@@ -101,7 +101,7 @@ def main() -> None:
     ]
     heads = ["stream", "finish takes", "CPU of that", "B/record spool", "capture", "peak recording", "finishing"]
     print_table("Finishing, sizes (bytes per record) and memory of all processes", heads, rows)
-    print(f"\n  importing bcc, pyarrow and numpy and doing nothing: {scaled(imports())}")
+    print(f"\n  importing pyarrow and numpy and doing nothing: {scaled(imports())}")
     if long is not None:
         row = [
             f"{arguments.sustained:g} s",

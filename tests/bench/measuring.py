@@ -140,9 +140,9 @@ def _share(pid: int) -> int:
 
 
 def imports() -> int:
-    """Bytes of a process that has imported bcc, pyarrow and numpy and does nothing with them."""
+    """Bytes of a process that has imported pyarrow and numpy and does nothing with them."""
     code = (
-        "from iaprof.bpf.compiler import import_bcc; import_bcc(); import pyarrow.parquet, numpy; "
+        "import pyarrow.parquet, numpy; "
         "text = open('/proc/self/smaps_rollup').read(); print(text.partition('Pss:')[2].split()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -157,7 +157,7 @@ class Recorder:
     capture: Path
     options: Sequence[str] = ()
     ended: Ended | None = field(default=None, init=False)
-    starting_cpu_s: float = field(default=0.0, init=False)  # used before it recorded: importing, compiling BPF
+    starting_cpu_s: float = field(default=0.0, init=False)  # used before it recorded: importing, loading BPF
 
     def __enter__(self) -> Self:
         spool = self.capture.with_name(self.capture.name + ".spool")

@@ -17,6 +17,7 @@ import pytest
 
 from iaprof.bpf import loader
 from iaprof.bpf.bytecode import Bytecode
+from iaprof.bpf.launches import map_entries, named_constants
 from iaprof.bpf.programs import MAX_DEPTH, SHIPPED, shipped
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 
@@ -37,16 +38,6 @@ def compiled(release: str) -> Bytecode:
     spec.loader.exec_module(module)
     result: Bytecode = module.compiled(release)
     return result
-
-
-def constants(depth: int) -> dict[str, int]:
-    return {
-        "STACK_DEPTH": depth,
-        "STACK_ID_BITS": 62,
-        "LAUNCH_WAKE_EVERY": 3000,
-        "STACK_WAKE_EVERY": 400,
-        "PIECE_WAKE_EVERY": 15,
-    }
 
 
 def followed(name: str, code: bytes) -> int:
@@ -78,9 +69,10 @@ def followed(name: str, code: bytes) -> int:
 @pytest.mark.parametrize("release", ["", *RELEASES])
 def test_this_kernel_takes_every_program(release: str, depth: int) -> None:
     bytecode = compiled(release) if release else shipped()
-    fds = loader.load(bytecode, constants(depth), {"launches": 1 << 22, "probes": 4096})
+    constants = named_constants(depth)
+    fds = loader.load(bytecode, constants, map_entries())
     try:
-        counts = {name: followed(name, each.linked(fds, constants(depth))) for name, each in bytecode.programs.items()}
+        counts = {name: followed(name, each.linked(fds, constants)) for name, each in bytecode.programs.items()}
     finally:
         loader.close(fds)
     print(f"{bytecode.compiler}, {depth} frames: {counts}")

@@ -15,6 +15,7 @@ import pytest
 
 from iaprof.bpf import bytecode, programs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
+from iaprof.bpf.launches import map_entries, named_constants
 
 ROOT = Path(__file__).parents[2]
 EXIT = struct.pack("<BBhI", 0x95, 0, 0, 0)
@@ -109,7 +110,8 @@ def test_what_ships_needs_what_the_loader_gives() -> None:
     shipped = programs.shipped()
     assert set(shipped.programs) == set(programs.source().functions)
     used = {name for program in shipped.programs.values() for _, name in program.constants}
-    assert used == set(programs.source().constants)
+    assert used == set(programs.source().constants) == set(named_constants(127))
+    assert set(map_entries()) <= set(shipped.maps)
 
 
 def test_every_change_of_what_is_compiled_is_noticed() -> None:
