@@ -1,6 +1,6 @@
-# Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
+# Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures bytecode test all-tests test-driver lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures bytecode test all-tests test-driver test-kernels test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -8,7 +8,7 @@ IN := .venv/bin
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 20
 
-setup: ## install what is missing: Debian packages, .venv, Intel's decoder
+setup: ## install what is missing: packages, .venv, Intel's decoder
 	@scripts/setup
 
 demo: setup ## record a real process for a few seconds and leave capture and reports in demo/
@@ -32,6 +32,13 @@ all-tests: setup
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
 	@$(IN)/python -m pytest tests/driver
+
+test-kernels: setup ## boot Debian's kernels under QEMU: BPF and one launch through each kind of probe (docs/platforms.md)
+	@$(IN)/python scripts/test_kernels.py
+
+test-distributions: ## make demo and make test on Debian 13, in a folder; unstable's Pythons (docs/platforms.md)
+	@scripts/test-distribution trixie root user python3.13
+	@scripts/test-distribution unstable python3.14 python3.15
 
 lint: setup ## ruff, mypy --strict, import rules, whether the compiled BPF programs are those of the C files
 	$(IN)/ruff check

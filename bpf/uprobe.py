@@ -27,6 +27,7 @@ _LOG_BYTES = 1 << 20
 _NOTHING = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
 _NOP = b"\x90"
 _MOST_ONE_BY_ONE = 64  # locations of a program in a library; compilers make a few
+TOO_OLD = "this kernel has no uprobe-multi links, which came with Linux 6.6: boot a newer one"
 TAKEN = (
     "another tool has a uprobe with another reference counter at the same place, which the kernel's log calls a "
     "ref_ctr_offset mismatch: end that tool, then record again"
@@ -157,7 +158,7 @@ def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Atta
         locations: at least one.
 
     Raises:
-        OSError: the kernel does not know such links, or refused; where another tool's uprobe is why, it says so.
+        OSError: the kernel refused; where it does not know such links, or another tool's uprobe is why, it says so.
     """
     try:
         return Attached([UprobeLink(file_fd, program_fd, locations)])
@@ -167,6 +168,8 @@ def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Atta
         guarded = any(each.semaphore_offset for each in locations)
         if refusal.errno != errno.EINVAL or not valid:
             raise
+        if not _knows_links(program_fd):
+            raise OSError(errno.EINVAL, TOO_OLD) from refusal
         if not guarded or len(locations) > _MOST_ONE_BY_ONE:
             raise OSError(errno.EINVAL, TAKEN) from refusal
     with contextlib.ExitStack() as undo:
@@ -177,6 +180,18 @@ def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Atta
         held = [_hold_semaphore(file_fd, each, links) for each in contested if each.semaphore_offset not in raised]
         undo.pop_all()
     return Attached(links, "" if all(held) else WITHOUT_SEMAPHORE)
+
+
+def _knows_links(program_fd: int) -> bool:
+    """Whether the kernel has links for uprobes: one that has says of a folder that it is no file."""
+    folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        UprobeLink(folder, program_fd, [Location(0, 0, 0)]).close()
+    except OSError as refusal:
+        return refusal.errno != errno.EINVAL
+    finally:
+        os.close(folder)
+    return True
 
 
 def _attach_one_by_one(

@@ -33,7 +33,7 @@ def built_library() -> Path:
     Raises:
         IaprofError: iaprof was built without it.
     """
-    if not _BUILT.exists():
+    if not os.access(_BUILT, os.R_OK):
         raise IaprofError(
             f"this installation is without {_BUILT.name}: install a C compiler and <sys/sdt.h> "
             "(Debian: gcc, libc6-dev and systemtap-sdt-dev), then iaprof anew"

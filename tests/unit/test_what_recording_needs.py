@@ -1,12 +1,15 @@
 """What a machine lacks for recording is told in one sentence: root, bcc, kernel headers."""
 
+import ctypes
+import errno
 import os
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import headers
+from iaprof.bpf import headers, uprobe
 from iaprof.bpf.compiler import import_bcc
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.cli.main import main
@@ -77,3 +80,23 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert joined.is_relative_to(private)
     for path in ("include/generated/a.h", "include/linux/c.h", "arch/x86/b.h", "arch/x86/d.h"):
         assert (joined / path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("of_a_folder", "told"), [(errno.EINVAL, "came with Linux 6.6"), (errno.EBADF, "another tool")]
+)
+def test_a_kernel_without_uprobe_links_is_told_from_another_tool_s_probe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_a_folder: int, told: str
+) -> None:
+    # given a kernel that refuses to attach, and what it says where a folder is in the place of the library
+    def refuses(command: int, attributes: bytes) -> int:
+        path = ctypes.string_at(struct.unpack_from("<Q", attributes, 16)[0]).decode()
+        refusal = of_a_folder if Path(path).is_dir() else errno.EINVAL
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(uprobe, "bpf", refuses)
+    library = tmp_path / "library.so"
+    library.write_bytes(bytes(64))
+    # then
+    with library.open("rb") as file, pytest.raises(OSError, match=told):
+        uprobe.attach(file.fileno(), 0, [uprobe.Location(8, 0, 0)])

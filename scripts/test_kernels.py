@@ -1,0 +1,281 @@
+"""`make test-kernels`: Debian's packaged kernels load iaprof's BPF programs and see a launch of each kind.
+
+    .venv/bin/python scripts/test_kernels.py [SUITE...]
+
+It needs neither KVM nor a GPU nor root. The kernel of each suite (linux-image-amd64) is downloaded, its signatures
+checked, unpacked into the user's cache, and booted by qemu-system-x86_64. Its initramfs has this checkout, the Python
+of its .venv, and the drivers and programs of the tests, which are compiled here; tests/kernels/guest.py is what runs in
+it. The results become rows of docs/platforms.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from driver import driver as real_driver, opencl as real_opencl  # noqa: E402 - found by the line before
+from integration.handles import driver as played_driver  # noqa: E402
+from kernels import guest  # noqa: E402
+from kernels.initramfs import Initramfs  # noqa: E402
+from standin import runtime  # noqa: E402
+
+SUITES = ("bookworm", "trixie", "trixie-backports", "unstable")
+PROBED = ("usdt", "layout", "attach", "inject", "opencl")
+CHECKS = ("programs", *PROBED, "side-band")
+# A kernel without what iaprof needs says so in these words; nothing else of it is tried.
+TOO_OLD = {"bookworm": "came with Linux 6.6"}
+LAUNCHES = 3  # of each kernel, as in guest.py
+MEMORY = 2048  # MiB; the initramfs is there twice while it is unpacked
+LIMIT = 1500  # seconds, of an emulated machine on a busy one
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iaprof-tests" / "kernels"
+FAILED = "FAILED"
+SOURCES = (ROOT / "bpf" / "launches.c", ROOT / "bpf" / "handles.c")
+PAGE = ROOT / "docs" / "platforms.md"
+_FIRST_COLUMNS = "| Kernel of | Date |"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One that is unpacked."""
+
+    suite: str
+    version: str  # as uname -r says it
+    package: str  # its version
+    image: Path
+
+
+def main() -> None:
+    """Tests them all; the exit code says whether all was well."""
+    if shutil.which("qemu-system-x86_64") is None:
+        sys.exit(
+            "test-kernels: qemu-system-x86_64 is missing; "
+            "install it: apt-get install --no-install-recommends qemu-system-x86"
+        )
+    CACHE.mkdir(parents=True, exist_ok=True)
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="run-", dir=CACHE) as name:
+        folder = Path(name)
+        archive = folder / "initramfs.cpio"
+        make_initramfs(folder, archive)
+        say(f"the initramfs has {archive.stat().st_size >> 20} MiB")
+        for suite in sys.argv[1:] or SUITES:
+            kernel = unpacked(suite)
+            begun = time.monotonic()
+            say(f"{suite}: booting {kernel.version}")
+            told = boot(kernel, archive, folder)
+            seconds = round(time.monotonic() - begun)
+            for check, (ok, said) in told.items():
+                say(f"{suite}: {check}: {'yes' if ok else 'no'}{': ' + said if said else ''}")
+            results = {check: result(told.get(check), TOO_OLD.get(suite)) for check in CHECKS}
+            well = "end" in told and FAILED not in results.values()
+            say(f"{suite}: {'as it should be' if well else FAILED} in {seconds} s")
+            if not well:
+                failed = True
+                print_console(folder)
+            write_row(kernel, results)
+    sys.exit(failed)
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"test-kernels: {text}", flush=True)
+
+
+# --- kernels
+
+
+def unpacked(suite: str) -> Kernel:
+    """A suite's newest kernel, downloaded where it is not there yet."""
+    with tempfile.TemporaryDirectory(prefix="debs-", dir=CACHE) as name:
+        folder = Path(name)
+        (meta,) = download(suite, folder / "meta", "linux-image-amd64")
+        found = re.search(r"linux-image-(\S+) \(= ([^)]+)\)", field(meta, "Depends"))
+        assert found, f"{meta.name} depends on no kernel"
+        version, package = found[1], found[2]
+        image = CACHE / f"vmlinuz-{version}_{package}"
+        if not image.exists():
+            (deb,) = download(suite, folder / "image", f"linux-image-{version}")
+            if f"linux-binary-{version}" in field(deb, "Depends"):  # since Linux 7 the image has a package of its own
+                (deb,) = download(suite, folder / "binary", f"linux-binary-{version}")
+            subprocess.run(["dpkg-deb", "-x", deb, folder / "root"], check=True)
+            (found_image,) = [*folder.glob("root/boot/vmlinuz-*"), *folder.glob("root/usr/lib/modules/*/vmlinuz")]
+            found_image.rename(image)
+    return Kernel(suite, version, package, image)
+
+
+def download(suite: str, folder: Path, package: str) -> list[Path]:
+    """One package of a suite, its signatures checked."""
+    subprocess.run([ROOT / "scripts" / "debian-packages", suite, folder, package], check=True)
+    return list(folder.glob("*.deb"))
+
+
+def field(deb: Path, name: str) -> str:
+    """A field of a package's description."""
+    return subprocess.run(["dpkg-deb", "--field", deb, name], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+# --- the initramfs
+
+
+def make_initramfs(folder: Path, archive: Path) -> None:
+    """Writes it, with what it needs compiled into `folder`."""
+    files = Initramfs()
+    plan: dict[str, Any] = {
+        "programs": [name for source in SOURCES for name in re.findall(r"^int (on_\w+)\(", source.read_text(), re.M)],
+        "usdt": standin(files, folder / "standin"),
+        "layout": played(files, folder / "played"),
+        **real(files, folder / "real"),
+    }
+    files.text("/plan.json", json.dumps(plan))
+    python = Path(sys.prefix) / "bin" / "python"
+    files.text("/init", f"#!{python} -B\nfrom kernels import guest\n\nguest.main()\n", 0o755)
+    add_python(files, python)
+    for where in ("/tmp", "/proc", "/sys", "/dev", "/var/cache"):  # noqa: S108
+        files.folder(where)
+    files.write(archive)
+
+
+def add_python(files: Initramfs, python: Path) -> None:
+    """The interpreter, its standard library, NumPy, and iaprof."""
+    files.add(python)
+    files.add(Path(sys.prefix) / "pyvenv.cfg")
+    unused = {
+        "test",
+        "tests",
+        "__pycache__",
+        "site-packages",
+        "dist-packages",
+        "idlelib",
+        "tkinter",
+        "ensurepip",
+        "lib2to3",
+    }
+    files.add(Path(sysconfig.get_path("stdlib")), but=lambda path: path.name in unused)
+    packages = Path(sysconfig.get_path("purelib"))
+    for name in ("numpy", "numpy.libs", "elftools"):
+        files.add(
+            packages / name, but=lambda path: path.name in {"tests", "__pycache__", "include"} or path.suffix == ".a"
+        )
+    import iaprof
+
+    source = Path(iaprof.__file__).parent
+    files.text(str(packages / "guest.pth"), f"{source.parent}\n{ROOT / 'tests'}\n")
+    files.add(source / "__init__.py")
+    for name in ("bpf", "formats", "record"):
+        files.add(source / name, but=lambda path: path.name == "__pycache__")
+    files.add(ROOT / "tests" / "kernels" / "guest.py")
+
+
+def standin(files: Initramfs, folder: Path) -> dict[str, Any]:
+    """The runtime that has probes, and a program."""
+    programs = runtime.build(folder)
+    module = runtime.debug_elf("bmg", "matmul")
+    for path in (programs.library, programs.workload, module):
+        files.add(path)
+    words = runtime.command([module], "--launches", 3 * LAUNCHES, "--rate", 0, programs=programs)
+    return {"library": str(programs.library), "command": words, "environment": {}}
+
+
+def played(files: Initramfs, folder: Path) -> dict[str, Any]:
+    """A driver without probes, and its layout."""
+    built = played_driver.build(folder)
+    files.add(built.library)
+    files.add(built.program)
+    words = [str(built.program), "kernel", "1", "1", "0", str(LAUNCHES), "0"]
+    return {"library": str(built.library), "command": words, "layout": built.layout.to_json()}
+
+
+def real(files: Initramfs, folder: Path) -> dict[str, Any]:
+    """Intel's runtime for Level Zero and OpenCL."""
+    folder.mkdir()
+    level_zero = real_driver.build(folder)
+    opencl = real_opencl.build(level_zero, folder)
+    module = real_driver.zebin("bmg", "matmul")
+    for path in (level_zero.workload, opencl.workload, module):
+        files.add(path)
+    files.add(level_zero.folder / "etc")
+    files.add(level_zero.folder / real_driver.LIBRARIES, but=lambda path: path.name.startswith("libocloc"))
+    options = ("--launches", LAUNCHES)
+    of_level_zero = {
+        "library": str(level_zero.library),
+        "command": level_zero.command([module], *options),
+        "environment": added(level_zero.environment("bmg")),
+    }
+    of_opencl = {
+        "library": str(opencl.library),
+        "command": opencl.command([module], *options),
+        "environment": added(opencl.environment("bmg")),
+    }
+    return {"attach": of_level_zero, "inject": of_level_zero, "opencl": of_opencl}
+
+
+def added(environment: dict[str, str]) -> dict[str, str]:
+    """What is not from this process's own environment."""
+    return {name: value for name, value in environment.items() if os.environ.get(name) != value}
+
+
+# --- the guest
+
+
+def boot(kernel: Kernel, archive: Path, folder: Path) -> dict[str, tuple[bool, str]]:
+    """Boots it, and waits until it powers off; gives what it told."""
+    console, report = folder / "console", folder / "report"
+    report.unlink(missing_ok=True)
+    words = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY)]
+    words += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    words += ["-serial", f"file:{console}", "-serial", f"file:{report}"]
+    words += ["-kernel", str(kernel.image), "-initrd", str(archive), "-append", "console=ttyS0 panic=-1 quiet"]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL) as guest:
+        try:
+            guest.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            say(f"{kernel.suite}: it did not end within {LIMIT} s")
+        finally:
+            guest.kill()
+    lines = report.read_text().splitlines() if report.exists() else []
+    return {line["check"]: (line["ok"], line["said"]) for line in map(json.loads, lines)}
+
+
+def print_console(folder: Path) -> None:
+    """Prints what the guest's console said last."""
+    for line in (folder / "console").read_text(errors="replace").splitlines()[-40:]:
+        print(f"    {line}")
+
+
+def result(told: tuple[bool, str] | None, too_old: str | None) -> str:
+    """What the page says of a check, given whether all was well and what was said."""
+    if told is None:
+        return FAILED
+    ok, said = told
+    if ok:
+        return "yes"
+    return "too old" if too_old and (too_old in said or said == guest.UNSAID) else FAILED
+
+
+def write_row(kernel: Kernel, results: dict[str, str]) -> None:
+    """Puts results into the page, in place of those of before."""
+    row = f"| {kernel.suite} | {datetime.now(UTC):%Y-%m-%d} | {kernel.package} | {' | '.join(results.values())} |"
+    lines = PAGE.read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(_FIRST_COLUMNS)) + 2
+    end = next((number for number in range(begin, len(lines)) if not lines[number].startswith("|")), len(lines))
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in [*lines[begin:end], row]}
+    in_order = sorted(rows, key=lambda suite: (SUITES.index(suite) if suite in SUITES else len(SUITES), suite))
+    PAGE.write_text("\n".join([*lines[:begin], *(rows[suite] for suite in in_order), *lines[end:]]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

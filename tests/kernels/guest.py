@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first process of the guest that scripts/test_kernels.py boots: tries iaprof's BPF, tells, and powers off.
+
+It reads /plan.json, and writes to the second serial line a JSON object per check: its name, whether all was well, and
+what is to be said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from iaprof.bpf.driver_layout import Layout
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.sideband import SideBandBuffers
+from iaprof.formats.errors import IaprofError
+from iaprof.record.injection import Injection
+
+REPORT = "/dev/ttyS1"
+LAUNCHES = 3
+UNSAID = "it is not probed, which is said of an OpenCL library when a process maps it"
+_RB_POWER_OFF = 0x4321FEDC
+_MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"))
+_MMAP2 = 10  # enum perf_event_type
+Environment = Callable[[dict[str, str]], dict[str, str]]
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Does all that, as init."""
+    for kind, where in _MOUNTS:
+        os.makedirs(where, exist_ok=True)
+        if _LIBC.mount(kind.encode(), where.encode(), kind.encode(), 0, None):
+            print(f"mount {where}: {os.strerror(ctypes.get_errno())}", flush=True)
+    os.environ |= {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+    with contextlib.suppress(OSError):
+        _LIBC.prctl(15, b"init", 0, 0, 0)  # PR_SET_NAME: programs that it starts have names of their own
+    try:
+        with open(REPORT, "w") as report:
+            Checks(report.write, report.flush).run(json.loads(Path("/plan.json").read_text()))
+    except Exception:  # noqa: BLE001 - an init that ends is a panic without a reason
+        traceback.print_exc()
+    sys.stdout.flush()
+    os.sync()
+    time.sleep(0.2)  # for the serial line
+    _LIBC.reboot(_RB_POWER_OFF)
+
+
+class Checks:
+    """Each tells how it went, and the next is tried whatever became of it."""
+
+    def __init__(self, write: Callable[[str], int], flush: Callable[[], None]) -> None:
+        self._write, self._flush = write, flush
+
+    def run(self, plan: dict[str, Any]) -> None:
+        """Runs them all.
+
+        Args:
+            plan: what Plan of scripts/test_kernels.py wrote.
+        """
+        self._tell("kernel", True, os.uname().release)
+        begun = time.monotonic()
+        probes = LaunchProbes()
+        with self._check("programs") as say:
+            probes.ready()
+            assert probes._loaded is not None
+            programs = {name for name in probes._loaded.fds if name.startswith("on_")}
+            assert programs == set(plan["programs"]), programs
+            say(f"{len(programs)} loaded in {time.monotonic() - begun:.1f} s of an emulated CPU")
+        if probes._loaded is not None:
+            for name in ("usdt", "layout", "attach", "inject", "opencl"):
+                with self._check(name) as say:
+                    say(getattr(self, f"_{name}")(probes, plan[name]))
+                with contextlib.suppress(OSError):
+                    probes.detach()
+        with self._check("side-band") as say:
+            say(self._side_band())
+        self._tell("end", True, "")
+
+    @contextlib.contextmanager
+    def _check(self, name: str) -> Iterator[Callable[[str], None]]:
+        said: list[str] = []
+        try:
+            yield said.append
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            if not isinstance(error, IaprofError):
+                traceback.print_exc()
+            self._tell(name, False, f"{error}" if isinstance(error, IaprofError) else repr(error))
+        else:
+            self._tell(name, True, " ".join(said))
+
+    def _tell(self, name: str, ok: bool, said: str) -> None:
+        self._write(json.dumps({"check": name, "ok": ok, "said": said}) + "\n")
+        self._flush()
+
+    def _usdt(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
+        """The probes of the stand-in's runtime, with semaphores."""
+        _taken(probes, plan["library"])
+        process = _run(plan)
+        told = json.loads(process.stdout.splitlines()[-1])
+        compiled = len(probes.compiled.read())
+        assert compiled == 1, f"{compiled} modules were told"
+        return _arrived(probes, told["pid"], told["launches"], {name.encode() for name in told["kernels"]})
+
+    def _layout(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
+        """A driver of the tests, by its layout: BPF follows pointers."""
+        layout = Layout.from_json(plan["layout"])
+        with open(plan["library"], "rb") as file:
+            library = LibraryFile(file)
+            offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
+            try:
+                probes._attach_layout(file.fileno(), layout, offsets)
+            except OSError as refusal:
+                raise IaprofError(refusal.strerror) from refusal
+        done = subprocess.Popen(plan["command"])
+        assert done.wait() == 0
+        return _arrived(probes, done.pid, LAUNCHES, {b"kernel_0"}) + _pieces(probes)
+
+    def _attach(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
+        """Intel's runtime, by the layout that ships."""
+        return self._real(probes, plan) + _pieces(probes)
+
+    _opencl = _attach
+
+    def _inject(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
+        """Intel's runtime, by the library that a command is started with."""
+        injection = Injection()
+        try:
+            return self._real(probes, plan | {"library": injection.library}, injection.environment)
+        finally:
+            injection.close()
+
+    def _real(self, probes: LaunchProbes, plan: dict[str, Any], environment: Environment = dict) -> str:
+        _taken(probes, plan["library"])
+        kernels = [json.loads(line) for line in _run(plan, environment).stdout.splitlines()]
+        launches = sum(sum(kernel["launches"].values()) for kernel in kernels)
+        return _arrived(probes, kernels[0]["pid"], launches, {kernel["kernel"].encode() for kernel in kernels})
+
+    def _side_band(self) -> str:
+        """perf's records of what is mapped."""
+        buffers = SideBandBuffers()
+        try:
+            subprocess.run([sys.executable, "-c", "pass"], check=True)
+            kinds: Counter[int] = Counter()
+            for _cpu, data in buffers.read():
+                at = 0
+                while at < len(data):
+                    kind, _misc, size = struct.unpack_from("<IHH", data, at)
+                    kinds[kind] += 1
+                    at += size
+        finally:
+            buffers.close()
+        assert kinds[_MMAP2], kinds
+        return f"{kinds[_MMAP2]} mappings told"
+
+
+def _taken(probes: LaunchProbes, library: str | Path) -> None:
+    """Has a library probed."""
+    outcomes = list(probes.libraries.take(Path(library)))
+    problems = [outcome.problem for outcome in outcomes] or [UNSAID]
+    if problems != [""]:
+        raise IaprofError("; ".join(problems))
+
+
+def _run(plan: dict[str, Any], environment: Environment = dict) -> subprocess.CompletedProcess[str]:
+    variables = environment(os.environ | plan["environment"])
+    done = subprocess.run(plan["command"], env=variables, cwd="/tmp", capture_output=True, text=True)
+    assert done.returncode == 0, f"the program ended with {done.returncode}: {done.stderr[-500:]}"
+    return done
+
+
+def _arrived(probes: LaunchProbes, pid: int, launches: int, names: set[bytes]) -> str:
+    """Whether exactly these launches came, with a stack each."""
+    read, stacks = probes.launches.read(), probes.stacks.read()
+    assert len(read) == launches > 0, f"{len(read)} of {launches} launches arrived"
+    assert set(read["pid"].tolist()) == {pid}
+    assert set(read["name"].tolist()) == names, set(read["name"].tolist())
+    assert set(read["flags"].tolist()) == {0}, set(read["flags"].tolist())
+    assert set(read["stack"].tolist()) <= set(stacks["id"].tolist())
+    assert (stacks["depth"] >= 2).all()
+    return f"{launches} of {launches} launches arrived, {len(stacks)} stacks"
+
+
+def _pieces(probes: LaunchProbes) -> str:
+    pieces = probes.pieces.read()
+    assert len(pieces), "no piece of a kernel was sent"
+    return f", {len(pieces)} pieces of kernels"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An initramfs of this machine's own files, each at its own path: what runs here runs in it.
+
+    archive = Initramfs()
+    archive.add(Path(sys.executable))            # with the libraries that it is linked with
+    archive.text("/init", "#!/usr/bin/python3\\n...", 0o755)
+    archive.write(Path("initramfs.cpio"))
+
+The format is cpio's "newc", which the kernel unpacks (Documentation/driver-api/early-userspace/buffer-format.rst).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+_ELF = b"\x7fELF"
+_LINKS = 40  # on the way to a file, as the kernel's own limit is
+_LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+
+
+class Initramfs:
+    """Files by their paths."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, Path | bytes] = {}  # links and folders are looked at when they are written
+        self._modes: dict[str, int] = {}
+
+    def add(self, path: Path, but: Callable[[Path], bool] = lambda path: False) -> None:
+        """Adds a file, or all of a folder but what `but` tells, with the libraries that any of it is linked with."""
+        self._link_libraries(self._add(path, but))
+
+    def text(self, path: str, content: str, mode: int = 0o644) -> None:
+        """Adds a file with this content."""
+        self._add_folders(Path(path).parent)
+        self._files[path], self._modes[path] = content.encode(), stat.S_IFREG | mode
+
+    def folder(self, path: str) -> None:
+        """Adds an empty folder."""
+        self._add_folders(Path(path))
+
+    def write(self, archive: Path) -> None:
+        """Writes the archive."""
+        with archive.open("wb") as file:
+            for number, path in enumerate(sorted(self._files), 1):
+                _write_entry(file, number, path.lstrip("/"), self._modes[path], self._content(path))
+            _write_entry(file, 0, "TRAILER!!!", 0, b"")
+
+    def _content(self, path: str) -> bytes:
+        found, mode = self._files[path], self._modes[path]
+        if isinstance(found, bytes):
+            return found
+        if stat.S_ISLNK(mode):
+            return os.fsencode(os.readlink(found))
+        return found.read_bytes() if stat.S_ISREG(mode) else b""
+
+    def _add(self, path: Path, but: Callable[[Path], bool]) -> list[Path]:
+        """Adds what lies at a path; gives the programs and libraries among it."""
+        real = self._add_path(path)
+        if real.is_dir():
+            inside = [each for each in sorted(real.iterdir()) if not but(each)]
+            return [elf for each in inside for elf in self._add(each, but)]
+        return [real] if _is_elf(real) else []
+
+    def _add_path(self, path: Path) -> Path:
+        """Adds a file or folder, each link on the way and what it leads to; gives its path without links."""
+        here = Path("/")
+        parts = list(path.absolute().parts[1:])
+        links = 0
+        while parts:
+            part = parts.pop(0)
+            here = here.parent if part == ".." else here / part
+            mode = here.lstat().st_mode
+            self._files[str(here)], self._modes[str(here)] = here, mode
+            if stat.S_ISLNK(mode):
+                links += 1
+                assert links <= _LINKS, path
+                target = Path(os.readlink(here))
+                here = Path("/") if target.is_absolute() else here.parent
+                parts = [*(part for part in target.parts if part != "/"), *parts]
+        return here
+
+    def _add_folders(self, path: Path) -> None:
+        for folder in (path, *path.parents):
+            if str(folder) != "/" and str(folder) not in self._files:
+                self._files[str(folder)], self._modes[str(folder)] = b"", stat.S_IFDIR | 0o755
+
+    def _link_libraries(self, elfs: Iterable[Path]) -> None:
+        for elf in elfs:
+            # Not ldd: a program that brings its own dynamic linker brings its libraries, too.
+            done = subprocess.run(["ldd", elf], capture_output=True, text=True)
+            for library in _LIBRARY.findall(done.stdout):
+                if library not in self._files:
+                    self._add_path(Path(library))
+
+
+def _is_elf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == _ELF
+
+
+def _write_entry(file: BinaryIO, inode: int, name: str, mode: int, content: bytes) -> None:
+    name_bytes = os.fsencode(name) + b"\0"
+    numbers = (inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name_bytes), 0)
+    file.write(b"070701" + b"".join(b"%08X" % number for number in numbers) + name_bytes)
+    file.write(b"\0" * (-(110 + len(name_bytes)) % 4) + content + b"\0" * (-len(content) % 4))
