@@ -101,7 +101,7 @@ def has_met(capture: Path, library: Path) -> bool:
 
 
 def until_ticked(capture: Path, recorder: subprocess.Popen[str]) -> None:
-    """Waits until all that happened up to now is in the spool: until a tick, which ends with metrics, came after one."""
+    """Waits until all that happened up to now is in the spool: a tick, which ends with metrics, came after another."""
     asked = time.monotonic_ns()
 
     def ticked() -> bool:
