@@ -1,6 +1,6 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures test all-tests test-driver lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures test all-tests test-repeat test-driver lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -23,6 +23,9 @@ test: setup ## lint, and beside it every test, those that need root and BPF incl
 all-tests: setup
 	@scripts/test-driver >/dev/null
 	@scripts/test
+
+test-repeat: ## make test twenty times, under stress, among idle processes, with half the memory, in random order
+	@scripts/test-repeat
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
