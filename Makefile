@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures bytecode test all-tests test-driver test-kernels test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures bytecode test all-tests test-repeat test-driver test-kernels test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -28,6 +28,9 @@ all-tests: setup
 	@scripts/test-driver >/dev/null
 	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
 	@scripts/test
+
+test-repeat: ## make test twenty times, under stress, among idle processes, with half the memory, in random order
+	@scripts/test-repeat
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null

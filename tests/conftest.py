@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import functools
+import glob
 import itertools
 import os
 import random
-from collections.abc import Generator
+import signal
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 import limits
 
+FAILED = pytest.StashKey[bool]()
 INTEGRATION = Path(__file__).parent / "integration"
 
 
@@ -56,6 +60,27 @@ def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
     for tests in files:
         chance.shuffle(tests)
     return [item for tests in files for item in tests]
+
+
+@pytest.fixture(autouse=True)
+def no_program_outlives_a_failure(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test that fails has started is killed: the next one that records would see it."""
+    before = descendants(os.getpid())
+    yield
+    if request.node.stash.get(FAILED, False):
+        for pid in descendants(os.getpid()) - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that these have."""
+    found: set[int] = set()
+    for tasks in glob.glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, Path(tasks).read_text().split()):
+                found |= {child} | descendants(child)
+    return found
 
 
 @pytest.fixture
@@ -100,6 +125,7 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     # An expected failure is reported as skipped too; it did run.
     if report.skipped and not hasattr(report, "wasxfail"):
         fail_if_skips_are_forbidden(item.config, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from iaprof.record.session import NICE
+from iaprof.record.session import NICE, TICK_NS
 from iaprof.record.spool import FrameKind, SpoolReader
 from standin import runtime
 from standin.hardware import Hardware, Ledger
@@ -64,10 +65,12 @@ def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
     return done
 
 
-def start(hardware: Hardware, capture: Path, *words: str | Path) -> subprocess.Popen[str]:
+def start(
+    hardware: Hardware, capture: Path, *words: str | Path, stderr: int | IO[str] = subprocess.PIPE
+) -> subprocess.Popen[str]:
     """A recorder that has begun."""
     command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *map(str, words)]
-    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=subprocess.PIPE, text=True)
+    recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=stderr, text=True)
     until(lambda: has_begun(recorder), recorder)
     return recorder
 
@@ -82,6 +85,34 @@ def spool_of(capture: Path) -> Path:
     return capture.with_name(capture.name + ".spool")
 
 
+def spooled(capture: Path, kind: FrameKind) -> list[dict[str, Any]]:
+    """What a recorder has written so far of a kind of frames that is JSON."""
+    reader = SpoolReader(spool_of(capture))
+    try:
+        return [json.loads(frame.payload) for frame in reader.frames({kind})]
+    finally:
+        reader.close()
+
+
+def has_met(capture: Path, library: Path) -> bool:
+    """Whether a recorder has put its probes into a library."""
+    appended = spooled(capture, FrameKind.APPEND)
+    return any(row["path"] == str(library) for rows in appended for row in rows.get("libraries", ()))
+
+
+def until_ticked(capture: Path, recorder: subprocess.Popen[str]) -> None:
+    """Waits until all that happened up to now is in the spool: a tick, which ends with metrics, came after another."""
+    asked = time.monotonic_ns()
+
+    def ticked() -> bool:
+        reader = SpoolReader(spool_of(capture))
+        times = [frame.time for frame in reader.frames({FrameKind.METRICS}) if frame.time > asked]
+        reader.close()
+        return bool(times) and max(times) - min(times) > TICK_NS // 2
+
+    until(ticked, recorder)
+
+
 def spooled_stalls(capture: Path) -> int:
     """How many records of stalls a recorder has written so far."""
     reader = SpoolReader(spool_of(capture))
@@ -91,7 +122,7 @@ def spooled_stalls(capture: Path) -> int:
         reader.close()
 
 
-def until(is_so: Callable[[], bool], recorder: subprocess.Popen[str] | None = None) -> None:
+def until(is_so: Callable[[], object], recorder: subprocess.Popen[str] | None = None) -> None:
     """Waits for a state, which can no longer come once the recorder has ended."""
     deadline = time.monotonic() + LONGEST_WAIT_S
     while not is_so():
@@ -102,12 +133,12 @@ def until(is_so: Callable[[], bool], recorder: subprocess.Popen[str] | None = No
 
 
 def ended(recorder: subprocess.Popen[str], interrupt: bool = True) -> str:
-    """What a recorder said that ended well, as it was told to or by itself."""
+    """What a recorder said (to a pipe) that ended well, as it was told to or by itself."""
     if interrupt:
         recorder.send_signal(signal.SIGINT)
-    _, errors = recorder.communicate(timeout=120)
+    _, errors = recorder.communicate(timeout=LONGEST_WAIT_S)
     assert recorder.returncode == 0, errors
-    return errors
+    return errors or ""
 
 
 def copy_of_build(folder: Path) -> Path:

@@ -17,6 +17,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from integration.recording import IAPROF, environment, iaprof, record
+from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -37,16 +38,21 @@ def metrics(capture: Path) -> dict[str, list[float]]:
     return found
 
 
-def test_how_busy_the_gpu_was(tmp_path: Path) -> None:
+def test_how_busy_the_gpu_was(tmp_path: Path, within: Within) -> None:
     # given launches that execute for 4 ms, 100 times a second
     with Hardware(tmp_path / "gpu") as hardware:
         record(hardware, tmp_path / "c", "--", *workload("--seconds", 3, "--rate", 100, "--duration-us", 4000))
     # then
     found = metrics(tmp_path / "c")
-    rows = [row for row in CaptureReader(tmp_path / "c").table("metric").to_pylist() if row["name"] == "cpu-percent"]
-    assert statistics.mean(found["busy-compute-percent"]) == pytest.approx(40, abs=8)
+    every = CaptureReader(tmp_path / "c").table("metric").to_pylist()
+    rows = [row for row in every if row["name"] == "cpu-percent"]
+    times = [row["time_ns"] for row in every if row["name"] == "busy-compute-percent"]
+    executed = sum(launch.count for launch in hardware.ledger().launches) * 4_000_000
+    assert statistics.mean(found["busy-compute-percent"]) == pytest.approx(
+        100 * executed / (times[-1] - times[0]), abs=8
+    )
     assert max(found["frequency-actual-MHz"]) == 2400
-    assert len(found["frequency-actual-MHz"]) > 150
+    assert len(found["frequency-actual-MHz"]) > (150 if within.measures else 20)
     assert statistics.mean(found["power-card-W"]) == pytest.approx(20 + 0.4 * 150, rel=0.3)
     assert 40 < statistics.mean(found["temperature-pkg-C"]) < 100
     assert {row["stream"] for row in rows} == {None}

@@ -15,7 +15,7 @@ import pytest
 from iaprof.formats.capture import CaptureReader
 from iaprof.record.containers import describe
 from integration.attacking import PYTHON
-from integration.recording import IAPROF, by_instruction, folded, ledger_by_instruction
+from integration.recording import IAPROF, by_instruction, folded, has_begun, has_met, ledger_by_instruction, until
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -97,7 +97,7 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
     build = runtime.build().library.parent
     capture = tmp_path / "c"
     with Hardware(tmp_path / "gpu") as hardware:
-        words = ["/tmp/workload", "--elf", f"/tmp/{elf.name}", "--launches", "400", "--threads", "2"]
+        words = ["/tmp/workload", "--elf", f"/tmp/{elf.name}", "--launches", "400", "--rate", "400", "--threads", "2"]
         start = [PYTHON, "-I", "-c", START_LATER, *words]
         container = subprocess.Popen(
             [*IN_NAMESPACES, "sh", "-ec", BUILD_TMP, "sh", tmp_path / "root", build, elf, hardware.folder, *start],
@@ -117,16 +117,14 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        spool = tmp_path / "c.spool"
-        while not spool.exists() or spool.stat().st_size < 1000:
-            assert recorder.poll() is None, recorder.stderr.read() if recorder.stderr else ""
-            time.sleep(0.005)
-        time.sleep(0.3)
+        until(lambda: has_begun(recorder), recorder)
+        until(lambda: has_met(capture, Path("/tmp/libze_intel_gpu.so.1")), recorder)
         assert container.stdin is not None
         container.stdin.write("\n")
         container.stdin.flush()
         pids: dict[int, int] = {}  # in the container, by those outside
         while not pids:
+            assert container.poll() is None
             for pid in Path(f"/proc/{init}/task/{init}/children").read_text().split():
                 pids[int(pid)] = inner_pid(int(pid))
         output, _ = container.communicate(timeout=120)

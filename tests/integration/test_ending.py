@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from iaprof.record.spool import FrameKind, SpoolReader
-from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, iaprof, spool_of, spooled_stalls, until
+from iaprof.record.spool import FrameKind
+from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, iaprof, spool_of, spooled, spooled_stalls, until
 from integration.refused import where_it_is_refused
 from limits import Within
 from standin import runtime
@@ -60,15 +60,6 @@ def switches(pid: int) -> int:
     """How often a process has waited for something."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches:")))
-
-
-def spooled_losses(capture: Path) -> int:
-    """How many losses a recorder has written so far."""
-    reader = SpoolReader(spool_of(capture))
-    try:
-        return sum(1 for _ in reader.frames({FrameKind.LOSS}))
-    finally:
-        reader.close()
 
 
 def _maps(pid: int) -> bytes:
@@ -248,7 +239,7 @@ def test_a_gpu_that_vanishes_for_good(tmp_path: Path) -> None:
         wait_until_recording(recorder)
         # when
         hardware.kill()
-        until(lambda: spooled_losses(tmp_path / "c") > 0, recorder)
+        until(lambda: spooled(tmp_path / "c", FrameKind.LOSS), recorder)
         before, began = cpu_seconds(recorder.pid), time.monotonic()
         time.sleep(0.5)
         spent, passed = cpu_seconds(recorder.pid) - before, time.monotonic() - began

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.record.spool import FrameKind
 from iaprof.report.about import about
 from integration.recording import (
     IN_TURN,
@@ -20,7 +21,9 @@ from integration.recording import (
     ledger_by_instruction,
     losses as all_losses,
     record,
+    spooled,
     start,
+    until,
 )
 from standin import runtime
 from standin.hardware import Hardware, Ledger
@@ -86,46 +89,67 @@ def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Pat
     assert reader.header["totals"]["stalls"] == ledger.records_captured > 0
 
 
+def launching(hardware: Hardware, folder: Path) -> subprocess.Popen[bytes]:
+    """A program that launches until it is told to end."""
+    environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(folder)}
+    return subprocess.Popen(workload("--seconds", 600), env=environment, stdout=subprocess.DEVNULL)
+
+
+def until_more(hardware: Hardware, card: int, recorder: subprocess.Popen[str]) -> None:
+    """Waits until the recorder has read more of what a card made, twice: what was read before is written then."""
+    for _ in range(2):
+        before = captured(hardware, card)
+        until(lambda most=before: captured(hardware, card) > most, recorder)  # type: ignore[misc]
+
+
+def captured(hardware: Hardware, card: int) -> int:
+    return sum(gt.captured for gt in hardware.ledger().gts if gt.card == card)
+
+
 def test_a_card_that_appears_and_one_that_vanishes_and_comes_back(tmp_path: Path) -> None:
-    with Hardware(tmp_path / "gpu", cards=("bmg", "lnl"), unplugged=(1,)) as hardware:
-        recorder = start(hardware, tmp_path / "c")
-        time.sleep(0.2)
-        environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
-        program = subprocess.Popen(workload("--seconds", 5), env=environment, stdout=subprocess.DEVNULL)
+    with (
+        Hardware(tmp_path / "gpu", cards=("bmg", "lnl"), unplugged=(1,)) as hardware,
+        (tmp_path / "said").open("w") as said,
+    ):
+        recorder = start(hardware, tmp_path / "c", stderr=said)
+        program = launching(hardware, tmp_path)
+        until_more(hardware, 0, recorder)
         # when one appears
         hardware.plug(1)
-        time.sleep(1.5)
+        until_more(hardware, 1, recorder)
         # and the other vanishes, and comes back
-        gone = time.monotonic_ns()
         hardware.unplug(0)
-        time.sleep(1.5)
+        gone = time.monotonic_ns()
+        until(lambda: "renderD128 vanished" in (tmp_path / "said").read_text(), recorder)
         back = time.monotonic_ns()
         hardware.plug(0)
-        program.wait()
-        errors = ended(recorder)
+        until_more(hardware, 0, recorder)
+        again = time.monotonic_ns()
+        program.terminate()
+        assert program.wait() == 0
+        ended(recorder)
     # then all that could be read was, and what is missing lies in a reported span
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     assert [s["card"] for s in reader.header["streams"]] == ["card0", "card1"]
     assert reader.header["totals"]["stalls"] == ledger.records_captured
     assert {row["stream"] for row in reader.table("stall", ("stream",)).to_pylist()} == {0, 1}
     assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
-    assert "renderD129 appeared" in errors
-    assert "renderD128 vanished" in errors
+    assert "renderD129 appeared" in (tmp_path / "said").read_text()
     found = losses(tmp_path / "c", ledger)
     [gap] = [row for (source, what), rows in found.items() if what == "gap" for row in rows]
-    assert gap["begin_ns"] <= gone + 50_000_000  # type: ignore[operator]
-    assert back <= gap["time_ns"] <= back + 500_000_000  # type: ignore[operator]
+    assert gap["begin_ns"] <= gone  # type: ignore[operator]
+    assert back <= gap["time_ns"] <= again  # type: ignore[operator]
 
 
 def test_a_card_that_vanishes_for_good(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", cards=("bmg", "lnl")) as hardware:
         recorder = start(hardware, tmp_path / "c")
-        time.sleep(0.2)
-        environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
-        program = subprocess.Popen(workload("--seconds", 2), env=environment, stdout=subprocess.DEVNULL)
-        time.sleep(0.7)
+        program = launching(hardware, tmp_path)
+        until_more(hardware, 1, recorder)
         hardware.unplug(1)
-        program.wait()
+        until_more(hardware, 0, recorder)
+        program.terminate()
+        assert program.wait() == 0
         ended(recorder)
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     assert reader.header["totals"]["stalls"] == ledger.records_captured
@@ -137,17 +161,17 @@ def test_a_card_that_vanishes_for_good(tmp_path: Path) -> None:
 def test_a_gpu_that_stops_answering(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "c")
-        time.sleep(0.2)
-        environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
-        program = subprocess.Popen(workload("--seconds", 3), env=environment, stdout=subprocess.DEVNULL)
-        time.sleep(0.7)
+        program = launching(hardware, tmp_path)
+        until_more(hardware, 0, recorder)
         # when it neither samples nor lets its stream be opened, which a reset asks for
         hardware.freeze()
-        time.sleep(0.3)
         hardware.reset()
-        time.sleep(0.8)
+        until(lambda: spooled(tmp_path / "c", FrameKind.LOSS), recorder)
+        time.sleep(0.3)  # in which it tries three times to open it
         hardware.thaw()
-        program.wait()
+        until_more(hardware, 0, recorder)
+        program.terminate()
+        assert program.wait() == 0
         ended(recorder)
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     assert reader.header["totals"]["stalls"] == ledger.records_captured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
 import subprocess
 import time
@@ -19,6 +20,7 @@ from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.launches import LAUNCH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build
+from limits import Within
 from standin import runtime
 
 pytestmark = pytest.mark.bpf
@@ -41,10 +43,23 @@ def probes_on(folder: Path, sizes: Sizes | None = None) -> LaunchProbes:
 
 def start(folder: Path, *options: str | int | float) -> subprocess.Popen[bytes]:
     """Starts the workload without a GPU."""
-    programs = runtime.build(folder)
-    words = runtime.command([runtime.debug_elf("bmg", "matmul")], *options, programs=programs)
-    environment = {key: value for key, value in os.environ.items() if key != "STANDIN_DIR"}
-    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(words_of(folder, *options), env=environment(), stdout=subprocess.DEVNULL)
+
+
+def words_of(folder: Path, *options: str | int | float) -> list[str]:
+    return runtime.command([runtime.debug_elf("bmg", "matmul")], *options, programs=runtime.build(folder))
+
+
+def environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "STANDIN_DIR"}
+
+
+def start_stopped(folder: Path, *options: str | int | float) -> subprocess.Popen[bytes]:
+    """The same; it begins when it gets SIGCONT."""
+    words = ["sh", "-c", 'kill -STOP $$ && exec "$@"', "sh", *words_of(folder, *options)]
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    return process
 
 
 def run(folder: Path, *options: str | int | float) -> int:
@@ -203,16 +218,21 @@ def test_in_a_new_epoch_every_stack_travels_again(folder: Path, closing: list[La
     # given a process that launches all the time
     probes = probes_on(folder, Sizes(launch_pages=4096))
     closing.append(probes)
-    process = start(folder, "--seconds", 3, "--rate", 5000, "--threads", 3)
+    process = start(folder, "--seconds", 600, "--rate", 5000, "--threads", 3)
     launches, stacks = [], []
-    # when epochs begin meanwhile
-    while process.poll() is None:
-        time.sleep(0.1)
+    # when epochs begin meanwhile, in each of which it launches
+    for _ in range(14):
+        before = probes.counters()[Counter.LAUNCHES]
+        while probes.counters()[Counter.LAUNCHES] < before + 100:
+            assert process.poll() is None
+            time.sleep(0.01)
         launches.append(probes.launches.read())
         first = probes.stacks.read()
         probes.new_epoch()
         launches[-1] = np.concatenate([launches[-1], probes.launches.read()])
         stacks.append(np.concatenate([first, probes.stacks.read()]))
+    process.terminate()
+    assert process.wait() == 0
     # then the launches of each have all their stacks in it, or in what was read last before it
     assert len(launches) > 10
     assert probes.counters()[Counter.LAUNCHES_LOST] == 0
@@ -234,12 +254,14 @@ def test_launches_of_others_are_kept_short(folder: Path, closing: list[LaunchPro
     # given a process that is excluded, one that is not, and one that was and is no longer
     probes = probes_on(folder)
     closing.append(probes)
-    processes = [start(folder, "--launches", 200, "--rate", 400) for _ in range(3)]
+    processes = [start_stopped(folder, "--launches", 200, "--rate", 400) for _ in range(3)]
     other, meant, again = (process.pid for process in processes)
     # when
     probes.exclude([other, again, *range(5_000_000, 5_010_000)])
     probes.include([again, 6_000_000])
     began = time.monotonic_ns()
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
     assert [process.wait() for process in processes] == [0, 0, 0]
     # then
     launches = probes.launches.read()
@@ -268,10 +290,11 @@ def test_others_beyond_the_maps_room_come_in_full(folder: Path, closing: list[La
     # given more processes than can be remembered, the one that launches first
     probes = probes_on(folder, Sizes(others_remembered=64))
     closing.append(probes)
-    process = start(folder, "--launches", 100, "--rate", 400)
+    process = start_stopped(folder, "--launches", 100, "--rate", 400)
     probes.exclude([process.pid])
     probes.exclude(range(5_000_000, 5_010_000))
     began = time.monotonic_ns()
+    process.send_signal(signal.SIGCONT)
     assert process.wait() == 0
     launches = probes.launches.read()
     launches = launches[launches["time"] > began]
@@ -297,7 +320,9 @@ def semaphores(pid: int, library: Path, offsets: set[int]) -> set[int]:
 
 
 @pytest.mark.alone
-def test_detaching_many_libraries_takes_as_long_as_one(tmp_path: Path, closing: list[LaunchProbes]) -> None:
+def test_detaching_many_libraries_takes_as_long_as_one(
+    tmp_path: Path, closing: list[LaunchProbes], within: Within
+) -> None:
     # given probes in 15 libraries, and a process that has mapped one
     builds = [copy_of_build(tmp_path / f"build-{number}") for number in range(15)]
     programs = runtime.build(builds[7])
@@ -317,7 +342,7 @@ def test_detaching_many_libraries_takes_as_long_as_one(tmp_path: Path, closing: 
         probes.detach()
         took = time.monotonic() - began
         # then: one after the other they would take 15 times two of the kernel's grace periods, of 50 ms and more
-        assert took < 0.75
+        within.took(took, 0.75)
         # (a recorder that somebody else runs on this machine meanwhile holds it up, too)
         deadline = time.monotonic() + 120
         while semaphores(process.pid, programs.library, offsets) != {0}:

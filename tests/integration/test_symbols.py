@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from iaprof.record.finisher import Finisher
 from iaprof.record.spool import Spool
 from iaprof.record.symbols import Symbols
 from iaprof.report.archive import rows_of
-from integration.recording import IAPROF, Finished, copy_of_build, environment, start
+from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -178,8 +177,7 @@ def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware
     script = (
         "import sys, time, asyncio, ctypes, decimal, hashlib, json, pydoc, sqlite3, ssl, unittest, xml.dom.minidom\n"
         "import iaprof, numpy, pyarrow, pyarrow.parquet\n"
-        "end = time.monotonic() + 2\n"
-        "while time.monotonic() < end:\n"
+        "while time.process_time() < 2:\n"
         "    pydoc.render_doc(json); json.loads(json.dumps(list(range(1000)))); numpy.sort(numpy.random.rand(10000))\n"
     )
     record(hardware, tmp_path / "c", *NAMED, "--cpu-freq", "999", "--", sys.executable, "-c", script)
@@ -201,7 +199,7 @@ def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware
 def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: Path) -> None:
     # given programs that are sampled in the kernel
     record(hardware, tmp_path / "c", "--symbols", "all", "--cpu-freq", "999", "--",
-           "sh", "-c", "for i in 1 2 3 4 5 6; do cat /proc/self/maps /proc/self/smaps; done > /dev/null")  # fmt: skip
+           "sh", "-c", "for i in $(seq 40); do cat /proc/self/maps /proc/self/smaps; done > /dev/null")  # fmt: skip
     # when
     folded = report(tmp_path / "c", "--cpu-samples").out
     # then
@@ -232,7 +230,7 @@ def test_names_that_are_not_waited_for(hardware: Hardware, tmp_path: Path) -> No
     recorder = start(hardware, tmp_path / "c", "--cpu-freq", "999")
     words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100)
     subprocess.run(words, env=os.environ | hardware.env(), stdout=subprocess.DEVNULL, check=True)
-    time.sleep(0.6)
+    until_ticked(tmp_path / "c", recorder)
     recorder.kill()
     recorder.wait()
     spool = tmp_path / "c.spool"
@@ -257,7 +255,7 @@ def test_recover_names_too(hardware: Hardware, tmp_path: Path) -> None:
     recorder = start(hardware, tmp_path / "c")
     words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100)
     subprocess.run(words, env=os.environ | hardware.env(), stdout=subprocess.DEVNULL, check=True)
-    time.sleep(0.6)
+    until_ticked(tmp_path / "c", recorder)
     recorder.kill()
     recorder.wait()
     # when

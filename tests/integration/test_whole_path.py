@@ -15,13 +15,17 @@ from integration.recording import (
     by_instruction,
     by_stack,
     copy_of_build,
+    ended,
     folded,
+    has_met,
     iaprof,
     ledger_by_instruction,
     ledger_by_stack,
     losses,
     record,
     recorded_launches,
+    start,
+    until,
 )
 from standin import runtime
 from standin.hardware import Hardware
@@ -93,39 +97,53 @@ def test_a_library_that_is_mapped_while_recording(tmp_path: Path) -> None:
     build = copy_of_build(tmp_path / "build")
     programs = runtime.Programs(build / "libze_intel_gpu.so.1", build / "workload")
     with Hardware(tmp_path / "gpu") as hardware:
-        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 1.5, programs=programs)
+        recorder = start(hardware, tmp_path / "c")
         # when
-        done = iaprof("record", "-o", tmp_path / "c", "--", *command, env=hardware.env())
-        assert done.code == 0, done.err
-    # then its launches are there, but for those of a moment that a busy machine needs
+        program = launching(hardware, tmp_path, runtime.debug_elf("bmg", "matmul"), programs=programs)
+        until(lambda: has_met(tmp_path / "c", programs.library), recorder)
+        missed = launched(hardware)
+        until(lambda: launched(hardware) > missed + 1000, recorder)
+        program.terminate()
+        assert program.wait() == 0
+        ended(recorder)
+    # then its launches are there, but for those before it was met
     ledger = hardware.ledger()
     header = CaptureReader(tmp_path / "c").header
     assert str(build / "libze_intel_gpu.so.1") in [library["path"] for library in header["libraries"]]
-    launches = sum(launch.count for launch in ledger.launches)
-    assert 0.5 * launches < recorded_launches(tmp_path / "c", ledger) <= launches
+    launches = launched(hardware)
+    assert launches - missed <= recorded_launches(tmp_path / "c", ledger) <= launches
     assert sum(by_instruction(folded(tmp_path / "c"), ledger).values()) == ledger.samples_captured
+
+
+def launched(hardware: Hardware) -> int:
+    return sum(launch.count for launch in hardware.ledger().launches)
+
+
+def launching(
+    hardware: Hardware, folder: Path, elf: Path, *options: str | float, programs: runtime.Programs | None = None
+) -> subprocess.Popen[bytes]:
+    """A program that launches until it is told to end, if no option says otherwise."""
+    command = runtime.command([elf], "--seconds", 600, *options, programs=programs)
+    environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(folder)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
 
 def test_processes_that_started_before_and_after_the_recorder(tmp_path: Path) -> None:
     # given a process that has mapped the library when the recorder starts (its zeInit is over)
     with Hardware(tmp_path / "gpu") as hardware:
-        env = os.environ | {"STANDIN_DIR": str(hardware.folder)}
-        matmul = runtime.command(
-            [runtime.debug_elf("bmg", "matmul")], "--seconds", 6, "--one-place", "--recompile-ms", 200
-        )
-        early = subprocess.Popen(matmul, env=env)
-        recorder = subprocess.Popen(
-            [sys.executable, "-m", "iaprof", "record", "-o", str(tmp_path / "cap.parquet"), "-d", "7"],
-            env=hardware.env(),
-            stderr=subprocess.PIPE,
-        )
-        while not (tmp_path / "cap.parquet.spool").exists():
-            assert recorder.poll() is None
+        options = ("--one-place", "--recompile-ms", 200)
+        early = launching(hardware, tmp_path, runtime.debug_elf("bmg", "matmul"), *options)
+        until(lambda: launched(hardware) > 100)
+        recorder = start(hardware, tmp_path / "cap.parquet")
         # when another starts on its own
-        attention = runtime.command([runtime.debug_elf("bmg", "attention")], "--seconds", 1, "--one-place")
-        late = subprocess.Popen(attention, env=env)
-        assert late.wait() == early.wait() == 0
-        assert recorder.wait() == 0
+        missed = hardware.ledger().records_captured
+        attention = runtime.debug_elf("bmg", "attention")
+        late = launching(hardware, tmp_path, attention, "--seconds", 1, "--one-place")
+        assert late.wait() == 0
+        until(lambda: hardware.ledger().records_captured > 20_000 + 20 * missed, recorder)
+        early.terminate()
+        assert early.wait() == 0
+        ended(recorder)
     # then the late one is complete, and of the early one everything but what was launched before the first look
     ledger = hardware.ledger()
     text = folded(tmp_path / "cap.parquet")
