@@ -103,7 +103,8 @@ class Described:
     """All pieces of a spool."""
 
     def __init__(self) -> None:
-        self.incomplete = 0  # kernels, and modules, that are not there whole; known when `modules` is through
+        # What is not there whole; known when `modules` is through.
+        self.kernels_unfinished = self.modules_unfinished = 0
         self._modules: list[_Module] = []
         self._current: dict[tuple[int, int, int], _Module] = {}
 
@@ -143,8 +144,8 @@ class Described:
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
             binary = module.whole(PieceOf.MODULE, 0, spool)
-            self.incomplete += len(module.addresses) - len(kernels)
-            self.incomplete += binary is None and (PieceOf.MODULE, 0) in module.wholes
+            self.kernels_unfinished += len(module.addresses) - len(kernels)
+            self.modules_unfinished += binary is None and (PieceOf.MODULE, 0) in module.wholes
             if kernels:
                 since = max(module.time_ns - SAME_TIME_NS, 0)
                 yield PlacedModule(module.pid, since, compose(binary, kernels))

@@ -42,6 +42,12 @@ MAX_WORDS = 3
 IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of what a process had
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
 _MOST = (1 << 64) - 1
+_KERNELS_UNFINISHED = (
+    "kernels that were launched, of which name or code had not come by the end: they have no instructions"
+)
+_MODULES_UNFINISHED = (
+    "modules that had not come whole by the end: their kernels have names and instructions, but no lines"
+)
 
 
 class ForSymbols:
@@ -266,9 +272,13 @@ class _Finishing:
         for module in self._described_kernels.modules(spool):
             digest = hashlib.sha256(module.elf).hexdigest()
             self._keep_elf(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
-        if incomplete := self._described_kernels.incomplete:
-            detail = "kernels and modules that were launched, and of which not all had come by the end"
-            self._lost(self._last_ns, self._last_ns, "kernels", "unfinished", incomplete, detail)
+        unfinished = {
+            "kernels": (self._described_kernels.kernels_unfinished, _KERNELS_UNFINISHED),
+            "modules": (self._described_kernels.modules_unfinished, _MODULES_UNFINISHED),
+        }
+        for source, (count, detail) in unfinished.items():
+            if count:
+                self._lost(self._last_ns, self._last_ns, source, "unfinished", count, detail)
 
     def write_launches(self, spool: SpoolReader) -> None:
         """Writes the launches, once all modules are known: they have whole names."""

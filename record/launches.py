@@ -137,9 +137,10 @@ class Launches:
             self._journal.write(FrameKind.PIECE, row[:end].data, time=now)
         first = pieces["offset"] == 0
         self._journal.totals.modules += int((first & (pieces["what"] == PieceOf.MODULE)).sum())
-        names = pieces[pieces["what"] == PieceOf.NAME]
+        last = pieces["offset"] + pieces["bytes"] == pieces["total"]
+        known = pieces[last & (pieces["what"] == PieceOf.CODE)]
         if self.kernels is not None:
-            self.kernels.compiled(zip(names["address"].tolist(), names["size"].tolist(), strict=True))
+            self.kernels.compiled(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
 
     def _write_stacks(self, stacks: NDArray[np.void], now: int) -> None:
         if len(stacks):
