@@ -181,7 +181,7 @@ class _Finishing:
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
             "cost": cost,
-            "totals": dict(self._counts),
+            "totals": {**dict.fromkeys(TOTALS, 0), **self._counts},
             "losses": list(self._totals.values()),
             **({NO_LAUNCHES: unseen} if unseen else {}),
         }
@@ -434,6 +434,9 @@ _PLURALS = {
     "cpu_sample": "cpu_samples",
     "metric": "metrics",
 }
+
+TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches")
+"""What the header's totals tell, even where there was none of it."""
 
 _READERS = {
     FrameKind.HEADER: _Finishing._add_header,

@@ -39,7 +39,7 @@ from iaprof.sandbox.memory import MALLOC, limit, limit_memory
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
 _PROCESSES = 2
-_START = "import sys; from iaprof.report.joining import help_other; help_other(*map(int, sys.argv[1:]))"
+_START = "import sys; from iaprof.report.joining import help_other; help_other(int(sys.argv[2]), int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Helper:
         with theirs:
             self._process = subprocess.Popen(
                 # -P: not from whatever folder the user stands in.
-                [sys.executable, "-P", "-c", _START, str(theirs.fileno()), str(limit() or 0)],
+                [sys.executable, "-P", "-c", _START, str(limit() or 0), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -152,7 +152,7 @@ class Helper:
         except (EOFError, OSError):  # OSError in the middle of what it says
             raise IaprofError(
                 f"the second process that joins the stalls of {self._path} was ended, "
-                "as happens when memory runs out: try again, or allow more with --memory-limit"
+                "as happens when memory runs out: try again"
             ) from None
         if isinstance(found, Exception):
             raise found

@@ -12,6 +12,7 @@ from unittest import mock
 from typer.main import get_command
 
 from iaprof.cli import main
+from iaprof.sandbox import memory
 
 _COMMAND = get_command(main.app)  # made once: this takes as long as a report of a few stalls
 
@@ -27,13 +28,14 @@ class Done(NamedTuple):
 def iaprof(*words: str | Path) -> Done:
     """What the command prints, neither stream being a terminal, and its exit code; exceptions come through."""
     written = io.BytesIO()
-    memory = resource.getrlimit(resource.RLIMIT_DATA)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     out, err = io.TextIOWrapper(written, "utf-8"), io.StringIO()
     code: object = None
     argv = mock.patch("sys.argv", ["iaprof", *map(str, words)])
     with (
         argv,
         mock.patch.object(main, "app", _COMMAND),
+        mock.patch.object(memory, "_limit", None),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -42,7 +44,7 @@ def iaprof(*words: str | Path) -> Done:
         except SystemExit as ended:
             code = ended.code
         finally:
-            resource.setrlimit(resource.RLIMIT_DATA, memory)
+            resource.setrlimit(resource.RLIMIT_DATA, before)  # the verb limited this process's memory
     assert code is None or isinstance(code, int)
     out.flush()
     return Done(code or 0, written.getvalue().decode(), err.getvalue())

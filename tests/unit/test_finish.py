@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,13 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "s")
     with pytest.raises(SpoolError, match="is not a file"):
         SpoolReader(tmp_path / "s")
+
+
+def test_totals_tell_of_nothing_that_there_was_none_of(tmp_path: Path) -> None:
+    # given a recording in which nothing happened
+    totals = captured(tmp_path).header["totals"]
+    # then each total that the format describes is there, and 0; samples are those of imported texts
+    page = (Path(__file__).resolve().parents[2] / "docs" / "capture-format.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| `totals`"))
+    described = set(re.findall(r"`(\w+)`", row.split("|")[2])) - {"samples"}
+    assert totals == dict.fromkeys(described, 0) | {"losses": 1}  # that the recorder died
