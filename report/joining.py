@@ -152,7 +152,7 @@ class Helper:
         except (EOFError, OSError):  # OSError in the middle of what it says
             raise IaprofError(
                 f"the second process that joins the stalls of {self._path} was ended, "
-                "as happens when memory runs out: try again, or allow more with --memory-limit"
+                "as happens when memory runs out: try again"
             ) from None
         if isinstance(found, Exception):
             raise found
