@@ -10,6 +10,7 @@ import glob
 import itertools
 import os
 import random
+import resource
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import limits
+from iaprof.sandbox import memory
 
 FAILED = pytest.StashKey[bool]()
 INTEGRATION = Path(__file__).parent / "integration"
@@ -37,6 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
         derandomize=config.getoption("--shuffle") is None,
     )
     settings.load_profile("iaprof")
+
+
+@pytest.fixture(autouse=True)
+def memory_without_a_limit() -> Iterator[None]:
+    """Takes back the limit that verbs set where a test runs them in its own process: browsers would inherit it."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    memory.lift_limit()
+    resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which selects by -m

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import resource
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -12,7 +11,6 @@ from unittest import mock
 from typer.main import get_command
 
 from iaprof.cli import main
-from iaprof.sandbox import memory
 
 _COMMAND = get_command(main.app)  # made once: this takes as long as a report of a few stalls
 
@@ -28,14 +26,12 @@ class Done(NamedTuple):
 def iaprof(*words: str | Path) -> Done:
     """What the command prints, neither stream being a terminal, and its exit code; exceptions come through."""
     written = io.BytesIO()
-    before = resource.getrlimit(resource.RLIMIT_DATA)
     out, err = io.TextIOWrapper(written, "utf-8"), io.StringIO()
     code: object = None
     argv = mock.patch("sys.argv", ["iaprof", *map(str, words)])
     with (
         argv,
         mock.patch.object(main, "app", _COMMAND),
-        mock.patch.object(memory, "_limit", None),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -43,8 +39,6 @@ def iaprof(*words: str | Path) -> Done:
             main.main()
         except SystemExit as ended:
             code = ended.code
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, before)  # the verb limited this process's memory
     assert code is None or isinstance(code, int)
     out.flush()
     return Done(code or 0, written.getvalue().decode(), err.getvalue())
