@@ -268,3 +268,22 @@ def test_closed_before_it_is_ready(probes: LaunchProbes, private: Path, within: 
         probes.close()
     assert not runs(child)
     assert list(private.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("", "maps=ok bcc=ok headers=ok programs=ok"),
+        (
+            "mount -t tmpfs none /usr/src && mount -t tmpfs none /lib/modules",
+            "maps=ok bcc=ok headers=problem programs=problem",
+        ),
+    ],
+)
+def test_check_looks_at_bcc_and_headers_where_they_are_needed(before: str, expected: str, tmp_path: Path) -> None:
+    say = "from iaprof.record.checks import bpf; print(*(f'{each.name}={each.level.value}' for each in bpf.checks()))"
+    hidden = before and f"{before} && mount -t tmpfs none /sys/kernel"
+    command = where_it_is_refused(tmp_path, sys.executable, "-c", say, before=hidden)
+    environment = {name: value for name, value in os.environ.items() if name != "BCC_KERNEL_SOURCE"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout == expected + "\n", done.stderr
