@@ -1417,7 +1417,8 @@ static void listen_in(const char *dir)
     listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     check(listen_fd >= 0 && bind(listen_fd, (struct sockaddr *)&address, sizeof(address)) == 0 && listen(listen_fd, 256) == 0,
           "gpu.sock");
-    fchmodat(dir_fd, "gpu.sock", 0666, 0); /* the profiled program may belong to another user */
+    /* the profiled program may belong to another user */
+    check(fchmodat(dir_fd, "gpu.sock", 0666, 0) == 0, "gpu.sock");
 }
 
 static void watch(int fd, uint64_t tag)
