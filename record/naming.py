@@ -191,15 +191,17 @@ class RecordedNaming(Closing):
         rights = self._rights(pid)
         lives = os.path.exists(f"/proc/{pid}")
         ns_pid = self._described.get(pid, {}).get("ns_pid")
-        if ns_pid and not lives:  # what has its map's name here is another process's
+        below = None if lives else self._roots.get(pid) or None
+        if ns_pid and not lives and below is None:  # what has its map's name here is another process's
             return Named(problem=f"process {pid} is gone, and its container's files with it")
         inside = ns_pid or pid  # the process calls its map by its own number
         # The map is the process's own word: it must be its user's, or another user could write what it likes.
-        found = self._opener.open(f"/tmp/perf-{inside}.map", rights, pid if lives else 0, owner=rights.uid)  # noqa: S108
+        name = f"/tmp/perf-{inside}.map"  # noqa: S108
+        found = self._opener.open(name, rights, pid if lives else 0, owner=rights.uid, below=below)
         perf_map = found if isinstance(found, int) else None
         dumps = []
         for path in list(self._jitdumps.get(pid, ()))[:_MOST_JITDUMPS]:
-            dump = self._opener.open(path, rights, pid if lives else 0, owner=rights.uid)
+            dump = self._opener.open(path, rights, pid if lives else 0, owner=rights.uid, below=below)
             dumps += [dump] if isinstance(dump, int) else []
         try:
             if perf_map is None and not dumps:

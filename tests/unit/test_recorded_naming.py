@@ -35,13 +35,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return requests
 
 
-def recorded(pid: int, **described: int) -> RecordedNaming:
+def recorded(pid: int, roots: dict[int, int | str] | None = None, **described: int) -> RecordedNaming:
     process = dict.fromkeys(field.name for field in KINDS["process"])
     process |= {"time_ns": 1, "pid": pid, "tid": pid, "event": "described", "uid": USER, "gid": USER, **described}
     processes = pa.Table.from_struct_array(pa.array([process], KINDS["process"]))
     mappings = pa.Table.from_struct_array(pa.array([], KINDS["mapping"]))
     header = {"host": {"boot_id": boot_id()}}
-    return RecordedNaming(header, AddressSpaces(mappings, processes), mappings, processes, everything=False)
+    spaces = AddressSpaces(mappings, processes)
+    return RecordedNaming(header, spaces, mappings, processes, everything=False, roots=roots)
 
 
 def name(naming_: RecordedNaming, pid: int) -> str:
@@ -66,6 +67,16 @@ def test_a_perf_map_of_a_container_that_is_gone_is_not_looked_for_here(asked: li
     assert asked == []
     name(recorded(GONE), GONE)
     assert len(asked) == 1
+
+
+def test_a_perf_map_in_a_root_that_is_kept_is_looked_for_there(asked: list[dict[str, Any]]) -> None:
+    name(recorded(GONE, {GONE: 44}, ns_pid=7), GONE)
+    name(recorded(GONE, {GONE: "/srv/root"}), GONE)
+    where = [(bytes.fromhex(each["path"]), each["root"], bytes.fromhex(each.get("below", ""))) for each in asked]
+    assert where == [(b"/tmp/perf-7.map", 44, b""), (b"/tmp/perf-%d.map" % GONE, None, b"/srv/root")]
+    assert [each["owner"] for each in asked] == [USER, USER]
+    assert "is gone" in name(recorded(GONE, {GONE: ""}, ns_pid=7), GONE)
+    assert len(asked) == 2
 
 
 def file_of(pid: int, inode: int | None = 7, build_id: bytes | None = None) -> tuple[AddressSpaces, pa.Table, Module]:
