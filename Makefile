@@ -1,6 +1,6 @@
 # Everything but help and clean starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures test all-tests test-driver lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures test all-tests test-driver test-programs lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -27,6 +27,10 @@ all-tests: setup
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
 	@$(IN)/python -m pytest tests/driver
+
+test-programs: setup ## tests/programs: records dpnp, pyopencl, OpenVINO and clpeak, which it downloads (0.7 GB)
+	@scripts/test-programs >/dev/null
+	@scripts/test tests/programs
 
 lint: setup ## ruff, mypy --strict, import rules
 	$(IN)/ruff check
