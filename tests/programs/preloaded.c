@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Preloaded into the programs. It does two things:
+ * Preloaded into the programs. The file PROGRAMS_PID gets the process id, and two functions are others:
  *
  * zeContextMakeMemoryResident succeeds, which SYCL's Level Zero v2 adapter asks for and the driver refuses where there is no GPU.
  *
@@ -121,6 +121,13 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint 
 {
     count(kernel);
     return next_enqueue(queue, kernel, dimensions, offset, global, local, waits, wait, event);
+}
+
+__attribute__((constructor)) static void write_pid(void)
+{
+    FILE *file = fopen(getenv("PROGRAMS_PID"), "w");
+    fprintf(file, "%d\n", getpid());
+    fclose(file);
 }
 
 __attribute__((destructor)) static void write_ledger(void)

@@ -72,13 +72,16 @@ class Run:
         """The same with more of an environment."""
         return replace(self, environment={**self.environment, **settings})
 
-    def command(self, pid_file: Path) -> list[str]:
-        """The words of a command that leaves its process id in a file.
+    def started(self, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """Words and environment for executing it in `folder`, whose file `pid` gets its process id.
 
-        Programs in a root of their own get their environment late: paths in it lead nowhere for anyone else.
+        A program in a root of its own gets its environment late: paths in it lead nowhere for anyone else.
         """
-        settings = [f"{name}={value}" for name, value in self.environment.items()] if self.own_root else []
-        return ["sh", "-c", 'echo $$ >"$0" && exec env "$@"', str(pid_file), *settings, *self.words]
+        if not self.own_root:
+            return self.words, os.environ | {**self.environment, "PROGRAMS_PID": str(folder / "pid")}
+        settings = [f"{name}={value}" for name, value in self.environment.items()]
+        start = ["sh", "-c", 'echo $$ >"$0" && exec env "$@"', str(folder / "pid")]
+        return [*start, *settings, *self.words], dict(os.environ)
 
 
 @dataclass(frozen=True)

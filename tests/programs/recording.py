@@ -7,7 +7,6 @@ The program is the only one that maps the files in which the counted functions a
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections import Counter
@@ -94,7 +93,8 @@ class Recording:
 def record(programs: Programs, run: Run, folder: Path, *options: str) -> Recording:
     """Records a program from its start to its end, in `folder`."""
     with Hardware(folder / "gpu", "bmg") as hardware, Calls(programs.launch_functions()) as calls:
-        done = _record(run, folder, hardware, options, run.command(folder / "pid"))
+        words, environment = run.started(folder)
+        done = _record(words, environment | hardware.env(), folder, *options)
         launches = calls.total()
     return _recording(folder, done, launches)
 
@@ -103,9 +103,10 @@ def record_running(programs: Programs, run: Run, folder: Path, *options: str) ->
     """Records a program that has launched already and waits: `folder`/go.ready is there until it finds `folder`/go."""
     go, ready = folder / "go", folder / "go.ready"
     with Hardware(folder / "gpu", "bmg") as hardware, Calls(programs.launch_functions()) as calls:
-        environment = os.environ | hardware.env() | run.environment
+        words, environment = run.started(folder)
+        environment |= hardware.env()
         with (folder / "out").open("w") as out:
-            program = subprocess.Popen(run.command(folder / "pid"), cwd=folder, env=environment, stdout=out, stderr=out)
+            program = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
         try:
             deadline = time.monotonic() + LONGEST
             while not ready.exists():
@@ -116,7 +117,7 @@ def record_running(programs: Programs, run: Run, folder: Path, *options: str) ->
             traced = (folder / "trace").stat().st_size if (folder / "trace").exists() else 0
             # What the recorder starts, it starts when its probes are in.
             script = f"touch {go}; until grep -q '^State:.Z' /proc/{program.pid}/status; do sleep 0.05; done"
-            done = _record(run, folder, hardware, options, ["sh", "-c", script])
+            done = _record(["sh", "-c", script], environment, folder, *options)
         finally:
             go.touch()
             program.wait(LONGEST)
@@ -127,10 +128,9 @@ def record_running(programs: Programs, run: Run, folder: Path, *options: str) ->
 
 
 def _record(
-    run: Run, folder: Path, hardware: Hardware, options: tuple[str, ...], command: list[str]
+    command: list[str], environment: dict[str, str], folder: Path, *options: str
 ) -> subprocess.CompletedProcess[str]:
-    # The command's environment leads the recorder to the drivers, which it probes before they are mapped.
-    environment = os.environ | hardware.env() | ({} if run.own_root else run.environment)
+    # The environment is the recorder's, too: it leads it to the drivers, which it probes before they are mapped.
     words = [*IAPROF, "record", "-o", "capture", *options, "--", *command]
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST)
 
