@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures bytecode test all-tests test-repeat test-driver test-kernels test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup demo pictures bytecode test all-tests test-repeat test-driver test-programs test-kernels test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -35,6 +35,10 @@ test-repeat: ## make test twenty times, under stress, among idle processes, with
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
 	@$(IN)/python -m pytest tests/driver
+
+test-programs: setup ## tests/programs: records dpnp, pyopencl, OpenVINO and clpeak, which it downloads (0.7 GB)
+	@scripts/test-programs >/dev/null
+	@scripts/test tests/programs
 
 test-kernels: setup ## boot Debian's kernels under QEMU: BPF and one launch through each kind of probe (docs/platforms.md)
 	@$(IN)/python scripts/test_kernels.py

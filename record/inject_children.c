@@ -49,7 +49,9 @@ void inject_begin(void)
     next_fexecve = found(RTLD_NEXT, "fexecve");
     next_posix_spawn = found(RTLD_NEXT, "posix_spawn");
     next_posix_spawnp = found(RTLD_NEXT, "posix_spawnp");
-    inject_dlsym = found;
+    /* The next one, as this library has its own: another preloaded library may have one, too, that its program relies on.
+     * dlvsym passes over such a one, which has no version. */
+    inject_dlsym = found(RTLD_NEXT, "dlsym");
 }
 
 /* --- of this program */

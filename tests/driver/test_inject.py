@@ -124,6 +124,41 @@ def test_every_path_through_the_loader_leads_to_it(
     assert recorder.elfs() == ledger_elfs(kernels)
 
 
+OTHER_LIBRARY = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+void *dlsym(void *handle, const char *name)
+{
+    static void *(*next)(void *, const char *);
+    if (!next)
+        next = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!strcmp(name, "zeGetKernelProcAddrTable"))
+        close(open("asked", O_CREAT | O_WRONLY, 0644));
+    return next(handle, name);
+}
+"""
+
+
+def test_another_preloaded_library_that_takes_dlsym_over_is_asked(
+    driver: Driver, recorder: Recorder, tmp_path: Path
+) -> None:
+    library = tmp_path / "other.so"
+    words = [os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(words, input=OTHER_LIBRARY, text=True, check=True)
+    environment = recorder.injection.environment(driver.environment("bmg") | {"LD_PRELOAD": str(library)})
+
+    done = run(driver.command([zebin("bmg", "matmul")]), environment, tmp_path)
+
+    kernels = read_ledger(done.stdout, tmp_path)
+    assert recorder.launches() == ledger_launches(kernels)
+    assert recorder.elfs() == ledger_elfs(kernels)
+    assert (tmp_path / "asked").exists()
+
+
 CHAINS = {
     "sh": ["sh", "-c", '"$@"; exit $?', "sh"],
     "env": ["env", "-u", "HOME", "nice", "-n", "0"],
