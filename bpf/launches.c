@@ -111,7 +111,7 @@ struct stack {
     u64 time;
     u32 pid;
     u32 depth;
-    u64 ips[]; /* STACK_DEPTH */
+    u64 ips[]; /* STACK_DEPTH; behind them of each the 8 bytes before it and the 8 from it on, 0 where they could not be read */
 };
 
 struct compiled {
@@ -172,6 +172,7 @@ struct scratch {
     u32 depth;
     u64 frame[2];        /* the frame pointer and the return address that a function saved */
     u64 ips[MAX_DEPTH];
+    u64 around[MAX_DEPTH][2];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
@@ -244,7 +245,14 @@ enum stack_result { STACK_SENT, STACK_NO_ROOM, STACK_OVERWRITTEN };
 
 static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch,
                                                     u64 owner) {
-    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(u64) * STACK_DEPTH);
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < MAX_DEPTH; i++) {
+        u64 at = below(MAX_DEPTH, i);
+        if (at >= depth)
+            break;
+        read_user(scratch->around[at], sizeof(scratch->around[at]), (void *)(scratch->ips[at] - 8)); /* 0 if that fails */
+    }
+    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + 3 * sizeof(u64) * STACK_DEPTH);
     if (!record)
         return STACK_NO_ROOM;
     record->id = id;
@@ -252,6 +260,7 @@ static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u
     record->pid = pid;
     record->depth = depth;
     bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
+    bpf_probe_read_kernel(record->ips + STACK_DEPTH, 2 * sizeof(u64) * STACK_DEPTH, scratch->around);
     if (*(volatile u64 *)&scratch->owner != owner) {
         stacks.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
         return STACK_OVERWRITTEN;
@@ -359,8 +368,7 @@ struct launched {
 
 /* Who launches, and from where, as user_stack has it; returns 0 when the programs are not set up. */
 static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, const struct caller *caller,
-                                        struct launched *out) {
-    struct launched found, *launch = &found;
+                                        struct launched *launch) {
     u64 who = bpf_get_current_pid_tgid();
     u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
@@ -380,8 +388,8 @@ static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, const str
         if (!launch->stack)
             launch->flags = LAUNCH_NO_STACK;
     }
-    /* Copied by a helper, so that the verifier forgets by which of many ways it came here, and goes on but once. */
-    bpf_probe_read_kernel(out, sizeof(*out), &found);
+    /* Copied onto itself, so that the verifier forgets by which of many ways it came here, and goes on but once. */
+    bpf_probe_read_kernel(launch, sizeof(*launch), launch);
     return 1;
 }
 

@@ -65,6 +65,12 @@ class PieceOf(IntEnum):
 
 def stack_dtype(depth: int) -> np.dtype[np.void]:
     """The dtype of one stack record whose program was built with STACK_DEPTH = `depth`."""
+    # The 8 bytes before each address, and the 8 from it on; zeros where they could not be read.
+    return np.dtype([*unchecked_stack_dtype(depth).descr, ("around", "<u8", (depth, 2))])
+
+
+def unchecked_stack_dtype(depth: int) -> np.dtype[np.void]:
+    """The dtype of a stack record of a program that did not look at the code."""
     return np.dtype([("id", "<u8"), ("time", "<u8"), ("pid", "<u4"), ("depth", "<u4"), ("ips", "<u8", (depth,))])
 
 
