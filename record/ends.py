@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,20 @@ class StackEnds:
     def samples(self, stacks: NDArray[np.uint64]) -> None:
         """Counts CPU samples by the ids of their stacks."""
         self._samples.add(stacks, np.ones(len(stacks), np.int64))
+
+    def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
+        """Each module in which stacks end, and the distinct addresses where they do, sorted.
+
+        Args:
+            modules: those that `Ends` means.
+        """
+        found: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
+        for _, ends, _ in self._stacks:
+            for number in np.unique(ends.modules[ends.modules >= 0]).tolist():
+                module = modules[number]
+                found.setdefault(module.identity, (module, []))[1].append(ends.addresses[ends.modules == number])
+        for module, addresses in found.values():
+            yield module, np.unique(np.concatenate(addresses))
 
     def completed(self, modules: list[Module], module: Module, named: Named) -> Named:
         """What was found of a module, with the beginnings that the stacks themselves told.

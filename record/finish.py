@@ -440,7 +440,7 @@ class _Finishing:
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
         self._counts[_PLURALS[kind]] += len(rows)
         self._writer.write(kind, rows)
-        if self._write_symbols is not None:
+        if kind != "stack" or self._write_symbols is not None:
             self._for_symbols.add(kind, rows)
 
 

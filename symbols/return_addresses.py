@@ -25,16 +25,16 @@ class Flags(IntFlag):
 
 
 def codes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The codes of addresses, as bpf/launches.c makes them.
+    """The codes of addresses: uint64[n].
 
     Args:
         before: uint64[n], the 8 bytes before each address, little-endian.
-        after: uint64[n], the 8 bytes from each address on.
+        after: uint64[n], the 8 bytes from each address on; both are 0 where they could not be read.
     """
     flags = np.full(len(before), Flags.READ, np.uint64)
     flags[after == np.uint64(_SIGNAL_RETURN)] |= np.uint64(Flags.SIGNAL_RETURN)
     flags[after & np.uint64(0xFF) == _RELATIVE_CALL] |= np.uint64(Flags.CALL_FOLLOWS)
-    return before & ~np.uint64(0xFF) | flags
+    return np.where(before | after > 0, before & ~np.uint64(0xFF) | flags, np.uint64(0))
 
 
 def is_known(code: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -195,3 +195,22 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
     assert ends["whole"] == ends["stacks"] > 100
     assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) reach the program's start" in done.err
     assert "[no frame pointers" not in folded(capture)
+
+
+def test_check_names_the_library_where_stacks_end(tmp_path: Path, strays: Strays) -> None:
+    # given a program that launches as long as somebody looks
+    told, forever = tmp_path / "told", str(1 << 30)
+    with subprocess.Popen([strays.program, forever, "heap"], env=os.environ | strays.environment(told)) as program:
+        try:
+            # when
+            done = iaprof("check", "--json")
+        finally:
+            program.kill()
+    # then it says so, and nothing of libraries that are on no stack
+    found = {each["name"]: each for each in json.loads(done.out)["checks"] if each["group"] == "Stacks"}
+    assert found[LIBRARY]["level"] == "warning"
+    assert re.match(r"the stacks of [\d,]+ launches end there", found[LIBRARY]["text"])
+    assert found[LIBRARY]["file"].endswith(f"/{LIBRARY}")
+    assert "-fno-omit-frame-pointer" in found[LIBRARY]["mend"]
+    assert re.match(r"now, 0 of [\d,]+ launches", found["launches"]["text"])
+    assert not found.keys() & {"libze_intel_gpu", "libze_loader", "libsycl", "libc"}

@@ -5,7 +5,7 @@
  * Compiled twice: with LIBRARY as that library, and without as the program.
  *
  *   program N KIND...    N launches with each kind of data:
- *       heap   an object whose second word is the address of another one, each time new
+ *       heap   an object whose second word is the address of another one; of OBJECTS in turn
  *       code   an object whose second word is the address of a function, which no call stands before
  *       none   no data: the register is 0
  *
@@ -40,7 +40,7 @@ __attribute__((visibility("default"))) void through_library(void (*launch)(void)
 
 #include "ze_api.h"
 
-enum { DURATION_NS = 5000000 };
+enum { DURATION_NS = 5000000, OBJECTS = 64 };
 
 static ze_kernel_handle_t kernel;
 
@@ -53,11 +53,18 @@ OPAQUE void launch_kernel(void)
 
 OPAQUE static void step(const char *kind)
 {
-    uintptr_t *object = calloc(4, sizeof(*object)), *other = calloc(64, sizeof(*other));
+    static uintptr_t *objects[OBJECTS], *others[OBJECTS];
+    static unsigned next;
+    unsigned which = next++ % OBJECTS;
+    if (!objects[which]) {
+        objects[which] = calloc(4, sizeof(uintptr_t));
+        others[which] = calloc(64, sizeof(uintptr_t));
+    }
+    uintptr_t *object = objects[which], *other = others[which];
     object[0] = (uintptr_t)other;
     object[1] = strcmp(kind, "code") ? (uintptr_t)other : (uintptr_t)launch_kernel;
     through_library(launch_kernel, strcmp(kind, "none") ? object : NULL);
-    __asm__ volatile("" : : "r"(object)); /* they stay, so that the next ones are elsewhere */
+    __asm__ volatile("");
 }
 
 int main(int argc, char **argv)

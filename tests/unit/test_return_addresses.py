@@ -104,4 +104,5 @@ def test_what_is_returned_to_without_a_call() -> None:
 def test_bytes_that_were_not_read_are_no_call_and_known_as_such() -> None:
     unread = np.zeros(1, np.uint64)
     assert not is_known(unread).any() and not can_be_returned_to(unread).any()
+    assert not is_known(of("00" * 8, "00" * 8)).any()
     assert is_known(of("00" * 8)).all()
