@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
+from iaprof.formats.launches import LOOKED_AT
 from iaprof.record.ends import StackEnds
 from iaprof.record.stack_ids import StackIds
 from iaprof.record.walks import Walked, Walks
@@ -40,7 +41,12 @@ class LaunchStacks:
         records = records[np.fromiter((int(i) not in self._kept for i in records["id"]), bool, len(records))]
         depths = np.minimum(records["depth"], depth).astype(np.int64)
         inside = np.arange(depth) < depths[:, None]
-        around = records["around"][inside] if "around" in (records.dtype.names or ()) else None
+        around = None
+        if "around" in (records.dtype.names or ()):
+            most = min(depth, LOOKED_AT)
+            around = np.zeros((*inside.shape, 2), np.uint64)
+            around[:, :most] = records["around"][:, :most]
+            around = around[inside]
         walked = Walked(
             records["pid"],
             records["time"],
