@@ -12,7 +12,7 @@
  *
  * Each new output file gets every stack again: the epoch in `settings` is part of the id.
  *
- * Numbers without a definition here: MAX_DEPTH (a power of two) and what handles.c names are set by the compiler (programs.py);
+ * Numbers without a definition here: MAX_DEPTH and LOOKED_AT (powers of two) and what handles.c names are set by the compiler (programs.py);
  * STACK_DEPTH (at most MAX_DEPTH), STACK_ID_BITS and *_WAKE_EVERY by the loader, which also says how many elements a map has where
  * this says ANY: see NAMED.
  */
@@ -111,7 +111,7 @@ struct stack {
     u64 time;
     u32 pid;
     u32 depth;
-    u64 ips[]; /* STACK_DEPTH */
+    u64 ips[]; /* STACK_DEPTH; then of LOOKED_AT each the 8 bytes before it and the 8 from it on, 0 where they cannot be read */
 };
 
 struct compiled {
@@ -172,6 +172,7 @@ struct scratch {
     u32 depth;
     u64 frame[2];        /* the frame pointer and the return address that a function saved */
     u64 ips[MAX_DEPTH];
+    u64 around[LOOKED_AT][2];
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
@@ -244,7 +245,7 @@ enum stack_result { STACK_SENT, STACK_NO_ROOM, STACK_OVERWRITTEN };
 
 static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch,
                                                     u64 owner) {
-    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(u64) * STACK_DEPTH);
+    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(scratch->around) + sizeof(u64) * STACK_DEPTH);
     if (!record)
         return STACK_NO_ROOM;
     record->id = id;
@@ -252,12 +253,25 @@ static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u
     record->pid = pid;
     record->depth = depth;
     bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
+    bpf_probe_read_kernel(record->ips + STACK_DEPTH, sizeof(scratch->around), scratch->around);
     if (*(volatile u64 *)&scratch->owner != owner) {
         stacks.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
         return STACK_OVERWRITTEN;
     }
     stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
     return STACK_SENT;
+}
+
+/* Reads what stands around the innermost addresses. Not around all that a stack can have: the verifier would find a third loop of
+ * that length too complex. */
+static __always_inline void look_around(struct scratch *scratch, u64 depth) {
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STACK_DEPTH; i++) {
+        u64 at = below(LOOKED_AT, i);
+        if (hidden(i) >= depth || hidden(i) >= LOOKED_AT)
+            break;
+        read_user(scratch->around[at], sizeof(scratch->around[at]), (void *)(scratch->ips[at] - 8)); /* 0 if that fails */
+    }
 }
 
 /* Where a function that has not made its own frame has its caller's, in bytes from the stack pointer. */
@@ -328,6 +342,7 @@ static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u3
             *remark = whole_or_not;
             return id;
         }
+        look_around(scratch, depth);
         u64 sent_as = known ? 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255) : id;
         enum stack_result result = send_stack(sent_as, time, pid, depth, scratch, owner);
         if (result == STACK_OVERWRITTEN)
@@ -359,8 +374,7 @@ struct launched {
 
 /* Who launches, and from where, as user_stack has it; returns 0 when the programs are not set up. */
 static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, const struct caller *caller,
-                                        struct launched *out) {
-    struct launched found, *launch = &found;
+                                        struct launched *launch) {
     u64 who = bpf_get_current_pid_tgid();
     u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
@@ -380,8 +394,8 @@ static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, const str
         if (!launch->stack)
             launch->flags = LAUNCH_NO_STACK;
     }
-    /* Copied by a helper, so that the verifier forgets by which of many ways it came here, and goes on but once. */
-    bpf_probe_read_kernel(out, sizeof(*out), &found);
+    /* Copied onto itself, so that the verifier forgets by which of many ways it came here, and goes on but once. */
+    bpf_probe_read_kernel(launch, sizeof(*launch), launch);
     return 1;
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compiler import Source
 from iaprof.bpf.driver_layout import MAX_CLASSES
-from iaprof.formats.launches import PIECE_BYTES
+from iaprof.formats.launches import LOOKED_AT, PIECE_BYTES
 
 MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
@@ -22,6 +22,7 @@ _FILES = ("launches.c", "handles.c")
 _FUNCTIONS = ("on_launch", "on_compile", "on_handle_launch", "on_kernel_gone", "on_module_gone")
 _DEFINES = {
     "MAX_DEPTH": MAX_DEPTH,
+    "LOOKED_AT": LOOKED_AT,
     "MAX_STEPS": MAX_STEPS,
     "CLASSES": MAX_CLASSES,
     "PIECE_BYTES": PIECE_BYTES,

@@ -34,9 +34,10 @@ def _matched(facts: Facts) -> str:
     shares = facts.matched.shares()
     ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
     no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
+    whole = f"; stacks: {facts.whole.text('samples')}" if facts.whole.stacks else ""
     return (
         f"matched to a kernel {percent(shares['kernel'])}, an instruction {percent(shares['instruction'])}, "
-        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}; "
+        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}{whole}; "
     )
 
 

@@ -72,7 +72,8 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
         page.table("GPUs", _gpus(first))
     page.texts("Warnings", warnings(found.parts), WARM)
     page.facts("Holds", holds(found.counts))
-    page.texts("Lost", lost(found.losses), WARM if found.losses else "")
+    missing = list(lost(found.losses, (part.stack_ends for part in found.parts)))
+    page.texts("Lost", iter(missing), WARM if missing != ["nothing"] else "")
     if not found.merged:
         page.facts("Quality", quality(first))
         page.facts("Own cost", own_cost(first.cost))

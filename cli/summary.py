@@ -10,6 +10,7 @@ from typing import Any
 from iaprof.formats.no_launches import MEMBER, sentence
 from iaprof.formats.profile import clean
 from iaprof.formats.quantities import in_bytes
+from iaprof.formats.whole_stacks import WholeStacks
 
 MOST_LOSSES = 20  # that are listed
 
@@ -41,6 +42,7 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
         f"{_count(totals, 'launches', 'launch', 'launches')}",
         f"{_count(totals, 'stacks', 'stack')}",
         f"{_count(totals, 'modules', 'module')}",
+        *_stack_ends(header),
         f"lost: {losses(header)}",
     ]
     match header.get("cost"):
@@ -60,6 +62,13 @@ def no_launches_warning(header: dict[str, Any]) -> str:
     """A line about stalls without launches; empty where that is not so."""
     text = sentence(header.get(MEMBER), header.get("totals", {}).get("stalls"))
     return clean(f"iaprof: {text}") if text else ""
+
+
+def _stack_ends(header: dict[str, Any]) -> list[str]:
+    """Where the stacks of launches end, where there are some."""
+    told = header.get("stack_ends")
+    launches = WholeStacks.from_json(told.get("launches")) if isinstance(told, dict) else None
+    return [f"stacks: {launches.text('launches')}"] if launches is not None and launches.stacks else []
 
 
 def losses(header: dict[str, Any]) -> str:

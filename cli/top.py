@@ -64,15 +64,16 @@ def show(profile: Profile, by: str, limit: int, as_json: bool, per_interval: boo
     from iaprof.report.ranking import Ranker
 
     ranker = Ranker(profile, by)
+    ends = {} if profile.whole is None else {"stack_ends": profile.whole.to_json()}
     if not per_interval:
         ranking = ranker.table(limit)
         if as_json:
-            print(json.dumps(_as_dict(ranking), indent=2))
+            print(json.dumps({**_as_dict(ranking), **ends}, indent=2))
         else:
             _table(ranking).print()
     elif as_json:
         tables = [{"start_s": start, **_as_dict(ranker.table(limit, rows))} for start, rows in _intervals(profile)]
-        print(json.dumps({"by": by, "intervals": tables}, indent=2))
+        print(json.dumps({"by": by, "intervals": tables, **ends}, indent=2))
     else:
         for number, (start, rows) in enumerate(_intervals(profile)):
             print(f"{chr(10) if number else ''}from {start:.3f} s")

@@ -28,7 +28,7 @@ from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.stalls import REASONS
 
-FORMAT = 4
+FORMAT = 5
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
@@ -114,6 +114,7 @@ KINDS: dict[str, pa.StructType] = {
             ("source", _name),
             ("problem", _name),
             ("frame_pointers", pa.bool_()),
+            ("outermost", _words),
         ]
     ),
     "symbol": pa.struct(
@@ -190,6 +191,7 @@ NULLABLE = {
     *(f"process.{name}" for name in ("ppid", "comm", "ns_pid", "cgroup", "container", "uid", "gid")),
     "module.build_id",
     "module.frame_pointers",
+    "module.outermost",
     "kernel.elf",
     "metric.stream",
     "metric.pid",
@@ -219,6 +221,7 @@ _SINCE = {
     2: {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"},
     3: {"module", "symbol", "mapping.inode", "process.uid", "process.gid"},
     4: {"part", "sample"},
+    5: {"module.outermost"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 
@@ -382,6 +385,11 @@ class CaptureReader:
             part.header, part.label, part._own = header, label, number
             parts.append(part)
         return parts
+
+    @property
+    def has_cut_stacks(self) -> bool:
+        """Whether its stacks are without what a walk took for return addresses, as they are since format 5."""
+        return isinstance(self.header.get("stack_ends"), dict)  # one of before may have been written again since
 
     @property
     def stall_records(self) -> int:

@@ -47,6 +47,7 @@ class JsonStacks(Writer):
         ]
         head = {
             "matched": profile.matched,
+            **({} if profile.whole is None else {"stack_ends": profile.whole.to_json()}),
             "intervals": list(profile.intervals),
             "launches": launches,
             "kernels": kernels,

@@ -8,6 +8,7 @@ import numpy as np
 
 NAME_BYTES = 64
 PATH_BYTES = 4096
+LOOKED_AT = 128  # addresses of a stack, the innermost, of which the code is looked at
 PIECE_BYTES = (16 << 10) - 80  # with what goes before it, and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(
@@ -65,6 +66,12 @@ class PieceOf(IntEnum):
 
 def stack_dtype(depth: int) -> np.dtype[np.void]:
     """The dtype of one stack record whose program was built with STACK_DEPTH = `depth`."""
+    # The 8 bytes before each of the innermost addresses, and the 8 from it on; zeros where they could not be read.
+    return np.dtype([*unchecked_stack_dtype(depth).descr, ("around", "<u8", (LOOKED_AT, 2))])
+
+
+def unchecked_stack_dtype(depth: int) -> np.dtype[np.void]:
+    """The dtype of a stack record of a program that did not look at the code."""
     return np.dtype([("id", "<u8"), ("time", "<u8"), ("pid", "<u4"), ("depth", "<u4"), ("ips", "<u8", (depth,))])
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
     import numpy as np
     from numpy.typing import NDArray
 
+    from iaprof.formats.whole_stacks import WholeStacks
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -99,6 +101,7 @@ class Profile:
     gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval, of those with any
     launch_counts: dict[int, int] = field(default_factory=dict)  # launches that were recorded, by index of kernels
     matched: dict[str, float] = field(default_factory=dict)  # shares of samples that found their place: report.profile
+    whole: WholeStacks | None = None  # samples by where the stack ends that launched them; None where that is not known
 
     def __len__(self) -> int:
         return len(self.interval)

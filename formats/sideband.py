@@ -178,6 +178,13 @@ def decode(data: bytes, into: SideBand) -> None:
         raise ValueError(f"{len(data) - whole} of its bytes are no records")
 
 
+def samples_of(data: bytes, into: SampleRecords) -> None:
+    """Adds only the samples of what `decode` takes, and says nothing of what is no record."""
+    _, samples, whole = _records(data)
+    if samples:
+        into.add(data[:whole], samples)
+
+
 def sample_columns(records: SampleRecords) -> Samples:
     """The columns of the samples that `decode` found."""
     words = np.frombuffer(b"".join(records.data), np.uint64)

@@ -21,17 +21,27 @@ from numpy.typing import NDArray
 from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
-from iaprof.formats.launches import LAUNCH, PIECE_BYTES, LaunchFlags, PieceOf, stack_dtype
+from iaprof.formats.launches import (
+    LAUNCH,
+    PIECE_BYTES,
+    LaunchFlags,
+    PieceOf,
+    stack_dtype,
+    unchecked_stack_dtype,
+)
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
-from iaprof.formats.sideband import Mappings, SideBand, decode, sample_columns
+from iaprof.formats.sideband import Mappings, SampleRecords, SideBand, decode, sample_columns, samples_of
 from iaprof.record.cpu_samples import CpuSamples
 from iaprof.record.described import HEAD, Described, about_piece
+from iaprof.record.for_symbols import ForSymbols
 from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
-from iaprof.record.mapped_files import MappedFiles
+from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
+from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
-from iaprof.symbols.calls import Needed
+from iaprof.record.walks import Walks
+from iaprof.symbols.address_space import AddressSpaces
 
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
@@ -48,29 +58,7 @@ _KERNELS_UNFINISHED = (
 _MODULES_UNFINISHED = (
     "modules that had not come whole by the end: their kernels have names and instructions, but no lines"
 )
-
-
-class ForSymbols:
-    """What naming the stacks of a recording needs to know of it."""
-
-    def __init__(self) -> None:
-        self.needed = Needed()
-        self.header: dict[str, Any] = {}
-        self.files = MappedFiles()
-        self.roots: dict[int, str] = {}  # of processes whose root is not ours: see Roots
-        self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
-
-    def add(self, kind: str, rows: pa.StructArray) -> None:
-        """Takes rows that go into the capture."""
-        if kind == "stack":
-            self.needed.add(rows)
-        elif kind in self._rows:
-            self._rows[kind].append(rows)
-
-    def table(self, kind: str) -> pa.Table:
-        """All `mapping` or `process` rows."""
-        schema = pa.schema(list(KINDS[kind]))
-        return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
 
 WriteSymbols = Callable[[ForSymbols, CaptureWriter], dict[str, Any]]
@@ -105,6 +93,9 @@ def finish(
     with replacing(output) as file:
         writer = CaptureWriter(file)
         work = _Finishing(writer, write_symbols)
+        for frame in spool.frames({FrameKind.HEADER, FrameKind.SIDEBAND}):
+            work.add_mappings(frame)
+        work.all_mappings_known()
         for frame in spool.frames():
             work.add(frame)
             if look is not None:
@@ -133,11 +124,12 @@ class _Finishing:
         self._launch_frames = array("Q")  # where they are in the spool
         self._launches: list[NDArray[np.void]] = []
         self._launch_rows = 0
-        self._stack_ids: set[int] = set()
-        self._sideband = SideBand()
+        self._sideband, self._samples = SideBand(), SampleRecords()
         self._drivers: dict[str, int] = {}  # the first process that mapped each
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
-        self._cpu_samples = CpuSamples()
+        self._lost_sideband = False
+        self._stacks: LaunchStacks
+        self._cpu_samples: CpuSamples
         self._kernels: list[pa.StructArray] = []
         self._kernel_bytes = 0
         self._digests: set[str] = set()
@@ -154,8 +146,30 @@ class _Finishing:
         self._last_ns = max(self._last_ns, frame.time)
         try:
             _READERS[frame.kind](self, frame)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
+        except _DAMAGE as error:
+            self._damaged(frame, error)
+
+    def add_mappings(self, frame: Frame) -> None:
+        """Takes what a frame of the side-band says of processes, before everything else: stacks are cut by that."""
+        self._first_ns = self._first_ns or frame.time
+        if frame.kind is not FrameKind.SIDEBAND:
+            return
+        try:
+            self._add_processes(frame)
+        except _DAMAGE as error:
+            self._damaged(frame, error)
+
+    def all_mappings_known(self) -> None:
+        """Ends `add_mappings`."""
+        self._flush_processes()
+        known = self._for_symbols
+        known.spaces = AddressSpaces(known.table("mapping"), known.table("process"))
+        walks = Walks(known.spaces, not self._lost_sideband)
+        self._stacks = LaunchStacks(walks, known.ends)
+        self._cpu_samples = CpuSamples(walks, known.ends)
+
+    def _damaged(self, frame: Frame, error: Exception) -> None:
+        self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
 
     def end(self, cut: int, unknown: int) -> dict[str, Any]:
         """Writes what is left, and gives the header.
@@ -172,7 +186,7 @@ class _Finishing:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._flush_stalls()
-        self._flush_sideband()
+        self._flush_samples()
         self._flush_kernels()
         self._flush_metrics()
         self._flush_described()
@@ -187,6 +201,7 @@ class _Finishing:
             **self._header,
             **self._footer,
             "symbols": symbols,
+            "stack_ends": self._for_symbols.ends.header(self._for_symbols.spaces.modules),
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
             "cost": cost,
@@ -231,25 +246,8 @@ class _Finishing:
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
             raise ValueError("its stacks have an absurd depth")
-        records = np.frombuffer(frame.payload, stack_dtype(frame.part))
-        # A stack whose id the BPF program forgot comes again: it is kept once.
-        records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
-        new = np.fromiter((int(i) not in self._stack_ids for i in records["id"]), bool, len(records))
-        records = records[new]
-        self._stack_ids.update(records["id"].tolist())
-        depths = np.minimum(records["depth"], frame.part).astype(np.int64)
-        inside = np.arange(frame.part) < depths[:, None]
-        rows = pa.StructArray.from_arrays(
-            [
-                pa.array(records["id"]),
-                pa.array(records["time"]),
-                pa.array(records["pid"]),
-                pa.array(depths == frame.part),
-                _lists(depths, records["ips"][inside]),
-            ],
-            fields=list(KINDS["stack"]),
-        )
-        self._write_rows("stack", rows)
+        dtype = stack_dtype if frame.kind is FrameKind.STACKS else unchecked_stack_dtype
+        self._write_rows("stack", self._stacks.rows(np.frombuffer(frame.payload, dtype(frame.part)), frame.part))
 
     def _add_kernel(self, frame: Frame) -> None:
         about = _object(frame.payload[: frame.part])
@@ -289,21 +287,27 @@ class _Finishing:
                 self._flush_launches()
         self._flush_launches()
 
-    def _add_sideband(self, frame: Frame) -> None:
+    def _add_processes(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.
         before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
         self._sideband_reads[frame.source] = last, frame.time
         try:
             decode(frame.payload, self._sideband)
         finally:
+            self._sideband.samples = SampleRecords()  # they come once more
             if self._sideband.lost:
                 detail = "mappings, names, forks, exits or CPU samples that the kernel had no room for"
                 lost = min(self._sideband.lost, _MOST)
                 self._sideband.lost = 0
+                self._lost_sideband = True
                 self._lost(min(before, frame.time), frame.time, "side-band", "lost", lost, detail)
-            rows = max(len(self._sideband.mappings.time), len(self._sideband.processes.time))
-            if rows >= ROWS_PER_GROUP or self._sideband.samples.size >= SAMPLE_BYTES_PER_GROUP:
-                self._flush_sideband()
+            if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
+                self._flush_processes()
+
+    def _add_samples(self, frame: Frame) -> None:
+        samples_of(frame.payload, self._samples)
+        if self._samples.size >= SAMPLE_BYTES_PER_GROUP:
+            self._flush_samples()
 
     def _add_metrics(self, frame: Frame) -> None:
         meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
@@ -376,35 +380,34 @@ class _Finishing:
         if not self._launches:
             return
         launches = np.concatenate(self._launches)
+        stacks = self._stacks.ids(launches["stack"])
         self._launches, self._launch_rows = [], 0
         # What was launched in the file before this one is counted there.
-        carried = int(np.count_nonzero(launches["flags"] & LaunchFlags.CARRIED))
+        is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
+        self._for_symbols.ends.launches(stacks[~is_carried])
+        carried = int(np.count_nonzero(is_carried))
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried
+        launches["stack"] = stacks
         for rows in launch_rows(launches, self._kernel_names):
             self._write_rows("launch", rows)
 
-    def _flush_sideband(self) -> None:
+    def _flush_processes(self) -> None:
         if self._write_symbols is not None:
             self._for_symbols.files.add(self._sideband.mappings)
-        for kind, rows in (("mapping", self._sideband.mappings), ("process", self._sideband.processes)):
-            columns = vars(rows)
-            names = {"time_ns": "time"}
-            arrays = [
-                pa.array(columns[name], field.type)
-                if (name := names.get(field.name, field.name)) in columns
-                else pa.nulls(len(rows.time), field.type)
-                for field in KINDS[kind]
-            ]
-            self._write_rows(kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind])))
+        for kind, rows in sideband_rows(self._sideband):
+            self._write_rows(kind, rows)
         self._find_drivers(self._sideband.mappings)
+        self._sideband = SideBand()
+
+    def _flush_samples(self) -> None:
         depth = self._header.get("stack_depth")
         stacks, rows = self._cpu_samples.rows(
-            sample_columns(self._sideband.samples), depth if isinstance(depth, int) else MAX_DEPTH
+            sample_columns(self._samples), depth if isinstance(depth, int) else MAX_DEPTH
         )
         self._write_rows("stack", stacks)
         self._write_rows("cpu_sample", rows)
-        self._sideband = SideBand()
+        self._samples = SampleRecords()
 
     def _find_drivers(self, mappings: Mappings) -> None:
         found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
@@ -437,7 +440,7 @@ class _Finishing:
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
         self._counts[_PLURALS[kind]] += len(rows)
         self._writer.write(kind, rows)
-        if self._write_symbols is not None:
+        if kind != "stack" or self._write_symbols is not None:
             self._for_symbols.add(kind, rows)
 
 
@@ -460,8 +463,9 @@ _READERS = {
     FrameKind.STALLS: _Finishing._add_stalls,
     FrameKind.LAUNCHES: _Finishing._add_launches,
     FrameKind.STACKS: _Finishing._add_stacks,
+    FrameKind.UNCHECKED_STACKS: _Finishing._add_stacks,
     FrameKind.KERNEL: _Finishing._add_kernel,
-    FrameKind.SIDEBAND: _Finishing._add_sideband,
+    FrameKind.SIDEBAND: _Finishing._add_samples,
     FrameKind.LOSS: _Finishing._add_loss,
     FrameKind.END: _Finishing._add_end,
     FrameKind.APPEND: _Finishing._add_to_header,

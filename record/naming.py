@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import behind_sudo
 from iaprof.record.containers import describe
+from iaprof.record.entry_names import with_entry_names
 from iaprof.record.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.opener import Opener, Rights
 from iaprof.sandbox.closing import Closing
@@ -130,7 +131,8 @@ class RecordedNaming(Closing):
                     problems[f"{module.path} was replaced by another build"] = None
                     continue
                 with self._debug_file(module, facts) as debug:
-                    return self._binaries.name(file, addresses, debug, self._everything)
+                    named = self._binaries.name(file, addresses, debug, self._everything)
+                return with_entry_names(named, file, facts.build_id, addresses)
         return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
 
     def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:

@@ -9,10 +9,9 @@ from types import FrameType
 from typing import Any
 
 from iaprof.formats.capture import CaptureWriter
-from iaprof.record.finish import ForSymbols
+from iaprof.record.for_symbols import ForSymbols
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.record.symbols import Symbols
-from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.write_names import Patience, Progress, write_names
 
 _NICE = 19
@@ -35,7 +34,7 @@ def recorded_symbols(
         before = cpu_seconds() + children_cpu_seconds()
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # the machine has better things to do
         mappings, processes = recorded.table("mapping"), recorded.table("process")
-        spaces = AddressSpaces(mappings, processes)
+        spaces = recorded.spaces
         modules = list(recorded.needed.modules(spaces))
 
         patience = Patience()
@@ -48,7 +47,7 @@ def recorded_symbols(
         with RecordedNaming(recorded.header, spaces, mappings, processes, everything, recorded.files, roots) as naming:
             previous = signal.signal(signal.SIGINT, skip)
             try:
-                counts = write_names(writer, modules, naming, progress, patience)
+                counts = write_names(writer, modules, naming, progress, patience, recorded.completed)
             finally:
                 signal.signal(signal.SIGINT, previous)
         return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}

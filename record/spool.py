@@ -35,7 +35,7 @@ class FrameKind(IntEnum):
     HEADER = 1  # JSON, the capture's header as far as it is known at the start
     STALLS = 2  # `part` columns of u64, one after the other; source is the stream
     LAUNCHES = 3  # LAUNCH records
-    STACKS = 4  # stack records; `part` is the depth they have room for
+    UNCHECKED_STACKS = 4  # stack records without codes, of earlier recorders; `part` is the depth they have room for
     KERNEL = 5  # `part` bytes of JSON, then the ELF file
     SIDEBAND = 6  # perf records; source is the CPU
     LOSS = 7  # JSON
@@ -44,6 +44,7 @@ class FrameKind(IntEnum):
     METRICS = 10  # JSON line that names the columns, `part` bytes; then rows of little-endian u64
     PROCESS = 11  # JSON, what /proc says of one process: pid, ns_pid, cgroup, container
     PIECE = 12  # a PIECE record, cut behind the bytes that count
+    STACKS = 13  # stack records; `part` is the depth they have room for
 
 
 @dataclass(frozen=True)

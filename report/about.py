@@ -65,8 +65,11 @@ def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
     if facts is not None:
         said = dict(_report(found.parts, facts))
         yield f"{facts.stalls:,} samples"
-        yield from (f"{name}: {said[name]}" for name in ("rate", "matched", "unmatched", "unnamed") if name in said)
-    yield f"lost: {', '.join(lost(found.losses[:_MOST_SHOWN]))}{and_more(len(found.losses) - _MOST_SHOWN)}"
+        yield from (
+            f"{name}: {said[name]}" for name in ("rate", "matched", "stacks", "unmatched", "unnamed") if name in said
+        )
+    missing = lost(found.losses[:_MOST_SHOWN], (part.stack_ends for part in found.parts))
+    yield f"lost: {', '.join(missing)}{and_more(len(found.losses) - _MOST_SHOWN)}"
     costs = [part.cost.cpu_percent for part in found.parts if part.cost.cpu_percent is not None]
     if costs:
         yield f"recorder: {max(costs):.1f} % of one CPU"
@@ -79,7 +82,7 @@ def _groups(found: Inventory, facts: Facts | None, selection: Selection) -> Iter
     if facts is not None:
         yield "This report", [*_report(parts, facts), *_only(selection)]
     yield "Holds", ((name, " ".join(text.split())) for name, text in holds(found.counts))
-    yield "Lost", (("", text) for text in lost(found.losses))
+    yield "Lost", (("", text) for text in lost(found.losses, (part.stack_ends for part in parts)))
     if found.merged:
         yield "Own cost", ((part.label, text) for part in parts[:MOST_ROWS] if (text := _cost_of(part)))
     else:
@@ -148,6 +151,8 @@ def _report(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
         f"{percent(shares['kernel'])} to a kernel, {percent(shares['instruction'])} to an instruction, "
         f"{percent(shares['stack'])} to one stack{ambiguous}",
     )
+    if facts.whole.stacks:
+        yield "stacks", clean(facts.whole.text("samples"))
     yield "unmatched", f"{facts.unknown_kernel:,} in no known kernel, {facts.no_launch:,} without a launch"
     unnamed = [module for module in facts.cpu_modules if module.unnamed]
     files = _together(

@@ -40,7 +40,8 @@ def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamp
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     tables = [table.filter(pa.array(np.isin(table["id"].to_numpy(), ids))) for table in capture.tables("stack")]
     stacks = pa.concat_tables([pa.schema(list(KINDS["stack"])).empty_table(), *tables])
-    cpu = CpuFrames(stacks, AddressSpaces(capture.table("mapping"), processes), naming, wanted.look)
+    spaces = AddressSpaces(capture.table("mapping"), processes)
+    cpu = CpuFrames(stacks, spaces, naming, wanted.look, capture.has_cut_stacks)
     launches = [
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
         for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)

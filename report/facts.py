@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iaprof.formats.profile import Profile
+from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.gpu_module import GpuKernel
 from iaprof.symbols.cpu_frames import ModuleNames
 
@@ -46,6 +47,9 @@ class Facts:
     unknown_kernel: int = 0  # of those, in no known kernel
     no_launch: int = 0  # in a known kernel of which no launch was recorded
     matched: Matched = field(default_factory=Matched)
+    whole: WholeStacks = field(
+        default_factory=lambda: WholeStacks(0, 0, 0)
+    )  # samples by where the stack ends that launched them
     problems: dict[str, list[str]] = field(default_factory=dict)  # and the paths of the modules that have it
     cpu_modules: list[CpuModule] = field(default_factory=list)
 

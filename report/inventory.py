@@ -15,6 +15,7 @@ from iaprof.formats.merged import sums
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
 from iaprof.formats.stalls import guessed_layout
+from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
@@ -128,6 +129,7 @@ class Part:
     symbols: Symbols | None
     warnings: list[str]  # sentences: what a reader has to know, because it makes all of it doubtful
     matched: dict[str, float] | None  # shares of the samples
+    stack_ends: dict[str, WholeStacks] | None  # where stacks end, of `launches` and `cpu_samples`; None before format 5
     imported: str | None  # the text's format, "" if it does not say
     redacted: bool
     recovered: bool
@@ -197,6 +199,7 @@ def _part(capture: CaptureReader) -> Part:
         symbols=_symbols(header),
         warnings=[*_guesses(streams), *filter(None, [clean(no_launches_sentence(unseen, header.number(*_STALLS)))])],
         matched=_matched(header),
+        stack_ends=_stack_ends(capture.header),
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
         recovered=capture.header.get("recovered") is True,
@@ -246,6 +249,14 @@ class _Header:
     def numbers(self, *names: str) -> list[int]:
         """The counts in the list there."""
         return [each for each in self.items(*names) if type(each) is int and 0 <= each < _MOST]
+
+
+def _stack_ends(header: dict[str, Any]) -> dict[str, WholeStacks] | None:
+    told = header.get("stack_ends")
+    if not isinstance(told, dict):
+        return None
+    found = {what: WholeStacks.from_json(told.get(what)) for what in ("launches", "cpu_samples")}
+    return {what: each.cleaned(clean) for what, each in found.items() if each is not None}
 
 
 def _span(span: Any) -> tuple[int, int]:

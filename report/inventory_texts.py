@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.formats.whole_stacks import WholeStacks
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part
@@ -30,6 +31,8 @@ _MATCHED = {
     "stack": "to one stack",
     "ambiguous": "ambiguous",
 }
+_STACKS = {"launches": "launch", "cpu_samples": "CPU"}
+_COUNTED = {"launches": "launches", "cpu_samples": "CPU samples"}
 Fact = tuple[str, str]
 """A name, and what is to be said of it."""
 
@@ -92,8 +95,13 @@ def warnings(parts: Sequence[Part]) -> Iterator[str]:
         yield f"and {len(said) - MOST_ROWS:,} more"
 
 
-def lost(losses: list[Loss]) -> Iterator[str]:
-    """What is missing, or that nothing is."""
+def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None] = ()) -> Iterator[str]:
+    """What is missing, or that nothing is.
+
+    Args:
+        losses: of the capture.
+        stack_ends: of its parts: callers that are missing in stacks are missing, too.
+    """
     for loss in losses[:MOST_ROWS]:
         how_many = "an unknown number" if loss.count is None else f"{loss.count:,}"
         times = "" if loss.events is None else f", {counted(loss.events, 'time')}"
@@ -101,12 +109,21 @@ def lost(losses: list[Loss]) -> Iterator[str]:
         yield f"{what}: {how_many}{times}"
     if len(losses) > MOST_ROWS:
         yield f"and {len(losses) - MOST_ROWS:,} more"
-    if not losses:
+    of_parts = [ends["launches"] for ends in stack_ends if ends and "launches" in ends]
+    launches = WholeStacks.together(of_parts)
+    if launches.others:
+        unknown = ", or may not" if launches.unknown else ""
+        missing = counted(launches.others, "launch", "launches")
+        yield f"callers: of {missing}, whose stacks do not reach the program's start{unknown}"
+    elif not losses:
         yield "nothing"
 
 
 def quality(part: Part) -> Iterator[Fact]:
     """What recording itself found of names and places."""
+    for what, ends in (part.stack_ends or {}).items():
+        if ends.stacks:
+            yield f"{_STACKS[what]} stacks", ends.text(_COUNTED[what])
     matched = part.matched or {}
     if shares := [f"{100 * matched[what]:.1f} % {text}" for what, text in _MATCHED.items() if what in matched]:
         yield "matched", ", ".join(shares)

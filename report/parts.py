@@ -15,6 +15,7 @@ import numpy as np
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.profile import Launch, Profile
+from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu_module import GpuKernel, GpuModules
@@ -153,6 +154,7 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         gauges={interval: each for profile in reversed(profiles) for interval, each in profile.gauges.items()},
         launch_counts=_counts(profiles),
         matched=facts.matched.shares(),
+        whole=facts.whole,
     )
     binaries: list[GpuKernel | None] = [binary for report in reports for binary in report.binaries]
     return Report(together, facts, capture.header, binaries)
@@ -169,6 +171,7 @@ def _counts(profiles: list[Profile]) -> dict[int, int]:
 
 def _facts(parts: list[Facts]) -> Facts:
     facts = Facts(matched=Matched(*(sum(getattr(part.matched, f.name) for part in parts) for f in fields(Matched))))
+    facts.whole = WholeStacks.together(part.whole for part in parts)
     for part in parts:
         facts.records += part.records
         facts.stalls += part.stalls

@@ -107,8 +107,9 @@ def _build(
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     weights = _weights(joined, placed, totals)
     stacks = _stacks(capture, weights)
-    cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), wanted.look)
+    cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), wanted.look, capture.has_cut_stacks)
     facts.cpu_modules = _shares(cpu, weights)
+    facts.whole = cpu.ends(weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [begin_ns / 1e9 + wanted.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
@@ -123,7 +124,7 @@ def _build(
         int(joined.alone.sum()),
         int(totals[ambiguous[joined.site]].sum()),
     )
-    profile = replace(profile, intervals=intervals, gauges=measured, matched=facts.matched.shares())
+    profile = replace(profile, intervals=intervals, gauges=measured, matched=facts.matched.shares(), whole=facts.whole)
     return Report(profile, facts, capture.header, binaries)
 
 

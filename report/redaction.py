@@ -57,7 +57,7 @@ _DROPPED = {
 _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost", "symbols", "recovered",
-    "matched", "imported", "launches_by", "no_launches",
+    "matched", "imported", "launches_by", "no_launches", "stack_ends",
 }  # fmt: skip
 """Members of the header that stay: what a later recorder may add could tell anything."""
 _HEADER_TEXTS = {
@@ -151,7 +151,7 @@ class Redaction:
         redacted = Module(module.kind, redacted_path(module.path), build_id, 0, module.pid)
         problem = "redacted" if named.problem else ""
         source = "redacted" if named.source else ""
-        return redacted, Named(names, source, problem, named.frame_pointers)
+        return redacted, Named(names, source, problem, named.frame_pointers, named.outermost)
 
 
 def redacted_header(header: dict[str, Any]) -> dict[str, Any]:

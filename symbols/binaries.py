@@ -203,13 +203,14 @@ class Binaries(Closing):
                 seconds=max(end - time.monotonic(), _SYMBOLS_SECONDS),
             )
             names, sources, more = _checked_names(answer, columns)
+            outermost = _checked_outermost(answer, offsets)
         finally:
             os.close(columns)
         told = [*problems, *more]
         if not len(names) and not told and len(offsets):
             stripped = not main.facts.has_symbols and not main.facts.has_debug_info
             told.append(("it is stripped: " if stripped else "") + "nothing of it is known at these addresses")
-        return Named(names, " and ".join(sources), _joined(told), main.facts.frame_pointers)
+        return Named(names, " and ".join(sources), _joined(told), main.facts.frame_pointers, outermost)
 
 
 def _key(source: _Source) -> str:
@@ -303,6 +304,18 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
     if not all(each in SOURCES for each in list_of(sources)):
         raise AnswerError
     return names, list_of(sources)[: len(SOURCES)], told
+
+
+def _checked_outermost(answer: Any, offsets: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
+    """Of the offsets that were asked for, those of code without a caller."""
+    match answer:
+        case {"outermost": None}:
+            return None
+        case {"outermost": list(told)}:
+            found = np.array([integer(each) for each in told], np.uint64)
+        case _:
+            raise AnswerError
+    return np.intersect1d(offsets, found).astype(np.uint64)
 
 
 def _content(file: int, size: int) -> bytes:

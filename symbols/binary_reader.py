@@ -19,6 +19,7 @@ from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.elf import Elf, ElfError, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.frame_pointers import read_openings
 from iaprof.symbols.names import LONGEST_NAME
+from iaprof.symbols.outermost import outermost
 from iaprof.symbols.sources import DEBUG_INFORMATION, DYNAMIC_SYMBOLS, SOURCES, SYMBOL_TABLE
 from iaprof.symbols.symcache import SymCache, SymCacheError
 
@@ -79,7 +80,13 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
         inside &= numbers > 0
         answer.add(at[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers[inside])
         answer.sources.update(_sources(functions, which[inside]))
-    return answer.written(files[-1], problems)
+    return {**answer.written(files[-1], problems), "outermost": _outermost(elf, offsets[known], addresses[known])}
+
+
+def _outermost(elf: Elf, offsets: NDArray[np.uint64], addresses: NDArray[np.uint64]) -> list[int] | None:
+    """The offsets of the code that has no caller; None where that cannot be told."""
+    found = outermost(elf, addresses)
+    return None if found is None else offsets[found].tolist()
 
 
 class _Answer:

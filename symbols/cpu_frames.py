@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.profile import Kind, Origin
+from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.demangle import demangled
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Naming
 from iaprof.symbols.pythons import PYTHON_FUNCTION, without_interpreter
-from iaprof.symbols.stack_ends import where_it_ends, without_strays
+from iaprof.symbols.stack_ends import End, code_of, end_of, has_no_beginning, mark, without_strays
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class ModuleNames:
     addresses: int
     rows: dict[int, int]  # in the names, of those addresses that have one
     named: Named
+    outermost: frozenset[int] = frozenset()  # of the addresses, those without a caller
 
 
 _MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
@@ -64,6 +67,7 @@ class CpuFrames:
         spaces: AddressSpaces,
         naming: Naming,
         look: Look = Look(),
+        are_cut: bool = False,
     ) -> None:
         """Asks for all names.
 
@@ -72,8 +76,9 @@ class CpuFrames:
             spaces: of the same capture.
             naming: knows the names.
             look: how frames are to look.
+            are_cut: the stacks have no frames that are none, as in captures of format 5 and later.
         """
-        self._look = look
+        self._look, self._are_cut = look, are_cut
         self._rows = {int(stack): row for row, stack in enumerate(stacks["id"].to_numpy())}
         self._truncated = stacks["truncated"].to_numpy(zero_copy_only=False)
         found = calls(stacks)
@@ -87,7 +92,8 @@ class CpuFrames:
             rows = named.names.find(addresses)
             has = rows >= 0
             found_rows = dict(zip(addresses[has].tolist(), rows[has].tolist(), strict=True))
-            self._told[module.identity] = ModuleNames(module, len(addresses), found_rows, named)
+            outermost = frozenset(() if named.outermost is None else named.outermost.tolist())
+            self._told[module.identity] = ModuleNames(module, len(addresses), found_rows, named, outermost)
         self._at = cache(self._find_at)
         self._stack = cache(self._find_stack)
         self._origin = cache(_origin)
@@ -135,15 +141,49 @@ class CpuFrames:
         row = self._rows.get(stack)
         if row is None:
             return (), ()
-        frames = without_strays([frame for place in self._places(row) for frame in self._at(*place)], self._keeps)
-        truncated = bool(self._truncated[row])
-        end = None
-        if frames:
-            end = where_it_ends(frames[0].name, frames[0].module, truncated, self._keeps(frames[0].module))
+        frames = [frame for place in self._places(row) for frame in self._at(*place)]
+        if not self._are_cut:
+            frames = without_strays(frames, self._keeps)
+        end = mark(*self._end(row, frames), bool(self._truncated[row])) if frames else None
         if not self._look.interpreter:
             frames = list(without_interpreter(frames))
         texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
         return texts, (*((_MISSING,) if end else ()), *(self._origin(frame) for frame in frames))
+
+    def _end(self, row: int, frames: Sequence[CpuFrame]) -> tuple[End, Module | None]:
+        """How a stack with these frames ends, and in what."""
+        if not frames:
+            return End.UNKNOWN, None
+        first = frames[0]
+        told = self._told[first.module.identity]
+        # The place of that frame: strays may be before it.
+        places = self._places(row)
+        address = next((inside for number, inside in places if self._modules[number] == first.module), 0)
+        is_outermost = None if told.named.outermost is None else address in told.outermost
+        if self._are_cut and has_no_beginning(first.module):
+            is_outermost = bool(is_outermost)
+        return end_of(first.symbol, first.module, is_outermost, told.named.frame_pointers), first.module
+
+    def ends(self, weights: Mapping[int, int]) -> WholeStacks:
+        """Where stacks end.
+
+        Args:
+            weights: of stacks, by id.
+        """
+        whole = unknown = 0
+        ends: Counter[str] = Counter()
+        for stack, weight in weights.items():
+            row = self._rows.get(stack)
+            if row is None:
+                continue
+            frames = [frame for place in self._places(row) for frame in self._at(*place)]
+            end, module = self._end(row, frames if self._are_cut else without_strays(frames, self._keeps))
+            if end is End.WHOLE:
+                whole += weight
+            else:
+                unknown += weight * (end is End.UNKNOWN and not self._truncated[row])
+                ends[code_of(module)] += weight
+        return WholeStacks.of(whole, unknown, ends)
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""

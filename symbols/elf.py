@@ -246,6 +246,19 @@ class Elf:
             known |= within
         return offsets, known
 
+    def at(self, address: int, count: int) -> bytes:
+        """The bytes that are loaded at an address, as many as one segment has there."""
+        for start, offset, size in self._loaded:
+            if start <= address < start + size:
+                return self._read(offset + address - start, min(count, start + size - address))
+        return b""
+
+    @cached_property
+    def _loaded(self) -> list[tuple[int, int, int]]:
+        """Address, offset and bytes of each segment that is loaded."""
+        loaded: list[tuple[int, int, int]] = self.loads[["address", "offset", "size"]].tolist()
+        return loaded
+
     def packed_symbols(self) -> SymbolTable:
         """The functions of .gnu_debugdata, a small ELF file packed with xz, which has the names of local functions."""
         index = self.section(".gnu_debugdata")

@@ -24,6 +24,7 @@ class InTurn:
         sources: dict[str, None] = {}
         problems: dict[str, None] = {}
         frame_pointers = None
+        outermost: NDArray[np.uint64] | None = None
         for naming in self._namings:
             if not len(addresses):
                 break
@@ -38,6 +39,10 @@ class InTurn:
             if named.problem:
                 problems[named.problem] = None
             frame_pointers = named.frame_pointers if frame_pointers is None else frame_pointers
+            if named.outermost is not None:
+                outermost = named.outermost if outermost is None else np.union1d(outermost, named.outermost)
             addresses, times = addresses[~found], times[~found]
         names = Names.joined(parts) if parts else NO_NAMES
-        return Named(names, "; ".join(sources), "; ".join(problems) if len(addresses) else "", frame_pointers)
+        return Named(
+            names, "; ".join(sources), "; ".join(problems) if len(addresses) else "", frame_pointers, outermost
+        )

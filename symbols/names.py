@@ -139,6 +139,7 @@ class Named:
     source: str = ""  # what the names are from, for people: "debug information of /usr/lib/debug/..."
     problem: str = ""  # why not everything could be named: one sentence, empty when nothing went wrong
     frame_pointers: bool | None = None  # whether the code keeps them; None where that is not known
+    outermost: NDArray[np.uint64] | None = None  # of the addresses, those without a caller; None where nobody can tell
 
 
 class Naming(Protocol):

@@ -30,6 +30,7 @@ def module_row(number: int, module: Module, named: Named) -> pa.StructArray:
         "source": _valid(named.source),
         "problem": _valid(named.problem),
         "frame_pointers": named.frame_pointers,
+        "outermost": None if named.outermost is None else named.outermost.tolist(),
     }
     return pa.array([row], KINDS["module"])
 
@@ -72,13 +73,26 @@ class CaptureNames:
         table = capture.table("module")
         columns = (
             shared(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
-            for name in ("id", "what", "path", "build_id", "inode", "pid", "source", "problem", "frame_pointers")
+            for name in (
+                "id",
+                "what",
+                "path",
+                "build_id",
+                "inode",
+                "pid",
+                "source",
+                "problem",
+                "frame_pointers",
+                "outermost",
+            )
         )
         for number, what, path, build_id, inode, pid, *about in zip(*columns, strict=True):  # there are few
             if what not in set(ModuleKind):
                 continue  # of a later version
             module = Module(ModuleKind(what), path, build_id, inode, pid)
-            self._named[module.identity] = Named(names.get(number, Names.of([])), *about)
+            *told, addresses = about
+            outermost = None if addresses is None else np.array(addresses, np.uint64)
+            self._named[module.identity] = Named(names.get(number, Names.of([])), *told, outermost)
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
         """See Naming."""

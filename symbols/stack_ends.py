@@ -1,8 +1,8 @@
-"""Where a stack ends, and why there, when that is not where its thread began.
+"""Where a stack ends, and why there, when that is not where its program or thread began.
 
 A stack is walked by frame pointers, up to a limit of depth. Code that was built without frame pointers uses their
-register for other things. There the walk ends, or goes on for one or two frames with whatever lies on the stack: who
-knows which library that is can rebuild it.
+register for other things. There the walk ends: who knows which library that is can rebuild it. What such a walk
+takes for return addresses is cut off when a capture is made (record/walks.py), but was kept in earlier formats.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from iaprof.symbols.address_space import NOWHERE
@@ -17,6 +18,8 @@ from iaprof.symbols.modules import Module, ModuleKind
 
 TRUNCATED = "[truncated]"
 NO_FRAME_POINTERS = "[no frame pointers: {}]"
+GENERATED_CODE = "generated code"
+UNKNOWN_MEMORY = "unknown memory"
 _LONGEST_FILE = 255  # characters, NAME_MAX
 
 BEGINNINGS = frozenset(
@@ -33,7 +36,14 @@ BEGINNINGS = frozenset(
 """The functions with which threads begin."""
 _VERSION = re.compile(r"(@.*|\.abi0)$", re.DOTALL)  # __libc_start_main@@GLIBC_2.34; Go's assembly functions are .abi0
 _LIBC = re.compile(r"(libc|libpthread|ld|ld-linux-x86-64|ld-musl-x86_64|libc\.musl-x86_64)(-[0-9.]{1,9})?\.so[0-9.]*")
-_UNNAMED = re.compile(r"\[.*\+0x[0-9a-f]+\]", re.DOTALL)
+
+
+class End(Enum):
+    """How a stack ends."""
+
+    WHOLE = "whole"  # where its program or thread began
+    CUT = "cut"  # before that
+    UNKNOWN = "unknown"  # in code of which nobody can tell
 
 
 class WalkedFrame(Protocol):
@@ -52,11 +62,10 @@ Each = TypeVar("Each", bound=WalkedFrame)
 
 
 def without_strays(frames: Sequence[Each], keeps_frame_pointers: Callable[[Module], bool | None]) -> list[Each]:
-    """The frames but for the outermost that are none: what the walk took for return addresses.
+    """The frames of a stack of an earlier format, but for the outermost that are none.
 
-    That is what lies in no mapping of code and comes before a file's code: when the walk got to the C library's first
-    function, or into a library without frame pointers, it read on from a register that was no frame pointer. Behind
-    code that is known to keep them nothing is left out: what they lead to is a caller, wherever it is.
+    That is what lies in no mapping of code and comes before a file's code. Behind code that is known to keep frame
+    pointers nothing is left out: what they lead to is a caller, wherever it is.
 
     Args:
         frames: the outermost first.
@@ -80,27 +89,54 @@ def _is_nowhere(frame: WalkedFrame) -> bool:
     return module is None or (module.kind is ModuleKind.GENERATED and module.path == NOWHERE)
 
 
-def where_it_ends(name: str, module: Module | None, truncated: bool, keeps_frame_pointers: bool | None) -> str | None:
-    """What to say in place of the frames that are missing; None where none is, or nothing is known of them.
+def is_beginning(name: str) -> bool:
+    """Whether a function of this name is one with which programs or threads begin."""
+    return _VERSION.sub("", name) in BEGINNINGS
 
-    The C library's first functions of a thread (start_thread, __libc_start_call_main) are no exported ones: without
-    its debug symbols they have no name. So an unnamed frame of the C library is taken for one of them, although it may
-    be one that calls back, like the inner part of qsort: most stacks end there as they should, and to
-    mark all of them would make the mark worthless.
+
+def has_no_beginning(module: Module) -> bool:
+    """Whether no program or thread begins in code of a module, whatever it is."""
+    return module.kind is ModuleKind.VDSO or (module.kind is ModuleKind.GENERATED and module.path != NOWHERE)
+
+
+def end_of(name: str, module: Module | None, is_outermost: bool | None, keeps_frame_pointers: bool | None) -> End:
+    """How a stack ends that is not as deep as the limit.
 
     Args:
-        name: of the outermost frame; empty or `[file+0x1234]` where its function has none.
+        name: of the function of the outermost frame; empty where it has none.
         module: whose code that frame is; None where that is not known.
-        truncated: the stack has as many frames as a recorder keeps.
+        is_outermost: what the file says of the frame (symbols.outermost); None where nobody could read that.
         keeps_frame_pointers: what was measured of the module; None where nothing was.
     """
+    if is_outermost or is_beginning(name):
+        return End.WHOLE
+    if module is not None and module.kind is ModuleKind.KERNEL:  # which is not walked by frame pointers
+        return End.WHOLE
+    if is_outermost is not None:
+        return End.CUT
+    if module is None or module.kind is not ModuleKind.FILE:
+        return End.UNKNOWN
+    # Nobody read the file. The C library's first functions of a thread are no exported ones, and have no name without
+    # its debug symbols; nor has one that calls back, like the inner part of qsort.
+    if not name and _LIBC.fullmatch(os.path.basename(module.path)):
+        return End.UNKNOWN
+    return End.CUT if keeps_frame_pointers is False else End.UNKNOWN
+
+
+def code_of(module: Module | None) -> str:
+    """What code of a module is called where a stack ends in it."""
+    if module is None:
+        return UNKNOWN_MEMORY
+    match module.kind:
+        case ModuleKind.FILE:
+            return os.path.basename(module.path)[:_LONGEST_FILE]
+        case ModuleKind.GENERATED:
+            return UNKNOWN_MEMORY if module.path == NOWHERE else GENERATED_CODE
+    return module.path
+
+
+def mark(end: End, module: Module | None, truncated: bool) -> str | None:
+    """What to say in place of the frames that are missing; None where none is, or nothing is known of them."""
     if truncated:
         return TRUNCATED
-    # The kernel is not walked by frame pointers, and nobody can measure what a process generates.
-    if module is None or module.kind is not ModuleKind.FILE or keeps_frame_pointers is not False:
-        return None
-    file = os.path.basename(module.path)
-    is_unnamed = not name or _UNNAMED.fullmatch(name) is not None
-    if _VERSION.sub("", name) in BEGINNINGS or (is_unnamed and _LIBC.fullmatch(file)):
-        return None
-    return NO_FRAME_POINTERS.format(file[:_LONGEST_FILE])
+    return NO_FRAME_POINTERS.format(code_of(module)) if end is End.CUT else None

@@ -1,4 +1,4 @@
-"""Where stacks would end: libraries on the way from a program to a launch that keep no frame pointers."""
+"""Where stacks end: in code on the way from a program to a launch that keeps no frame pointers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from itertools import chain
 
 from iaprof.bpf.libraries import SYSTEM_FOLDERS
+from iaprof.formats.quantities import counted
+from iaprof.record.checks.launching import SECONDS, Launching, look
 from iaprof.record.checks.processes import MOST_FILES, MappedFile, installed, mapped, opened, shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.symbols.frame_pointers import Openings, read_openings
 
 GROUP = "Stacks"
+MOST_LINES = 8
+REBUILD = "export CFLAGS='-O2 -fno-omit-frame-pointer' CXXFLAGS=$CFLAGS"
 _VERSION = rb"\.so(?:\.[0-9.-]+)?"
 LIBRARIES = {
     "libze_intel_gpu": "stacks of launches end at once",
@@ -21,11 +25,32 @@ LIBRARIES = {
     "libc": "stacks lose who called into it",
 }
 """Their names, and what it means when they keep none."""
+_DRIVERS = re.compile(rb"libze_intel_gpu\.so[0-9.]*|libigdrcl\.so")
 _NAMES = re.compile(rb"(" + b"|".join(name.encode() for name in LIBRARIES) + rb")" + _VERSION)
 
 
 def checks() -> Iterator[Check]:
-    """Checks the libraries that are installed and those that running processes have mapped."""
+    """Checks the stacks of what launches now; where nothing does, the libraries through which most stacks go."""
+    launching = look() if next(mapped(_DRIVERS), None) else None
+    if launching is not None and launching.ends.stacks:
+        yield from _launching(launching)
+        return
+    if launching is not None:
+        text = f"none in {SECONDS:g} s of the processes that use a GPU: what follows is of libraries, not of stacks"
+        yield Check(GROUP, "launches", Level.WARNING, text)
+    yield from _libraries()
+
+
+def _launching(launching: Launching) -> Iterator[Check]:
+    """What there is to say of stacks that were seen."""
+    ends = launching.ends
+    yield Check(GROUP, "launches", Level.WARNING if ends.others else Level.OK, f"now, {ends.text('launches')}")
+    for end in ends.ends[:MOST_LINES]:
+        text = f"the stacks of {counted(end.count, 'launch', 'launches')} end there: it keeps no frame pointers"
+        yield Check(GROUP, end.library, Level.WARNING, text, REBUILD, shortened(launching.files.get(end.library, "")))
+
+
+def _libraries() -> Iterator[Check]:
     found: dict[str, dict[bool, list[tuple[str, Openings]]]] = {name: {} for name in LIBRARIES}
     for file, openings in _distinct(chain(installed(SYSTEM_FOLDERS, _NAMES), mapped(_NAMES))):
         name = os.path.basename(file.path).split(".so")[0]
@@ -63,5 +88,5 @@ def _check(name: str, files: list[tuple[str, Openings]]) -> Check:
     if openings.kept:
         return Check(GROUP, name, Level.OK, f"keeps frame pointers: {share}", file=file)
     text = f"keeps no frame pointers ({share}): {LIBRARIES[name]}"
-    mend = "" if name == "libc" else "export CFLAGS='-O2 -fno-omit-frame-pointer' CXXFLAGS=$CFLAGS"
+    mend = "" if name == "libc" else REBUILD
     return Check(GROUP, name, Level.WARNING, text, mend, file)

@@ -10,6 +10,7 @@ import re
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ import pytest
 from iaprof.bpf.libraries import Outcome, Way
 from iaprof.cli import check as command
 from iaprof.cli.main import main
+from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, pythons, stacks
+from iaprof.record.checks.launching import Launching
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.frame_pointers import Openings, read_openings
@@ -565,3 +568,45 @@ def test_the_decoder_in_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     check = command._decoder()
     assert check.level is Level.WARNING
     assert "libiga64 cannot be loaded" in check.text
+
+
+# ---- Stacks of what launches now ----
+
+
+def launching(monkeypatch: pytest.MonkeyPatch, ends: WholeStacks | None, files: dict[str, str] | None = None) -> None:
+    """Has a process with a driver that launched like this while check looked."""
+    driver = processes.MappedFile(1, "/opt/libze_intel_gpu.so.1", "/none")
+    monkeypatch.setattr(
+        stacks, "mapped", lambda name: iter([driver] if name.fullmatch(b"libze_intel_gpu.so.1") else [])
+    )
+    monkeypatch.setattr(stacks, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(stacks, "look", lambda: None if ends is None else Launching(ends, files or {}))
+
+
+def test_where_the_stacks_of_what_launches_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = WholeStacks.of(2, 0, Counter({"libur_adapter.so.0": 97, "generated code": 1}))
+    launching(monkeypatch, ends, {"libur_adapter.so.0": "/opt/libur_adapter.so.0"})
+    found = {check.name: check for check in stacks.checks()}
+    assert list(found) == ["launches", "libur_adapter.so.0", "generated code"]
+    assert found["launches"].text.startswith("now, 2 of 100 launches (2.0 %) reach the program's start")
+    assert found["libur_adapter.so.0"].file == "/opt/libur_adapter.so.0"
+    assert {check.level for check in found.values()} == {Level.WARNING}
+
+
+def test_stacks_that_are_whole_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    launching(monkeypatch, WholeStacks.of(7, 0, Counter()))
+    (check,) = stacks.checks()
+    assert check.level is Level.OK
+    assert check.text == "now, 7 of 7 launches (100.0 %) reach the program's start"
+
+
+def test_processes_with_a_driver_that_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    launching(monkeypatch, WholeStacks.of(0, 0, Counter()))
+    first, *_ = stacks.checks()
+    assert (first.name, first.level) == ("launches", Level.WARNING)
+    assert first.text.startswith("none in 1 s")
+
+
+def test_without_probes_nothing_is_said_of_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    launching(monkeypatch, None)
+    assert "launches" not in [check.name for check in stacks.checks()]

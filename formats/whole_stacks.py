@@ -1,0 +1,107 @@
+"""How many launches or samples have a stack that reaches the start of its program, and where the others end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from iaprof.formats.quantities import and_more, percent
+
+MOST_LIBRARIES = 50  # that are told apart
+_MOST_NAMED = 3  # in a sentence
+_LONGEST_NAME = 255  # characters
+_MOST = 1 << 64
+
+
+@dataclass(frozen=True)
+class LibraryEnd:
+    """How many stacks end in one library."""
+
+    library: str
+    count: int
+
+
+@dataclass(frozen=True)
+class WholeStacks:
+    """Launches or samples by where their stacks end; stacks as deep as the limit end in a library, too."""
+
+    stacks: int  # those that have a stack
+    whole: int  # of these, with a stack that reaches the start
+    unknown: int  # of which nobody can tell, as the code where they end could not be read
+    ends: tuple[LibraryEnd, ...] = ()  # where all but the whole ones end, the most first
+    more: int = 0  # of them, in libraries beyond MOST_LIBRARIES
+
+    @classmethod
+    def of(cls, whole: int, unknown: int, ends: Counter[str]) -> WholeStacks:
+        """Made of counts; `ends` has each that is not whole."""
+        by_count = sorted(ends.items(), key=lambda end: (-end[1], end[0]))[:MOST_LIBRARIES]
+        most = tuple(LibraryEnd(library, count) for library, count in by_count if count)
+        others = ends.total()
+        return cls(whole + others, whole, unknown, most, others - sum(end.count for end in most))
+
+    @classmethod
+    def together(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
+        """Those of several captures as one."""
+        whole = unknown = more = 0
+        ends: Counter[str] = Counter()
+        for part in parts:
+            whole, unknown, more = whole + part.whole, unknown + part.unknown, more + part.more
+            ends.update({end.library: end.count for end in part.ends})
+        joined = cls.of(whole, unknown, ends)
+        return cls(joined.stacks + more, whole, unknown, joined.ends, joined.more + more)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a header, and for other programs."""
+        return {**asdict(self), "ends": [asdict(end) for end in self.ends]}
+
+    @classmethod
+    def from_json(cls, value: Any) -> WholeStacks | None:
+        """What `to_json` gave; None for anything else, which a stranger's header may have."""
+        match value:
+            case {"stacks": stacks, "whole": whole, "unknown": unknown, "ends": list(ends), "more": more} if all(
+                type(number) is int and 0 <= number < _MOST for number in (stacks, whole, unknown, more)
+            ):
+                found = []
+                for end in ends[:MOST_LIBRARIES]:
+                    match end:
+                        case {"library": str() | None as library, "count": int(count)} if 0 <= count < _MOST:
+                            found.append(LibraryEnd((library or "[redacted]")[:_LONGEST_NAME], count))
+                        case _:
+                            return None
+                return cls(stacks, whole, unknown, tuple(found), more)
+        return None
+
+    def cleaned(self, clean: Callable[[str], str]) -> WholeStacks:
+        """With the names of libraries as they can be shown."""
+        return replace(self, ends=tuple(replace(end, library=clean(end.library)) for end in self.ends))
+
+    @property
+    def others(self) -> int:
+        """Those whose stack does not reach the start, or of which nobody knows."""
+        return self.stacks - self.whole
+
+    @property
+    def share(self) -> float:
+        """Of the stacks that reach the start; 1 where there is no stack."""
+        return self.whole / self.stacks if self.stacks else 1.0
+
+    def text(self, what: str) -> str:
+        """One sentence without its full stop.
+
+        Args:
+            what: is counted, such as `launches`.
+        """
+        if not self.stacks:
+            return f"no {what} with a stack"
+        said = f"{self.whole:,} of {self.stacks:,} {what} ({percent(self.share)}) reach the program's start"
+        if self.whole == self.stacks:
+            return said
+        first = self.ends[:_MOST_NAMED]
+        left = len(self.ends) - len(first) + (self.more > 0)
+        libraries = ", ".join(f"{end.library} ({end.count:,})" for end in first)
+        said += f"; the others end in {libraries}{and_more(left)}"
+        if self.unknown:
+            said += f"; of {self.unknown:,} of them it is not known whether that is the start"
+        return said

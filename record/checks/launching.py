@@ -1,0 +1,99 @@
+"""Where the stacks of the launches end that happen now: what runs tells it better than any list of libraries."""
+
+from __future__ import annotations
+
+import select
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.processes import describe
+from iaprof.formats.capture import KINDS
+from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.sideband import SideBand, decode
+from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.record.ends import StackEnds
+from iaprof.record.launch_stacks import LaunchStacks
+from iaprof.record.naming import RecordedNaming
+from iaprof.record.sideband_rows import sideband_rows
+from iaprof.record.walks import Walks
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.boot import boot_id
+from iaprof.symbols.stack_ends import code_of
+
+SECONDS = 1.0
+ENOUGH = 2_000  # launches; then it ends earlier
+
+
+@dataclass(frozen=True)
+class Launching:
+    """What was launched while somebody looked."""
+
+    ends: WholeStacks
+    files: dict[str, str] = field(default_factory=dict)  # paths of the libraries in which stacks end, by their names
+
+
+def look(seconds: float = SECONDS) -> Launching | None:
+    """Probes the drivers that running processes have mapped, for a short time, as a recording does.
+
+    Args:
+        seconds: at most.
+
+    Returns:
+        None where no driver that can be probed is mapped, or the probes cannot be had.
+    """
+    try:
+        probes = LaunchProbes()
+    except BpfUnavailable:
+        return None
+    try:
+        probes.ready()
+        if not sum(outcome.probes for outcome in probes.libraries.running()):
+            return None
+        launches, stacks = _read(probes, seconds)
+    except (BpfUnavailable, OSError):
+        return None
+    finally:
+        probes.close()
+    return _ends(launches, stacks, probes.depth)
+
+
+def _read(probes: LaunchProbes, seconds: float) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
+    """The stacks' ids of the launches that come, and the stacks."""
+    end, ids, stacks = time.monotonic() + seconds, np.empty(0, np.uint64), []
+    while (left := end - time.monotonic()) > 0 and len(ids) < ENOUGH:
+        select.select([probes.launches.fileno()], [], [], min(left, 0.05))
+        launches = probes.launches.read()
+        stacks.append(probes.stacks.read())
+        walked = launches[launches["flags"] & (LaunchFlags.OTHER | LaunchFlags.NO_STACK) == 0]
+        ids = np.concatenate([ids, walked["stack"]])
+    return ids, np.concatenate([*stacks, probes.stacks.read()])
+
+
+def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -> Launching:
+    band, first = SideBand(), int(records["time"].min()) if len(records) else 0
+    for pid in np.unique(records["pid"]).tolist():
+        decode(describe(pid, first), band)
+    rows = dict(sideband_rows(band))
+    mappings, processes = (
+        pa.concat_tables([pa.schema(list(KINDS[kind])).empty_table(), pa.Table.from_struct_array(rows[kind])])
+        for kind in ("mapping", "process")
+    )
+    spaces, ends = AddressSpaces(mappings, processes), StackEnds()
+    stacks = LaunchStacks(Walks(spaces, True), ends)
+    stacks.rows(records, depth)
+    ends.launches(stacks.ids(launches))
+    files = {}
+    with RecordedNaming({"host": {"boot_id": boot_id()}}, spaces, mappings, processes, everything=False) as naming:
+        for module, addresses in ends.places(spaces.modules):
+            files[code_of(module)] = module.path
+            times = np.full(len(addresses), first, np.uint64)
+            ends.completed(spaces.modules, module, naming.name(module, addresses, times))
+    found = WholeStacks.from_json(ends.header(spaces.modules)["launches"])
+    assert found is not None
+    return Launching(found, files)

@@ -1,0 +1,147 @@
+"""Where the stacks of a recording end, counted by launches and by CPU samples for the capture's header."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.record.walks import Ends
+from iaprof.symbols.modules import Module
+from iaprof.symbols.names import Named
+from iaprof.symbols.stack_ends import End, code_of, end_of, has_no_beginning
+
+_AT_ONCE = 1 << 20  # rows of counts that wait to be added up
+
+
+class _Counts:
+    """How often each of many ids was met."""
+
+    def __init__(self) -> None:
+        self._ids, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._waiting: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+
+    def add(self, ids: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
+        self._waiting.append((ids, counts))
+        if sum(len(each) for each, _ in self._waiting) > max(_AT_ONCE, len(self._ids)):
+            self.total()
+
+    def total(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """The distinct ids, sorted, and how often each."""
+        ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
+        counts = np.concatenate([self._counts, *(counts for _, counts in self._waiting)])
+        self._waiting.clear()
+        self._ids, which = np.unique(ids, return_inverse=True)
+        self._counts = np.bincount(which, counts, len(self._ids)).astype(np.int64)
+        return self._ids, self._counts
+
+
+class StackEnds:
+    """Collects where stacks end, and then what the files say of these places."""
+
+    def __init__(self) -> None:
+        self._stacks: list[tuple[NDArray[np.uint64], Ends, NDArray[np.bool_]]] = []
+        self._launches, self._samples = _Counts(), _Counts()
+        self._named: dict[tuple[object, ...], Named] = {}
+
+    def stacks(self, ids: NDArray[np.uint64], ends: Ends, truncated: NDArray[np.bool_]) -> None:
+        """Takes where distinct stacks end, and whether they are as deep as the limit."""
+        self._stacks.append((ids, ends, truncated))
+
+    def launches(self, stacks: NDArray[np.uint64]) -> None:
+        """Counts launches by the ids of their stacks."""
+        self._launches.add(stacks, np.ones(len(stacks), np.int64))
+
+    def samples(self, stacks: NDArray[np.uint64]) -> None:
+        """Counts CPU samples by the ids of their stacks."""
+        self._samples.add(stacks, np.ones(len(stacks), np.int64))
+
+    def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
+        """Each module in which stacks end, and the distinct addresses where they do, sorted.
+
+        Args:
+            modules: those that `Ends` means.
+        """
+        found: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
+        for _, ends, _ in self._stacks:
+            for number in np.unique(ends.modules[ends.modules >= 0]).tolist():
+                module = modules[number]
+                found.setdefault(module.identity, (module, []))[1].append(ends.addresses[ends.modules == number])
+        for module, addresses in found.values():
+            yield module, np.unique(np.concatenate(addresses))
+
+    def completed(self, modules: list[Module], module: Module, named: Named) -> Named:
+        """What was found of a module, with the beginnings that the stacks themselves told.
+
+        Args:
+            modules: those that `Ends` means.
+            module: one that was asked for its names.
+            named: what came of that.
+        """
+        begins = [
+            ends.addresses[index]
+            for _, ends, _ in self._stacks
+            for index in np.flatnonzero(ends.begin).tolist()
+            if modules[ends.modules[index]].identity == module.identity
+        ]
+        if begins:
+            known = named.outermost if named.outermost is not None else np.empty(0, np.uint64)
+            named = replace(named, outermost=np.union1d(known, np.array(begins, np.uint64)))
+        self._named[module.identity] = named
+        return named
+
+    def header(self, modules: list[Module]) -> dict[str, Any]:
+        """For the capture's header: `launches` and `cpu_samples`, see WholeStacks.to_json.
+
+        Args:
+            modules: those that `Ends` means.
+        """
+        ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, _, _ in self._stacks)])
+        numbers = np.concatenate([np.empty(0, np.int32), *(ends.modules for _, ends, _ in self._stacks)])
+        addresses = np.concatenate([np.empty(0, np.uint64), *(ends.addresses for _, ends, _ in self._stacks)])
+        truncated = np.concatenate([np.empty(0, bool), *(deep for _, _, deep in self._stacks)])
+        places = np.rec.fromarrays([numbers, addresses, truncated])
+        distinct, which = np.unique(places, return_inverse=True)
+        kinds = [self._kind(modules, *place) for place in distinct.tolist()]
+        order = np.argsort(ids, kind="stable")
+        found = {}
+        for name, counts in (("launches", self._launches), ("cpu_samples", self._samples)):
+            met, times = counts.total()
+            at = np.searchsorted(ids[order], met)
+            there = at < len(ids)
+            there[there] = ids[order[at[there]]] == met[there]
+            by_place = np.bincount(which[order[at[there]]], times[there], len(distinct)).astype(np.int64)
+            found[name] = _added_up(kinds, by_place.tolist()).to_json()
+        return found
+
+    def _kind(self, modules: list[Module], number: int, address: int, truncated: bool) -> tuple[End, str]:
+        """How a stack ends whose last frame is there, and in what."""
+        if number < 0:
+            return End.UNKNOWN, code_of(None)
+        module = modules[number]
+        named = self._named.get(module.identity)
+        name = ""
+        is_outermost = False if has_no_beginning(module) else None
+        if named is not None:
+            row = int(named.names.find(np.array([address], np.uint64))[0])
+            name = named.names.frames(row)[0].function if row >= 0 else ""
+            is_outermost = is_outermost if named.outermost is None else address in named.outermost
+        end = end_of(name, module, is_outermost, named.frame_pointers if named else None)
+        return End.CUT if truncated and end is not End.WHOLE else end, code_of(module)
+
+
+def _added_up(kinds: list[tuple[End, str]], counts: list[int]) -> WholeStacks:
+    whole = unknown = 0
+    ends: Counter[str] = Counter()
+    for (end, library), count in zip(kinds, counts, strict=True):
+        if end is End.WHOLE:
+            whole += count
+        elif count:
+            unknown += count * (end is End.UNKNOWN)
+            ends[library] += count
+    return WholeStacks.of(whole, unknown, ends)

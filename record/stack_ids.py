@@ -1,0 +1,44 @@
+"""Ids of stacks by what is in them: the same process and addresses have the same id."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_OTHER_ODD = np.uint64(0xC4CEB9FE1A85EC53)
+
+
+class StackIds:
+    """Hashes stacks with a secret of its own."""
+
+    def __init__(self) -> None:
+        # A process chooses the addresses of its own stacks: it must not be able to choose another's id by them.
+        self._secret = np.frombuffer(os.urandom(8), np.uint64)[0]
+
+    def of(self, depths: NDArray[np.int64], ips: NDArray[np.uint64], owners: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """A hash of each stack's addresses, in their order, and its owner: uint64[n], 0 for a stack of none.
+
+        Args:
+            depths: int64[n], addresses of each stack.
+            ips: uint64[sum of depths], one stack behind the other.
+            owners: uint64[n], what tells stacks of the same addresses apart.
+        """
+        starts = np.cumsum(depths) - depths
+        place = (np.arange(len(ips)) - np.repeat(starts, depths)).astype(np.uint64)
+        mixed = _mixed(ips ^ _mixed(place + self._secret))
+        sums = np.zeros(len(depths), np.uint64)
+        has = depths > 0
+        if has.any():
+            sums[has] = np.add.reduceat(mixed, starts[has])
+        ids = _mixed(sums ^ _mixed(owners ^ self._secret))
+        ids[~has] = 0
+        return ids
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ values >> np.uint64(32)) * _ODD
+    values = (values ^ values >> np.uint64(29)) * _OTHER_ODD
+    return values ^ values >> np.uint64(32)

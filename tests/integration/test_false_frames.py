@@ -1,0 +1,216 @@
+"""Launches through a library without frame pointers, where a walk finds data: what is left is what gdb finds, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.formats.capture import CaptureReader
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.calls import calls
+from iaprof.symbols.modules import ModuleKind
+from integration.recording import LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+LIBRARY = "libstrays.so"
+EACH = 20  # launches with each kind of data
+KINDS = ("heap", "code", "none")
+MARK = f"[no frame pointers: {LIBRARY}]"
+GDB = """\
+import gdb, os
+gdb.execute("set breakpoint pending on")
+gdb.execute("set debuginfod enabled off")
+gdb.execute("break zeCommandListAppendLaunchKernel")
+gdb.execute("run")
+mapped = []
+for line in open(f"/proc/{gdb.selected_inferior().pid}/maps"):
+    span, _, offset, _, _, *path = line.split()
+    start, end = (int(number, 16) for number in span.split("-"))
+    mapped.append((start, end, int(offset, 16), os.path.basename(path[0]) if path else ""))
+frame = gdb.newest_frame()
+while frame is not None:
+    for start, end, offset, name in mapped:
+        if frame.type() != gdb.INLINE_FRAME and start <= frame.pc() < end:
+            print("FRAME", name, hex(frame.pc() - start + offset))
+    frame = frame.older()
+gdb.execute("kill")
+"""
+
+
+@dataclass(frozen=True)
+class Strays:
+    """The program and its library."""
+
+    program: Path
+    runtime: Path
+
+    def environment(self, told: Path) -> dict[str, str]:
+        """What it needs to know."""
+        elf = str(runtime.debug_elf("bmg", "matmul"))
+        return {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic", "LAUNCHING_TOLD": str(told)}
+
+
+@pytest.fixture
+def strays(tmp_path: Path) -> Strays:
+    folder = copy_of_build(tmp_path / "build")
+    programs = runtime.build(folder)
+    source, library, program = runtime.SOURCES / "strays.c", folder / LIBRARY, folder / "strays"
+    compiler, common = os.environ.get("CC", "cc"), ("-Wall", "-Wextra", "-Werror", "-std=gnu11", f"-I{runtime.SOURCES}")
+    without = ("-O2", "-fomit-frame-pointer", "-g", "-fPIC", "-shared", "-DLIBRARY", "-Wl,--build-id=sha1")
+    subprocess.run([compiler, *common, *without, "-o", library, source], check=True)
+    links = (programs.library, library, f"-Wl,-rpath,{folder}")
+    subprocess.run([compiler, *runtime.COMMON, *common, "-O2", "-o", program, source, *links], check=True)
+    return Strays(program, folder)
+
+
+@pytest.fixture
+def hardware(tmp_path: Path) -> Iterator[Hardware]:
+    """A GPU."""
+    with Hardware(tmp_path / "gpu", "bmg") as made:
+        yield made
+
+
+def of_gdb(strays: Strays, told: Path) -> list[tuple[str, int]]:
+    """The frames of one launch, the innermost first: file and offset of what the next one returns to."""
+    script = told.with_name("backtrace.py")
+    script.write_text(GDB)
+    command = ["gdb", "-nx", "-batch", "-x", script, "--args", strays.program, "1", "heap"]
+    done = subprocess.run(
+        command, env=os.environ | strays.environment(told), capture_output=True, text=True, timeout=120, check=True
+    )
+    frames = re.findall(r"^FRAME (\S+) 0x([0-9a-f]+)$", done.stdout, re.MULTILINE)
+    assert len(frames) > 5, done.stdout + done.stderr
+    return [(name, int(offset, 16)) for name, offset in frames]
+
+
+def test_the_walk_itself_meets_data(tmp_path: Path, strays: Strays) -> None:
+    # given what the recorder gets to see, without a GPU
+    probes = LaunchProbes()
+    try:
+        assert [outcome.problem for outcome in probes.libraries.installed((str(strays.runtime),))] == [""]
+        subprocess.run(
+            [strays.program, str(EACH), *KINDS], env=os.environ | strays.environment(tmp_path / "told"), check=True
+        )
+        launches, stacks = probes.launches.read(), probes.stacks.read()
+    finally:
+        probes.close()
+    # then one path comes as many
+    assert len(launches) == EACH * len(KINDS)
+    assert len(np.unique(stacks["id"])) > EACH
+    assert (stacks["depth"] > 4).any()
+
+
+def test_a_stack_ends_where_the_walk_goes_astray(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
+    # given
+    capture, told = tmp_path / "cap.parquet", tmp_path / "told"
+    frames = of_gdb(strays, told)
+    # when
+    done = iaprof(
+        *("record", "-o", capture, "--", strays.program, str(EACH), *KINDS),
+        env=environment(hardware) | strays.environment(told),
+    )
+    # then all launches have the one stack
+    assert done.code == 0, done.err
+    pid = int(told.read_text())
+    reader = CaptureReader(capture)
+    launches = reader.table("launch", ("pid", "stack")).to_pylist()
+    used = {row["stack"] for row in launches if row["pid"] == pid}
+    assert sum(row["pid"] == pid for row in launches) == EACH * len(KINDS)
+    assert len(used) == 1
+    stacks = [table.filter(np.isin(table["id"].to_numpy(), list(used))) for table in reader.tables("stack")]
+    stack = next(table for table in stacks if len(table))
+    # and each of its return addresses is one that gdb finds, in that order
+    found = calls(stack)
+    spaces = AddressSpaces(reader.table("mapping"), reader.table("process"))
+    modules, inside = spaces.locate(found.pids, found.addresses, found.times)
+    kept = []
+    for module, offset in zip(modules[1:].tolist(), inside[1:].tolist(), strict=True):
+        assert spaces.modules[module].kind is ModuleKind.FILE
+        kept.append((os.path.basename(spaces.modules[module].path), offset + 1))
+    assert kept[-1][0] == LIBRARY
+    rest = iter(frames)
+    assert all(frame in rest for frame in kept), (kept, frames)
+    # and so a reader sees where it ended, and nothing else before that
+    shown = {
+        tuple(line.rsplit(" ", 1)[0].split(";-;")[0].split(";")[2:])
+        for line in folded(capture).splitlines()
+        if line.split(";")[1] == str(pid)
+    }
+    assert shown == {(MARK, "deeper", "launch_kernel", LAUNCH_FUNCTION)}
+
+
+def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
+    # given
+    capture, told = tmp_path / "cap.parquet", tmp_path / "told"
+    total = EACH * len(KINDS)
+    said = f"0 of {total} launches (0.0 %) reach the program's start; the others end in {LIBRARY} ({total})"
+    # when
+    done = iaprof(
+        *("record", "-o", capture, "--", strays.program, str(EACH), *KINDS),
+        env=environment(hardware) | strays.environment(told),
+    )
+    # then
+    assert done.code == 0, done.err
+    assert f"stacks: {said}" in done.err
+    shown = re.sub(r"\s+", " ", iaprof("info", capture).out)
+    assert f"launch stacks {said}" in shown
+    assert f"Lost callers: of {total} launches, whose stacks do not reach the program's start" in shown
+    ends = json.loads(iaprof("info", capture, "--json").out)["parts"][0]["stack_ends"]["launches"]
+    library = {"library": LIBRARY, "count": total}
+    assert ends == {"stacks": total, "whole": 0, "unknown": 0, "ends": [library], "more": 0}
+    report = iaprof("report", capture, "--json")
+    document = json.loads(report.out)
+    assert document["stack_ends"]["whole"] == 0
+    assert [end["library"] for end in document["stack_ends"]["ends"]] == [LIBRARY]
+    samples = document["stack_ends"]["stacks"]
+    assert samples > 0
+    by_samples = f"stacks: 0 of {samples:,} samples (0.0 %) reach the program's start; the others end in {LIBRARY}"
+    assert by_samples in report.err
+    page = tmp_path / "cap.html"
+    assert iaprof("report", capture, "-o", page).code == 0
+    top = json.loads(iaprof("top", capture, "--json").out)
+    assert top["stack_ends"] == document["stack_ends"]
+
+
+def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Hardware) -> None:
+    # given the stand-in's own program: main, and threads
+    capture = tmp_path / "cap.parquet"
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100, "--threads", 2)
+    # when the C library's debug symbols name its first functions or not
+    done = iaprof("record", "-o", capture, "--", *words, env=environment(hardware))
+    # then
+    assert done.code == 0, done.err
+    ends = CaptureReader(capture).header["stack_ends"]["launches"]
+    assert ends["whole"] == ends["stacks"] > 100
+    assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) reach the program's start" in done.err
+    assert "[no frame pointers" not in folded(capture)
+
+
+def test_check_names_the_library_where_stacks_end(tmp_path: Path, strays: Strays) -> None:
+    # given a program that launches as long as somebody looks
+    told, forever = tmp_path / "told", str(1 << 30)
+    with subprocess.Popen([strays.program, forever, "heap"], env=os.environ | strays.environment(told)) as program:
+        try:
+            # when
+            done = iaprof("check", "--json")
+        finally:
+            program.kill()
+    # then it says so, and nothing of libraries that are on no stack
+    found = {each["name"]: each for each in json.loads(done.out)["checks"] if each["group"] == "Stacks"}
+    assert found[LIBRARY]["level"] == "warning"
+    assert re.match(r"the stacks of [\d,]+ launches end there", found[LIBRARY]["text"])
+    assert found[LIBRARY]["file"].endswith(f"/{LIBRARY}")
+    assert "-fno-omit-frame-pointer" in found[LIBRARY]["mend"]
+    assert re.match(r"now, 0 of [\d,]+ launches", found["launches"]["text"])
+    assert not found.keys() & {"libze_intel_gpu", "libze_loader", "libsycl", "libc"}

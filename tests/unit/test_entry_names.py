@@ -1,0 +1,85 @@
+"""Entry points of drivers get the names that layouts have for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.bpf import driver_layout
+from iaprof.record.entry_names import with_entry_names
+from iaprof.symbols.names import Frame, Named, Names
+
+BUILD_ID = bytes.fromhex("ab" * 20)
+STRIPPED = "it is stripped"
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stripped library, and a layout that knows where one of its functions is, a few bytes behind its beginning."""
+    source, library = tmp_path / "driver.c", tmp_path / "libdriver.so"
+    source.write_text("int launch(int n) { return n * 3; }\n")
+    # Offsets and addresses differ, as some linkers make them.
+    flags = ["-shared", "-fPIC", "-O2", "-Wl,-Ttext-segment=0x100000", f"-Wl,--build-id=0x{BUILD_ID.hex()}"]
+    subprocess.run(["cc", *flags, "-o", library, source], check=True)
+    symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True).stdout
+    address = next(int(line.split()[0], 16) for line in symbols.splitlines() if line.endswith(" launch"))
+    shipped = next(driver_layout.SHIPPED.glob("*.json"))
+    layout = json.loads(shipped.read_text())
+    layout["build_id"], layout["version"] = BUILD_ID.hex(), "1.2.3"
+    launch = next(entry for entry in layout["entries"] if entry["action"] == "launch")
+    launch |= {"address": address + 2, "name": "zeLaunchIt"}
+    for entry in layout["entries"]:
+        entry["address"] = launch["address"] + (0 if entry is launch else 1)
+    monkeypatch.setattr(driver_layout, "SHIPPED", tmp_path)
+    (tmp_path / f"{BUILD_ID.hex()}.json").write_text(json.dumps(layout))
+    return library
+
+
+def entry_offset(driver: Path) -> int:
+    """Where in the file the probe is, as a disassembler says."""
+    code = subprocess.run(
+        ["objdump", "-d", "-F", "--disassemble=launch", driver], capture_output=True, text=True, check=True
+    ).stdout
+    return int(code.split("File Offset: 0x", 1)[1].split(")")[0], 16) + 2
+
+
+def test_an_entry_point_without_a_symbol_gets_the_layouts_name(driver: Path) -> None:
+    offset = entry_offset(driver)
+    asked = np.array([offset, offset + 100], np.uint64)
+    with driver.open("rb") as file:
+        named = with_entry_names(Named(problem=STRIPPED), file.fileno(), BUILD_ID, asked)
+        only = with_entry_names(Named(problem=STRIPPED), file.fileno(), BUILD_ID, asked[:1])
+    assert named.names.find(asked).tolist() == [0, -1]
+    assert named.names.frames(0) == (Frame("zeLaunchIt"),)
+    assert named.source == "iaprof's layout of this driver (1.2.3)"
+    assert named.problem == STRIPPED  # of the other address
+    assert only.problem == ""
+
+
+def test_a_symbol_of_the_file_is_better(driver: Path) -> None:
+    offset = entry_offset(driver)
+    asked = np.array([offset, offset + 1], np.uint64)
+    own = Named(Names.of([(offset, 1, [Frame("L0::launch", "a.cpp", 3)])]), "symbol table")
+    with driver.open("rb") as file:
+        named = with_entry_names(own, file.fileno(), BUILD_ID, asked)
+    assert named.names.frames(int(named.names.find(asked)[0])) == (Frame("L0::launch", "a.cpp", 3),)
+    assert named.source == "symbol table and iaprof's layout of this driver (1.2.3)"
+
+
+@pytest.mark.parametrize("build_id", [None, bytes(20)])
+def test_another_build_has_no_names(driver: Path, build_id: bytes | None) -> None:
+    asked = np.array([entry_offset(driver)], np.uint64)
+    with driver.open("rb") as file:
+        assert with_entry_names(Named(problem=STRIPPED), file.fileno(), build_id, asked) == Named(problem=STRIPPED)
+
+
+def test_a_file_that_only_claims_the_build_id(driver: Path, tmp_path: Path) -> None:
+    asked = np.array([entry_offset(driver)], np.uint64)
+    for content in (b"", b"\x7fELF" + bytes(60), driver.read_bytes()[:200]):
+        (tmp_path / "fake").write_bytes(content)
+        with (tmp_path / "fake").open("rb") as file:
+            assert not len(with_entry_names(Named(), file.fileno(), BUILD_ID, asked).names)

@@ -1,0 +1,146 @@
+"""Which code has no caller, by unwind data and code, compared with what gdb and readelf find."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.symbols import outermost as subject
+from iaprof.symbols.elf import ElfError, read_elf
+from iaprof.symbols.outermost import outermost
+
+PROGRAM = """\
+#include <pthread.h>
+__attribute__((noipa)) void work(void) { __asm__ volatile(""); }
+static void *thread(void *unused) { work(); __asm__ volatile(""); return unused; }
+int main(void)
+{
+    pthread_t id;
+    work();
+    pthread_create(&id, 0, thread, 0);
+    return pthread_join(id, 0);
+}
+"""
+GDB = """\
+import gdb, os
+gdb.execute("set debuginfod enabled off")
+gdb.execute("break work")
+gdb.execute("run")
+for stop in ("MAIN", "THREAD"):
+    frame = gdb.newest_frame()
+    maps = [line.split() for line in open(f"/proc/{gdb.selected_inferior().pid}/maps")]
+    while frame is not None:
+        for span, _, offset, _, _, *path in maps:
+            start, end = (int(number, 16) for number in span.split("-"))
+            if start <= frame.pc() < end:
+                print(stop, hex(frame.pc() - start + int(offset, 16)), path[0])
+        frame = frame.older()
+    gdb.execute("continue")
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A return address, as an offset in a file."""
+
+    offset: int
+    file: Path
+
+    @property
+    def is_outermost(self) -> bool | None:
+        with self.file.open("rb") as file:
+            elf = read_elf(file.fileno())
+            addresses, _ = elf.addresses(np.array([self.offset - 1], np.uint64))
+            found = outermost(elf, addresses)
+            return None if found is None else bool(found[0])
+
+
+@pytest.mark.parametrize("flags", [(), ("-static",), ("-static-pie",), ("-fno-omit-frame-pointer",)])
+def test_where_main_and_threads_begin(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    # given what gdb finds above a function
+    program, script = tmp_path / "program", tmp_path / "script.py"
+    (tmp_path / "program.c").write_text(PROGRAM)
+    script.write_text(GDB)
+    subprocess.run(["cc", "-O1", "-pthread", *flags, "-o", program, tmp_path / "program.c"], check=True)
+    done = subprocess.run(
+        ["gdb", "-nx", "-batch", "-x", script, program], capture_output=True, text=True, timeout=100, check=False
+    )
+    found: dict[str, list[Place]] = {"MAIN": [], "THREAD": []}
+    for stop, offset, path in re.findall(r"^(MAIN|THREAD) 0x([0-9a-f]+) (\S+)$", done.stdout, re.MULTILINE):
+        found[stop].append(Place(int(offset, 16), Path(path)))
+    # when, in the file as it is without names
+    for place in {place.file for places in found.values() for place in places} & {program}:
+        subprocess.run(["strip", place], check=True)
+    begun = {stop: [place.is_outermost for place in places] for stop, places in found.items()}
+    # then it is what calls main or a thread's function, and the very first, and nothing before them
+    _, main, caller, *_, first = begun["MAIN"]
+    assert (main, caller, first) == (False, True, True), done.stdout
+    _, function, caller, *_, first = begun["THREAD"]
+    assert (function, caller, first) == (False, True, True), done.stdout
+
+
+def test_of_all_functions_of_the_c_library_four_begin_something() -> None:
+    # given the functions whose return address is undefined, as readelf has them, and all
+    library = re.search(r"/\S+/libc\.so\.6", Path("/proc/self/maps").read_text())[0]  # type: ignore[index]
+    text = subprocess.run(
+        ["readelf", "--debug-dump=frames", library], capture_output=True, text=True, check=True
+    ).stdout
+    entries = re.findall(r"FDE cie=\S+ pc=([0-9a-f]+)\.\.([0-9a-f]+)\n((?:  .*\n)*)", text)
+    marked = {int(start, 16) for start, _, cfi in entries if "DW_CFA_undefined: r16" in cfi}
+    starts = np.array(sorted(int(start, 16) for start, _, _ in entries), np.uint64)
+    # when
+    with open(library, "rb") as file:
+        found = outermost(read_elf(file.fileno()), starts)
+    # then
+    assert found is not None
+    told = set(starts[found].tolist())
+    assert marked and marked < told
+    assert len(told - marked) == 2
+
+
+def test_a_file_without_unwind_data_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int f(int n) { return n; }\n")
+    flags = ("-shared", "-fno-asynchronous-unwind-tables", "-nostdlib")
+    subprocess.run(["cc", *flags, "-o", tmp_path / "a.so", tmp_path / "a.c"], check=True)
+    with (tmp_path / "a.so").open("rb") as file:
+        assert outermost(read_elf(file.fileno()), np.zeros(1, np.uint64)) is None
+
+
+def test_too_many_functions_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "MOST_FUNCTIONS", 1)
+    with open("/proc/self/exe", "rb") as file:
+        elf = read_elf(file.fileno())
+        starts, _ = subject._table(elf) or (np.empty(0, np.int64), None)
+        assert len(starts) > 2
+        assert outermost(elf, starts[:1].astype(np.uint64)) is not None
+        assert outermost(elf, starts[:2].astype(np.uint64)) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_unwind_data_is_no_more_than_wrong(tmp_path: Path, seed: int) -> None:
+    # given a library whose unwind data is damaged in many places
+    rng = random.Random(seed)
+    library = re.search(r"/\S+/libc\.so\.6", Path("/proc/self/maps").read_text())[0]  # type: ignore[index]
+    content = bytearray(Path(library).read_bytes())
+    with open(library, "rb") as file:
+        elf = read_elf(file.fileno())
+        places = [elf.sections[elf.section(name)] for name in (".eh_frame", ".eh_frame_hdr")]
+    for section in places:
+        for _ in range(2000):
+            content[int(section["offset"]) + rng.randrange(int(section["size"]))] = rng.randrange(256)
+    damaged = tmp_path / "libc.so.6"
+    damaged.write_bytes(content)
+    # when, then
+    with damaged.open("rb") as file:
+        try:
+            elf = read_elf(file.fileno())
+        except ElfError:
+            return
+        found = outermost(elf, np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
+    assert found is None or len(found) == 500

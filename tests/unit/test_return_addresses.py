@@ -1,0 +1,108 @@
+"""What stands before a return address, compared with what a disassembler says of whole libraries."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from iaprof.symbols.elf import read_elf
+from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, codes, ends_a_call, is_known
+
+_INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(.*)$", re.MULTILINE)
+
+
+def codes_at(content: bytes, offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Of places in a text, each 8 bytes from its ends or more."""
+    data = np.frombuffer(content, np.uint8)
+    words = [np.ascontiguousarray(data[offsets[:, None] + np.arange(first, first + 8)]).view("<u8")[:, 0]
+             for first in (-8, 0)]  # fmt: skip
+    return codes(*words)
+
+
+def of(before: str, after: str = "cc" * 8) -> NDArray[np.uint64]:
+    """The code of one place, from the bytes before it and from it on, in hexadecimal."""
+    content = bytes(16) + bytes.fromhex(before) + bytes.fromhex(after) + bytes(16)
+    return codes_at(content, np.array([16 + len(bytes.fromhex(before))]))
+
+
+def test_every_call_of_the_c_library_is_one() -> None:
+    maps = Path("/proc/self/maps").read_text()
+    library = next(line.split()[-1] for line in maps.splitlines() if re.search(r"/libc[.-]", line))
+    listing = subprocess.run(["objdump", "-d", "-w", library], capture_output=True, text=True, check=True).stdout
+    ends, calls = [], []
+    for address, raw, text in _INSTRUCTION.findall(listing):
+        ends.append(int(address, 16) + len(raw.split()))
+        calls.append(re.search(r"(^|\s)l?callq? ", text) is not None)
+    addresses, is_call = np.array(ends, np.uint64), np.array(calls)
+    with open(library, "rb") as file:
+        offsets, known = read_elf(file.fileno()).offsets(addresses - np.uint64(1))
+    assert known.all()
+    assert is_call.sum() > 5000
+    said = ends_a_call(codes_at(Path(library).read_bytes() + bytes(16), offsets.astype(np.int64) + 1))
+    assert said[is_call].all()
+    # The end of another instruction may look like one: rarely.
+    assert said[~is_call].mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "e8 11 22 33 44",  # call rel32
+        "ff d0", "41 ff d7",  # call *%rax, *%r15
+        "ff 10", "41 ff 17",  # call *(%rax), *(%r15)
+        "ff 14 24", "ff 14 c8",  # call *(%rsp), *(%rax,%rcx,8)
+        "ff 50 08", "ff 55 f8", "41 ff 57 08",  # call *8(%rax), *-8(%rbp), *8(%r15)
+        "ff 54 24 08",  # call *8(%rsp)
+        "ff 15 11 22 33 44",  # call *rel32(%rip)
+        "ff 90 11 22 33 44",  # call *disp32(%rax)
+        "ff 94 24 11 22 33 44",  # call *disp32(%rsp)
+        "ff 14 25 11 22 33 44", "ff 14 c5 11 22 33 44",  # call *disp32, *disp32(,%rax,8)
+    ],
+)  # fmt: skip
+def test_a_call_of_every_form(before: str, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.write_bytes(bytes.fromhex(before))
+    command = ["objdump", "-D", "-b", "binary", "-m", "i386:x86-64", str(code)]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"\tcall ", listing), listing  # the disassembler agrees
+    assert ends_a_call(of("00" * 7 + before)).all()
+    assert can_be_returned_to(of("00" * 7 + before)).all()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "00" * 7, "90" * 7, "cc" * 7,
+        "c3", "0f 05",  # ret, syscall
+        "e9 11 22 33 44", "eb 11",  # jmp
+        "ff e0", "ff 25 11 22 33 44",  # jmp *%rax, *rel32(%rip)
+        "ff 14", "ff 54 24",  # not yet whole
+        "ff 15 11 22 33",
+        "ff 14 25",
+        "e8 11 22 33", "e8 11 22 33 44 55",
+        "48 89 e5",
+    ],
+)  # fmt: skip
+def test_what_is_no_call(before: str) -> None:
+    assert not can_be_returned_to(of("00" * 7 + before)).any()
+
+
+def test_what_is_returned_to_without_a_call() -> None:
+    restorer = of("0f 1f 80 00 00 00 00", "48 c7 c0 0f 00 00 00 0f 05")  # mov $0xf,%rax; syscall
+    goexit = of("cc cc cc cc cc cc 90", "e8 11 22 33 44 90 cc cc")  # nop; call runtime.goexit1; nop
+    assert can_be_returned_to(restorer).all() and not begins_goroutine(restorer).any()
+    assert can_be_returned_to(goexit).all() and begins_goroutine(goexit).all()
+    assert not can_be_returned_to(of("90" * 7, "48 c7 c0 0e 00 00 00 0f 05")).any()  # another system call
+    assert not begins_goroutine(of("cc" * 7, "e8 11 22 33 44 90 cc cc")).any()
+
+
+def test_bytes_that_were_not_read_are_no_call_and_known_as_such() -> None:
+    unread = np.zeros(1, np.uint64)
+    assert not is_known(unread).any() and not can_be_returned_to(unread).any()
+    assert not is_known(of("00" * 8, "00" * 8)).any()
+    assert is_known(of("00" * 8)).all()
