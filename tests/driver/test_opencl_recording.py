@@ -81,3 +81,31 @@ def test_a_kernel_for_two_gpus_is_recorded_where_the_first_has_it_only(opencl: O
     places = Counter((row["name"], canonical(row["address"])) for row in recording.launches)
     (attention,) = [kernel for kernel in recording.kernels if kernel.program == "attention.zebin"]
     assert places == {("attention_scores", attention.gpu_address): 20, ("", 0): 60}
+
+
+def test_kernels_of_a_large_module_that_are_hardly_launched_are_whole_and_so_are_their_names(
+    opencl: OpenCL, tmp_path: Path
+) -> None:
+    # given kernels whose names begin alike, of a program with more than 2 MB of constant data, which ends at once
+    names = [
+        "_ZTSN4sycl3_V16detail18RoundedRangeKernelINS0_4itemILi1ELb1EEE_" + "x" * 40 + each for each in ("1", "22")
+    ]
+    kernels = "\n".join(
+        f"__kernel void {name}(__global int *to) {{ to[get_global_id(0)] = table[get_global_id(0)].s0 + {number}; }}"
+        for number, name in enumerate(names)
+    )
+    source = tmp_path / "large.cl"
+    # (IGC takes no array of more than 65,532 elements)
+    source.write_text(f"__constant ulong8 table[45000] = {{[44999] = (ulong8)(1)}};\n{kernels}\n")
+
+    recording = record(opencl, "bmg", tmp_path, [source], "--launches", 1)
+
+    assert {len(name) > 63 for name in names} == {True} and names[0][:63] == names[1][:63]
+    assert min(map(len, recording.modules)) > 2_500_000
+    assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
+    launched: Counter[tuple[int, str]] = Counter()
+    for kernel in recording.kernels:
+        launched[kernel.gpu_address, kernel.name] += sum(kernel.launches.values())
+    assert Counter((canonical(row["address"]), row["name"]) for row in recording.launches) == launched
+    assert {name for _, name in launched} == set(names)
+    assert max(launched.values()) < 6
