@@ -67,15 +67,14 @@ class Recording:
 
     @property
     def recorded_names(self) -> Counter[str]:
-        """Launches by the name of the code that is where each says that its kernel is; empty where there is none.
+        """Launches by name; empty where no code of a kernel of that name is where the launch says it is."""
+        places = [(row["name"], (canonical(row["address"]), row["size"])) for row in self.recorded]
+        return Counter(name if name in self.placed.get(place, ()) else "" for name, place in places)
 
-        Where there is more than one, that which the launch's own name begins with.
-        """
-        names: Counter[str] = Counter()
-        for row in self.recorded:
-            there = self.placed.get((canonical(row["address"]), row["size"]), set())
-            names[next((name for name in there if name.startswith(row["name"])), "")] += 1
-        return names
+    @property
+    def losses(self) -> list[dict[str, Any]]:
+        """What was lost of it, but for what needs frame pointers, and mappings and names that came too fast."""
+        return [loss for loss in self.info["losses"] if loss["source"] != "perf" and loss["what"] != "callers"]
 
     @property
     def info(self) -> dict[str, Any]:

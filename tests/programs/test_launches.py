@@ -36,8 +36,14 @@ def assert_complete(recording: Recording) -> None:
     assert recording.code == 0, recording.said
     assert len(recording.recorded) == recording.launches > 0
     assert recording.recorded_names[""] == 0
-    ours = [loss for loss in recording.info["losses"] if loss["source"] != "perf"]
-    assert ours == []
+    assert recording.losses == []
+
+
+def assert_launched(recording: Recording, trace: Path) -> None:
+    """The names are those of SYCL's runtime, which has none for the kernels that oneMKL made itself."""
+    said, recorded = launched(trace, recording.traced), recording.recorded_names
+    assert said.total() == recorded.total()
+    assert {name: recorded[name] for name in said if name} == {name: said[name] for name in said if name}
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -45,7 +51,7 @@ def test_dpnp(programs: Programs, adapter: str, tmp_path: Path) -> None:
     recording = record(programs, sycl(programs, adapter, tmp_path), tmp_path)
 
     assert_complete(recording)
-    assert_launched(recording, tmp_path)
+    assert_launched(recording, tmp_path / "trace")
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -53,14 +59,7 @@ def test_dpnp_that_runs_already(programs: Programs, adapter: str, tmp_path: Path
     recording = record_running(programs, sycl(programs, adapter, tmp_path, tmp_path / "go"), tmp_path)
 
     assert_complete(recording)
-    assert_launched(recording, tmp_path)
-
-
-def assert_launched(recording: Recording, folder: Path) -> None:
-    """The names are those of SYCL's runtime, which has none for the kernels that oneMKL made itself."""
-    said, recorded = launched(folder / "trace", recording.traced), recording.recorded_names
-    assert said.total() == recorded.total()
-    assert {name: recorded[name] for name in said if name} == {name: said[name] for name in said if name}
+    assert_launched(recording, tmp_path / "trace")
 
 
 @pytest.mark.parametrize("name", ["clpeak", *SCRIPTS])
@@ -79,3 +78,26 @@ def test_programs_that_use_opencl_and_run_already(programs: Programs, name: str,
 
     assert_complete(recording)
     assert recording.recorded_names == ledger(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("adapter", ["level-zero-v1", "level-zero-v2"])
+def test_dpnp_with_a_library_put_into_it(programs: Programs, adapter: str, tmp_path: Path) -> None:
+    recording = record(programs, sycl(programs, adapter, tmp_path), tmp_path, "--launches=inject")
+
+    assert_complete(recording)
+    assert_launched(recording, tmp_path / "trace")
+
+
+def test_dpnp_in_its_own_root(programs: Programs, tmp_path: Path) -> None:
+    run = programs.in_its_own_root(tmp_path, "python3.14", script="with_dpnp.py")
+
+    recording = record(programs, run.with_settings(**LEVEL_ZERO_V1, **tracing("/work/trace")), tmp_path)
+
+    assert_complete(recording)
+    assert_launched(recording, tmp_path / "trace")
+
+
+def test_clpeak_in_its_own_root(programs: Programs, tmp_path: Path) -> None:
+    recording = record(programs, programs.in_its_own_root(tmp_path, "clpeak", *CLPEAK), tmp_path)
+
+    assert_complete(recording)

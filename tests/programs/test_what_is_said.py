@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording of real programs says of itself, and the exit code that it ends with."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from programs.programs import Programs, Run
+from programs.recording import LONGEST, record
+
+FAILURES = ("no-device", "aborts", "usage")
+
+
+def failing(programs: Programs, how: str) -> Run:
+    """dpnp without a GPU that it may use, and with a selector that makes SYCL abort; clpeak with an unknown option."""
+    if how == "usage":
+        return programs.program("clpeak", "--nonsense")
+    selector = {"no-device": "cuda:gpu", "aborts": "nonsense"}[how]
+    return programs.python("with_dpnp.py", {"ONEAPI_DEVICE_SELECTOR": selector})
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_the_exit_code_is_the_program_s(programs: Programs, how: str, tmp_path: Path) -> None:
+    # given
+    run = failing(programs, how)
+    words, environment = run.started(tmp_path)
+    alone = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, timeout=LONGEST)
+    assert alone.returncode
+    # when
+    recording = record(programs, run, tmp_path)
+    # then
+    assert recording.code == (alone.returncode if alone.returncode > 0 else 128 - alone.returncode)
+    assert recording.recorded == []
+
+
+def test_a_library_that_sees_no_launch_is_told(programs: Programs, tmp_path: Path) -> None:
+    """clpeak uses OpenCL, of which what --launches=inject puts into a program sees nothing."""
+    run = programs.program("clpeak", "--global-bandwidth").with_settings(PROGRAMS_LEDGER=str(tmp_path / "ledger"))
+
+    recording = record(programs, run, tmp_path, "--launches=inject")
+
+    assert recording.code == 0
+    assert recording.launches > 0
+    assert recording.recorded == []
+    stalls = recording.info["counts"]["stalls"]
+    assert stalls > 0
+    told = (
+        f"no launch was seen, though process {recording.pid} mapped libigdrcl.so and {stalls:,} stall records came: "
+        "--launches=inject sees no OpenCL; try --launches=attach"
+    )
+    assert told in recording.said
+    assert told in " ".join(recording.told("info").split())
