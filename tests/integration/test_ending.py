@@ -15,7 +15,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.record.spool import FrameKind
-from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, iaprof, spool_of, spooled, spooled_stalls, until
+from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, has_stalls, iaprof, spool_of, spooled, until
 from integration.refused import where_it_is_refused
 from limits import Within
 from standin import runtime
@@ -145,7 +145,7 @@ def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
         recorder = start(hardware, small / "c")
         wait_until_recording(recorder)
         with stalling(hardware):
-            until(lambda: spooled_stalls(small / "c") > 0, recorder)
+            until(lambda: has_stalls(small / "c"), recorder)
             # when
             with stopped(recorder):
                 leave_room(small, 256)

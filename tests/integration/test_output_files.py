@@ -17,10 +17,10 @@ from integration.recording import (
     NO_SYMBOLS,
     environment,
     has_begun,
+    has_stalls,
     iaprof,
     record,
     spool_of,
-    spooled_stalls,
     until,
 )
 from standin import runtime
@@ -189,7 +189,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         environ = os.environ | {"STANDIN_DIR": str(hardware.folder)}
         command = matmul("--seconds", 600, "--rate", 100, "--duration-us", 9000)
         program = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
-        until(lambda: spooled_stalls(tmp_path / "c") > 0, recorder.process)
+        until(lambda: has_stalls(tmp_path / "c"), recorder.process)
         most = recorder.spool.stat().st_size + (1 << 20)
         resource.prlimit(recorder.process.pid, resource.RLIMIT_FSIZE, (most, most))
         # when more comes

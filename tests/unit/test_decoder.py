@@ -117,9 +117,9 @@ def test_it_survives_the_death_of_its_child(tmp_path, monkeypatch):
 
 def test_it_does_not_wait_for_a_library_that_loops(tmp_path, monkeypatch):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
-    with gpu_sandbox(Limits(seconds=1)) as sandbox:
+    with gpu_sandbox(Limits(seconds=5)) as sandbox:
         decoder = Decoder(Platform.XE2, sandbox)
-        with pytest.raises(DecodeError, match="took longer than 1 s"):
+        with pytest.raises(DecodeError, match="took longer than 5 s"):
             decoder.disasm(b"E" * 64)
         assert len(decoder.disasm(bytes(32))) == 4
 

@@ -112,10 +112,10 @@ def test_a_child_that_dies_on_its_work(tmp_path, monkeypatch, sandbox):
 
 def test_a_child_that_takes_too_long(tmp_path, monkeypatch, within):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
-    with gpu_sandbox(Limits(seconds=1.5)) as sandbox:
+    with gpu_sandbox(Limits(seconds=5)) as sandbox:
         sandbox.call("disasm", XE2, bytes(16))
         pid = sandbox.pid
-        with within(5), pytest.raises(SandboxDied, match=r"longer than 1\.5 s"):
+        with within(9), pytest.raises(SandboxDied, match="longer than 5 s"):
             sandbox.call("disasm", XE2, b"E" * 16)
         assert not Path(f"/proc/{pid}").exists()
         sandbox.call("disasm", XE2, bytes(16))
