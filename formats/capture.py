@@ -115,6 +115,7 @@ KINDS: dict[str, pa.StructType] = {
             ("problem", _name),
             ("frame_pointers", pa.bool_()),
             ("outermost", _words),
+            ("no_calls", _words),
         ]
     ),
     "symbol": pa.struct(
@@ -192,6 +193,7 @@ NULLABLE = {
     "module.build_id",
     "module.frame_pointers",
     "module.outermost",
+    "module.no_calls",
     "kernel.elf",
     "metric.stream",
     "metric.pid",
@@ -221,7 +223,7 @@ _SINCE = {
     2: {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"},
     3: {"module", "symbol", "mapping.inode", "process.uid", "process.gid"},
     4: {"part", "sample"},
-    5: {"module.outermost"},
+    5: {"module.no_calls", "module.outermost"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

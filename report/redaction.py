@@ -151,7 +151,7 @@ class Redaction:
         redacted = Module(module.kind, redacted_path(module.path), build_id, 0, module.pid)
         problem = "redacted" if named.problem else ""
         source = "redacted" if named.source else ""
-        return redacted, Named(names, source, problem, named.frame_pointers, named.outermost)
+        return redacted, Named(names, source, problem, named.frame_pointers, named.outermost, named.no_calls)
 
 
 def redacted_header(header: dict[str, Any]) -> dict[str, Any]:

@@ -203,14 +203,14 @@ class Binaries(Closing):
                 seconds=max(end - time.monotonic(), _SYMBOLS_SECONDS),
             )
             names, sources, more = _checked_names(answer, columns)
-            outermost = _checked_outermost(answer, offsets)
+            outermost, no_calls = (_checked_offsets(answer, what, offsets) for what in ("outermost", "no_calls"))
         finally:
             os.close(columns)
         told = [*problems, *more]
         if not len(names) and not told and len(offsets):
             stripped = not main.facts.has_symbols and not main.facts.has_debug_info
             told.append(("it is stripped: " if stripped else "") + "nothing of it is known at these addresses")
-        return Named(names, " and ".join(sources), _joined(told), main.facts.frame_pointers, outermost)
+        return Named(names, " and ".join(sources), _joined(told), main.facts.frame_pointers, outermost, no_calls)
 
 
 def _key(source: _Source) -> str:
@@ -306,15 +306,13 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
     return names, list_of(sources)[: len(SOURCES)], told
 
 
-def _checked_outermost(answer: Any, offsets: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """Of the offsets that were asked for, those of code without a caller."""
-    match answer:
-        case {"outermost": None}:
-            return None
-        case {"outermost": list(told)}:
-            found = np.array([integer(each) for each in told], np.uint64)
-        case _:
-            raise AnswerError
+def _checked_offsets(answer: Any, what: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
+    """Of the offsets that were asked for, those that the child names under `what`; None where it cannot tell."""
+    if what not in answer:
+        raise AnswerError
+    if answer[what] is None:
+        return None
+    found = np.array([integer(each) for each in list_of(answer[what])], np.uint64)
     return np.intersect1d(offsets, found).astype(np.uint64)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.sandbox.reader import Operation, Refusal
+from iaprof.symbols.calls_in_file import without_call
 from iaprof.symbols.elf import Elf, ElfError, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.frame_pointers import read_openings
 from iaprof.symbols.names import LONGEST_NAME
@@ -80,13 +81,9 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
         inside &= numbers > 0
         answer.add(at[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers[inside])
         answer.sources.update(_sources(functions, which[inside]))
-    return {**answer.written(files[-1], problems), "outermost": _outermost(elf, offsets[known], addresses[known])}
-
-
-def _outermost(elf: Elf, offsets: NDArray[np.uint64], addresses: NDArray[np.uint64]) -> list[int] | None:
-    """The offsets of the code that has no caller; None where that cannot be told."""
-    found = outermost(elf, addresses)
-    return None if found is None else offsets[found].tolist()
+    about = {"outermost": outermost(elf, addresses[known]), "no_calls": without_call(elf, addresses[known])}
+    chosen = {what: None if which is None else offsets[known][which].tolist() for what, which in about.items()}
+    return {**answer.written(files[-1], problems), **chosen}
 
 
 class _Answer:

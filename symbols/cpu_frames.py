@@ -53,6 +53,7 @@ class ModuleNames:
     rows: dict[int, int]  # in the names, of those addresses that have one
     named: Named
     outermost: frozenset[int] = frozenset()  # of the addresses, those without a caller
+    no_calls: frozenset[int] = frozenset()  # of the addresses, those where no call ends
 
 
 _MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
@@ -92,8 +93,11 @@ class CpuFrames:
             rows = named.names.find(addresses)
             has = rows >= 0
             found_rows = dict(zip(addresses[has].tolist(), rows[has].tolist(), strict=True))
-            outermost = frozenset(() if named.outermost is None else named.outermost.tolist())
-            self._told[module.identity] = ModuleNames(module, len(addresses), found_rows, named, outermost)
+            outermost, no_calls = (
+                frozenset(() if each is None else each.tolist()) for each in (named.outermost, named.no_calls)
+            )
+            told = ModuleNames(module, len(addresses), found_rows, named, outermost, no_calls)
+            self._told[module.identity] = told
         self._at = cache(self._find_at)
         self._stack = cache(self._find_stack)
         self._origin = cache(_origin)
@@ -125,9 +129,18 @@ class CpuFrames:
         return tuple(frames if self._look.inlines else frames[:1])
 
     def _places(self, row: int) -> list[tuple[int, int]]:
-        """Module and address of a stack's frames, the outermost first."""
+        """Module and address of a stack's frames, the outermost first, up to one that can be no return address."""
         part = slice(int(self._ends[row]), int(self._ends[row + 1]))
-        return list(zip(self._numbers[part].tolist(), self._inside[part].tolist(), strict=True))[::-1]
+        places = list(zip(self._numbers[part].tolist(), self._inside[part].tolist(), strict=True))
+        for index, (number, address) in enumerate(places[1:], 1):
+            if address in self._told[self._modules[number].identity].no_calls:
+                places = places[:index]
+                break
+        return places[::-1]
+
+    def _is_truncated(self, row: int) -> bool:
+        """Whether more frames may be missing behind the last one."""
+        return bool(self._truncated[row]) and len(self._places(row)) == self._ends[row + 1] - self._ends[row]
 
     def frames(self, stack: int) -> tuple[str, ...]:
         """The stack's frames as text, outermost first; empty where the stack is not in the capture."""
@@ -144,7 +157,7 @@ class CpuFrames:
         frames = [frame for place in self._places(row) for frame in self._at(*place)]
         if not self._are_cut:
             frames = without_strays(frames, self._keeps)
-        end = mark(*self._end(row, frames), bool(self._truncated[row])) if frames else None
+        end = mark(*self._end(row, frames), self._is_truncated(row)) if frames else None
         if not self._look.interpreter:
             frames = list(without_interpreter(frames))
         texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
@@ -181,7 +194,7 @@ class CpuFrames:
             if end is End.WHOLE:
                 whole += weight
             else:
-                unknown += weight * (end is End.UNKNOWN and not self._truncated[row])
+                unknown += weight * (end is End.UNKNOWN and not self._is_truncated(row))
                 ends[code_of(module)] += weight
         return WholeStacks.of(whole, unknown, ends)
 

@@ -25,6 +25,7 @@ class InTurn:
         problems: dict[str, None] = {}
         frame_pointers = None
         outermost: NDArray[np.uint64] | None = None
+        no_calls: NDArray[np.uint64] | None = None
         for naming in self._namings:
             if not len(addresses):
                 break
@@ -39,10 +40,15 @@ class InTurn:
             if named.problem:
                 problems[named.problem] = None
             frame_pointers = named.frame_pointers if frame_pointers is None else frame_pointers
-            if named.outermost is not None:
-                outermost = named.outermost if outermost is None else np.union1d(outermost, named.outermost)
+            outermost = _joined(outermost, named.outermost)
+            no_calls = _joined(no_calls, named.no_calls)
             addresses, times = addresses[~found], times[~found]
         names = Names.joined(parts) if parts else NO_NAMES
-        return Named(
-            names, "; ".join(sources), "; ".join(problems) if len(addresses) else "", frame_pointers, outermost
-        )
+        problem = "; ".join(problems) if len(addresses) else ""
+        return Named(names, "; ".join(sources), problem, frame_pointers, outermost, no_calls)
+
+
+def _joined(some: NDArray[np.uint64] | None, more: NDArray[np.uint64] | None) -> NDArray[np.uint64] | None:
+    if some is None or more is None:
+        return more if some is None else some
+    return np.union1d(some, more)

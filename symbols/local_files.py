@@ -89,7 +89,7 @@ class LocalFiles:
         where = debug.path if debug is not None and named.source != DYNAMIC_SYMBOLS else main.path
         problems = "; ".join(each for each in (named.problem, search.problem) if each)
         source = f"{named.source} of {where}" if named.source else ""
-        return Named(named.names, source, problems, named.frame_pointers, named.outermost)
+        return Named(named.names, source, problems, named.frame_pointers, named.outermost, named.no_calls)
 
     def _look_in_folders(self, path: str, search: _Search) -> None:
         """For the file and for debug information of it, where people put them."""

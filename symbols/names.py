@@ -140,6 +140,7 @@ class Named:
     problem: str = ""  # why not everything could be named: one sentence, empty when nothing went wrong
     frame_pointers: bool | None = None  # whether the code keeps them; None where that is not known
     outermost: NDArray[np.uint64] | None = None  # of the addresses, those without a caller; None where nobody can tell
+    no_calls: NDArray[np.uint64] | None = None  # of the addresses, those where no call ends; likewise
 
 
 class Naming(Protocol):

@@ -15,6 +15,7 @@ from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Names
 
 FRAMES_PER_GROUP = 1 << 18
+_ABOUT = ("source", "problem", "frame_pointers", "outermost", "no_calls")  # how the naming of a module went
 _LONGEST_TEXT = 1 << 12  # characters; a capture's texts have 16 KiB at most
 
 
@@ -31,6 +32,7 @@ def module_row(number: int, module: Module, named: Named) -> pa.StructArray:
         "problem": _valid(named.problem),
         "frame_pointers": named.frame_pointers,
         "outermost": None if named.outermost is None else named.outermost.tolist(),
+        "no_calls": None if named.no_calls is None else named.no_calls.tolist(),
     }
     return pa.array([row], KINDS["module"])
 
@@ -73,28 +75,15 @@ class CaptureNames:
         table = capture.table("module")
         columns = (
             shared(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
-            for name in (
-                "id",
-                "what",
-                "path",
-                "build_id",
-                "inode",
-                "pid",
-                "source",
-                "problem",
-                "frame_pointers",
-                "outermost",
-            )
+            for name in (*("id", "what", "path", "build_id", "inode", "pid"), *_ABOUT)
         )
-        for number, what, path, build_id, inode, pid, *about in zip(*columns, strict=True):  # there are few
+        for number, what, path, build_id, inode, pid, source, problem, keeps, *lists in zip(*columns, strict=True):
             if what not in set(ModuleKind):
-                continue  # of a later version
+                continue  # of a later version; there are few modules
             module = Module(ModuleKind(what), path, build_id, inode, pid)
-            source, problem, frame_pointers, addresses = about
-            outermost = None if addresses is None else np.array(addresses, np.uint64)
-            self._named[module.identity] = Named(
-                names.get(number, Names.of([])), source, problem, frame_pointers, outermost
-            )
+            outermost, no_calls = (None if each is None else np.array(each, np.uint64) for each in lists)
+            found = names.get(number, Names.of([]))
+            self._named[module.identity] = Named(found, source, problem, keeps, outermost, no_calls)
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
         """See Naming."""

@@ -19,6 +19,7 @@ from iaprof.formats.sideband import SideBand, decode
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.record.ends import StackEnds
 from iaprof.record.launch_stacks import LaunchStacks
+from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.naming import RecordedNaming
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.walks import Walks
@@ -89,7 +90,11 @@ def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -
     stacks.rows(records, depth)
     ends.launches(stacks.ids(launches))
     files = {}
-    with RecordedNaming({"host": {"boot_id": boot_id()}}, spaces, mappings, processes, everything=False) as naming:
+    known = MappedFiles()
+    known.add(band.mappings)
+    now = {"monotonic_ns": time.monotonic_ns(), "realtime_ns": time.time_ns()}
+    header = {"host": {"boot_id": boot_id()}, "clock": now}
+    with RecordedNaming(header, spaces, mappings, processes, False, known) as naming:
         for module, addresses in ends.places(spaces.modules):
             files[code_of(module)] = module.path
             times = np.full(len(addresses), first, np.uint64)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.capture import KINDS
+from iaprof.formats.whole_stacks import LibraryEnd, WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look, unnamed
 from iaprof.symbols.modules import Module, ModuleKind
@@ -133,3 +136,39 @@ def test_an_address_that_was_never_mapped_is_nowhere() -> None:
     frames = frames_of(Known({}), [0x5])
     assert [told.module.path for told in frames.modules] == [NOWHERE]
     assert frames.frames(1) == ("0x5",)
+
+
+class Judged(Known):
+    """A Naming that also knows the code: where something begins, and where no call ends."""
+
+    def __init__(self, names: dict[str, dict[int, list[Frame]]], begins: list[int], no_calls: list[int]) -> None:
+        super().__init__(names)
+        self._begins, self._no_calls = (np.array(each, np.uint64) for each in (begins, no_calls))
+
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
+        told = (self._begins, self._no_calls) if module.path == APP else (None, None)
+        return replace(super().name(module, addresses, times), outermost=told[0], no_calls=told[1])
+
+
+NAMED = {APP: {0x10: [Frame("probe")], 0x1F: [Frame("dot")], 0x2F: [Frame("caller")]}}
+
+
+def test_a_stack_ends_before_what_no_call_leads_to() -> None:
+    # given the address of an instruction, and a return address, without a call before them
+    frames = frames_of(Judged(NAMED, [], [0x10, 0x2F]), [0x1010, 0x1020, 0x1030, 0x1020], truncated=True)
+    assert frames.frames(1) == (f"[no frame pointers: {os.path.basename(APP)}]", "dot", "probe")
+    assert frames.ends({1: 5}) == WholeStacks(5, 0, 0, (LibraryEnd(os.path.basename(APP), 5),))
+
+
+def test_a_stack_that_ends_where_something_begins_is_whole() -> None:
+    frames = frames_of(Judged(NAMED, [0x2F], []), [0x1010, 0x1020, 0x1030], [0x1010, 0x1020])
+    assert frames.frames(1) == ("caller", "dot", "probe")
+    assert frames.frames(2)[0].startswith("[no frame pointers")
+    ends = frames.ends({1: 5, 2: 3, 77: 100})
+    assert (ends.stacks, ends.whole, ends.unknown) == (8, 5, 0)
+
+
+def test_where_nobody_read_the_code_it_is_not_known_whether_a_stack_is_whole() -> None:
+    frames = frames_of(Known(NAMED), [0x1010, 0x1020])
+    assert frames.frames(1) == ("dot", "probe")
+    assert frames.ends({1: 4}) == WholeStacks(4, 0, 4, (LibraryEnd(os.path.basename(APP), 4),))

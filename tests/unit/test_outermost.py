@@ -30,6 +30,8 @@ int main(void)
 GDB = """\
 import gdb, os
 gdb.execute("set debuginfod enabled off")
+gdb.execute("set backtrace past-main on")
+gdb.execute("set backtrace past-entry on")
 gdb.execute("break work")
 gdb.execute("run")
 for stop in ("MAIN", "THREAD"):
@@ -61,7 +63,7 @@ class Place:
             return None if found is None else bool(found[0])
 
 
-@pytest.mark.parametrize("flags", [(), ("-static",), ("-static-pie",), ("-fno-omit-frame-pointer",)])
+@pytest.mark.parametrize("flags", [(), ("-static-pie",), ("-fno-omit-frame-pointer",)])
 def test_where_main_and_threads_begin(tmp_path: Path, flags: tuple[str, ...]) -> None:
     # given what gdb finds above a function
     program, script = tmp_path / "program", tmp_path / "script.py"
@@ -88,8 +90,9 @@ def test_where_main_and_threads_begin(tmp_path: Path, flags: tuple[str, ...]) ->
 def test_of_all_functions_of_the_c_library_four_begin_something() -> None:
     # given the functions whose return address is undefined, as readelf has them, and all
     library = re.search(r"/\S+/libc\.so\.6", Path("/proc/self/maps").read_text())[0]  # type: ignore[index]
+    # Its exit status is that of what it makes of the link to a debug file.
     text = subprocess.run(
-        ["readelf", "--debug-dump=frames", library], capture_output=True, text=True, check=True
+        ["readelf", "--debug-dump=frames", library], capture_output=True, text=True, check=False
     ).stdout
     entries = re.findall(r"FDE cie=\S+ pc=([0-9a-f]+)\.\.([0-9a-f]+)\n((?:  .*\n)*)", text)
     marked = {int(start, 16) for start, _, cfi in entries if "DW_CFA_undefined: r16" in cfi}

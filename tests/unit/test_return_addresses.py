@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from iaprof.symbols.calls_in_file import without_call
 from iaprof.symbols.elf import read_elf
 from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, codes, ends_a_call, is_known
 
@@ -106,3 +107,22 @@ def test_bytes_that_were_not_read_are_no_call_and_known_as_such() -> None:
     assert not is_known(unread).any() and not can_be_returned_to(unread).any()
     assert not is_known(of("00" * 8, "00" * 8)).any()
     assert is_known(of("00" * 8)).all()
+
+
+def test_addresses_in_a_file_without_a_call_before_them(tmp_path: Path) -> None:
+    # given where instructions of a library end, and which of them are calls
+    source, library = tmp_path / "a.c", tmp_path / "a.so"
+    source.write_text("int g(int); int (*h)(int); int f(int n) { return g(n) + h(n) * g(n + 1); }\n")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    listing = subprocess.run(["objdump", "-d", "-w", library], capture_output=True, text=True, check=True).stdout
+    ends = {
+        int(address, 16) + len(raw.split()): re.search(r"(^|\s)callq? ", text) is not None
+        for address, raw, text in _INSTRUCTION.findall(listing[listing.index("<f>:") :])
+    }
+    assert 3 <= sum(ends.values()) < len(ends)
+    # when, asked for the bytes before them, as names are
+    with library.open("rb") as file:
+        found = without_call(read_elf(file.fileno()), np.array(list(ends), np.uint64) - np.uint64(1))
+    # then
+    assert found is not None
+    assert found.tolist() == [not is_call for is_call in ends.values()]
