@@ -198,11 +198,14 @@ class _Notes:
             return
         base = self._elf.get_section_by_name(".stapsdt.base")
         left = MAX_LOCATIONS
+        semaphores: dict[int, int] = {}  # by the probe's offset
         for note in section.iter_notes():
             if note["n_name"] != "stapsdt" or not left:
                 continue
             probe = self._probe(_note_bytes(note["n_desc"]), base["sh_addr"] if base else None, provider, names)
             if probe:
+                if semaphores.setdefault(probe.offset, probe.semaphore_offset) != probe.semaphore_offset:
+                    raise ProbeError("its notes place probes with different semaphores at one instruction")
                 left -= 1
                 yield probe
 

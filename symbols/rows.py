@@ -90,9 +90,11 @@ class CaptureNames:
             if what not in set(ModuleKind):
                 continue  # of a later version
             module = Module(ModuleKind(what), path, build_id, inode, pid)
-            *told, addresses = about
+            source, problem, frame_pointers, addresses = about
             outermost = None if addresses is None else np.array(addresses, np.uint64)
-            self._named[module.identity] = Named(names.get(number, Names.of([])), *told, outermost)
+            self._named[module.identity] = Named(
+                names.get(number, Names.of([])), source, problem, frame_pointers, outermost
+            )
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
         """See Naming."""

@@ -112,7 +112,7 @@ def test_two_probes_in_one_place(folder: Path, library: bytes, probes: LaunchPro
     [outcome] = outcomes(probes, path)
     # then none is placed
     assert outcome.probes == 0
-    assert outcome.problem == "the kernel refuses probes in it (Invalid argument)"
+    assert outcome.problem == "its notes place probes with different semaphores at one instruction"
     assert probes._links == []
 
 

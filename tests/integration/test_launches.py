@@ -451,6 +451,7 @@ def launch_probe(folder: Path) -> Probe:
     return probe
 
 
+@IN_TURN
 def test_a_uprobe_of_another_tool_without_a_counter_costs_no_launch(
     folder: Path, others: list[int], closing: list[LaunchProbes]
 ) -> None:
@@ -472,6 +473,7 @@ def test_a_uprobe_of_another_tool_without_a_counter_costs_no_launch(
     assert len(probes.launches.read()) == 0
 
 
+@IN_TURN
 def test_a_uprobe_of_another_tool_with_the_same_counter_is_no_hindrance(
     folder: Path, others: list[int], closing: list[LaunchProbes]
 ) -> None:
@@ -506,6 +508,7 @@ def test_a_semaphore_that_cannot_be_raised_is_told(
     assert len(probes.launches.read()) == 10
 
 
+@IN_TURN
 def test_a_uprobe_of_another_tool_with_another_counter_is_named(
     folder: Path, others: list[int], closing: list[LaunchProbes]
 ) -> None:

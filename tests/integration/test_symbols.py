@@ -189,7 +189,8 @@ def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware
         for kind in KINDS:
             if kind not in ("module", "symbol"):
                 for table in reader.tables(kind):
-                    writer.write(kind, rows_of(kind, table))
+                    for rows in rows_of(kind, table):
+                        writer.write(kind, rows)
         writer.close(reader.header)
     # then
     more = (tmp_path / "c").stat().st_size - (tmp_path / "without").stat().st_size
