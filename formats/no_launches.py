@@ -30,7 +30,10 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
         header: `launches_by` and `libraries` of the recording.
         drivers: the first process that mapped it, by driver.
     """
-    driver = next((each for each in DRIVERS if each in drivers), None)
+    by = header.get("launches_by")
+    # OpenCL's driver maps Level Zero's: with both there, OpenCL is the likelier reason that the library saw nothing.
+    first = (OPENCL, LEVEL_ZERO) if by == _INJECT else DRIVERS
+    driver = next((each for each in first if each in drivers), None)
     if driver is None:
         return None
     ways: dict[str, str] = {}
@@ -39,7 +42,6 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
         match library:
             case {"path": str(path), "way": str(way), "probes": int(probes)} if probes:
                 ways[way if way == _INJECT else driver_at(path)] = way
-    by = header.get("launches_by")
     return {
         "driver": driver,
         "pid": drivers[driver],

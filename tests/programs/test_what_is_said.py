@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from programs.programs import Programs, Run
+from iaprof.formats.capture import CaptureReader
+from programs.programs import LEVEL_ZERO_V1, Programs, Run
 from programs.recording import LONGEST, record
 
 FAILURES = ("no-device", "aborts", "usage")
@@ -53,3 +54,23 @@ def test_a_library_that_sees_no_launch_is_told(programs: Programs, tmp_path: Pat
     )
     assert told in recording.said
     assert told in " ".join(recording.told("info").split())
+
+
+@pytest.mark.parametrize("own_root", [False, True], ids=["our-root", "its-own-root"])
+def test_libraries_without_a_build_id_are_named(programs: Programs, own_root: bool, tmp_path: Path) -> None:
+    """Those of oneAPI, which are on the stack of each launch of dpnp."""
+    # given
+    libraries = ("libsycl.so.9", "libur_adapter_level_zero.so.0")
+    for library in libraries:
+        words = ["readelf", "--notes", str(programs.folder / "usr/local/lib" / library)]
+        assert "Build ID" not in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    run = programs.python("with_dpnp.py", {})
+    if own_root:
+        run = programs.in_its_own_root(tmp_path, "python3.14", script="with_dpnp.py")
+    # when
+    recording = record(programs, run.with_settings(**LEVEL_ZERO_V1), tmp_path)
+    # then
+    assert recording.code == 0
+    rows = CaptureReader(recording.capture).table("module").to_pylist()
+    named = {Path(row["path"]).name: (row["build_id"], bool(row["source"]), row["problem"]) for row in rows}
+    assert {library: named.get(library) for library in libraries} == dict.fromkeys(libraries, (None, True, ""))
