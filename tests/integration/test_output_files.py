@@ -69,14 +69,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# Reports with a user's rights. It reports once before, unseen and as root: that loads what only root may get at.
+# Reports with a user's rights. It reports once before, unseen and as root, and is called wrongly once: that loads what
+# only root may get at.
 REPORT = """
 import contextlib, io, os, sys
 from iaprof.cli.main import main
 user = int(sys.argv.pop(1))
 unseen = io.StringIO()
-with contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen), contextlib.suppress(SystemExit):
-    main()
+asked = sys.argv
+for sys.argv in ([*asked, "--no-such-option"], asked):
+    with contextlib.redirect_stdout(unseen), contextlib.redirect_stderr(unseen), contextlib.suppress(SystemExit):
+        main()
 os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
 main()
 """
