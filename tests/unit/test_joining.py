@@ -311,13 +311,16 @@ def test_too_little_memory_in_the_other_process_is_too_little_memory(
 
 @pytest.fixture
 def report(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One that is made by two processes, in a session of its own."""
+    """One that is made by two processes, in a session of its own, and never done."""
     words = ["iaprof", "report", str(made(tmp_path / "c")), "-o", str(tmp_path / "x.folded")]
     script = f"""
 import os, sys
 os.sched_getaffinity = lambda pid: {{0, 1}}  # on one core there would be one
 sys.argv = {words}
+import time
 from iaprof.cli.start import main
+from iaprof.report import joining
+joining._share = lambda *_: time.sleep(3600)  # its own part; the other process does its one
 main()
 """
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True) as process:
