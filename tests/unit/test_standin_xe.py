@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from limits import Within
 from standin.hardware import Hardware, Ledger, Programs, build
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -765,7 +766,7 @@ def test_pollin_waits_for_the_wanted_number_of_reports(hardware: Hardware) -> No
         few = readable(stream, 0.05)
         GPU.launch(KERNEL, 0.05)
         GPU.sync()
-        say(few=few, many=readable(stream, 1), size=len(drain(stream)[0]) // 64)
+        say(few=few, many=readable(stream, 60), size=len(drain(stream)[0]) // 64)
         """,
     )
     assert said["few"] is False
@@ -1213,14 +1214,14 @@ def test_a_card_that_was_not_there_from_the_start(tmp_path: Path, programs: Prog
 # ---- a GPU that does not answer ----
 
 
-def test_a_gpu_that_stands_still_is_silent_and_goes_on_later(hardware: Hardware) -> None:
+def test_a_gpu_that_stands_still_is_silent_and_goes_on_later(hardware: Hardware, within: Within) -> None:
     said = client(
         hardware,
         """
         stream = started()
         event = counter(engine(TOTAL))
         GPU.kernel("k", KERNEL, OFFSETS)
-        GPU.launch(KERNEL, 0.3)
+        GPU.launch(KERNEL, 2)  # 80,000 records
         time.sleep(0.1)
         # when it stands still, then what was visible can be read, and no more comes
         print("freeze", flush=True), sys.stdin.readline()
@@ -1247,12 +1248,12 @@ def test_a_gpu_that_stands_still_is_silent_and_goes_on_later(hardware: Hardware)
         freeze=hardware.freeze,
         thaw=hardware.thaw,
     )
-    assert 2000 < said["first"] < 5000
+    assert 0 < said["first"] < 80_000
     assert said["quiet"] == [False, "EAGAIN", True]
     assert said["times"][::2] == ["", "ETIMEDOUT", "EINVAL", "ETIMEDOUT"]
-    assert max(said["times"][1::2]) < 0.1
-    assert said["rest"] > 6000
-    assert said["first"] + said["rest"] <= 12_000
+    within.took(max(said["times"][1::2]), 0.1)
+    assert said["rest"] > 0
+    assert 60_000 < said["first"] + said["rest"] <= 80_000
     assert said["more"]
 
 
