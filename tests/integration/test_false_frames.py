@@ -150,6 +150,7 @@ def test_a_stack_ends_where_the_walk_goes_astray(tmp_path: Path, hardware: Hardw
     assert shown == {(MARK, "deeper", "launch_kernel", LAUNCH_FUNCTION)}
 
 
+@pytest.mark.alone  # what is said is of all launches of the machine
 def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
     # given
     capture, told = tmp_path / "cap.parquet", tmp_path / "told"
@@ -183,6 +184,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert top["stack_ends"] == document["stack_ends"]
 
 
+@pytest.mark.alone  # what is said is of all launches of the machine
 def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Hardware) -> None:
     # given the stand-in's own program: main, and threads
     capture = tmp_path / "cap.parquet"
@@ -197,6 +199,7 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
     assert "[no frame pointers" not in folded(capture)
 
 
+@pytest.mark.alone  # what is said is of all launches of the machine
 def test_check_names_the_library_where_stacks_end(tmp_path: Path, strays: Strays) -> None:
     # given a program that launches as long as somebody looks
     told, forever = tmp_path / "told", str(1 << 30)
