@@ -6,7 +6,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
 
 help: ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 28
 
 setup: ## install what is missing: packages, .venv, Intel's decoder
 	@scripts/setup
@@ -17,7 +17,7 @@ demo: setup ## record a real process for a few seconds and leave capture and rep
 pictures: demo ## make the pictures of the README anew
 	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png
 
-bytecode: setup ## compile the BPF programs anew, after their C files changed
+bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null
 	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
 
@@ -29,25 +29,25 @@ all-tests: setup
 	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
 	@scripts/test
 
-test-repeat: ## make test twenty times, under stress, among idle processes, with half the memory, in random order
+test-repeat: ## run make test twenty times: also under stress, among idle processes, with half the memory, in random order
 	@scripts/test-repeat
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
 	@$(IN)/python -m pytest tests/driver
 
-test-programs: setup ## tests/programs: records dpnp, pyopencl, OpenVINO and clpeak, which it downloads (0.7 GB)
+test-programs: setup ## download dpnp, pyopencl, OpenVINO and clpeak (0.7 GB), record them, and run tests/programs
 	@scripts/test-programs >/dev/null
 	@scripts/test tests/programs
 
-test-kernels: setup ## boot Debian's kernels under QEMU: BPF and one launch through each kind of probe (docs/platforms.md)
+test-kernels: setup ## boot Debian's kernels under QEMU, and load BPF and see launches there (docs/platforms.md)
 	@$(IN)/python scripts/test_kernels.py
 
-test-distributions: ## make demo and make test on Debian 13, in a folder; unstable's Pythons (docs/platforms.md)
+test-distributions: ## run make demo and make test on Debian 13 in a folder, and unit tests with unstable's Pythons (docs/platforms.md)
 	@scripts/test-distribution trixie root user python3.13
 	@scripts/test-distribution unstable python3.14 python3.15
 
-lint: setup ## ruff, mypy --strict, import rules, whether the compiled BPF programs are those of the C files
+lint: setup ## run ruff, mypy --strict and the import rules, and check that the compiled BPF programs match their C files
 	$(IN)/ruff check
 	$(IN)/ruff format --check
 	$(IN)/mypy
