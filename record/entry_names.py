@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.bpf.driver_layout import Layout, LayoutError, find_layout
-from iaprof.bpf.library_file import LibraryFile, ProbeError
+from iaprof.symbols.binaries import Binaries, BinaryError
 from iaprof.symbols.names import Frame, Named, Names
 
 
-def with_entry_names(named: Named, file: int, build_id: bytes | None, addresses: NDArray[np.uint64]) -> Named:
+def with_entry_names(
+    named: Named, binaries: Binaries, file: int, build_id: bytes | None, addresses: NDArray[np.uint64]
+) -> Named:
     """What was found of a file, and the names of entry points among the addresses that have none.
 
     Args:
         named: what its symbols say.
+        binaries: reads the file, which may be anybody's.
         file: open descriptor.
         build_id: the file's; without one there is no layout.
         addresses: [n] offsets in the file that were asked for.
@@ -25,8 +27,8 @@ def with_entry_names(named: Named, file: int, build_id: bytes | None, addresses:
     layout = _layout(build_id)
     if layout is None:
         return named
-    missing = set(addresses[named.names.find(addresses) < 0].tolist())
-    found = {offset: name for offset, name in _entries(layout, file).items() if offset in missing}
+    missing = addresses[named.names.find(addresses) < 0]
+    found = _entries(layout, binaries, file, missing)
     if not found:
         return named
     entries = Names.of((offset, 1, [Frame(name)]) for offset, name in found.items())
@@ -46,11 +48,11 @@ def _layout(build_id: bytes | None) -> Layout | None:
         return None  # who probes by it says so
 
 
-def _entries(layout: Layout, file: int) -> dict[int, str]:
-    """The names of entry points by their offsets in the file, where they are probed; nothing where it is damaged."""
+def _entries(layout: Layout, binaries: Binaries, file: int, offsets: NDArray[np.uint64]) -> dict[int, str]:
+    """The names of those of the offsets in the file where entry points are probed; nothing where it is damaged."""
+    names = {entry.address: entry.name for entry in layout.entries}
     try:
-        with open(os.dup(file), "rb") as stream:
-            library = LibraryFile(stream)
-            return {library.offset(entry.address, executable=True): entry.name for entry in layout.entries}
-    except (ProbeError, OSError):
+        found = binaries.addresses(file, offsets)
+    except BinaryError:
         return {}
+    return {offset: names[address] for offset, address in found.items() if address in names}

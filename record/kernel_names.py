@@ -21,7 +21,8 @@ from iaprof.formats.zebin import canonical, kernel_names
 
 CUT = "…"
 CUT_BYTES = NAME_BYTES - 1  # what a launch has of a longer name
-MAX_KEPT_BYTES = 64 << 20  # of names; a kernel's has some hundred
+MAX_KEPT_BYTES = 128 << 20  # of names; a kernel's has some hundred
+_NAME_COSTS = 1024  # bytes of memory that a name takes besides
 _ADDRESS_MASK = np.uint64((1 << 48) - 1)
 
 
@@ -38,12 +39,10 @@ class KernelNames:
 
     def __init__(self) -> None:
         self._left = MAX_KEPT_BYTES
-        self._placed: dict[tuple[int, int], dict[tuple[int, bytes], None]] = defaultdict(
-            dict
-        )  # time and name, by place
-        self._begin: dict[tuple[int, bytes], dict[bytes, bool]] = defaultdict(
-            dict
-        )  # names, and whether a place is known
+        # Time and name, by process, address and the name's beginning: there may be many names of one address.
+        self._placed: dict[tuple[int, int, bytes], dict[tuple[int, bytes], None]] = defaultdict(dict)
+        # Names, and whether a place is known.
+        self._begin: dict[tuple[int, bytes], dict[bytes, bool]] = defaultdict(dict)
         self._of_module: dict[str, list[tuple[bytes, int]]] = {}  # by digest
 
     def add_module(self, pid: int, time_ns: int, digest: str, elf: bytes | None) -> None:
@@ -57,7 +56,7 @@ class KernelNames:
         """
         if elf is not None and digest not in self._of_module:
             names = kernel_names(elf, CUT_BYTES, MAX_TEXT_BYTES)
-            length = sum(len(name) for name, _ in names)
+            length = sum(len(name) + _NAME_COSTS for name, _ in names)
             self._of_module[digest] = names if length <= self._left else []
             self._left -= min(length, self._left)
         for name, address in self._of_module.get(digest, ()):
@@ -65,13 +64,15 @@ class KernelNames:
 
     def add(self, pid: int, time_ns: int, address: int, name: bytes) -> None:
         """A kernel that a process has; at address 0 where its place is not known."""
-        if len(name) < CUT_BYTES or len(name) > self._left or len(_text(name).encode()) > MAX_TEXT_BYTES:
+        cost = len(name) + _NAME_COSTS
+        if len(name) < CUT_BYTES or cost > self._left or len(_text(name).encode()) > MAX_TEXT_BYTES:
             return
-        self._left -= len(name)
-        known = self._begin[pid, name[:CUT_BYTES]]
+        self._left -= cost
+        begin = name[:CUT_BYTES]
+        known = self._begin[pid, begin]
         known[name] = known.get(name, False) or bool(address)
         if address:
-            self._placed[pid, canonical(address)][time_ns, name] = None
+            self._placed[pid, canonical(address), begin][time_ns, name] = None
 
     def of(self, launches: NDArray[np.void]) -> LaunchNames:
         """The names of launches, given as LAUNCH[n]: whole, or cut and marked."""
@@ -120,10 +121,8 @@ class KernelNames:
 
     def _versions(self, pid: int, address: int, begin: bytes) -> list[tuple[int, str]]:
         """What a kernel is called, since when; at least one name."""
-        there = self._placed.get((pid, address), ()) if address else ()
-        placed = sorted((time, name) for time, name in there if name.startswith(begin))
-        if placed:
-            return [(time, _text(name)) for time, name in placed]
+        if address and (placed := self._placed.get((pid, address, begin))):
+            return [(time, _text(name)) for time, name in sorted(placed)]
         known = self._begin.get((pid, begin), {})
         if len(known) == 1:
             [(name, is_placed)] = known.items()

@@ -132,7 +132,7 @@ class RecordedNaming(Closing):
                     continue
                 with self._debug_file(module, facts) as debug:
                     named = self._binaries.name(file, addresses, debug, self._everything)
-                return with_entry_names(named, file, facts.build_id, addresses)
+                return with_entry_names(named, self._binaries, file, facts.build_id, addresses)
         return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
 
     def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:

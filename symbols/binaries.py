@@ -98,6 +98,27 @@ class Binaries(Closing):
         """
         return self._source(file).facts
 
+    def addresses(self, file: int, offsets: NDArray[np.uint64]) -> dict[int, int]:
+        """The addresses of places in the file by their offsets, of those that its program header has one for.
+
+        Args:
+            file: open descriptor.
+            offsets: [n] in the file, bytes.
+
+        Raises:
+            BinaryError: it is no ELF file that can be read.
+        """
+        try:
+            answer = list_of(
+                self._sandbox.call("addresses", {}, offsets.astype("<u8").tobytes(), fds=[file], seconds=_FACTS_SECONDS)
+            )
+            if len(answer) != len(offsets):
+                raise AnswerError
+            pairs = zip(offsets.tolist(), answer, strict=True)
+            return {offset: integer(address, 1 << 64) for offset, address in pairs if address is not None}
+        except (SandboxError, AnswerError) as error:
+            raise BinaryError(sentence(str(error))) from None
+
     def name(self, file: int, offsets: NDArray[np.uint64], debug: int | None = None, everything: bool = False) -> Named:
         """Names of places in the file. What is wrong with it is told in `problem`, never raised.
 

@@ -31,7 +31,7 @@ _DYNAMIC = 3  # the index of .dynsym among the tables
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """What the sandbox can be asked for."""
     np.unique(np.zeros(1))  # imports a module at its first use, which must not wait until nothing can be opened
-    return {"facts": facts, "name": name}
+    return {"facts": facts, "name": name, "addresses": addresses}
 
 
 def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
@@ -49,6 +49,12 @@ def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> ob
         "debug_bytes": min(int(elf.sections[index]["size"]), os.fstat(files[0]).st_size) if index is not None else 0,
         "second_file": elf.section(".gnu_debugaltlink") is not None,
     }
+
+
+def addresses(_parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
+    """What the program header of a file makes of offsets, uint64[n] in data: for each an address, or None."""
+    found, known = _opened(files[0]).addresses(np.frombuffer(bytes(data), np.uint64))
+    return [address if is_known else None for address, is_known in zip(found.tolist(), known.tolist(), strict=True)]
 
 
 def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:

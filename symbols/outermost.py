@@ -96,7 +96,7 @@ class _Cfi:
         """That at an address; None where it is not what is read here, or not of the function that starts there."""
         try:
             return cls._read(elf, entry, start)
-        except (IndexError, struct.error, ValueError):
+        except (LookupError, struct.error, ValueError):
             return None
 
     @classmethod

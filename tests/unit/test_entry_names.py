@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from iaprof.bpf import driver_layout
 from iaprof.record.entry_names import with_entry_names
+from iaprof.symbols.binaries import Binaries, BinaryError
 from iaprof.symbols.names import Frame, Named, Names
 
 BUILD_ID = bytes.fromhex("ab" * 20)
@@ -39,6 +41,12 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return library
 
 
+@pytest.fixture
+def binaries(tmp_path: Path) -> Iterator[Binaries]:
+    with Binaries(tmp_path / "cache") as opened:
+        yield opened
+
+
 def entry_offset(driver: Path) -> int:
     """Where in the file the probe is, as a disassembler says."""
     code = subprocess.run(
@@ -47,12 +55,12 @@ def entry_offset(driver: Path) -> int:
     return int(code.split("File Offset: 0x", 1)[1].split(")")[0], 16) + 2
 
 
-def test_an_entry_point_without_a_symbol_gets_the_layouts_name(driver: Path) -> None:
+def test_an_entry_point_without_a_symbol_gets_the_layouts_name(driver: Path, binaries: Binaries) -> None:
     offset = entry_offset(driver)
     asked = np.array([offset, offset + 100], np.uint64)
     with driver.open("rb") as file:
-        named = with_entry_names(Named(problem=STRIPPED), file.fileno(), BUILD_ID, asked)
-        only = with_entry_names(Named(problem=STRIPPED), file.fileno(), BUILD_ID, asked[:1])
+        named = with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked)
+        only = with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked[:1])
     assert named.names.find(asked).tolist() == [0, -1]
     assert named.names.frames(0) == (Frame("zeLaunchIt"),)
     assert named.source == "iaprof's layout of this driver (1.2.3)"
@@ -60,26 +68,52 @@ def test_an_entry_point_without_a_symbol_gets_the_layouts_name(driver: Path) -> 
     assert only.problem == ""
 
 
-def test_a_symbol_of_the_file_is_better(driver: Path) -> None:
+def test_a_symbol_of_the_file_is_better(driver: Path, binaries: Binaries) -> None:
     offset = entry_offset(driver)
     asked = np.array([offset, offset + 1], np.uint64)
     own = Named(Names.of([(offset, 1, [Frame("L0::launch", "a.cpp", 3)])]), "symbol table")
     with driver.open("rb") as file:
-        named = with_entry_names(own, file.fileno(), BUILD_ID, asked)
+        named = with_entry_names(own, binaries, file.fileno(), BUILD_ID, asked)
     assert named.names.frames(int(named.names.find(asked)[0])) == (Frame("L0::launch", "a.cpp", 3),)
     assert named.source == "symbol table and iaprof's layout of this driver (1.2.3)"
 
 
 @pytest.mark.parametrize("build_id", [None, bytes(20)])
-def test_another_build_has_no_names(driver: Path, build_id: bytes | None) -> None:
+def test_another_build_has_no_names(driver: Path, binaries: Binaries, build_id: bytes | None) -> None:
     asked = np.array([entry_offset(driver)], np.uint64)
     with driver.open("rb") as file:
-        assert with_entry_names(Named(problem=STRIPPED), file.fileno(), build_id, asked) == Named(problem=STRIPPED)
+        assert with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), build_id, asked) == Named(
+            problem=STRIPPED
+        )
 
 
-def test_a_file_that_only_claims_the_build_id(driver: Path, tmp_path: Path) -> None:
+def test_a_file_that_only_claims_the_build_id(driver: Path, binaries: Binaries, tmp_path: Path) -> None:
     asked = np.array([entry_offset(driver)], np.uint64)
     for content in (b"", b"\x7fELF" + bytes(60), driver.read_bytes()[:200]):
         (tmp_path / "fake").write_bytes(content)
         with (tmp_path / "fake").open("rb") as file:
-            assert not len(with_entry_names(Named(), file.fileno(), BUILD_ID, asked).names)
+            assert not len(with_entry_names(Named(), binaries, file.fileno(), BUILD_ID, asked).names)
+
+
+def test_only_the_sandbox_reads_the_file(driver: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a file that this process cannot read, as of a file system that never answers
+    asked, nothing = np.array([entry_offset(driver)], np.uint64), -1
+    with driver.open("rb") as file:
+        found = binaries.addresses(file.fileno(), asked)
+    monkeypatch.setattr(binaries, "addresses", lambda *_: found)
+    # then
+    assert with_entry_names(Named(), binaries, nothing, BUILD_ID, asked).names.find(asked).tolist() == [0]
+
+
+def test_a_file_that_takes_too_long_to_read_has_no_names(
+    driver: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise BinaryError("the reader process took longer than 1 s")
+
+    monkeypatch.setattr(binaries, "addresses", never)
+    asked = np.array([entry_offset(driver)], np.uint64)
+    with driver.open("rb") as file:
+        assert with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked) == Named(
+            problem=STRIPPED
+        )

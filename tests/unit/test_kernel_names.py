@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tracemalloc
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LAUNCH, LaunchFlags
+from iaprof.formats.launches import LAUNCH, NAME_BYTES, LaunchFlags
 from iaprof.formats.zebin import kernel_names
 from iaprof.record.finish import finish
 from iaprof.record.kernel_names import KernelNames
@@ -168,13 +171,46 @@ def test_long_names_of_many_launches_need_little_memory() -> None:
 
 
 def test_names_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iaprof.record.kernel_names.MAX_KEPT_BYTES", 1000)
+    monkeypatch.setattr("iaprof.record.kernel_names.MAX_KEPT_BYTES", 15_000)
     names = KernelNames()
     for number in range(20):
         names.add(7, 1, PLACE + 64 * number, f"{PREFIX}{number:03}".encode())
     found = names.of(records(Launched(PREFIX, PLACE + 64 * number) for number in range(20)))
     whole = [text for text in found.texts if not text.endswith("…") and len(text) > 63]
     assert 5 < len(whole) < 20
+
+
+def test_kept_names_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given the shortest that are kept, each of another place
+    most = 8 << 20
+    monkeypatch.setattr("iaprof.record.kernel_names.MAX_KEPT_BYTES", most)
+    names = KernelNames()
+    tracemalloc.start()
+    try:
+        for number in range(most // NAME_BYTES):
+            names.add(7, 1, PLACE + 64 * number, b"%08d" % number + b"n" * NAME_BYTES)
+        assert tracemalloc.get_traced_memory()[1] < 2 * most
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_kernels_at_one_address_are_looked_through_once() -> None:
+    # given a process that says that all of its kernels are at one address, and launches each
+    number, compared = 300, Counter[str]()
+
+    class Name(bytes):
+        def startswith(self, *given: Any) -> bool:
+            compared["names"] += 1
+            return super().startswith(*given)
+
+    names = KernelNames()
+    for each in range(number):
+        names.add(7, 1, PLACE, Name(b"%08d" % each + b"n" * NAME_BYTES))
+    # when
+    found = names.of(records(Launched(f"{each:08}".ljust(100, "n"), PLACE) for each in range(number)))
+    # then
+    assert [found.texts[index] for index in found.of] == [f"{each:08}" + "n" * NAME_BYTES for each in range(number)]
+    assert compared["names"] <= number
 
 
 def test_which_kernels_of_a_real_zebin_have_long_names() -> None:

@@ -147,3 +147,26 @@ def test_damaged_unwind_data_is_no_more_than_wrong(tmp_path: Path, seed: int) ->
             return
         found = outermost(elf, np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
     assert found is None or len(found) == 500
+
+
+def test_a_pointer_to_a_personality_of_unknown_encoding_is_not_read(tmp_path: Path) -> None:
+    # given a function with a personality
+    (tmp_path / "a.c").write_text(
+        "void g(void); void h(int *p) { g(); }\n"
+        'void f(void) { __attribute__((cleanup(h))) int n = 1; g(); __asm__ volatile("" : : "r"(&n)); }\n'
+    )
+    library = tmp_path / "a.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-fexceptions", "-o", library, tmp_path / "a.c"], check=True)
+    content = library.read_bytes()
+    at = content.index(b"zPLR\0") + len(b"zPLR\0")  # the factors, the register and a length are a byte each
+    assert content[at + 4] == 0x9B
+    with library.open("rb") as file:
+        elf = read_elf(file.fileno())
+        starts, _ = subject._table(elf) or (np.empty(0, np.int64), None)
+        assert outermost(elf, starts.astype(np.uint64)) is not None
+    # when it is encoded as nothing is
+    library.write_bytes(content[: at + 4] + b"\x01" + content[at + 5 :])
+    # then
+    with library.open("rb") as file:
+        found = outermost(read_elf(file.fileno()), starts.astype(np.uint64))
+    assert found is not None and len(found) == len(starts)
