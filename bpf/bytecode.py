@@ -1,9 +1,8 @@
-"""Compiled BPF programs as they are kept: in programs.json, which ships, and in the cache of what was compiled here.
+"""Compiled BPF programs as they are stored: in programs.json, which ships, and in the cache of programs compiled here.
 
-A program holds no address and no descriptor. Each instruction that loads a map says which map, and each that loads a
-named constant says which constant; whoever loads the program (loader.py) fills them in. Both are 64-bit immediate
-loads, so that what is filled in is a known constant for the kernel's verifier, as if clang had compiled it in. Sizes
-are such constants today; an offset in a kernel's structure could be one.
+A stored program holds no addresses and no descriptors. For each instruction that loads a map or a named constant, the
+file says which one, and loader.py fills it in. Both are 64-bit immediate loads, so the kernel's verifier treats the
+filled-in number as a constant, as if clang had compiled it in.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MOST_INSTRUCTIONS = 1 << 20
 
 
 class BytecodeError(IaprofError):
-    """What was read or compiled is not such bytecode."""
+    """What was read or compiled is not bytecode that can be stored here."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Bytecode:
     programs: Mapping[str, Program]
 
     def to_text(self) -> str:
-        """For a file; `from_text` reads it."""
+        """The text of a file that `from_text` reads."""
         content = {
             "about": "Made by 'make bytecode'; after a merge conflict, run it again.",
             "source": self.source,
@@ -146,7 +145,7 @@ def from_compiled(code: bytes, maps: Mapping[int, str], constants: Sequence[str]
 
 
 def _fill(code: bytearray, at: int, value: int) -> None:
-    """Sets what a 64-bit immediate load at an instruction loads."""
+    """Sets the number that the 64-bit immediate load at an instruction loads."""
     struct.pack_into("<I", code, at * 8 + 4, value & 0xFFFFFFFF)
     struct.pack_into("<I", code, at * 8 + 12, value >> 32)
 

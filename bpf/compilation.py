@@ -1,8 +1,8 @@
-"""Compiling BPF programs in a process apart, which ends with the memory that clang took.
+"""Compiles BPF programs in a child process, so that clang's memory is freed when it ends.
 
-What that process reads becomes part of programs that run in the kernel. So it gets a folder of its own, which nobody
-else can look into and where bcc unpacks headers if it has to (TMPDIR; in /tmp somebody else's would be taken), and of
-our environment only the name of the headers' folder, which must be root's.
+What the child reads becomes part of programs that run in the kernel. So its TMPDIR is a new folder that only root can
+enter: bcc unpacks kernel headers there, and in /tmp it would use headers that another user put there. From our
+environment the child gets only the name of the headers' folder, which must belong to root.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # bcc may call modprobe and tar
 
 
 class Interruption(Protocol):
-    """What may end a wait: signals that came."""
+    """Something that may end a wait, such as a signal."""
 
     def fileno(self) -> int:
-        """Readable when something came."""
+        """A descriptor that is readable when something arrived."""
 
     def clear(self) -> None:
-        """Makes `fileno` wait again."""
+        """Makes `fileno` unreadable again."""
 
     def check(self) -> None:
-        """Raises what ends the wait, if that is what came."""
+        """Raises an exception if what arrived ends the wait."""
 
 
 class Compilation:
-    """That process, from its start to its answer."""
+    """The child process, from its start to its answer."""
 
     def __init__(
         self,

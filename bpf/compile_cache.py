@@ -1,7 +1,7 @@
-"""What was compiled on this machine, kept for the next recording: /var/cache/iaprof/bpf.
+"""The cache of BPF programs that were compiled on this machine: /var/cache/iaprof/bpf.
 
-Programs from there run in the kernel. So the folder and its files must be root's and nobody else may look into it or
-change it; anything else there is as if it were not there, and so is a file that is damaged.
+Programs from there run in the kernel. So the folder and its files must belong to root, and nobody else may read or
+change them; other files there are ignored, and so are damaged ones.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def key(source: Source) -> str:
-    """Under what name that source's programs are kept: another one for another bcc or kernel."""
+    """The name under which a source's programs are kept; it depends on the bcc and the kernel, too."""
     parts = (source.digest(), bcc_version() or "none", platform.release(), platform.version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def read(name: str) -> Bytecode | None:
-    """The programs that are kept under a name; None without any that can be believed."""
+    """The programs that are kept under a name; None if there are none that can be trusted."""
     try:
         folder = _opened()
     except OSError:

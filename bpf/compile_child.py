@@ -1,7 +1,7 @@
 """The process that compiles the BPF programs for the recorder, and ends: `compile_child.main()`, see compilation.py.
 
-Its first argument is a folder that only root can look into. The file REQUEST in it says what to compile; what came of
-it is in ANSWER at the end.
+Its first argument is a folder that only root can enter. The file REQUEST in it says what to compile; the process writes
+the result to the file ANSWER.
 """
 
 from __future__ import annotations

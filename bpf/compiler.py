@@ -1,7 +1,7 @@
-"""Compiling the C programs with bcc, into bytecode that any process can load.
+"""Compiles the C programs with bcc, into bytecode that any process can load.
 
-What ships is compiled (programs.json), so a recorder does this only where the kernel refuses that. clang takes 130 MB
-and gives little of it back, so this happens in a process that ends (compile_child.py).
+The programs ship compiled (programs.json), so a recorder does this only if the kernel refuses those. clang takes 130 MB
+and gives little of it back, so a child process does this (compile_child.py).
 
 bcc comes from the distribution's package, not from PyPI (what is called `bcc` there is something else). Its Python
 part is plain ctypes, so that one package is imported from the distribution's folder by its own path: were the whole
@@ -49,22 +49,22 @@ class Source:
     functions: Sequence[str]  # that are programs
 
     def flags(self) -> list[str]:
-        """What the compiler is called with."""
+        """The compiler's options."""
         fixed = [f"-D{name}={value}" for name, value in sorted(self.defines.items())]
         return [*fixed, *(f"-D{name}=NAMED({magic(name):#x})" for name in self.constants), "-Wno-everything"]
 
     def digest(self) -> str:
-        """Another one when anything of this changes."""
+        """A hash of the source: it changes when anything in it changes."""
         whole = {"text": self.text, "flags": self.flags(), "functions": list(self.functions)}
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:
-        """For another process."""
+        """JSON, for the child process."""
         return json.dumps(asdict(self))
 
 
 def bcc_version(folders: Sequence[str] = BCC_FOLDERS) -> str | None:
-    """Which bcc is installed, as `import_bcc` would find it: read without loading it; None without one."""
+    """The version of the bcc that `import_bcc` would find, read without loading it; None without bcc."""
     for folder in folders:
         package = Path(folder) / "bcc"
         if (package / "libbcc.py").is_file():

@@ -1,4 +1,4 @@
-"""Making the maps and loading the BPF programs: those that ship, or compiled anew where the kernel refuses them."""
+"""Makes the maps and loads the BPF programs that ship; if the kernel refuses these, compiles the programs here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Origin(enum.StrEnum):
 
 
 class _Refused(Exception):
-    """The kernel's verifier does not take a program."""
+    """The kernel's verifier refuses a program."""
 
 
 def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str, int]) -> dict[str, int]:
@@ -84,7 +84,7 @@ def _why(error: OSError) -> str:
 
 
 class Loader:
-    """Loads what ships; where the kernel refuses that, compiles in a process apart."""
+    """Loads the programs that ship; if the kernel refuses them, compiles them in a child process."""
 
     def __init__(self, constants: Mapping[str, int], entries: Mapping[str, int]) -> None:
         """Loads, or begins to compile; the arguments are `load`'s.
@@ -116,7 +116,7 @@ class Loader:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the process that compiled, if there was one."""
+        """CPU time of the child process that compiled, seconds; 0 if there was none."""
         return self._compilation.cpu_seconds if self._compilation is not None else 0.0
 
     def wait(self, interruption: Interruption | None = None) -> dict[str, int]:
@@ -149,7 +149,7 @@ class Loader:
         return fds
 
     def close(self) -> None:
-        """Ends the process that compiles, and closes what nobody waited for."""
+        """Ends the child process, and closes the descriptors that `wait` did not return."""
         if self._compilation is not None:
             self._compilation.close()
         if self._fds is not None:

@@ -1,7 +1,7 @@
-"""The BPF programs of this version: the C files, the numbers in them, and what they are compiled, which ships.
+"""The BPF programs of this version: their C files, the numbers in them, and the compiled programs that ship.
 
-Numbers are of two kinds. Those in _DEFINES are fixed when the programs are compiled, as the layout of a record or the
-room on BPF's stack depends on them. Those in _CONSTANTS are filled in when the programs are loaded.
+There are two kinds of numbers. Those in _DEFINES are fixed when the programs are compiled, because the layout of
+records or the size of BPF's stack depends on them. Those in _CONSTANTS are filled in when the programs are loaded.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _CONSTANTS = (
 
 
 def source() -> Source:
-    """What is compiled."""
-    # In one piece: what is included, bcc leaves as it is.
+    """The source of the programs."""
+    # As one text: bcc does not rewrite included files.
     text = "\n".join((Path(__file__).parent / name).read_text() for name in _FILES)
     return Source(text, _DEFINES, _CONSTANTS, _FUNCTIONS)
 
 
 def shipped() -> Bytecode:
-    """What ships, compiled with Debian 12's bcc.
+    """The programs that ship, compiled with Debian 12's bcc.
 
     Raises:
         BytecodeError: the installation is damaged.

@@ -21,7 +21,7 @@ _DISCARDED = np.uint32(1 << 30)
 
 
 def _rounded(length: int) -> int:
-    """The room that a record of so many bytes takes, with its header."""
+    """The bytes that a record of that size takes in the buffer, with its header."""
     return (length + 7) & ~7
 
 

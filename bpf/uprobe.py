@@ -4,8 +4,8 @@ By hand, not through bcc: its USDT support refuses probes with semaphores unless
 cookies. One link (Linux 6.6, uprobe-multi) takes all locations of a file, with the semaphores that the kernel keeps
 raised as long as the link lives, and a cookie for each that tells the program which one.
 
-The kernel keeps one semaphore for each place, so it refuses ours (EINVAL) where another tool has a uprobe with another
-one or without: see `attach`.
+The kernel allows one semaphore for each place. It refuses ours (EINVAL) if another tool has a uprobe there with another
+semaphore or with none: see `attach`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that several verbs have in common: added to a verb's own, where typer looks for them."""
+"""Options that several verbs have in common, added to a verb's own so that typer finds them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def adding(
     call: Callable[[Any, dict[str, Any]], None],
     left_out: str = "",
 ) -> Callable[..., None]:
-    """A verb with further options.
+    """The verb with further options.
 
     Args:
-        verb: with options of its own.
-        options: whose parameters are the further ones, and which makes something of them.
-        call: calls the verb: gets what `options` gave, and the verb's own options.
-        left_out: a parameter of the verb that is no option.
+        verb: its parameters are its own options.
+        options: its parameters are the further options; it returns what `call` gets.
+        call: calls the verb, with what `options` returned and the verb's own options.
+        left_out: the name of a parameter of the verb that is no option.
     """
     own = inspect.signature(verb, eval_str=True)
     added = inspect.signature(options, eval_str=True).parameters

@@ -1,4 +1,4 @@
-"""The option that limits memory, of all verbs that read captures and other files of strangers."""
+"""The option --memory-limit of all verbs that read captures and other untrusted files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MemoryLimit: TypeAlias = Annotated[
     typer.Option(
         _OPTION,
         metavar="SIZE",
-        help="Take no more memory than this.  [default: 2G, or half of what is available, if that is less]",
+        help="Take no more memory than this.  [default: 2G, or half of what is available if that is less]",
         show_default=False,
     ),
 ]
 
 
 def limited(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb that takes no more memory than its further option `--memory-limit` says."""
+    """The verb with a further option, `--memory-limit`."""
     return adding(verb, _limit, lambda _, own: verb(**own))
 
 
@@ -34,7 +34,7 @@ def _limit(memory_limit: MemoryLimit = None) -> None:
 
 
 def memory_bytes(text: str | None) -> int | None:
-    """What the user said of `--memory-limit`, if anything.
+    """The value of `--memory-limit` in bytes; None without one.
 
     Raises:
         UsageError: it is no size, or too small for anything.
@@ -46,7 +46,7 @@ def memory_bytes(text: str | None) -> int | None:
 
 
 def too_much() -> str:
-    """What to say when memory did not suffice."""
+    """The message for a verb that ran out of memory."""
     there = limit()
     if there is None:
         return "this needs more memory than there is"

@@ -52,20 +52,20 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
 
 
 def say_end(verb: str, output: Path, header: dict[str, Any], size: int) -> None:
-    """Says how it ended: `end_line`, and what makes the capture doubtful."""
+    """Prints `end_line`, and a warning if there are stalls without launches."""
     say(end_line(verb, output, header, size))
     if warning := no_launches_warning(header):
         say(warning)
 
 
 def no_launches_warning(header: dict[str, Any]) -> str:
-    """A line about stalls without launches; empty where that is not so."""
+    """The warning about stalls without launches; empty if there is none to give."""
     text = sentence(header.get(MEMBER), header.get("totals", {}).get("stalls"))
     return clean(f"iaprof: {text}") if text else ""
 
 
 def _stack_ends(header: dict[str, Any]) -> list[str]:
-    """Where the stacks of launches end, where there are some."""
+    """Where the stacks of launches end; nothing if there are none."""
     told = header.get("stack_ends")
     launches = WholeStacks.from_json(told.get("launches")) if isinstance(told, dict) else None
     return [f"stacks: {launches.text('launches')}"] if launches is not None and launches.stacks else []

@@ -1,4 +1,4 @@
-"""Dictionary columns that stay dictionaries: the rows of a small file may say a long text a million times."""
+"""Work on dictionary columns without decoding them: a small file may repeat a long text in a million rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def distinct(texts: pa.Array) -> pa.DictionaryArray:
-    """The same values, with a dictionary that has each text once, and none that no row has."""
+    """The same values, with a dictionary that has each text once, and only texts that rows have."""
     if not pa.types.is_dictionary(texts.type):
         return texts.dictionary_encode()
     used = texts.indices.dictionary_encode()
@@ -47,13 +47,13 @@ def with_null_rows(texts: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def decoded_bytes(texts: pa.DictionaryArray) -> int:
-    """How many bytes the values of all rows would have."""
+    """How many bytes the decoded values of all rows have."""
     lengths = pc.cast(pc.binary_length(texts.dictionary), pa.int64())
     return pc.sum(lengths.take(texts.indices)).as_py() or 0
 
 
 def few_bytes(texts: pa.DictionaryArray) -> Iterator[slice]:
-    """Ranges of rows, in order, whose values together can be decoded; one that is too long is alone."""
+    """Ranges of rows, in order, whose values are at most _DECODED_BYTES; a longer value has a range of its own."""
     lengths = pc.fill_null(pc.cast(pc.binary_length(texts.dictionary), pa.int64()).take(texts.indices), 0).to_numpy()
     until = np.cumsum(lengths)
     first = 0
@@ -75,7 +75,7 @@ def shared(texts: pa.ChunkedArray) -> list[Any]:
 
 
 def where(texts: pa.ChunkedArray, is_wanted: Callable[[str | None], bool]) -> NDArray[np.bool_]:
-    """Of each row, whether its text is wanted: bool[n]. Each distinct text is asked about once."""
+    """Whether each row's text is wanted: bool[n]. Calls `is_wanted` once for each distinct text of a chunk."""
     found = [np.empty(0, bool)]
     for chunk in texts.chunks:
         encoded = distinct(chunk)
@@ -86,7 +86,7 @@ def where(texts: pa.ChunkedArray, is_wanted: Callable[[str | None], bool]) -> ND
 
 
 def equal(texts: pa.ChunkedArray, text: str) -> NDArray[np.bool_]:
-    """Of each row, whether it has that text: bool[n]."""
+    """Whether each row has that text: bool[n]."""
     return where(texts, lambda each: each == text)
 
 

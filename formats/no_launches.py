@@ -1,8 +1,8 @@
-"""A recording that has stalls and no launch although a driver was used: what its header says of it, and in words.
+"""A recording with stalls but no launches although a process mapped a driver: its header's member, and the message.
 
 `no_launches` in the header is an object: `driver`, the name of the driver's library without its version; `pid`, the
-first process that mapped it; `by`, what --launches was; `way`, how launches in that driver were to be had (`probes`,
-`attach`, `inject`), null where they could not be.
+first process that mapped it; `by`, the value of --launches; `way`, how launches in that driver would have been seen
+(`probes`, `attach`, `inject`), null where there was no way.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _INJECT = "inject"
 
 
 def driver_at(path: str) -> str:
-    """Which of the drivers a library is; empty where it is none."""
+    """The driver that a library is, one of DRIVERS; empty if it is none."""
     name = os.path.basename(path)
     return next((driver for driver in DRIVERS if name.startswith(driver)), "")
 
 
 def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[str, object] | None:
-    """What the header says of it; None where no driver was mapped.
+    """The header's `no_launches`; None if no driver was mapped.
 
     Args:
         header: `launches_by` and `libraries` of the recording.
@@ -51,7 +51,7 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
 
 
 def sentence(said: object, stalls: int | None) -> str:
-    """What a header's `no_launches` means, and what to try; empty where it says nothing.
+    """The message for a header's `no_launches`, with what to try; empty if the header has none.
 
     Args:
         said: that member; the header may be anyone's.
@@ -70,9 +70,9 @@ def _advice(driver: str, by: str, way: str | None) -> str:
         if driver == OPENCL:
             return "--launches=inject sees no OpenCL; try --launches=attach"
         return (
-            "the program may not have taken the library that iaprof puts into it, or does not call the driver through "
-            "the Level Zero loader; try --launches=attach, after 'sudo iaprof calibrate' if the driver's build is not "
-            "known"
+            "the program may not have loaded the library that iaprof puts into it, or it does not call the driver "
+            "through the Level Zero loader; try --launches=attach, after 'sudo iaprof calibrate' if the driver's build "
+            "is not known"
         )
     if way is not None:
         return (

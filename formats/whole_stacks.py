@@ -29,13 +29,13 @@ class WholeStacks:
 
     stacks: int  # those that have a stack
     whole: int  # of these, with a stack that reaches the start
-    unknown: int  # of which nobody can tell, as the code where they end could not be read
+    unknown: int  # not known to be whole or not, because the code where they end could not be read
     ends: tuple[LibraryEnd, ...] = ()  # where all but the whole ones end, the most first
     more: int = 0  # of them, in libraries beyond MOST_LIBRARIES
 
     @classmethod
     def of(cls, whole: int, unknown: int, ends: Counter[str]) -> WholeStacks:
-        """Made of counts; `ends` has each that is not whole."""
+        """Makes it from counts; `ends` counts each stack that is not whole, by library."""
         by_count = sorted(ends.items(), key=lambda end: (-end[1], end[0]))[:MOST_LIBRARIES]
         most = tuple(LibraryEnd(library, count) for library, count in by_count if count)
         others = ends.total()
@@ -43,7 +43,7 @@ class WholeStacks:
 
     @classmethod
     def together(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
-        """Those of several captures as one."""
+        """The sum of several captures."""
         whole = unknown = more = 0
         ends: Counter[str] = Counter()
         for part in parts:
@@ -58,7 +58,7 @@ class WholeStacks:
 
     @classmethod
     def from_json(cls, value: Any) -> WholeStacks | None:
-        """What `to_json` gave; None for anything else, which a stranger's header may have."""
+        """Reads what `to_json` returned; None for anything else, which a stranger's header may have."""
         match value:
             case {"stacks": stacks, "whole": whole, "unknown": unknown, "ends": list(ends), "more": more} if all(
                 type(number) is int and 0 <= number < _MOST for number in (stacks, whole, unknown, more)
@@ -74,24 +74,24 @@ class WholeStacks:
         return None
 
     def cleaned(self, clean: Callable[[str], str]) -> WholeStacks:
-        """With the names of libraries as they can be shown."""
+        """The same, with names of libraries that can be printed."""
         return replace(self, ends=tuple(replace(end, library=clean(end.library)) for end in self.ends))
 
     @property
     def others(self) -> int:
-        """Those whose stack does not reach the start, or of which nobody knows."""
+        """How many do not reach the start, or are not known to."""
         return self.stacks - self.whole
 
     @property
     def share(self) -> float:
-        """Of the stacks that reach the start; 1 where there is no stack."""
+        """The share of stacks that reach the start; 1 if there is no stack."""
         return self.whole / self.stacks if self.stacks else 1.0
 
     def text(self, what: str) -> str:
         """One sentence without its full stop.
 
         Args:
-            what: is counted, such as `launches`.
+            what: the things that are counted, such as `launches`.
         """
         if not self.stacks:
             return f"no {what} with a stack"

@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 20  # rows of counts that wait to be added up
 
 
 class _Counts:
-    """How often each of many ids was met."""
+    """Counts of ids."""
 
     def __init__(self) -> None:
         self._ids, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -32,7 +32,7 @@ class _Counts:
             self.total()
 
     def total(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The distinct ids, sorted, and how often each."""
+        """The distinct ids, sorted, and the count of each."""
         ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
         counts = np.concatenate([self._counts, *(counts for _, counts in self._waiting)])
         self._waiting.clear()
@@ -42,7 +42,7 @@ class _Counts:
 
 
 class StackEnds:
-    """Collects where stacks end, and then what the files say of these places."""
+    """Collects where stacks end, and then what the files say about these places."""
 
     def __init__(self) -> None:
         self._stacks: list[tuple[NDArray[np.uint64], Ends, NDArray[np.bool_]]] = []
@@ -50,7 +50,7 @@ class StackEnds:
         self._named: dict[tuple[object, ...], Named] = {}
 
     def stacks(self, ids: NDArray[np.uint64], ends: Ends, truncated: NDArray[np.bool_]) -> None:
-        """Takes where distinct stacks end, and whether they are as deep as the limit."""
+        """Adds the ends of distinct stacks, and whether each stack is as deep as the limit."""
         self._stacks.append((ids, ends, truncated))
 
     def launches(self, stacks: NDArray[np.uint64]) -> None:

@@ -1,4 +1,4 @@
-"""Names of a driver's entry points that are probed without its help: files have none for them, layouts do."""
+"""Names of the driver functions that the recorder probes: distributions' files have no symbols for them, layouts do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iaprof.symbols.names import Frame, Named, Names
 def with_entry_names(
     named: Named, binaries: Binaries, file: int, build_id: bytes | None, addresses: NDArray[np.uint64]
 ) -> Named:
-    """What was found of a file, and the names of entry points among the addresses that have none.
+    """Adds the names of entry points to what was found in a file, for addresses without a name.
 
     Args:
         named: what its symbols say.

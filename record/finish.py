@@ -53,11 +53,9 @@ IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
 _MOST = (1 << 64) - 1
 _KERNELS_UNFINISHED = (
-    "kernels that were launched, of which name or code had not come by the end: they have no instructions"
+    "launched kernels whose name or code was not sent before the recording ended: they have no instructions"
 )
-_MODULES_UNFINISHED = (
-    "modules that had not come whole by the end: their kernels have names and instructions, but no lines"
-)
+_MODULES_UNFINISHED = "modules of which a part was not sent before the recording ended: their kernels have no lines"
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
 

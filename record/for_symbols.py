@@ -1,4 +1,4 @@
-"""What naming the stacks of a recording has to know of it, gathered while its capture is written."""
+"""What is needed to name the stacks of a recording, gathered while its capture is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iaprof.symbols.names import Named
 
 
 class ForSymbols:
-    """What naming the stacks of a recording needs to know of it."""
+    """What is needed to name the stacks of one recording."""
 
     def __init__(self) -> None:
         self.needed = Needed()
@@ -28,14 +28,14 @@ class ForSymbols:
         self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
 
     def add(self, kind: str, rows: pa.StructArray) -> None:
-        """Takes rows that go into the capture."""
+        """Adds rows that are written to the capture."""
         if kind == "stack":
             self.needed.add(rows)
         elif kind in self._rows:
             self._rows[kind].append(rows)
 
     def completed(self, module: Module, named: Named) -> tuple[Module, Named]:
-        """What is written of a module that was named: with what the stacks themselves told of it."""
+        """A named module as it is written, with the thread starts that were seen in the stacks."""
         return module, self.ends.completed(self.spaces.modules, module, named)
 
     def table(self, kind: str) -> pa.Table:

@@ -1,7 +1,8 @@
-"""Whole names of the kernels of which a launch has the first 63 bytes only: the modules that processes made have them.
+"""Whole names of kernels, from the modules of the process: a launch record holds only 63 bytes of a name.
 
-A name that is cut is a kernel's only if the process has a kernel of that name at the launch's address, or one alone
-that nothing says the address of. Else it stays cut and ends in CUT: a guess would be a wrong name.
+A launch gets the name of the kernel at its address that begins with these bytes. If the addresses of kernels are not
+known, it gets the name only if exactly one kernel of the process begins so. Otherwise the name stays cut and ends in
+CUT, because a guess could be the name of another kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LaunchNames:
 
 
 class KernelNames:
-    """What the modules of a recording call their kernels, as far as launches cannot."""
+    """Names of kernels in the modules of a recording that are too long for a launch record."""
 
     def __init__(self) -> None:
         self._left = MAX_KEPT_BYTES
@@ -46,13 +47,13 @@ class KernelNames:
         self._of_module: dict[str, list[tuple[bytes, int]]] = {}  # by digest
 
     def add_module(self, pid: int, time_ns: int, digest: str, elf: bytes | None) -> None:
-        """A module that a process has.
+        """Adds a module of a process.
 
         Args:
             pid: of the process.
             time_ns: since when.
             digest: of the ELF file.
-            elf: its content; None where that was there before.
+            elf: its content; None if an earlier call had it.
         """
         if elf is not None and digest not in self._of_module:
             names = kernel_names(elf, CUT_BYTES, MAX_TEXT_BYTES)
@@ -63,7 +64,7 @@ class KernelNames:
             self.add(pid, time_ns, address, name)
 
     def add(self, pid: int, time_ns: int, address: int, name: bytes) -> None:
-        """A kernel that a process has; at address 0 where its place is not known."""
+        """Adds a kernel of a process; at address 0 if its address is not known."""
         cost = len(name) + _NAME_COSTS
         if len(name) < CUT_BYTES or cost > self._left or len(_text(name).encode()) > MAX_TEXT_BYTES:
             return
@@ -94,7 +95,7 @@ class KernelNames:
         texts: list[str],
         of: NDArray[np.int64],
     ) -> None:
-        """Replaces the names of these rows in `of`, and adds to `texts`: once for each kernel that was launched."""
+        """Replaces the names of these rows in `of`; adds each new name to `texts` once."""
         pids, addresses, times = (launches[name][rows] for name in ("pid", "address", "time"))
         addresses = addresses & _ADDRESS_MASK
         firsts, kind = distinct(pids, *_halves(addresses), of[rows])

@@ -1,4 +1,4 @@
-"""The stacks of launches on their way into a capture: cut where they end, and each distinct one once."""
+"""Stacks of launches for the capture: cut where they end, and each distinct stack once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iaprof.symbols.return_addresses import codes
 
 
 class LaunchStacks:
-    """Makes rows of stacks, and remembers what became of each."""
+    """Makes rows of stacks, and remembers under which id each was kept."""
 
     def __init__(self, walks: Walks, ends: StackEnds) -> None:
         """Begins with none.
@@ -36,7 +36,7 @@ class LaunchStacks:
             records: of stack_dtype(depth), or unchecked_stack_dtype(depth).
             depth: addresses that a stack can have at most.
         """
-        # A stack whose id the BPF program forgot comes again: it is kept once.
+        # The BPF program sends a stack again if it has forgotten its id: it is kept once.
         records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
         records = records[np.fromiter((int(i) not in self._kept for i in records["id"]), bool, len(records))]
         depths = np.minimum(records["depth"], depth).astype(np.int64)
@@ -56,7 +56,7 @@ class LaunchStacks:
         )
         cut, ends = self._walks.cut(walked)
         truncated = cut.depths == depth
-        # Of the same addresses, one that is deeper than can be kept is not the same stack.
+        # A truncated stack differs from a whole one with the same addresses.
         owners = walked.pids.astype(np.uint64) | truncated.astype(np.uint64) << np.uint64(32)
         new = np.zeros(len(records), bool)
         contents = self._content.of(cut.depths, cut.ips, owners)
@@ -69,6 +69,6 @@ class LaunchStacks:
         return pa.StructArray.from_arrays(columns, fields=list(KINDS["stack"]))
 
     def ids(self, sent: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The ids that stacks have in the capture, by those that launches came with; of an unknown stack the same."""
+        """The ids in the capture for the ids in launch records; that of an unknown stack stays as it is."""
         distinct, which = np.unique(sent, return_inverse=True)
         return np.array([self._kept.get(id_, id_) for id_ in distinct.tolist()], np.uint64)[which]

@@ -1,8 +1,8 @@
-"""Files without a build-id: what tells whether a file is the very one that was mapped.
+"""Files without a build-id: whether a file is the one that was mapped.
 
-That is the file system, the inode, and that nothing of it changed since: an inode's number is given to another file
-when the first one is deleted, and that one's change time is then later. The time cannot be set back as that of the
-last modification can; a clock that was, makes it refuse rather than believe.
+It is if it has the same device and inode, and its change time (ctime) is from before it was mapped. Once a file is
+deleted, its inode number may be given to another file, whose change time is later then. Programs can set back the
+modification time of a file, but not its change time. If the wall clock was set back, files are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MappedFiles:
         self._files: dict[tuple[str, int], _Mapped] = {}
 
     def add(self, mappings: Mappings) -> None:
-        """Takes what was mapped."""
+        """Adds the files of mappings."""
         columns = (mappings.time, mappings.path, mappings.inode, mappings.device)
         for since, path, inode, device in zip(*columns, strict=True):
             if inode is not None and device is not None:
@@ -48,19 +48,19 @@ class MappedFiles:
                 mapped.devices.add(device)
 
     def find(self, path: str, inode: int, header: dict[str, Any]) -> FileIdentity | str:
-        """What the file of a path and inode was when it was mapped first; or why that cannot be told.
+        """The file that was mapped first with a path and inode, or why it is not known.
 
         Args:
             path: as its processes saw it.
-            inode: its number.
-            header: of the recording, which this machine made since it was started.
+            inode: its inode number.
+            header: of the recording, which this machine made since its last start.
         """
         mapped = self._files.get((path, inode))
         if mapped is None:
-            return "it has no build-id, and nothing is known of the file that was mapped"
+            return "it has no build-id, and the recording does not say which file was mapped"
         if len(mapped.devices) > 1:
             return "it has no build-id, and files of this path and inode were mapped from several devices"
-        # The wall clock may have been set since: the earlier reading makes the stricter test.
+        # The wall clock may have been set since: the smaller difference makes the stricter test.
         offset = min(time.time_ns() - time.monotonic_ns(), _offset(header))
         tick = int(time.clock_getres(_CLOCK_REALTIME_COARSE) * 1e9)
         (device,) = mapped.devices

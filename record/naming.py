@@ -40,7 +40,7 @@ _MOST_PROCESSES = 4  # that are asked for a file: each may be one of another con
 _MOST_JITDUMPS = 8
 _USER_SECONDS = 120.0  # for all files and maps of one user: each may be made to take long
 _JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
-_NOT_SINCE = "it has no build-id, and this machine was started since the recording, or is another one"
+_NOT_SINCE = "it has no build-id, and this machine was restarted after the recording, or is another one"
 _SYSTEM = (Path("/"),)  # below which debug files are looked for
 
 
@@ -109,7 +109,7 @@ class RecordedNaming(Closing):
             if module.kind is ModuleKind.FILE:
                 return self._name_file(module, addresses)
             if not self._is_here:
-                return Named(problem="this machine was started since the recording, or is another one")
+                return Named(problem="this machine was restarted after the recording, or is another one")
             if module.kind is ModuleKind.GENERATED:
                 return self._name_generated(module.pid, addresses, times)
             return self._this_boot.name(module, addresses, times) or Named(problem="the recorder has no vDSO")

@@ -1,9 +1,9 @@
-"""Where the paths of processes lead that have a root or a mount namespace of their own, also once they have ended.
+"""Root folders of processes that have a root or a mount namespace of their own, also after the processes have ended.
 
-Names are looked for when the recording ends, and with `-- COMMAND` the processes have ended then. Of a root folder
-that lies in our own mount namespace (chroot) the path is written down. Another mount namespace (a container) vanishes
-with its last process: a descriptor keeps it until the names are found. As that also keeps its file systems mounted,
-there are few of them, and they are given back soon after their processes ended while the recording goes on.
+Stacks are named when the recording ends, and with `-- COMMAND` the processes have ended by then. The path of a root
+folder in the recorder's mount namespace (chroot) is written down. Another mount namespace (a container) vanishes with
+its last process, unless a descriptor keeps it. That also keeps its file systems mounted, so few are kept, and while
+the recording goes on they are released soon after their processes have ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from iaprof.record.spool import FrameKind
 
 MOST_KEPT = 64  # mount namespaces, or roots in them
 MOST_OF_ONE_USER = 16
-LINGER_NS = 10_000_000_000  # that one is kept when its last known process has ended
+LINGER_NS = 10_000_000_000  # how long one is kept after its last known process has ended
 LOOK_NS = 1_000_000_000
 MOST_PROCESSES = 4096  # that are remembered
 _MOST_OF_ONE_ROOT = 256
@@ -32,7 +32,7 @@ _Place = tuple[str, str]  # mount namespace as "mnt:[inode]", and the root folde
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What was written of a process."""
+    """What was written about a process."""
 
     place: _Place
     about: dict[str, int | str | None]
@@ -66,14 +66,14 @@ class Roots:
         loop.every(LOOK_NS, self.look)
 
     def keep(self, pid: int) -> None:
-        """Sees to it that the paths of a process can be looked up when it has ended; may be called again."""
+        """Lets the paths of a process be looked up after it has ended; may be called again."""
         place = _place(pid)
         if place is None:
             return
         if place == self._own:
             self._told.pop(pid, None)
             return
-        # What a process did not map itself it has of those that forked it, and they need not use the GPU.
+        # A process inherits mappings from the processes that forked it, and these may not use the GPU.
         for each in _with_ancestors(pid, place):
             self._keep(each, place)
 
@@ -84,7 +84,7 @@ class Roots:
         if self._own is not None and place[0] == self._own[0]:
             about["root"] = place[1]
         else:
-            about["root"] = ""  # no folder of ours: it can be found by the descriptor only
+            about["root"] = ""  # no path of ours leads there: only the descriptor does
             self._keep_namespace(pid, place, about["uid"])
         self._told.pop(pid, None)
         self._told[pid] = _Told(place, about)
@@ -110,7 +110,7 @@ class Roots:
         return sum(kept.uid == uid for kept in self._kept.values())
 
     def look(self) -> None:
-        """Gives back what no process has any more, and writes down how many could not be kept."""
+        """Releases namespaces without processes, and writes down how many processes' namespaces could not be kept."""
         now = time.monotonic_ns()
         for kept in list(self._kept.values()):
             if any(_place(pid) == kept.place for pid in reversed(kept.pids)):
@@ -134,24 +134,24 @@ class Roots:
         os.close(kept.namespace)
 
     def tell_again(self) -> None:
-        """Writes down what is known of processes into another spool; of those that ended for the last time."""
+        """Writes what is known of processes into a new spool, for the last time if a process has ended."""
         for pid, told in list(self._told.items()):
             self._journal.json(FrameKind.PROCESS, told.about)
             if told.place not in self._kept and _place(pid) != told.place:
                 del self._told[pid]
 
     def by_process(self) -> dict[int, int]:
-        """For each process whose namespace is kept a descriptor of its root, which stays ours."""
+        """A descriptor of the root of each process whose namespace is kept; Roots closes it."""
         return {pid: kept.root for kept in self._kept.values() for pid in kept.pids}
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases all namespaces."""
         for kept in list(self._kept.values()):
             self._give_back(kept)
 
 
 def _place(pid: int) -> _Place | None:
-    """Where a process has its root; None when it is gone. No file system is asked."""
+    """The root of a process; None if it has ended. Asks no file system."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt"), os.readlink(f"/proc/{pid}/root")
     except OSError:
@@ -159,7 +159,7 @@ def _place(pid: int) -> _Place | None:
 
 
 def _with_ancestors(pid: int, place: _Place) -> Iterator[int]:
-    """A process and those that it descends from, as long as they have the same root."""
+    """A process and its ancestors, up to the first that has another root."""
     for _ in range(_MOST_GENERATIONS):
         yield pid
         try:
@@ -172,7 +172,7 @@ def _with_ancestors(pid: int, place: _Place) -> Iterator[int]:
 
 
 def _open(pid: int, namespace: str) -> tuple[int, int] | None:
-    """Descriptors of a process's root and mount namespace, if that is still this one."""
+    """Descriptors of a process's root and mount namespace; None if it no longer has that namespace."""
     opened: list[int] = []
     try:
         opened.append(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

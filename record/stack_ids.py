@@ -1,4 +1,4 @@
-"""Ids of stacks by what is in them: the same process and addresses have the same id."""
+"""Ids of stacks by their content: stacks of the same process and addresses have the same id."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OTHER_ODD = np.uint64(0xC4CEB9FE1A85EC53)
 
 
 class StackIds:
-    """Hashes stacks with a secret of its own."""
+    """Hashes stacks with a random secret."""
 
     def __init__(self) -> None:
-        # A process chooses the addresses of its own stacks: it must not be able to choose another's id by them.
+        # A process controls the addresses of its stacks: without a secret it could choose the id of another stack.
         self._secret = np.frombuffer(os.urandom(8), np.uint64)[0]
 
     def of(self, depths: NDArray[np.int64], ips: NDArray[np.uint64], owners: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """A hash of each stack's addresses, in their order, and its owner: uint64[n], 0 for a stack of none.
+        """A hash of each stack's addresses, in their order, and its owner: uint64[n], 0 for a stack without addresses.
 
         Args:
             depths: int64[n], addresses of each stack.

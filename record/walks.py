@@ -1,8 +1,7 @@
-"""Stacks as they were walked, cut where what follows can be no return address.
+"""Stacks as they were walked, cut before the first address that can be no return address.
 
-A walk by frame pointers goes on through whatever lies on the stack of code that keeps none. An address counts if it
-lies in executable memory of its process, as the side-band tells it, and a call instruction ends there, as far as that
-is known.
+In code without frame pointers a walk follows other data. An address counts as a return address if the side-band says
+that it lies in executable memory of its process, and, if the bytes before it are known, these are a call instruction.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module
 from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, is_known
 
-_SNAPSHOT_NS = 1_000_000_000  # a process that ran before is asked for its mappings so late at most
+_SNAPSHOT_NS = 1_000_000_000  # the mappings of processes that ran before are read within this time
 
 
 @dataclass(frozen=True, eq=False)
 class Walked:
-    """Stacks of n walks, one behind the other."""
+    """n stacks, one after the other."""
 
     pids: NDArray[np.uint32]  # [n]
     times: NDArray[np.uint64]  # [n] CLOCK_MONOTONIC ns
     depths: NDArray[np.int64]  # [n] addresses
     ips: NDArray[np.uint64]  # [sum of depths], each stack's innermost first
-    codes: NDArray[np.uint64] | None = None  # [sum of depths], see symbols.return_addresses; None where nobody looked
+    codes: NDArray[np.uint64] | None = None  # [sum of depths], see symbols.return_addresses; None if not read
 
     def of(self, chosen: NDArray[np.int64]) -> Walked:
         """Some of the stacks, given by their numbers."""
@@ -40,7 +39,7 @@ class Walked:
         return Walked(self.pids[chosen], self.times[chosen], depths, self.ips[which], codes)
 
     def lists(self) -> pa.Array:
-        """The addresses as the column of `stack` rows."""
+        """The addresses as the column `ips` of `stack` rows."""
         offsets = np.concatenate([[0], np.cumsum(self.depths)])
         type_ = KINDS["stack"].field("ips").type
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(self.ips, pa.uint64()), type=type_)
@@ -60,25 +59,25 @@ class Ends:
 
 
 class Walks:
-    """Cuts stacks."""
+    """Cuts the stacks of one recording."""
 
     def __init__(self, spaces: AddressSpaces, all_mappings: bool) -> None:
-        """Of one recording.
+        """Takes what is known of processes.
 
         Args:
             spaces: its processes.
-            all_mappings: False where mappings were lost, so that an address in none may be code all the same.
+            all_mappings: False if mappings were lost, so that an address without a mapping may still be code.
         """
         self._spaces, self._all_mappings = spaces, all_mappings
         self._nowhere = np.empty(0, bool)  # of each of the modules of the address spaces, whether it is none
 
     @property
     def modules(self) -> list[Module]:
-        """Those that `Ends` means."""
+        """The modules that `Ends.modules` are indices into."""
         return self._spaces.modules
 
     def cut(self, walked: Walked) -> tuple[Walked, Ends]:
-        """The stacks up to the first address that can be no return address, and where they end then."""
+        """The stacks up to the first address that can be no return address, and their last frames."""
         starts = np.cumsum(walked.depths) - walked.depths
         rows = np.repeat(np.arange(len(walked.depths)), walked.depths)
         within = np.arange(len(walked.ips)) - starts[rows]
@@ -86,7 +85,7 @@ class Walks:
         # Where a call is: see symbols.calls.
         places = walked.ips - is_return.astype(np.uint64)
         modules, addresses, is_mapped = self._locate(walked.pids[rows], places, walked.times[rows])
-        # Of a process of which no mapping is known, all there is to go by are its calls.
+        # If no mapping of a process is known, only the call instructions count.
         is_mapped |= ~np.bincount(rows, is_mapped, len(walked.depths)).astype(bool)[rows]
         begins = np.zeros(len(rows), bool)
         good = is_mapped

@@ -1,8 +1,8 @@
-"""Which kernel the code of a compile unit is, where the unit's own addresses do not say it.
+"""Which kernel a compile unit belongs to, if the unit's own addresses do not say it.
 
-DWARF says where code lies by relocations against symbols that are named after the kernels' sections. Intel's compiler
-leaves some of these names empty, other ones each time that it compiles. Whoever places the module cannot resolve them:
-a unit's functions, its lines or both stay at address 0, while the kernel's code lies elsewhere.
+DWARF gives addresses by relocations against symbols that are named after the kernels' sections. Intel's compiler leaves
+some of these names empty, and which ones differs from one compilation to the next. The driver cannot resolve such
+relocations: the unit's functions, its lines or both stay at address 0, while the kernel's code lies elsewhere.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from iaprof.report.gpu_lines import LineRange
 
 @dataclass(slots=True)
 class UnitCode:
-    """What one compile unit says of code."""
+    """The functions and lines of one compile unit."""
 
     functions: list[list[Scope]] = field(default_factory=list)  # of each its scopes, itself first
     lines: list[LineRange] = field(default_factory=list)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Start and end of all code that it names or has lines of."""
+        """Start and end of all code for which it has a function or lines."""
         for scopes in self.functions:
             yield from scopes[0].ranges
         for row in self.lines:
             yield row.start, row.end
 
     def move(self, size: int, by: int) -> None:
-        """Adds to the addresses of what lies below `size`."""
+        """Adds `by` to the addresses of all code below `size`."""
         for scopes in self.functions:
             if all(end <= size for _, end in scopes[0].ranges):
                 for scope in scopes:
@@ -66,7 +66,7 @@ class _Placing:
         return [kernel for kernel in self._kernels if kernel.address not in self._taken]
 
     def look(self, unit: UnitCode, functions: FunctionTree) -> _Unplaced | None:
-        """Notes whose a unit is by its addresses; gives what of it is left at address 0, if nobody's."""
+        """Notes the kernels of a unit by its addresses; returns its code at address 0 if that has no kernel yet."""
         own: dict[int, ZebinKernel] = {}
         starts_at_zero, size = False, 0
         for start, end in unit.ranges():
@@ -93,10 +93,10 @@ class _Placing:
         keys_of: Callable[[_Unplaced], Iterable[object]],
         key_of: Callable[[ZebinKernel], object],
     ) -> list[_Unplaced]:
-        """Puts units and kernels together that have a key in common with each other and with no other one.
+        """Matches a unit and a kernel if they share a key with each other and with no other unit or kernel.
 
         Returns:
-            The units that are left.
+            The units without a match.
         """
         kernels: dict[object, ZebinKernel | None] = {}  # None where several have a key
         for kernel in self.left:
@@ -113,7 +113,7 @@ class _Placing:
         return left
 
     def put(self, unplaced: _Unplaced, kernel: ZebinKernel) -> bool:
-        """Moves a unit to a kernel if it fits in there."""
+        """Moves a unit to a kernel if it is not larger than the kernel."""
         if unplaced.size > len(kernel.code):
             return False
         unplaced.unit.move(unplaced.size, kernel.address)
@@ -129,19 +129,19 @@ def _names_at_zero(unit: UnitCode, functions: FunctionTree) -> frozenset[str]:
 def place_units(
     units: Sequence[UnitCode], kernels: Sequence[ZebinKernel], elsewhere: Collection[str], functions: FunctionTree
 ) -> list[str]:
-    """Moves what lies at address 0 to the kernel that it belongs to.
+    """Moves code at address 0 to the kernel that it belongs to.
 
-    That is the kernel that has the rest of the unit; else the one that a function of the unit at address 0 is named
-    after; else, of the kernels without a unit, the only one with just the unit's size, or the last one that is left.
+    That is the kernel to which the rest of the unit belongs; else the kernel with the name of a function of the unit at
+    address 0; else, among the kernels without a unit, the only one with the unit's size, or the only one left.
 
     Args:
-        units: all of a module; what is moved is changed in place.
+        units: all of a module; changed in place.
         kernels: of the module, with addresses.
-        elsewhere: names of kernels that lie nobody knows where; their units stay where they are.
-        functions: has read the units.
+        elsewhere: names of kernels whose addresses are not known; their units are not moved.
+        functions: those of the units.
 
     Returns:
-        Which units could be several kernels', a sentence each.
+        A sentence for each unit that could belong to several kernels.
     """
     placing = _Placing(kernels)
     waiting = [left for unit in units if (left := placing.look(unit, functions)) is not None]
@@ -154,7 +154,7 @@ def place_units(
         nameless = []
     room = max((len(kernel.code) for kernel in placing.left), default=0)
     return [
-        f"which kernel the source lines of {min(each.names, default='a nameless function')} are for is not known"
+        f"it is not known which kernel the source lines of {min(each.names, default='a nameless function')} belong to"
         for each in nameless
         if each.size <= room
     ]

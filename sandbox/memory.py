@@ -1,8 +1,8 @@
-"""A limit on the memory of this process: a small file from a stranger may stand for terabytes.
+"""A limit on the memory of this process: a small file from a stranger may expand to terabytes.
 
-Estimates of what a file will need can be made wrong by who makes the file, so the kernel holds the limit: an allocation
-beyond it fails, and what failed ends as one sentence. What counts is memory that this process writes to. Pages of
-program files, about 100 MB, are the page cache's.
+Whoever makes a file can make any estimate of its memory wrong, so the kernel enforces the limit: an allocation beyond
+it fails, and the verb ends with one sentence. Memory that this process writes to counts. Pages of program files, about
+100 MB, do not: they belong to the page cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ USUAL_BYTES = 2 << 30
 LEAST_BYTES = 256 << 20  # Python, NumPy and Arrow take a third of it
 _LEAST_USUAL_BYTES = 512 << 20
 _SHARE = 2  # of what is available, one half
-_CODE_BYTES = 128 << 20  # of the libraries' files that are in memory besides
+_CODE_BYTES = 128 << 20  # pages of libraries' files, which are in memory but not counted
 _MOST_THREADS = 8  # of Arrow; the stack of each counts with 8 MB
 MALLOC = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 """The environment of a process whose Arrow takes its memory from malloc.
@@ -27,22 +27,22 @@ _limit: int | None = None
 
 
 def limit() -> int | None:
-    """The limit that holds, bytes; None while none was set."""
+    """The current limit, bytes; None if none was set."""
     return _limit
 
 
 def usual_limit() -> int:
-    """2 GiB, or the share of what is available where that is less: bytes."""
+    """The default limit: 2 GiB, or `share()` if that is less: bytes."""
     return min(USUAL_BYTES, share())
 
 
 def share() -> int:
-    """Half of what is available, as two processes may work at once, but not below 512 MiB: bytes."""
+    """Half of the available memory, because two processes may work at once, but at least 512 MiB: bytes."""
     return max(available() // _SHARE, _LEAST_USUAL_BYTES)
 
 
 def available(root: Path = Path("/")) -> int:
-    """How much memory processes here could still get, as the kernel says for the machine and for our cgroups: bytes.
+    """How much memory is available to this process, from the machine and from its cgroups: bytes.
 
     Args:
         root: where /proc and /sys are.
@@ -66,10 +66,10 @@ def use_malloc() -> None:
 
 
 def limit_memory(bytes_: int) -> None:
-    """From now on, this process gets no more memory; processes that it starts inherit about the same limit.
+    """Limits the memory of this process; processes that it starts inherit about the same limit.
 
     Args:
-        bytes_: resident at once, at most. Whatever was reserved before and is not used does not count.
+        bytes_: of resident memory, at most. Memory that was reserved before and is not used does not count.
     """
     global _limit
     use_malloc()
@@ -85,7 +85,7 @@ def limit_memory(bytes_: int) -> None:
 
 
 def lift_limit() -> None:
-    """No limit from now on, here and for what is started: all that strangers wrote has been read."""
+    """Removes the limit, for this process and those that it starts; call it when all untrusted files are read."""
     global _limit
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
@@ -93,7 +93,7 @@ def lift_limit() -> None:
 
 
 def _used() -> tuple[int, int]:
-    """Bytes of this process that the kernel counts as data, and how many of its own are in memory."""
+    """Bytes of this process that the kernel counts as data, and how many anonymous bytes are in memory."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     size, resident = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("VmData", "RssAnon"))
     return size, resident
@@ -108,7 +108,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _cgroups(root: Path) -> list[int]:
-    """What our cgroup and those above it leave us; of version 2, and of version 1 where it has the memory."""
+    """How much memory our cgroup and those above it have left; cgroup v2, and the memory controller of v1."""
     found = []
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():

@@ -1,7 +1,7 @@
-"""Compiles the BPF programs into bpf/programs.json, with bcc of Debian 12 whatever this machine has: `make bytecode`.
+"""Compiles the BPF programs into bpf/programs.json, always with the bcc of Debian 12: `make bytecode`.
 
     sudo .venv/bin/python scripts/bytecode.py
-    .venv/bin/python scripts/bytecode.py --check    whether that file is of the C files as they are: no bcc, no root
+    .venv/bin/python scripts/bytecode.py --check    whether it is of the current C files; needs no bcc, no root
 
 It does not read the file that it writes, so after a merge conflict in that file, run it again.
 """
@@ -39,7 +39,7 @@ def check() -> str | None:
             return None
     except BytecodeError as error:
         return str(error)
-    return "it is not of the C files and numbers as they are"
+    return "it was not made from the current C files and numbers"
 
 
 def main() -> None:

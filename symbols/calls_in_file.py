@@ -1,4 +1,4 @@
-"""Which addresses in a file can be no return addresses, as no call instruction ends there."""
+"""Which addresses in a file can be no return addresses, because no call instruction ends there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from iaprof.symbols.elf import Elf
 from iaprof.symbols.return_addresses import BYTES_BEFORE, BYTES_FROM, can_be_returned_to, codes, is_known
 
-MOST_ADDRESSES = 1 << 15  # that are looked at: half a second
+MOST_ADDRESSES = 1 << 15  # half a second
 
 
 def without_call(elf: Elf, addresses: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
-    """Whether no call ends behind each address: bool[n]; None where these are more than are looked at.
+    """Whether no call ends after each address: bool[n]; None for more than MOST_ADDRESSES addresses.
 
     Args:
         elf: whose code it is.

@@ -1,8 +1,8 @@
-"""Which code has no caller: where programs and threads begin, told without names.
+"""Which code has no caller: where programs and threads begin, found without names.
 
-Unwind data says so of some functions: the rule for their return address is that there is none (_start, and what clone's
-child runs). Two of the C library's are called by these, and end the thread themselves, with the system call and nothing
-behind it but the same again: what calls main, and what calls a thread's function. Only debug files have their names.
+Unwind data marks some functions: their return address is undefined (_start, and what clone's child runs). These call
+two functions of the C library: the one that calls main, and the one that calls a thread's function. Only debug files
+have their names, but they end the thread themselves, with the system call exit and a jump back to it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENDS_THREAD = re.compile(rb"[\xb8-\xbf]\x3c\x00\x00\x00.{0,24}?\x0f\x05\xeb[\x8
 def outermost(elf: Elf, addresses: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
     """Whether the code at each address has no caller: bool[n].
 
-    None where the file has no unwind data to tell, or these are more functions than are looked at.
+    None if the file has no table of unwind data, or if the addresses are in more than MOST_FUNCTIONS functions.
 
     Args:
         elf: whose code it is.
@@ -93,7 +93,7 @@ class _Cfi:
 
     @classmethod
     def read(cls, elf: Elf, entry: int, start: int) -> _Cfi | None:
-        """That at an address; None where it is not what is read here, or not of the function that starts there."""
+        """The unwind data at an address; None if it cannot be read, or belongs to another function."""
         try:
             return cls._read(elf, entry, start)
         except (LookupError, struct.error, ValueError):

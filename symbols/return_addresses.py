@@ -1,7 +1,7 @@
 """Whether an address can be a return address: whether a call instruction ends there. x86-64.
 
-What stands before an address travels as one 64-bit word, which is called its code here: the low byte has Flags, the
-others are the seven bytes before the address, the nearest in the highest. 0 where they could not be read.
+The bytes before an address are kept as one 64-bit word, called its code here: the low byte has Flags, the others are
+the seven bytes before the address, the nearest one in the highest byte. The code is 0 if the bytes could not be read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Flags(IntFlag):
     """The low byte of a code."""
 
     READ = 1  # the bytes were read
-    SIGNAL_RETURN = 2  # at the address stands what a signal handler returns to: nothing calls it
-    CALL_FOLLOWS = 4  # at the address stands a relative call
+    SIGNAL_RETURN = 2  # at the address is the code that a signal handler returns to, which nothing calls
+    CALL_FOLLOWS = 4  # at the address is a relative call
 
 
 def codes(before: NDArray[np.uint64], after: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -50,7 +50,7 @@ def begins_goroutine(code: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def can_be_returned_to(code: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether a call ends there, or it is one of the places that are returned to without: bool[n]."""
+    """Whether a call ends there, or code returns there without a call: bool[n]."""
     return ends_a_call(code) | begins_goroutine(code) | (code & np.uint64(Flags.SIGNAL_RETURN) > 0)
 
 
@@ -74,5 +74,5 @@ def _length(operand: NDArray[np.uint64], index: NDArray[np.uint64]) -> NDArray[n
 
 
 def _byte(code: NDArray[np.uint64], before: int) -> NDArray[np.uint64]:
-    """The byte so many before the address."""
+    """The byte `before` bytes before the address."""
     return code >> np.uint64(8 * (BYTES_BEFORE - before)) & np.uint64(0xFF)

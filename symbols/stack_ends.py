@@ -1,8 +1,8 @@
-"""Where a stack ends, and why there, when that is not where its program or thread began.
+"""Where a stack ends, and why, if it ends before the start of its program or thread.
 
 A stack is walked by frame pointers, up to a limit of depth. Code that was built without frame pointers uses their
-register for other things. There the walk ends: who knows which library that is can rebuild it. What such a walk
-takes for return addresses is cut off when a capture is made (record/walks.py), but was kept in earlier formats.
+register for other things, so a stack ends there, and a user who knows the library can rebuild it. False return
+addresses beyond that are cut when a capture is made (record/walks.py); earlier formats have them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class End(Enum):
 
     WHOLE = "whole"  # where its program or thread began
     CUT = "cut"  # before that
-    UNKNOWN = "unknown"  # in code of which nobody can tell
+    UNKNOWN = "unknown"  # in code that could not be read
 
 
 class WalkedFrame(Protocol):
@@ -62,10 +62,10 @@ Each = TypeVar("Each", bound=WalkedFrame)
 
 
 def without_strays(frames: Sequence[Each], keeps_frame_pointers: Callable[[Module], bool | None]) -> list[Each]:
-    """The frames of a stack of an earlier format, but for the outermost that are none.
+    """The frames of a stack of an earlier format, without the outermost ones that are false.
 
-    That is what lies in no mapping of code and comes before a file's code. Behind code that is known to keep frame
-    pointers nothing is left out: what they lead to is a caller, wherever it is.
+    Those are the frames in no mapping of code that come before the first frame in a file. If that file is known to keep
+    frame pointers, nothing is left out: its frame pointers lead to callers.
 
     Args:
         frames: the outermost first.
@@ -116,15 +116,15 @@ def end_of(name: str, module: Module | None, is_outermost: bool | None, keeps_fr
         return End.CUT
     if module is None or module.kind is not ModuleKind.FILE:
         return End.UNKNOWN
-    # Nobody read the file. The C library's first functions of a thread are no exported ones, and have no name without
-    # its debug symbols; nor has one that calls back, like the inner part of qsort.
+    # The file was not read. The C library does not export the functions in which threads begin, so without debug
+    # symbols they have no name; nor has a function that calls back, such as the inner part of qsort.
     if not name and _LIBC.fullmatch(os.path.basename(module.path)):
         return End.UNKNOWN
     return End.CUT if keeps_frame_pointers is False else End.UNKNOWN
 
 
 def code_of(module: Module | None) -> str:
-    """What code of a module is called where a stack ends in it."""
+    """How a module is called if a stack ends in it."""
     if module is None:
         return UNKNOWN_MEMORY
     match module.kind:
@@ -136,7 +136,7 @@ def code_of(module: Module | None) -> str:
 
 
 def mark(end: End, module: Module | None, truncated: bool) -> str | None:
-    """What to say in place of the frames that are missing; None where none is, or nothing is known of them."""
+    """The frame to show in place of missing ones; None if none is missing, or if that is not known."""
     if truncated:
         return TRUNCATED
     return NO_FRAME_POINTERS.format(code_of(module)) if end is End.CUT else None

@@ -1,4 +1,4 @@
-"""BPF: whether the kernel takes it from us, and the recorder's own programs; what compiles them only where it must."""
+"""BPF: whether the kernel permits it, and whether it loads the recorder's programs; bcc and headers only if not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS_ROOT = "cannot be told without root"
 
 
 def checks() -> Iterator[Check]:
-    """Checks BPF; bcc and headers only where the kernel refuses the programs that ship."""
+    """Checks BPF; checks bcc and headers only if the kernel refuses the programs that ship."""
     maps = _map()
     yield maps
     if os.geteuid() != 0 or maps.level is not Level.OK:
@@ -48,9 +48,7 @@ def _map() -> Check:
 def _bcc() -> Check:
     version = bcc_version()
     if version is None:
-        text = (
-            "not installed, and the kernel refuses the programs that ship with iaprof, so that they have to be compiled"
-        )
+        text = "not installed, but needed to compile the programs: the kernel refuses those that ship with iaprof"
         return Check(GROUP, "bcc", Level.PROBLEM, text, install_command("python3-bpfcc", "python3-bcc"))
     return Check(GROUP, "bcc", Level.OK, f"version {version}")
 
@@ -78,5 +76,5 @@ def _programs() -> tuple[Check, bool]:
     took = f"loaded in {time.monotonic() - began:.2f} s"
     if origin is Origin.SHIPPED:
         return Check(GROUP, "programs", Level.OK, took), False
-    text = f"{took}: {origin}, as the kernel refuses those that ship with iaprof"
+    text = f"{took}: {origin}, because the kernel refuses those that ship with iaprof"
     return Check(GROUP, "programs", Level.OK, text), True

@@ -1,4 +1,4 @@
-"""Where the stacks of the launches end that happen now: what runs tells it better than any list of libraries."""
+"""Where the stacks of current launches end: a short recording says it better than a list of libraries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENOUGH = 2_000  # launches; then it ends earlier
 
 @dataclass(frozen=True)
 class Launching:
-    """What was launched while somebody looked."""
+    """The launches that were seen."""
 
     ends: WholeStacks
     files: dict[str, str] = field(default_factory=dict)  # paths of the libraries in which stacks end, by their names
@@ -46,7 +46,7 @@ def look(seconds: float = SECONDS) -> Launching | None:
         seconds: at most.
 
     Returns:
-        None where no driver that can be probed is mapped, or the probes cannot be had.
+        None if no process maps a driver that can be probed, or if the probes cannot be loaded.
     """
     try:
         probes = LaunchProbes()
@@ -65,7 +65,7 @@ def look(seconds: float = SECONDS) -> Launching | None:
 
 
 def _read(probes: LaunchProbes, seconds: float) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-    """The stacks' ids of the launches that come, and the stacks."""
+    """The id of each launch's stack, and the stacks."""
     end, ids, stacks = time.monotonic() + seconds, np.empty(0, np.uint64), []
     while (left := end - time.monotonic()) > 0 and len(ids) < ENOUGH:
         select.select([probes.launches.fileno()], [], [], min(left, 0.05))

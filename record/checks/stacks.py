@@ -30,19 +30,19 @@ _NAMES = re.compile(rb"(" + b"|".join(name.encode() for name in LIBRARIES) + rb"
 
 
 def checks() -> Iterator[Check]:
-    """Checks the stacks of what launches now; where nothing does, the libraries through which most stacks go."""
+    """Checks the stacks of launches that happen now; if there are none, the libraries through which most stacks go."""
     launching = look() if next(mapped(_DRIVERS), None) else None
     if launching is not None and launching.ends.stacks:
         yield from _launching(launching)
         return
     if launching is not None:
-        text = f"none in {SECONDS:g} s of the processes that use a GPU: what follows is of libraries, not of stacks"
+        text = f"none in {SECONDS:g} s by the processes that use a GPU: the next lines are about libraries instead"
         yield Check(GROUP, "launches", Level.WARNING, text)
     yield from _libraries()
 
 
 def _launching(launching: Launching) -> Iterator[Check]:
-    """What there is to say of stacks that were seen."""
+    """One line for all launches that were seen, and one for each library in which stacks end."""
     ends = launching.ends
     yield Check(GROUP, "launches", Level.WARNING if ends.others else Level.OK, f"now, {ends.text('launches')}")
     for end in ends.ends[:MOST_LINES]:

@@ -307,7 +307,7 @@ def test_stalls_without_a_launch_are_told_with_what_to_try(tmp_path: Path) -> No
     assert (len(reader.table("launch")), len(reader.table("stall")) > 0) == (0, True)
     records = reader.header["totals"]["stalls"]
     [said] = [line for line in done.err.splitlines() if "no launch was seen" in line]
-    assert f"mapped libze_intel_gpu.so and {records:,} stall records came: the program may not have taken" in said
+    assert f"mapped libze_intel_gpu.so and {records:,} stall records came: the program may not have loaded" in said
     assert said == done.err.splitlines()[-1]
     assert said.removeprefix("iaprof: ") in " ".join(iaprof("info", tmp_path / "c").out.split())
     assert said.removeprefix("iaprof: ") in about(reader).warnings

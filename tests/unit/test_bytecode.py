@@ -132,7 +132,7 @@ def test_every_change_of_what_is_compiled_is_noticed() -> None:
         (
             "programs._DEFINES['MAX_PIECES'] = 1",
             1,
-            "bpf/programs.json: it is not of the C files and numbers as they are; run 'make bytecode'\n",
+            "bpf/programs.json: it was not made from the current C files and numbers; run 'make bytecode'\n",
         ),
     ],
 )

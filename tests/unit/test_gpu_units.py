@@ -163,8 +163,8 @@ def test_the_last_unit_is_the_last_kernels_if_it_fits():
 def test_what_could_be_several_kernels_stays_where_it_is_and_is_told():
     units = [unit(0, 64), unit(1, 64)]
     assert place_units(units, [K, M], (), Functions({"first"}, {"second"})) == [
-        "which kernel the source lines of first are for is not known",
-        "which kernel the source lines of second are for is not known",
+        "it is not known which kernel the source lines of first belong to",
+        "it is not known which kernel the source lines of second belong to",
     ]
     assert [places(each) for each in units] == [[0] * 3] * 2
 

@@ -63,7 +63,7 @@ def test_which_of_two_devices_is_not_guessed(clocks: dict[str, Any]) -> None:
 
 def test_what_was_not_mapped_or_has_a_build_id_is_not_known(clocks: dict[str, Any]) -> None:
     for files in (mapped((1, (8, 1, INODE + 1))), mapped((1, (8, 1, INODE)), build_id=b"1234"), mapped((1, (0, 0, 0)))):
-        assert "nothing is known" in str(files.find(PATH, INODE, clocks))
+        assert "does not say which file was mapped" in str(files.find(PATH, INODE, clocks))
 
 
 def test_the_clock_is_that_of_file_systems() -> None:

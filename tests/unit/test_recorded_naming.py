@@ -124,6 +124,6 @@ def test_a_namespace_that_could_not_be_kept_is_told(asked: list[dict[str, Any]])
 
 
 def test_without_a_build_id_nothing_is_opened_where_it_cannot_be_known(asked: list[dict[str, Any]]) -> None:
-    assert "started since" in asked_for({"host": {"boot_id": "another"}}, 7, None, {})
-    assert "nothing is known" in asked_for({"host": {"boot_id": boot_id()}}, None, None, {})
+    assert "restarted after the recording" in asked_for({"host": {"boot_id": "another"}}, 7, None, {})
+    assert "does not say which file was mapped" in asked_for({"host": {"boot_id": boot_id()}}, None, None, {})
     assert asked == []
