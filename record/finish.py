@@ -157,6 +157,7 @@ class _Finishing:
         try:
             self._add_processes(frame)
         except _DAMAGE as error:
+            self._lost_sideband = True
             self._damaged(frame, error)
 
     def all_mappings_known(self) -> None:

@@ -94,6 +94,11 @@ class Walks:
             can_be = can_be_returned_to(walked.codes)
             begins = begins_goroutine(walked.codes)
             good = (is_mapped & (can_be | ~is_known(walked.codes))) | (can_be & (not self._all_mappings))
+        elif not self._all_mappings:
+            # Code that is in no mapping has callers that are in one; what lies behind the last of those is no code.
+            last_mapped = np.zeros(len(walked.depths), np.int64)
+            np.maximum.at(last_mapped, rows[is_mapped], within[is_mapped])
+            good = within <= last_mapped[rows]
         good = good | ~is_return
         bad = np.flatnonzero(~good)
         depths = walked.depths.copy()

@@ -172,6 +172,21 @@ def test_where_mappings_were_lost_a_call_is_enough() -> None:
         assert ends.addresses.tolist() == [0 if depth == 1 else LIBRARY + 7]
 
 
+def test_where_mappings_were_lost_a_sample_goes_on_as_far_as_code_is_known() -> None:
+    # given samples, of whose code no bytes came, through code whose mapping was lost, and with data behind
+    for complete, depth in ((True, 1), (False, 3)):
+        walks = Walks(spaces({**library(1), "start": DRIVER}, library(1)), complete)
+        cut, ends = walks.cut(walked(100, DRIVER, JIT + 8, LIBRARY + 8, HEAP))
+        assert cut.depths.tolist() == [depth]
+        assert ends.addresses.tolist() == [0 if depth == 1 else LIBRARY + 7 - LIBRARY]
+
+
+def test_a_damaged_frame_of_mappings_is_a_loss_of_them(tmp_path: Path) -> None:
+    raw = stack(5, (DRIVER, DATA), (JIT + 0x10008, CALL), (LIBRARY + 8, CALL))
+    told = (FrameKind.SIDEBAND, mappings() + bytes(3), 0), (FrameKind.STACKS, raw.tobytes(), DEPTH)
+    assert stacks_of(finished(tmp_path, *told)) == {5: [DRIVER, JIT + 0x10008, LIBRARY + 8]}
+
+
 def test_nothing_is_cut_of_nothing() -> None:
     empty = Walked(np.zeros(0, np.uint32), np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.uint64))
     cut, ends = Walks(spaces(), True).cut(empty)
