@@ -92,6 +92,15 @@ def test_what_are_return_addresses_stays(tmp_path: Path) -> None:
     assert reader.table("stack")["truncated"].to_pylist() == [True]
 
 
+def test_generated_code_may_push_what_it_is_returned_to(tmp_path: Path) -> None:
+    # given what Java's interpreter does: it pushes an address that stands behind a jump
+    jump = (int.from_bytes(bytes.fromhex("537f000041ff24da"), "little"), 0x1)
+    raw = stack(5, (DRIVER, DATA), (JIT + 8, jump), (LIBRARY + 8, CALL), (LIBRARY + 16, jump))
+    reader = finished(tmp_path, (FrameKind.SIDEBAND, mappings(), 0), (FrameKind.STACKS, raw.tobytes(), DEPTH))
+    # then that is one there, and in a file it is none
+    assert stacks_of(reader) == {5: [DRIVER, JIT + 8, LIBRARY + 8]}
+
+
 def test_stacks_that_are_equal_when_cut_are_one(tmp_path: Path) -> None:
     # given one path with four kinds of data behind it, the same of another process, and another path
     path = (DRIVER, DATA), (LIBRARY + 8, CALL)
