@@ -48,7 +48,8 @@ class WholeStacks:
         ends: Counter[str] = Counter()
         for part in parts:
             whole, unknown, more = whole + part.whole, unknown + part.unknown, more + part.more
-            ends.update({end.library: end.count for end in part.ends})
+            for end in part.ends:  # of which several may have one name, as in a redacted capture
+                ends[end.library] += end.count
         joined = cls.of(whole, unknown, ends)
         return cls(joined.stacks + more, whole, unknown, joined.ends, joined.more + more)
 
@@ -70,7 +71,8 @@ class WholeStacks:
                             found.append(LibraryEnd((library or "[redacted]")[:_LONGEST_NAME], count))
                         case _:
                             return None
-                return cls(stacks, whole, unknown, tuple(found), more)
+                if stacks == whole + sum(end.count for end in found) + more and unknown <= stacks - whole:
+                    return cls(stacks, whole, unknown, tuple(found), more)
         return None
 
     def cleaned(self, clean: Callable[[str], str]) -> WholeStacks:

@@ -48,6 +48,7 @@ class StackEnds:
         self._stacks: list[tuple[NDArray[np.uint64], Ends, NDArray[np.bool_]]] = []
         self._launches, self._samples = _Counts(), _Counts()
         self._named: dict[tuple[object, ...], Named] = {}
+        self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
 
     def stacks(self, ids: NDArray[np.uint64], ends: Ends, truncated: NDArray[np.bool_]) -> None:
         """Adds the ends of distinct stacks, and whether each stack is as deep as the limit."""
@@ -83,16 +84,13 @@ class StackEnds:
             module: one that was asked for its names.
             named: what came of that.
         """
-        begins = [
-            ends.addresses[index]
-            for _, ends, _ in self._stacks
-            for index in np.flatnonzero(ends.begin).tolist()
-            if modules[ends.modules[index]].identity == module.identity
-        ]
-        if begins:
+        numbers = [number for number, each in enumerate(modules) if each.identity == module.identity]
+        begins = [ends.addresses[ends.begin & np.isin(ends.modules, numbers)] for _, ends, _ in self._stacks]
+        if sum(map(len, begins)):
             known = named.outermost if named.outermost is not None else np.empty(0, np.uint64)
-            named = replace(named, outermost=np.union1d(known, np.array(begins, np.uint64)))
+            named = replace(named, outermost=np.union1d(known, np.concatenate(begins)))
         self._named[module.identity] = named
+        self._outermost[module.identity] = frozenset(() if named.outermost is None else named.outermost.tolist())
         return named
 
     def header(self, modules: list[Module]) -> dict[str, Any]:
@@ -130,7 +128,7 @@ class StackEnds:
         if named is not None:
             row = int(named.names.find(np.array([address], np.uint64))[0])
             name = named.names.frames(row)[0].function if row >= 0 else ""
-            is_outermost = is_outermost if named.outermost is None else address in named.outermost
+            is_outermost = is_outermost if named.outermost is None else address in self._outermost[module.identity]
         end = end_of(name, module, is_outermost, named.frame_pointers if named else None)
         return End.CUT if truncated and end is not End.WHOLE else end, code_of(module)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -155,6 +156,7 @@ class _Finishing:
         try:
             self._add_processes(frame)
         except _DAMAGE as error:
+            self._lost_sideband = True
             self._damaged(frame, error)
 
     def all_mappings_known(self) -> None:
@@ -319,9 +321,12 @@ class _Finishing:
         row = dict.fromkeys(field.name for field in KINDS["process"])
         row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
         row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
+        root = about.get("root")
+        if isinstance(root, str):
+            os.fsencode(root)  # whether it is a path: JSON can have what is none
         self._described.append(_row("process", row))
-        if isinstance(about.get("root"), str):
-            self._for_symbols.roots[about["pid"]] = about["root"]
+        if isinstance(root, str):
+            self._for_symbols.roots[about["pid"]] = root
         if len(self._described) >= ROWS_PER_GROUP:
             self._flush_described()
 

@@ -2,6 +2,7 @@
 
 In code without frame pointers a walk follows other data. An address counts as a return address if the side-band says
 that it lies in executable memory of its process, and, if the bytes before it are known, these are a call instruction.
+Generated code needs no call: Java's interpreter pushes the addresses that it wants to be returned to.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.modules import Module
+from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, is_known
 
 _SNAPSHOT_NS = 1_000_000_000  # the mappings of processes that ran before are read within this time
@@ -69,7 +70,8 @@ class Walks:
             all_mappings: False if mappings were lost, so that an address without a mapping may still be code.
         """
         self._spaces, self._all_mappings = spaces, all_mappings
-        self._nowhere = np.empty(0, bool)  # of each of the modules of the address spaces, whether it is none
+        # Of each of the modules of the address spaces, whether it is none, and whether it is generated code.
+        self._nowhere, self._generated = np.empty(0, bool), np.empty(0, bool)
 
     @property
     def modules(self) -> list[Module]:
@@ -85,6 +87,7 @@ class Walks:
         # Where a call is: see symbols.calls.
         places = walked.ips - is_return.astype(np.uint64)
         modules, addresses, is_mapped = self._locate(walked.pids[rows], places, walked.times[rows])
+        is_generated = self._generated[modules]
         # If no mapping of a process is known, only the call instructions count.
         is_mapped |= ~np.bincount(rows, is_mapped, len(walked.depths)).astype(bool)[rows]
         begins = np.zeros(len(rows), bool)
@@ -92,7 +95,13 @@ class Walks:
         if walked.codes is not None:
             can_be = can_be_returned_to(walked.codes)
             begins = begins_goroutine(walked.codes)
-            good = (is_mapped & (can_be | ~is_known(walked.codes))) | (can_be & (not self._all_mappings))
+            good = is_mapped & (can_be | is_generated | ~is_known(walked.codes))
+            good |= can_be & (not self._all_mappings)
+        elif not self._all_mappings:
+            # Code that is in no mapping has callers that are in one; what lies behind the last of those is no code.
+            last_mapped = np.zeros(len(walked.depths), np.int64)
+            np.maximum.at(last_mapped, rows[is_mapped], within[is_mapped])
+            good = within <= last_mapped[rows]
         good = good | ~is_return
         bad = np.flatnonzero(~good)
         depths = walked.depths.copy()
@@ -119,5 +128,8 @@ class Walks:
 
     def _is_nowhere(self, modules: NDArray[np.int32]) -> NDArray[np.bool_]:
         new = self._spaces.modules[len(self._nowhere) :]
-        self._nowhere = np.append(self._nowhere, [module.path == NOWHERE for module in new]).astype(bool)
+        is_none = np.array([module.path == NOWHERE for module in new], bool)
+        is_generated = np.array([module.kind is ModuleKind.GENERATED for module in new], bool) & ~is_none
+        self._nowhere = np.append(self._nowhere, is_none)
+        self._generated = np.append(self._generated, is_generated)
         return self._nowhere[modules]

@@ -1,6 +1,7 @@
 """From spool to capture: what is absurd is counted, and what is not is all there."""
 
 import json
+import os
 import random
 import re
 import struct
@@ -14,6 +15,7 @@ from iaprof.formats.capture import FORMAT, CaptureReader
 from iaprof.formats.launches import LAUNCH, stack_dtype
 from iaprof.formats.sideband import comm_record
 from iaprof.record.finish import finish
+from iaprof.record.for_symbols import ForSymbols
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
@@ -61,6 +63,24 @@ def test_junk_in_every_member(tmp_path: Path, junk: Any) -> None:
     kept = len(reader.table("loss")) - len(damaged(reader)) + len(reader.table("kernel"))
     assert kept + len(damaged(reader)) == len(losses) + len(kernels)
     assert sum(loss["events"] for loss in reader.header["losses"]) == len(reader.table("loss"))
+
+
+@pytest.mark.parametrize("root", JUNK, ids=repr)
+def test_a_root_that_is_no_path_is_not_looked_into(tmp_path: Path, root: Any) -> None:
+    roots: list[Any] = []
+
+    def look(known: ForSymbols, _writer: object) -> dict[str, Any]:
+        roots.extend(known.roots.values())
+        return {}
+
+    spool = Spool(tmp_path / "s")
+    for each in (root, "/srv/r\udcff"):
+        spool.write(FrameKind.PROCESS, as_json({"pid": 7, "root": each}))
+    spool.close()
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c", write_symbols=look)
+    # then all that are can be given to the kernel
+    assert [os.fsencode(each) for each in roots] == [b"/srv/r\xff"]
+    assert len(damaged(CaptureReader(tmp_path / "c"))) == (root == "\ud800")
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[" * 100_000, b"7", b"\xff\xfe", as_json({}), bytes(39)])

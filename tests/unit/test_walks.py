@@ -92,6 +92,15 @@ def test_what_are_return_addresses_stays(tmp_path: Path) -> None:
     assert reader.table("stack")["truncated"].to_pylist() == [True]
 
 
+def test_generated_code_may_push_what_it_is_returned_to(tmp_path: Path) -> None:
+    # given what Java's interpreter does: it pushes an address that stands behind a jump
+    jump = (int.from_bytes(bytes.fromhex("537f000041ff24da"), "little"), 0x1)
+    raw = stack(5, (DRIVER, DATA), (JIT + 8, jump), (LIBRARY + 8, CALL), (LIBRARY + 16, jump))
+    reader = finished(tmp_path, (FrameKind.SIDEBAND, mappings(), 0), (FrameKind.STACKS, raw.tobytes(), DEPTH))
+    # then that is one there, and in a file it is none
+    assert stacks_of(reader) == {5: [DRIVER, JIT + 8, LIBRARY + 8]}
+
+
 def test_stacks_that_are_equal_when_cut_are_one(tmp_path: Path) -> None:
     # given one path with four kinds of data behind it, the same of another process, and another path
     path = (DRIVER, DATA), (LIBRARY + 8, CALL)
@@ -170,6 +179,21 @@ def test_where_mappings_were_lost_a_call_is_enough() -> None:
         cut, ends = Walks(spaces({**library(1), "start": DRIVER}), complete).cut(stacks)
         assert cut.depths.tolist() == [depth]
         assert ends.addresses.tolist() == [0 if depth == 1 else LIBRARY + 7]
+
+
+def test_where_mappings_were_lost_a_sample_goes_on_as_far_as_code_is_known() -> None:
+    # given samples, of whose code no bytes came, through code whose mapping was lost, and with data behind
+    for complete, depth in ((True, 1), (False, 3)):
+        walks = Walks(spaces({**library(1), "start": DRIVER}, library(1)), complete)
+        cut, ends = walks.cut(walked(100, DRIVER, JIT + 8, LIBRARY + 8, HEAP))
+        assert cut.depths.tolist() == [depth]
+        assert ends.addresses.tolist() == [0 if depth == 1 else LIBRARY + 7 - LIBRARY]
+
+
+def test_a_damaged_frame_of_mappings_is_a_loss_of_them(tmp_path: Path) -> None:
+    raw = stack(5, (DRIVER, DATA), (JIT + 0x10008, CALL), (LIBRARY + 8, CALL))
+    told = (FrameKind.SIDEBAND, mappings() + bytes(3), 0), (FrameKind.STACKS, raw.tobytes(), DEPTH)
+    assert stacks_of(finished(tmp_path, *told)) == {5: [DRIVER, JIT + 0x10008, LIBRARY + 8]}
 
 
 def test_nothing_is_cut_of_nothing() -> None:
