@@ -50,6 +50,13 @@ def memory_without_a_limit() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def as_from_a_terminal() -> None:
+    """What tests start ends by SIGHUP and SIGINT; nohup, and a shell's &, leave these ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which selects by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
