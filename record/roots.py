@@ -93,14 +93,15 @@ class Roots:
         self._journal.json(FrameKind.PROCESS, about)
 
     def _keep_namespace(self, pid: int, place: _Place, uid: int | str | None) -> None:
-        owner = uid if isinstance(uid, int) else 0
         if place not in self._kept:
-            if len(self._kept) >= MOST_KEPT or (owner and self._count_of(owner) >= MOST_OF_ONE_USER):
+            if not isinstance(uid, int):
+                return  # it ended meanwhile: nobody knows whose share it would count for
+            if len(self._kept) >= MOST_KEPT or (uid and self._count_of(uid) >= MOST_OF_ONE_USER):
                 self._refused += 1
                 return
             if (opened := _open(pid, place[0])) is None:
                 return  # it ended meanwhile
-            self._kept[place] = _Kept(place, owner, *opened)
+            self._kept[place] = _Kept(place, uid, *opened)
         pids = self._kept[place].pids
         pids[pid] = None
         if len(pids) > _MOST_OF_ONE_ROOT:

@@ -24,7 +24,7 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.places = {os.getpid(): OURS}
-        self.users: dict[int, int] = {}
+        self.users: dict[int, int | None] = {}
         self.now = 1
         monkeypatch.setattr(roots, "_place", self.places.get)
         monkeypatch.setattr(roots, "_open", lambda pid, namespace: (os.open("/", os.O_PATH), os.open("/", os.O_PATH)))
@@ -133,6 +133,16 @@ def test_one_user_cannot_have_all_that_is_kept(kept: Roots, machine: Machine, sp
     (loss,) = told(spool, FrameKind.LOSS)
     assert (loss["source"], loss["what"]) == ("names", "mount namespaces")
     assert loss["count"] == 2 * MOST_OF_ONE_USER + 2 * MOST_KEPT - MOST_KEPT
+
+
+def test_a_namespace_of_nobody_known_is_not_kept(kept: Roots, machine: Machine) -> None:
+    # given a process that ends before its user is read
+    pid = machine.add(100, 2)
+    machine.users[pid] = None
+    # when
+    kept.keep(pid)
+    # then it counts for nobody, not for root
+    assert kept.by_process() == {}
 
 
 def test_how_many_processes_are_remembered_is_bounded(kept: Roots, machine: Machine, spool: Spool) -> None:
