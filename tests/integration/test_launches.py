@@ -485,6 +485,7 @@ def test_a_uprobe_of_another_tool_with_the_same_counter_is_no_hindrance(
     assert len(probes.launches.read()) == 100
 
 
+@IN_TURN
 def test_a_semaphore_that_cannot_be_raised_is_told(
     folder: Path, others: list[int], closing: list[LaunchProbes]
 ) -> None:
