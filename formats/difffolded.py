@@ -49,5 +49,6 @@ def _scaled(counts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     sums = np.cumsum(counts)
     if not total or not len(sums) or not sums[-1]:
         return counts  # nothing to compare with
-    scaled: NDArray[np.int64] = np.diff(np.rint(sums * (total / int(sums[-1]))).astype(np.int64), prepend=0)
+    scaled: NDArray[np.int64] = np.rint(sums * (total / int(sums[-1]))).astype(np.int64)
+    scaled[1:] -= scaled[:-1].copy()
     return scaled

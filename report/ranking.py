@@ -97,7 +97,7 @@ class Ranker:
         if self._rows is None:
             return _by_reason(counts.sum(axis=0).tolist(), limit)
         number = self._rows.number[some]
-        samples_of = counts.sum(axis=1)
+        samples_of = counts.sum(axis=1, dtype=np.uint64)
         inclusive = None
         if self._calls:
             found, inclusive = self._calls.inclusive(self._profile.code[some], samples_of)
