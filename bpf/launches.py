@@ -48,7 +48,7 @@ class Sizes:
     """How much room the programs have; powers of two where pages are meant."""
 
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
-    stack_pages: int = 1024  # 4 MiB: 2,000 distinct stacks of 127 frames
+    stack_pages: int = 1024  # 4 MiB: 1,350 distinct stacks of 127 frames
     compiled_pages: int = 128
     piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
     module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
