@@ -19,7 +19,7 @@ def answering() -> Iterator[None]:
     """Within this, what is printed is UTF-8; at the end it is written.
 
     Raises:
-        IaprofError: there is no stdout, or the disk behind it is full, or the like.
+        IaprofError: there is no stdout, the disk behind it is full, or a file that the answer needs cannot be opened.
     """
     if sys.stdout is None:
         raise IaprofError("the answer cannot be written: there is no stdout")
@@ -31,6 +31,8 @@ def answering() -> Iterator[None]:
     except BrokenPipeError:
         raise  # `| head`: nobody is told
     except OSError as error:
+        if error.filename is not None:  # of what the answer is made of, which is not stdout
+            raise IaprofError(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         # What could not be written must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise IaprofError(f"the answer cannot be written: {error.strerror}") from error

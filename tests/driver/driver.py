@@ -78,17 +78,7 @@ class Driver:
 
     def environment(self, device: str) -> dict[str, str]:
         """What makes the runtime believe in a GPU, one of DEVICES."""
-        product, hardware = DEVICES[device]
-        return os.environ | {
-            "NEOReadDebugKeys": "1",
-            "SetCommandStreamReceiver": "1",  # no kernel driver: commands go to where a simulator would read them
-            "UseAubStream": "0",
-            "UseBindlessMode": "0",
-            "ProductFamilyOverride": product,
-            "HardwareInfoOverride": hardware,
-            "NEO_CACHE_PERSISTENT": "0",  # compile every time, and leave nothing in the user's cache
-            "ZE_ENABLE_ALT_DRIVERS": str(self.library),  # the loader looks in the machine's folders only
-        }
+        return os.environ | without_a_gpu(device, self.library)
 
     def command(self, modules: Sequence[Path], *options: str | int) -> list[str]:
         """The command line of the workload."""
@@ -97,6 +87,21 @@ class Driver:
     def run(self, device: str, modules: Sequence[Path], *options: str | int, folder: Path) -> list[Kernel]:
         """Run the workload in `folder`, where it leaves its files; gives its ledger, or raises CalledProcessError."""
         return read_ledger(run_workload(self.command(modules, *options), self.environment(device), folder), folder)
+
+
+def without_a_gpu(device: str, library: Path | str) -> dict[str, str]:
+    """Settings with which the runtime, whose Level Zero library this is, believes in a GPU, one of DEVICES."""
+    product, hardware = DEVICES[device]
+    return {
+        "NEOReadDebugKeys": "1",
+        "SetCommandStreamReceiver": "1",  # no kernel driver: commands go to where a simulator would read them
+        "UseAubStream": "0",
+        "UseBindlessMode": "0",
+        "ProductFamilyOverride": product,
+        "HardwareInfoOverride": hardware,
+        "NEO_CACHE_PERSISTENT": "0",  # compile every time, and leave nothing in the user's cache
+        "ZE_ENABLE_ALT_DRIVERS": str(library),  # the loader looks in the machine's folders only
+    }
 
 
 def run_workload(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:

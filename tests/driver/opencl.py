@@ -65,6 +65,14 @@ class Memory:
         return min(int(line.split("-")[0], 16) for line in lines if line.endswith(str(library.resolve())))
 
 
+def opencl_without_a_gpu(library: Path | str) -> dict[str, str]:
+    """The settings that OpenCL's runtime, this library, needs besides those of `driver.without_a_gpu`."""
+    return {
+        "EnableTimestampWaitForQueues": "0",  # nobody writes time stamps: clFinish would wait for them for ever
+        "OCL_ICD_VENDORS": str(library),
+    }
+
+
 @dataclass(frozen=True)
 class OpenCL:
     """The runtime and the program that was built against its loader."""
@@ -79,10 +87,7 @@ class OpenCL:
 
     def environment(self, device: str) -> dict[str, str]:
         """What makes the runtime believe in a GPU, one of driver.DEVICES."""
-        return self.driver.environment(device) | {
-            "EnableTimestampWaitForQueues": "0",  # nobody writes time stamps: clFinish would wait for them for ever
-            "OCL_ICD_VENDORS": str(self.library),
-        }
+        return self.driver.environment(device) | opencl_without_a_gpu(self.library)
 
     def programs(self, device: str) -> list[Path]:
         """Ten kernels: source, SPIR-V and native ones."""

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from driver.driver import DEVICES
+from driver.driver import without_a_gpu
+from driver.opencl import opencl_without_a_gpu
 from programs.counting import Place
 
 HERE = Path(__file__).resolve().parent
@@ -147,20 +148,11 @@ def prepare(folder: Path) -> Programs:
 
 
 def _environment(libraries: Path) -> dict[str, str]:
-    product, hardware = DEVICES["bmg"]
     return {
-        "NEOReadDebugKeys": "1",
-        "SetCommandStreamReceiver": "1",  # no kernel driver: commands go to where a simulator would read them
-        "UseAubStream": "0",
-        "UseBindlessMode": "0",
-        "ProductFamilyOverride": product,
-        "HardwareInfoOverride": hardware,
-        "EnableTimestampWaitForQueues": "0",  # nobody writes time stamps
-        "NEO_CACHE_PERSISTENT": "0",  # compile every time, and leave nothing in the user's cache
+        **without_a_gpu("bmg", libraries / "libze_intel_gpu.so.1"),
+        **opencl_without_a_gpu(libraries / "intel-opencl/libigdrcl.so"),
         "PYOPENCL_NO_CACHE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "ZE_ENABLE_ALT_DRIVERS": str(libraries / "libze_intel_gpu.so.1"),
-        "OCL_ICD_VENDORS": str(libraries / "intel-opencl/libigdrcl.so"),
     }
 
 

@@ -1,0 +1,13 @@
+"""Which errors are stdout's while an answer is written, and which are of what the answer is made of."""
+
+from pathlib import Path
+
+import pytest
+
+from iaprof.cli.stdout import answering
+from iaprof.formats.errors import IaprofError
+
+
+def test_a_file_that_the_answer_needs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IaprofError, match=rf"^{tmp_path}/gone: No such file or directory$"), answering():
+        (tmp_path / "gone").read_text()
