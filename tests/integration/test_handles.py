@@ -285,12 +285,12 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
     # (on a busy machine they had launched before all that there was no room for was read)
     more = 0
     while not attached.counted()[Counter.KERNELS]:
+        assert more < 10
         batches.append(attached.pieces())
         attached.driver.launch(kernel.value)
         more += 1
     batches.append(attached.pieces())
     # then all pieces have come, some perhaps twice
-    assert more < 10
     pieces = np.concatenate(batches)
     first = np.unique(pieces[["what", "offset"]], return_index=True)[1]
     assert put_together(pieces[np.sort(first)]) == {
