@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.unwind_rules import Mark
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.modules import Module
 
@@ -38,9 +39,29 @@ def calls(stacks: pa.Table | pa.StructArray) -> Calls:
     addresses = ips.flatten().to_numpy()
     kept = (addresses != 0) & (within < DEEPEST_STACK)
     rows, within, addresses = rows[kept], within[kept], addresses[kept]
-    # All but the innermost are return addresses: the call is before them.
-    addresses = addresses - (within > 0).astype(np.uint64)
+    # All but the innermost are return addresses, the call is before them; but where a signal came.
+    addresses = addresses - ((within > 0) & ~_interrupted(stacks, depths)[kept]).astype(np.uint64)
     return Calls(rows, stacks["pid"].to_numpy()[rows], addresses, stacks["time_ns"].to_numpy()[rows])
+
+
+def _interrupted(stacks: pa.Table, depths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each address of stacks is that of an instruction that a signal interrupted: bool[sum of depths]."""
+    found = np.zeros(int(depths.sum()), bool)
+    if "marks" not in stacks.column_names or stacks["marks"].null_count == len(stacks):
+        return found
+    marks = stacks["marks"].combine_chunks()
+    marks = marks if isinstance(marks, pa.Array) else pa.concat_arrays(marks.chunks)
+    lengths = marks.value_lengths().fill_null(0).to_numpy()
+    has = lengths == depths  # what else a stranger's capture has is not believed
+    starts = np.cumsum(lengths) - lengths
+    values = marks.flatten().to_numpy()
+    chosen = np.flatnonzero(has & (depths > 0))
+    if len(chosen):
+        count = depths[chosen]
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        where = np.repeat((np.cumsum(depths) - depths)[chosen], count) + within
+        found[where] = values[np.repeat(starts[chosen], count) + within] & np.uint8(Mark.INTERRUPTED) > 0
+    return found
 
 
 class Needed:

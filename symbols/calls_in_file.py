@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.symbols.elf import Elf
-from iaprof.symbols.return_addresses import BYTES_BEFORE, BYTES_FROM, can_be_returned_to, codes, is_known
+from iaprof.symbols.return_addresses import BYTES_BEFORE, BYTES_FROM, can_be_returned_to
 
 MOST_ADDRESSES = 1 << 15  # half a second
 
@@ -20,11 +20,10 @@ def without_call(elf: Elf, addresses: NDArray[np.uint64]) -> NDArray[np.bool_] |
     """
     if len(addresses) > MOST_ADDRESSES:
         return None
-    whole = BYTES_BEFORE + BYTES_FROM
-    around = b"".join(
-        elf.at(max(address + 1 - BYTES_BEFORE, 0), whole).ljust(whole, b"\0") for address in addresses.tolist()
-    )
-    words = np.frombuffer(around, "<u8").reshape(-1, 2)
-    found = codes(words[:, 0], words[:, 1])
-    missing: NDArray[np.bool_] = is_known(found) & ~can_be_returned_to(found)
-    return missing
+    return np.array([_is_without(elf, address + 1) for address in addresses.tolist()], bool)
+
+
+def _is_without(elf: Elf, address: int) -> bool:
+    around = elf.at(max(address - BYTES_BEFORE, 0), BYTES_BEFORE + BYTES_FROM)
+    before, after = around[:BYTES_BEFORE], around[BYTES_BEFORE:]
+    return any(around) and not can_be_returned_to(before, after)

@@ -54,7 +54,9 @@ def _field(kind: str, groups: list[_Group]) -> pa.Field:
 
 def _nothing(type_: pa.DataType, rows: int) -> pa.Array:
     if pa.types.is_list(type_):
-        return pa.ListArray.from_arrays(pa.array(np.zeros(rows + 1, np.int32)), pa.nulls(0, pa.uint64()), type=type_)
+        return pa.ListArray.from_arrays(
+            pa.array(np.zeros(rows + 1, np.int32)), pa.nulls(0, type_.value_type), type=type_
+        )
     value = "" if type_ == pa.string() else b"" if type_ == pa.binary() else False if type_ == pa.bool_() else 0
     return pa.repeat(pa.scalar(value, type_), rows)
 

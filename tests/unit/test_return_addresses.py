@@ -8,27 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from iaprof.symbols.calls_in_file import without_call
 from iaprof.symbols.elf import read_elf
-from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, codes, ends_a_call, is_known
+from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, ends_a_call
 
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(.*)$", re.MULTILINE)
 
 
-def codes_at(content: bytes, offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Of places in a text, each 8 bytes from its ends or more."""
-    data = np.frombuffer(content, np.uint8)
-    words = [np.ascontiguousarray(data[offsets[:, None] + np.arange(first, first + 8)]).view("<u8")[:, 0]
-             for first in (-8, 0)]  # fmt: skip
-    return codes(*words)
-
-
-def of(before: str, after: str = "cc" * 8) -> NDArray[np.uint64]:
-    """The code of one place, from the bytes before it and from it on, in hexadecimal."""
-    content = bytes(16) + bytes.fromhex(before) + bytes.fromhex(after) + bytes(16)
-    return codes_at(content, np.array([16 + len(bytes.fromhex(before))]))
+def around(before: str, after: str = "cc" * 8) -> tuple[bytes, bytes]:
+    """The bytes before a place and from it on, from hexadecimal."""
+    return (bytes(8) + bytes.fromhex(before))[-8:], bytes.fromhex(after)[:8]
 
 
 def test_every_call_of_the_c_library_is_one() -> None:
@@ -44,7 +34,8 @@ def test_every_call_of_the_c_library_is_one() -> None:
         offsets, known = read_elf(file.fileno()).offsets(addresses - np.uint64(1))
     assert known.all()
     assert is_call.sum() > 5000
-    said = ends_a_call(codes_at(Path(library).read_bytes() + bytes(16), offsets.astype(np.int64) + 1))
+    content = Path(library).read_bytes()
+    said = np.array([ends_a_call(content[end - 8 : end]) for end in (offsets + np.uint64(1)).tolist()])
     assert said[is_call].all()
     # The end of another instruction may look like one: rarely.
     assert said[~is_call].mean() < 0.01
@@ -71,8 +62,9 @@ def test_a_call_of_every_form(before: str, tmp_path: Path) -> None:
     command = ["objdump", "-D", "-b", "binary", "-m", "i386:x86-64", str(code)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"\tcall ", listing), listing  # the disassembler agrees
-    assert ends_a_call(of("00" * 7 + before)).all()
-    assert can_be_returned_to(of("00" * 7 + before)).all()
+    assert ends_a_call(around(before)[0])
+    assert ends_a_call(bytes.fromhex(before))
+    assert can_be_returned_to(*around(before))
 
 
 @pytest.mark.parametrize(
@@ -90,23 +82,23 @@ def test_a_call_of_every_form(before: str, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_call(before: str) -> None:
-    assert not can_be_returned_to(of("00" * 7 + before)).any()
+    assert not can_be_returned_to(*around(before))
 
 
 def test_what_is_returned_to_without_a_call() -> None:
-    restorer = of("0f 1f 80 00 00 00 00", "48 c7 c0 0f 00 00 00 0f 05")  # mov $0xf,%rax; syscall
-    goexit = of("cc cc cc cc cc cc 90", "e8 11 22 33 44 90 cc cc")  # nop; call runtime.goexit1; nop
-    assert can_be_returned_to(restorer).all() and not begins_goroutine(restorer).any()
-    assert can_be_returned_to(goexit).all() and begins_goroutine(goexit).all()
-    assert not can_be_returned_to(of("90" * 7, "48 c7 c0 0e 00 00 00 0f 05")).any()  # another system call
-    assert not begins_goroutine(of("cc" * 7, "e8 11 22 33 44 90 cc cc")).any()
+    restorer = around("0f 1f 80 00 00 00 00", "48 c7 c0 0f 00 00 00 0f 05")  # mov $0xf,%rax; syscall
+    goexit = around("cc cc cc cc cc cc 90", "e8 11 22 33 44 90 cc cc")  # nop; call runtime.goexit1; nop
+    assert can_be_returned_to(*restorer)
+    assert not begins_goroutine(*restorer)
+    assert can_be_returned_to(*goexit)
+    assert begins_goroutine(*goexit)
+    assert not can_be_returned_to(*around("90" * 7, "48 c7 c0 0e 00 00 00 0f 05"))  # another system call
+    assert not begins_goroutine(*around("cc" * 7, "e8 11 22 33 44 90 cc cc"))
 
 
-def test_bytes_that_were_not_read_are_no_call_and_known_as_such() -> None:
-    unread = np.zeros(1, np.uint64)
-    assert not is_known(unread).any() and not can_be_returned_to(unread).any()
-    assert not is_known(of("00" * 8, "00" * 8)).any()
-    assert is_known(of("00" * 8)).all()
+def test_no_bytes_are_no_call() -> None:
+    assert not can_be_returned_to(b"", b"")
+    assert not ends_a_call(b"\xff")
 
 
 def test_addresses_in_a_file_without_a_call_before_them(tmp_path: Path) -> None:

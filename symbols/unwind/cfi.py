@@ -1,0 +1,477 @@
+"""Call frame information (CFI): how to get from an instruction of an ELF image to its caller.
+
+Compilers leave it in .eh_frame. A sorted table in the segment PT_GNU_EH_FRAME leads to the entry of a function, so
+nothing is indexed and the size of the file does not matter; only an image without that table is read through once.
+Formats: Linux Standard Base Core 5.0, section 10.6; DWARF 5, section 6.4.
+
+The image is a stranger's. Whatever is wrong with it raises CfiError, and one look-up executes no more than
+MOST_INSTRUCTIONS. x86-64 only.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from mmap import mmap
+from typing import NamedTuple, TypeAlias
+
+MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the functions with the most have some thousand
+MOST_SCANNED = 1 << 17  # entries of an image without a sorted table: 0.2 s
+MOST_SEGMENTS = 1 << 10
+MOST_SECTIONS = 1 << 12
+ENTRY_BYTES = 128  # behind the entry point, that count as code which nothing calls
+
+RBX, RBP, RSP, R12, R13, R14, R15, RETURN_ADDRESS = 3, 6, 7, 12, 13, 14, 15, 16
+"""Registers by their numbers in DWARF (System V ABI for x86-64, table 3.36)."""
+_MOST_REGISTERS = 144
+
+_PT_LOAD, _PT_GNU_EH_FRAME = 1, 0x6474E550
+_OMITTED, _USUAL_TABLE = 0xFF, 0x3B  # encodings of pointers: none; relative to the header, 4 bytes
+_PC_RELATIVE, _DATA_RELATIVE = 0x10, 0x30
+_MASK = (1 << 64) - 1
+_PAIR = struct.Struct("<ii")
+_FORMS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
+_ULEB, _SLEB = 0x01, 0x09
+
+Bytes: TypeAlias = bytes | mmap
+
+
+class CfiError(Exception):
+    """What was read is no call frame information, or not for x86-64."""
+
+
+class How(IntEnum):
+    """How a register of the caller is found."""
+
+    UNDEFINED = 0  # it is lost
+    SAME = 1
+    OFFSET = 2  # in memory at the CFA plus the value
+    VALUE_OFFSET = 3  # it is the CFA plus the value
+    REGISTER = 4  # it is in the register of that number
+    EXPRESSION = 5  # in memory at what the expression gives
+    VALUE_EXPRESSION = 6  # it is what the expression gives
+
+
+Where: TypeAlias = tuple[How, int | bytes]
+"""How a register is found, and the value, number or DWARF expression for that."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What is in force at one instruction.
+
+    The canonical frame address (CFA) is the stack pointer that the caller has after the return.
+    """
+
+    cfa: tuple[int, int] | bytes | None = None  # register and what is added to it, or a DWARF expression
+    registers: dict[int, Where] = field(default_factory=dict)  # those that are not told of are the same
+    is_signal_frame: bool = False
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether the function has no caller."""
+        return self.registers.get(RETURN_ADDRESS, (How.SAME, 0))[0] is How.UNDEFINED
+
+
+OUTERMOST = Row((RSP, 0), {RETURN_ADDRESS: (How.UNDEFINED, 0)})
+
+
+class _Segment(NamedTuple):
+    offset: int
+    address: int
+    size: int
+
+
+class _Cie(NamedTuple):
+    """What the entries of several functions have in common."""
+
+    code_unit: int
+    data_unit: int
+    encoding: int
+    is_signal_frame: bool
+    has_size: bool  # whether data of the function's own goes before its instructions
+    start: int  # of the first instructions
+    end: int
+
+
+class _Reader:
+    """Reads numbers one after the other."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: Bytes, at: int) -> None:
+        self.data, self.at = data, at
+
+    def byte(self) -> int:
+        value = self.data[self.at]
+        self.at += 1
+        return value
+
+    def number(self, form: str, size: int) -> int:
+        (value,) = struct.unpack_from(form, self.data, self.at)
+        self.at += size
+        return int(value)
+
+    def uleb(self) -> int:
+        value = self.data[self.at]
+        self.at += 1
+        if value < 128:
+            return value
+        value &= 127
+        for shift in range(7, 70, 7):
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value & _MASK
+        raise CfiError("a number without an end")
+
+    def sleb(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value - (1 << shift + 7) if byte & 64 else value
+        raise CfiError("a number without an end")
+
+    def block(self) -> bytes:
+        size = self.uleb()
+        value = bytes(self.data[self.at : self.at + size])
+        if len(value) != size:
+            raise CfiError("an expression without an end")
+        self.at += size
+        return value
+
+
+class CallFrames:
+    """The call frame information of one ELF image."""
+
+    def __init__(self, data: Bytes) -> None:
+        """Reads its headers.
+
+        Args:
+            data: the image: a file's content, or that of the vDSO.
+
+        Raises:
+            CfiError: it is no 64-bit ELF image for x86-64, or has no call frame information.
+        """
+        self.data = data
+        self._cies: dict[int, _Cie] = {}
+        try:
+            self._read_headers()
+        except (struct.error, IndexError, ValueError) as error:
+            raise CfiError(f"its headers cannot be read ({error})") from None
+
+    def _read_headers(self) -> None:
+        if self.data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", self.data, 18)[0] != 62:
+            raise CfiError("it is no 64-bit ELF image for x86-64")
+        self.entry, headers, self._sections = struct.unpack_from("<QQQ", self.data, 24)
+        size, count, self._section_size, self._section_count, self._names = struct.unpack_from("<5H", self.data, 54)
+        self.segments: list[_Segment] = []
+        table = None
+        for number in range(min(count, MOST_SEGMENTS)):
+            kind, _, offset, address, _, in_file = struct.unpack_from("<IIQQQQ", self.data, headers + number * size)
+            if kind == _PT_LOAD:
+                self.segments.append(_Segment(offset, address, in_file))
+            elif kind == _PT_GNU_EH_FRAME:
+                table = offset, address
+        self._count = 0
+        if table is not None:
+            self._read_table(*table)
+
+    def _read_table(self, offset: int, address: int) -> None:
+        """The header of the sorted table; one of another form counts as none."""
+        version, encoding, of_count, of_table = self.data[offset : offset + 4]
+        if version != 1 or of_count == _OMITTED or of_table != _USUAL_TABLE:
+            return
+        reader = _Reader(self.data, offset + 4)
+        self._pointer(reader, encoding, address - offset, address)
+        self._count = self._pointer(reader, of_count, address - offset, address)
+        self._table, self._table_address = reader.at, address
+        if self._count > (len(self.data) - self._table) // _PAIR.size:
+            raise CfiError("its table of functions is longer than the file")
+
+    def address_of(self, offset: int) -> int | None:
+        """Where the byte at an offset of the file is in the image; None if it is not loaded."""
+        for segment in self.segments:
+            # The page that a segment begins in is mapped as a whole.
+            if segment.offset & ~4095 <= offset < segment.offset + segment.size:
+                return offset - segment.offset + segment.address
+        return None
+
+    def _offset_of(self, address: int) -> int:
+        for segment in self.segments:
+            if segment.address <= address < segment.address + segment.size:
+                return address - segment.address + segment.offset
+        raise CfiError("an address outside of the image")
+
+    def code_before(self, address: int, count: int) -> bytes:
+        """The bytes before an address of the image; fewer at the beginning of a segment, none if it is not loaded."""
+        for segment in self.segments:
+            if segment.address < address <= segment.address + segment.size:
+                end = address - segment.address + segment.offset
+                return bytes(self.data[max(end - count, segment.offset) : end])
+        return b""
+
+    def row(self, address: int) -> Row | None:
+        """What is in force at an instruction; None if nothing is told of it.
+
+        Args:
+            address: of the instruction, or any byte of it, as the program headers have it.
+
+        Raises:
+            CfiError: the entry of its function is damaged.
+        """
+        try:
+            at = self._entry_of(address)
+            row = None if at is None else self._row(at, address)
+        except (struct.error, IndexError, ValueError, KeyError, TypeError) as error:
+            raise CfiError(f"its call frame information is damaged ({error})") from None
+        # The dynamic linker's start may have no entry; the kernel jumps there, and nothing calls it.
+        is_start = self.entry and 0 <= address - self.entry < ENTRY_BYTES
+        return OUTERMOST if row is None and is_start else row
+
+    def _entry_of(self, address: int) -> int | None:
+        """The offset of the entry of the function that may hold an address."""
+        if not self._count:
+            starts, entries = self._scanned
+            index = bisect.bisect_right(starts, address) - 1
+            return entries[index] if index >= 0 else None
+        data, table, relative = self.data, self._table, address - self._table_address
+        unpack, low, high = _PAIR.unpack_from, 0, self._count
+        while low < high:
+            middle = (low + high) // 2
+            if unpack(data, table + 8 * middle)[0] <= relative:
+                low = middle + 1
+            else:
+                high = middle
+        if not low:
+            return None
+        return self._offset_of(unpack(data, table + 8 * (low - 1))[1] + self._table_address)
+
+    @cached_property
+    def _scanned(self) -> tuple[list[int], list[int]]:
+        """For an image without a table: the sorted starts of functions, and the offsets of their entries."""
+        section = self._eh_frame()
+        if section is None:
+            return [], []
+        at, end = section
+        found: list[tuple[int, int]] = []
+        for _ in range(MOST_SCANNED):
+            if at + 8 > end:
+                break
+            length, back = struct.unpack_from("<II", self.data, at)
+            if not 0 < length < 0xFFFF_FFF0:
+                break
+            if back:  # else it is a CIE
+                reader = _Reader(self.data, at + 8)
+                encoding = self._cie(at + 4 - back).encoding
+                found.append((self._pointer(reader, encoding, self._bias(reader.at), 0), at))
+            at += 4 + length
+        found.sort()
+        return [start for start, _ in found], [entry for _, entry in found]
+
+    def _eh_frame(self) -> tuple[int, int] | None:
+        """Offsets of the section .eh_frame."""
+        if self._section_size != 64 or self._names >= min(self._section_count, MOST_SECTIONS):
+            return None
+        headers = struct.Struct("<IIQQQQ")
+        names = headers.unpack_from(self.data, self._sections + 64 * self._names)[4]
+        for number in range(min(self._section_count, MOST_SECTIONS)):
+            name, _, _, _, offset, size = headers.unpack_from(self.data, self._sections + 64 * number)
+            if self.data[names + name : names + name + 10] == b".eh_frame\0":
+                return offset, min(offset + size, len(self.data))
+        return None
+
+    def _bias(self, offset: int) -> int:
+        """What is added to an offset to get the address."""
+        address = self.address_of(offset)
+        if address is None:
+            raise CfiError("its call frame information is not loaded")
+        return address - offset
+
+    def _pointer(self, reader: _Reader, encoding: int, bias: int, data_base: int) -> int:
+        """An address as DW_EH_PE_* of the Linux Standard Base encode it.
+
+        Args:
+            reader: stands where it is.
+            encoding: how it is encoded.
+            bias: from offsets to addresses, here.
+            data_base: the address that _DATA_RELATIVE ones are relative to.
+        """
+        base = {_PC_RELATIVE: reader.at + bias, _DATA_RELATIVE: data_base}.get(encoding & 0x70, 0)
+        form = encoding & 0x0F
+        if form == _ULEB:
+            value = reader.uleb()
+        elif form == _SLEB:
+            value = reader.sleb()
+        else:
+            layout = _FORMS[form]
+            value = reader.number(layout, struct.calcsize(layout))
+        return value + base & _MASK
+
+    def _cie(self, at: int) -> _Cie:
+        known = self._cies.get(at)
+        if known is not None:
+            return known
+        reader = _Reader(self.data, at)
+        length = reader.number("<I", 4)
+        end = reader.at + length
+        if not 0 < length < 0xFFFF_FFF0 or reader.number("<I", 4) != 0:
+            raise CfiError("an entry without a common one")
+        version = reader.byte()
+        if version not in (1, 3):
+            raise CfiError(f"call frame information of version {version}")
+        text = bytearray()
+        while (byte := reader.byte()) and len(text) < 16:
+            text.append(byte)
+        if text and text[0] != ord("z"):
+            raise CfiError("call frame information with unknown additions")
+        code_unit, data_unit = reader.uleb(), reader.sleb()
+        if (reader.byte() if version == 1 else reader.uleb()) != RETURN_ADDRESS:
+            raise CfiError("call frame information of another machine")
+        encoding, is_signal_frame = 0, False
+        if text:
+            size = reader.uleb()
+            start = reader.at + size
+            for letter in text[1:].decode("latin-1"):
+                if letter == "R":
+                    encoding = reader.byte()
+                elif letter == "P":  # the personality routine
+                    self._pointer(reader, reader.byte(), 0, 0)
+                elif letter == "L":
+                    reader.byte()
+                elif letter == "S":
+                    is_signal_frame = True
+                else:
+                    break  # what is behind an unknown letter cannot be told
+            reader.at = start
+        cie = _Cie(code_unit, data_unit, encoding, is_signal_frame, bool(text), reader.at, min(end, len(self.data)))
+        self._cies[at] = cie
+        return cie
+
+    def _row(self, at: int, address: int) -> Row | None:
+        """By the entry at an offset; None if its function does not hold the address."""
+        reader = _Reader(self.data, at)
+        length = reader.number("<I", 4)
+        end = min(reader.at + length, len(self.data))
+        cie = self._cie(reader.at - reader.number("<I", 4))
+        bias = self._bias(reader.at)
+        start = self._pointer(reader, cie.encoding, bias, 0)
+        size = self._pointer(reader, cie.encoding & 0x0F, 0, 0)
+        if not start <= address < start + size:
+            return None
+        if cie.has_size:
+            own = reader.uleb()
+            reader.at += own
+        row = Row(is_signal_frame=cie.is_signal_frame)
+        left = self._execute(row, cie.start, cie.end, start, _MASK, cie, bias, {}, MOST_INSTRUCTIONS)
+        initial = dict(row.registers)
+        self._execute(row, reader.at, end, start, address, cie, bias, initial, left)
+        return row
+
+    def _execute(
+        self,
+        row: Row,
+        at: int,
+        end: int,
+        location: int,
+        address: int,
+        cie: _Cie,
+        bias: int,
+        initial: dict[int, Where],
+        most: int,
+    ) -> int:
+        """Executes instructions up to an address; gives how many more may be."""
+        reader = _Reader(self.data, at)
+        registers = row.registers
+        remembered: list[tuple[tuple[int, int] | bytes | None, dict[int, Where]]] = []
+        data_unit = cie.data_unit
+        while reader.at < end:
+            most -= 1
+            if most < 0:
+                raise CfiError("too many instructions")
+            code = reader.byte()
+            high, low = code & 0xC0, code & 0x3F
+            if high == 0x40 or 0x01 <= code <= 0x04:  # advance
+                if high:
+                    location += low * cie.code_unit
+                elif code == 0x01:
+                    location = self._pointer(reader, cie.encoding, bias, 0)
+                else:
+                    size = 1 << (code - 2)
+                    location += reader.number(_SIZES[size], size) * cie.code_unit
+                if location > address:
+                    break
+            elif high == 0x80:
+                registers[low] = (How.OFFSET, reader.uleb() * data_unit)
+            elif high == 0xC0:
+                registers[low] = initial.get(low, _SAME)
+            elif code == 0x00:
+                pass
+            elif code == 0x0E:
+                row.cfa = _register_of(row), reader.uleb()
+            elif code == 0x0C:
+                row.cfa = reader.uleb(), reader.uleb()
+            elif code == 0x0D:
+                number = reader.uleb()
+                row.cfa = number, _offset_of(row)
+            elif code == 0x0A:
+                remembered.append((row.cfa, dict(registers)))
+            elif code == 0x0B:
+                row.cfa, row.registers = remembered.pop()
+                registers = row.registers
+            elif code == 0x0F:
+                row.cfa = reader.block()
+            elif code == 0x12:
+                row.cfa = reader.uleb(), reader.sleb() * data_unit
+            elif code == 0x13:
+                row.cfa = _register_of(row), reader.sleb() * data_unit
+            elif code == 0x2E:
+                reader.uleb()  # the size of arguments
+            elif code in _OF_REGISTERS:
+                number = reader.uleb()
+                if number >= _MOST_REGISTERS:
+                    raise CfiError(f"register {number}")
+                registers[number] = (
+                    initial.get(number, _SAME) if code == 0x06 else _OF_REGISTERS[code](reader, data_unit)
+                )
+            else:
+                raise CfiError(f"instruction {code:#x}")
+        return most
+
+
+_SAME: Where = (How.SAME, 0)
+_SIZES = {1: "<B", 2: "<H", 4: "<I"}
+# Instructions that are about one register, whose number comes first.
+_OF_REGISTERS: dict[int, Callable[[_Reader, int], Where]] = {
+    0x05: lambda reader, unit: (How.OFFSET, reader.uleb() * unit),
+    0x06: lambda reader, unit: _SAME,  # restore
+    0x07: lambda reader, unit: (How.UNDEFINED, 0),
+    0x08: lambda reader, unit: _SAME,
+    0x09: lambda reader, unit: (How.REGISTER, reader.uleb()),
+    0x10: lambda reader, unit: (How.EXPRESSION, reader.block()),
+    0x11: lambda reader, unit: (How.OFFSET, reader.sleb() * unit),
+    0x14: lambda reader, unit: (How.VALUE_OFFSET, reader.uleb() * unit),
+    0x15: lambda reader, unit: (How.VALUE_OFFSET, reader.sleb() * unit),
+    0x16: lambda reader, unit: (How.VALUE_EXPRESSION, reader.block()),
+    0x2F: lambda reader, unit: (How.OFFSET, -reader.uleb() * unit),
+}
+
+
+def _register_of(row: Row) -> int:
+    if not isinstance(row.cfa, tuple):
+        raise CfiError("an offset without a register")
+    return row.cfa[0]
+
+
+def _offset_of(row: Row) -> int:
+    if not isinstance(row.cfa, tuple):
+        raise CfiError("a register without an offset")
+    return row.cfa[1]

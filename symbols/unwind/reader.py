@@ -1,0 +1,93 @@
+"""What the sandbox's child does with stacks that are to be finished, for symbols.unwind.finishing.
+
+It keeps what it is told of images and of processes' mappings from one request to the next. An image stays mapped after
+its file is closed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from iaprof.sandbox.reader import Operation
+from iaprof.symbols.unwind.cfi import CallFrames, CfiError
+from iaprof.symbols.unwind.walk import PAGE, Absent, Found, Image, Mapping, NeedsImage, NeedsMemory, Space, Walk
+
+MAPPING = struct.Struct("<QQQq")  # start, end, offset, number of the image
+MOST_SPACES = 512
+
+
+def operations(_stage_seconds: float) -> dict[str, Operation]:
+    """What the sandbox can be asked for."""
+    server = _Server()
+    return {"image": server.image, "space": server.space, "finish": server.finish}
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._images: dict[int, Image | None] = {}
+        self._spaces: dict[int, Space] = {}  # the one that was told of last is the last
+
+    def image(self, parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
+        """Takes an image: an open file, or bytes; with neither it cannot be had."""
+        number = int(parameters["image"])
+        self._images[number] = None
+        try:
+            if files:
+                content = mmap.mmap(files[0], 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+                self._images[number] = Image(CallFrames(content))
+            elif data:
+                self._images[number] = Image(CallFrames(bytes(data)))
+        except (CfiError, OSError, ValueError) as error:
+            return {"problem": str(error)}
+        return {"problem": ""}
+
+    def space(self, parameters: dict[str, Any], data: bytearray, _files: list[int]) -> object:
+        """Takes the mappings of a process."""
+        while len(self._spaces) >= MOST_SPACES:
+            del self._spaces[next(iter(self._spaces))]
+        mappings = [Mapping(*each) for each in MAPPING.iter_unpack(data)]
+        self._spaces[int(parameters["space"])] = Space(mappings, self._images)
+        return None
+
+    def finish(self, parameters: dict[str, Any], data: bytearray, _files: list[int]) -> object:
+        """Walks a stack; or says what it needs for that first."""
+        space = self._spaces.get(int(parameters["space"]))
+        if space is None:
+            return {"space": parameters["space"]}
+        registers = {int(number): int(value) for number, value in parameters["registers"]}
+        read = _reader(parameters["pages"], set(parameters["absent"]), bytes(data))
+        walk = Walk(space, read, int(parameters["limit"]))
+        try:
+            ending = walk.run(registers, Found(parameters["found"]))
+        except NeedsImage as needed:
+            return {"image": needed.image}
+        except NeedsMemory as needed:
+            return {"memory": needed.address}
+        return {
+            "ips": walk.ips,
+            "found": walk.found,
+            "ending": ending,
+            "rules": [[address, is_exact, rule.pack()] for (address, is_exact), rule in walk.rules.items()],
+            "interrupted": walk.interrupted,
+        }
+
+
+def _reader(addresses: list[int], absent: set[int], data: bytes) -> Callable[[int, int], int]:
+    """Reads the copied pages, which begin at these addresses; those that are absent cannot be had."""
+    pages = {address: number * PAGE for number, address in enumerate(addresses)}
+
+    def read(address: int, size: int) -> int:
+        base = address & -PAGE
+        at = pages.get(base)
+        inside = address - base
+        if at is None:
+            raise Absent(f"{address:#x}") if base in absent else LookupError(f"{address:#x}")
+        if inside + size > PAGE:
+            low = PAGE - inside
+            return read(address, low) | read(base + PAGE, size - low) << 8 * low
+        return int.from_bytes(data[at + inside : at + inside + size], "little")
+
+    return read

@@ -1,0 +1,343 @@
+"""Walks a stack to its end by call frame information, in a copy of the stack and with the registers of its top.
+
+What BPF could not walk is finished here, and each address on the way gives a rule for BPF. Code without call frame
+information is left by the frame pointer if that leads to a likely caller, else by the first word of the stack that
+looks like a return address; such callers are guesses, and marked.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from iaprof.formats.unwind_rules import BY_FRAME_POINTER, END, HARD, SIGNAL, Rule, Walked
+from iaprof.symbols.return_addresses import BYTES_BEFORE, ends_a_call
+from iaprof.symbols.unwind.cfi import (
+    R12,
+    R13,
+    R14,
+    R15,
+    RBP,
+    RBX,
+    RETURN_ADDRESS,
+    RSP,
+    CallFrames,
+    CfiError,
+    How,
+    Row,
+)
+from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
+from iaprof.symbols.unwind.rules import rule_of
+
+PAGE = 4096
+SCANNED_BYTES = 16 << 10  # of the stack, for a word that looks like a return address
+_LARGEST_FRAME = 1 << 20  # bytes that a frame pointer may lead upwards
+_KEPT = (RBX, RBP, R12, R13, R14, R15)  # registers that a function gives back as they were
+_OUTERMOST_BYTES = 64  # before the call of what has no caller, in which it clears rbp
+_CLEARS_RBP = b"\x31\xed"  # xor %ebp,%ebp
+_SIGNAL_RETURN = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
+# Where the kernel's signal frame has registers, from the ucontext on (struct sigcontext, asm/sigcontext.h).
+_UCONTEXT = {RBX: 128, RBP: 120, RSP: 160, R12: 72, R13: 80, R14: 88, R15: 96, RETURN_ADDRESS: 168}
+_MASK = (1 << 64) - 1
+
+
+class Found(IntEnum):
+    """What is to be known of one address of a stack."""
+
+    BY_RULE = 0
+    BY_GUESS = 1
+    INTERRUPTED = 2  # no return address: a signal came there
+
+
+class NeedsImage(Exception):
+    """The image of this number has to be had first."""
+
+    def __init__(self, image: int) -> None:
+        super().__init__(image)
+        self.image = image
+
+
+class NeedsMemory(Exception):
+    """Memory at this address, which is in no copy, has to be had first."""
+
+    def __init__(self, address: int) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+class Absent(LookupError):
+    """Memory that was asked for, and cannot be had."""
+
+
+class Mapping(NamedTuple):
+    """Executable memory of a process."""
+
+    start: int
+    end: int
+    offset: int  # in the image
+    image: int  # its number, -1 for memory of no file
+
+
+class Image:
+    """The code of one file, as far as stacks need it, with the rows that were looked up."""
+
+    def __init__(self, frames: CallFrames) -> None:
+        self.frames = frames
+        self._rows: dict[tuple[int, bool], Row | CfiError | None] = {}
+
+    def row(self, offset: int, is_exact: bool) -> Row | None:
+        """What is in force at an instruction, or before the return address, at an offset of the file.
+
+        Raises:
+            CfiError: the file is damaged.
+        """
+        key = offset, is_exact
+        if key not in self._rows:
+            address = self.frames.address_of(offset)
+            try:
+                # A call that does not return may be a function's last instruction.
+                self._rows[key] = None if address is None else self.frames.row(address if is_exact else address - 1)
+            except CfiError as error:
+                self._rows[key] = error
+        row = self._rows[key]
+        if isinstance(row, CfiError):
+            raise row
+        return row
+
+    def before(self, offset: int, count: int) -> bytes:
+        """The code before an offset of the file."""
+        address = self.frames.address_of(offset)
+        return b"" if address is None else self.frames.code_before(address, count)
+
+    def at(self, offset: int, count: int) -> bytes:
+        """The code from an offset of the file on."""
+        return bytes(self.frames.data[offset : offset + count])
+
+
+class Space:
+    """The code that one process has, as long as its mappings stay as they are."""
+
+    def __init__(self, mappings: list[Mapping], images: dict[int, Image | None]) -> None:
+        """Args: executable mappings, sorted; images by number, None for those that cannot be read."""
+        self._mappings, self._images = mappings, images
+        self._starts = [mapping.start for mapping in mappings]
+
+    def mapping(self, address: int) -> Mapping | None:
+        """Where an address lies; None if in no code."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index < 0 or address >= self._mappings[index].end:
+            return None
+        return self._mappings[index]
+
+    def image(self, mapping: Mapping) -> Image | None:
+        """Whose code a mapping has; None if it is of no file, or of one that cannot be read.
+
+        Raises:
+            NeedsImage: nobody has tried yet.
+        """
+        if mapping.image < 0:
+            return None
+        if mapping.image not in self._images:
+            raise NeedsImage(mapping.image)
+        return self._images[mapping.image]
+
+    def row(self, address: int, is_exact: bool, mapping: Mapping) -> Row | None:
+        """What is in force at an address; None if nothing is told of it. CfiError, NeedsImage: see above."""
+        image = self.image(mapping)
+        return None if image is None else image.row(address - mapping.start + mapping.offset, is_exact)
+
+    def code_before(self, address: int, count: int) -> bytes:
+        """The code before an address, none if it cannot be read."""
+        mapping = self.mapping(address - 1)
+        image = None if mapping is None else self.image(mapping)
+        if mapping is None or image is None:
+            return b""
+        return image.before(address - mapping.start + mapping.offset, count)
+
+    def code_at(self, address: int, count: int) -> bytes:
+        """The code at an address, none if it cannot be read."""
+        mapping = self.mapping(address)
+        image = None if mapping is None else self.image(mapping)
+        if mapping is None or image is None:
+            return b""
+        return image.at(address - mapping.start + mapping.offset, count)
+
+    def is_after_call(self, address: int, unread: bool) -> bool:
+        """Whether a call ends at an address; `unread` says so for code that cannot be read, such as a JIT's."""
+        mapping = self.mapping(address)
+        if mapping is None:
+            return False
+        if self.image(mapping) is None:
+            return unread
+        return ends_a_call(self.code_before(address, BYTES_BEFORE))
+
+
+Read = Callable[[int, int], int]
+"""The unsigned number of so many bytes at an address; LookupError if it is not known."""
+
+
+@dataclass
+class Walk:
+    """A walk: what was found, and the rules that were learnt."""
+
+    space: Space
+    read: Read
+    limit: int  # frames
+    ips: list[int] = field(default_factory=list)  # innermost first
+    found: list[Found] = field(default_factory=list)  # of each address
+    rules: dict[tuple[int, bool], Rule] = field(default_factory=dict)  # by address, and whether it is an instruction's
+    interrupted: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each signal frame where its saved rsp lies, that, and the saved rip behind it."""
+
+    def run(self, registers: dict[int, int], how: Found = Found.INTERRUPTED) -> Walked:
+        """Walks from an address on, to be called once.
+
+        Args:
+            registers: by their numbers in DWARF, RETURN_ADDRESS for the address; those that are known.
+            how: whether that is an instruction's or a return address.
+
+        Raises:
+            NeedsImage: nothing was done; to be run anew, by a new walk, when the image is there.
+            NeedsMemory: the same.
+        """
+        while True:
+            address = registers[RETURN_ADDRESS]
+            if not address:
+                return Walked.WHOLE
+            if len(self.ips) >= self.limit:
+                return Walked.DEEP
+            mapping = self.space.mapping(address)
+            if mapping is None:
+                return Walked.NOWHERE
+            self.ips.append(address)
+            self.found.append(how)
+            try:
+                step = self._step(address, how is Found.INTERRUPTED, mapping, registers)
+            except CfiError:
+                return Walked.DAMAGED
+            except (LookupError, ExpressionError):
+                return Walked.MEMORY
+            if isinstance(step, Walked):
+                return step
+            # A caller's frame lies further up; only a signal handler may have a stack of its own.
+            if step[1] is not Found.INTERRUPTED and step[0][RSP] <= registers[RSP]:
+                return Walked.STUCK
+            registers, how = step
+
+    def _step(
+        self, address: int, is_exact: bool, mapping: Mapping, registers: dict[int, int]
+    ) -> tuple[dict[int, int], Found] | Walked:
+        """The caller's registers, and how it was found."""
+        row = self.space.row(address, is_exact, mapping)
+        if row is None:
+            return self._step_without(address, is_exact, registers)
+        rule = rule_of(row, address, is_exact)
+        self.rules[address, is_exact] = rule
+        if row.is_outermost:
+            return Walked.WHOLE
+        callers = self._unwound(row, registers)
+        if not row.is_signal_frame:
+            return callers, Found.BY_RULE
+        self._note_signal(registers[RSP])
+        return callers, Found.INTERRUPTED
+
+    def _unwound(self, row: Row, registers: dict[int, int]) -> dict[int, int]:
+        cfa = self._cfa(row, registers)
+        if cfa & 7 and not row.is_signal_frame:
+            raise LookupError("a stack pointer that is not aligned")
+        callers = {number: registers[number] for number in _KEPT if number in registers}
+        callers[RSP] = cfa
+        for number, (how, value) in row.registers.items():
+            try:
+                if how is How.UNDEFINED:
+                    callers.pop(number, None)
+                elif how is not How.SAME:
+                    callers[number] = self._value(how, value, cfa, registers)
+            except (LookupError, ExpressionError):
+                if number in (RSP, RETURN_ADDRESS):
+                    raise
+                callers.pop(number, None)  # perhaps nobody needs it
+        if RETURN_ADDRESS not in row.registers:
+            raise LookupError("no rule for the return address")
+        return callers
+
+    def _cfa(self, row: Row, registers: dict[int, int]) -> int:
+        if isinstance(row.cfa, bytes):
+            return evaluate(row.cfa, registers, self._word)
+        if row.cfa is None:
+            raise CfiError("no rule for the CFA")
+        return registers[row.cfa[0]] + row.cfa[1] & _MASK
+
+    def _value(self, how: How, value: int | bytes, cfa: int, registers: dict[int, int]) -> int:
+        if isinstance(value, bytes):
+            where = evaluate(value, registers, self._word, cfa)
+            return where if how is How.VALUE_EXPRESSION else self._word(where)
+        if how is How.REGISTER:
+            return registers[value]
+        where = cfa + value & _MASK
+        return where if how is How.VALUE_OFFSET else self._word(where)
+
+    def _word(self, address: int, size: int = 8) -> int:
+        """A number of the stack. The stack that a signal came to may be another one, which has to be asked for."""
+        try:
+            return self.read(address, size)
+        except LookupError as error:
+            if self.interrupted and not isinstance(error, Absent):
+                raise NeedsMemory(address & -PAGE) from None
+            raise
+
+    def _note_signal(self, ucontext: int) -> None:
+        at = ucontext + _UCONTEXT[RSP]
+        self.interrupted.append((at, self._word(at), self._word(at + 8)))
+
+    def _step_without(
+        self, address: int, is_exact: bool, registers: dict[int, int]
+    ) -> tuple[dict[int, int], Found] | Walked:
+        """A step out of code without call frame information."""
+        rsp, rbp = registers[RSP], registers.get(RBP, 0)
+        if self.space.code_at(address, len(_SIGNAL_RETURN)) == _SIGNAL_RETURN:
+            self.rules[address, is_exact] = SIGNAL
+            before = {number: self._word(rsp + at) for number, at in _UCONTEXT.items()}
+            self._note_signal(rsp)
+            return before, Found.INTERRUPTED
+        if rbp == 0 and _CLEARS_RBP in self.space.code_before(address, _OUTERMOST_BYTES):
+            self.rules[address, is_exact] = END
+            return Walked.WHOLE
+        callers = self._by_frame_pointer(rsp, rbp)
+        # What a scan finds holds for this stack only.
+        self.rules[address, is_exact] = HARD if callers is None else BY_FRAME_POINTER
+        if callers is None:
+            callers = self._by_scan(rsp, registers)
+        return Walked.STUCK if callers is None else (callers, Found.BY_GUESS)
+
+    def _by_frame_pointer(self, rsp: int, rbp: int) -> dict[int, int] | None:
+        if not rsp <= rbp < rsp + _LARGEST_FRAME or rbp & 7:
+            return None
+        try:
+            address = self._word(rbp + 8)
+            if not self.space.is_after_call(address, unread=True):
+                return None
+            return {RBP: self._word(rbp), RSP: rbp + 16, RETURN_ADDRESS: address}
+        except LookupError:
+            return None
+
+    def _by_scan(self, rsp: int, registers: dict[int, int]) -> dict[int, int] | None:
+        for at in range(rsp + 7 & ~7, rsp + SCANNED_BYTES, 8):
+            try:
+                word = self._word(at)
+            except LookupError:
+                return None
+            if self.space.is_after_call(word, unread=False):
+                return {**registers, **self._saved_rbp(at), RSP: at + 8, RETURN_ADDRESS: word}
+        return None
+
+    def _saved_rbp(self, at: int) -> dict[int, int]:
+        """The caller's rbp, where a function that uses it for data has pushed it first: below its return address."""
+        try:
+            word = self._word(at - 8)
+        except LookupError:
+            return {}
+        return {RBP: word} if at < word < at + _LARGEST_FRAME and not word & 7 else {}

@@ -1,0 +1,55 @@
+"""The stacks of a program as gdb sees them at each call of probe_me (probe.S).
+
+program = build(folder, "stacks.cpp", "-O2")
+for stop in stops([program, 2], folder):
+    stop.pcs
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One call."""
+
+    pid: int
+    tid: int
+    number: int  # the argument
+    pcs: list[int]  # the innermost first, the return address 0 of some threads' first frame left out
+    registers: dict[int, int] = field(default_factory=dict)  # by their numbers in DWARF
+    maps: list[list[str]] = field(default_factory=list)  # lines of /proc/PID/maps
+    pages: dict[int, bytes] = field(default_factory=dict)  # by address
+
+
+def build(folder: Path, source: str, *options: str) -> Path:
+    """Compile a program with probe_me in it."""
+    program = folder / Path(source).stem
+    command = ["g++" if source.endswith("cpp") else "gcc", *options, HERE / source, HERE / "probe.S", "-pthread"]
+    subprocess.run([*map(str, command), "-o", str(program)], check=True)
+    return program
+
+
+def stops(command: Sequence[str | Path | int], folder: Path, memory: bool = False) -> Iterator[Stop]:
+    """Run it under gdb to its end; gives each stop, with `memory` also what its stack can be walked with."""
+    output = folder / "stops"
+    words = ["gdb", "-q", "-batch", "-nx", "-x", str(HERE / "gdb_stops.py"), "--args", *map(str, command)]
+    environment = os.environ | {"STOPS": str(output)} | ({"MEMORY": "1"} if memory else {})
+    subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    with output.open("rb") as file:
+        while True:
+            try:
+                told = pickle.load(file)
+            except EOFError:
+                return
+            while told["pcs"] and told["pcs"][-1] == 0:
+                told["pcs"].pop()
+            yield Stop(**told)

@@ -1,0 +1,174 @@
+"""Call frame information, compared with what pyelftools reads of the machine's own libraries, and damaged."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.dwarf.callframe import FDE, RegisterRule
+from elftools.elf.elffile import ELFFile
+
+from iaprof.symbols.unwind.cfi import CallFrames, CfiError, How, Row
+
+FOLDER = Path("/lib/x86_64-linux-gnu")
+LIBRARIES = [Path("/lib64/ld-linux-x86-64.so.2"), FOLDER / "libc.so.6", FOLDER / "libstdc++.so.6"]
+ARGUMENTS_SIZE = 0x2E  # DW_CFA_GNU_args_size
+EVERY = 23  # of how many functions one is looked at: pyelftools takes long
+HOW = {
+    RegisterRule.UNDEFINED: How.UNDEFINED,
+    RegisterRule.SAME_VALUE: How.SAME,
+    RegisterRule.OFFSET: How.OFFSET,
+    RegisterRule.VAL_OFFSET: How.VALUE_OFFSET,
+    RegisterRule.REGISTER: How.REGISTER,
+    RegisterRule.EXPRESSION: How.EXPRESSION,
+    RegisterRule.VAL_EXPRESSION: How.VALUE_EXPRESSION,
+}
+
+
+def told(row: dict[Any, Any]) -> tuple[object, dict[int, tuple[How, object]]]:
+    """A row of pyelftools', as Row has it."""
+    cfa = row["cfa"]
+    registers = {}
+    for number, rule in row.items():
+        if isinstance(number, int):
+            value = bytes(rule.arg) if isinstance(rule.arg, list) else rule.arg
+            registers[number] = (HOW[rule.type], 0 if value is None else value)
+    return bytes(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset), registers
+
+
+def ours(row: Row) -> tuple[object, dict[int, tuple[How, object]]]:
+    return row.cfa, {number: rule for number, rule in row.registers.items() if rule[0] is not How.SAME}
+
+
+def some_functions(file: Path) -> Iterator[list[dict[Any, Any]]]:
+    """Tables of some functions, with the address behind the last instruction as a row without rules."""
+    with file.open("rb") as opened:
+        entries = [each for each in ELFFile(opened).get_dwarf_info().EH_CFI_entries() if isinstance(each, FDE)]
+        for entry in random.Random(1).sample(entries, len(entries) // EVERY):
+            if any(instruction.opcode == ARGUMENTS_SIZE for instruction in entry.instructions):
+                continue  # which pyelftools does not decode
+            rows = entry.get_decoded().table
+            yield [*rows, {"pc": entry["initial_location"] + entry["address_range"]}]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_rows_are_those_that_pyelftools_reads(library: Path) -> None:
+    frames = CallFrames(library.read_bytes())
+    compared = 0
+    for rows in some_functions(library):
+        for row, after in pairwise(rows):
+            expected = {number: rule for number, rule in told(row)[1].items() if rule[0] is not How.SAME}
+            for address in {row["pc"], after["pc"] - 1} if row["pc"] < after["pc"] else ():
+                found = frames.row(address)
+                assert found is not None
+                assert ours(found) == (told(row)[0], expected), hex(address)
+                compared += 1
+    assert compared > 20
+
+
+def test_what_no_function_holds_has_no_row() -> None:
+    frames = CallFrames(LIBRARIES[2].read_bytes())
+    assert [frames.row(address) for address in (0, 1 << 40, (1 << 64) - 1)] == [None, None, None]
+
+
+def test_nothing_called_the_start_of_the_dynamic_linker() -> None:
+    frames = CallFrames(LIBRARIES[0].read_bytes())
+    row = frames.row(frames.entry)
+    assert row is not None
+    assert row.is_outermost
+
+
+def test_an_image_without_a_table_is_read_through(tmp_path: Path) -> None:
+    # given the segment that leads to the table has another type
+    data = bytearray(LIBRARIES[2].read_bytes())
+    (headers,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    for number in range(count):
+        if struct.unpack_from("<I", data, headers + number * size)[0] == 0x6474E550:
+            struct.pack_into("<I", data, headers + number * size, 0)
+    with_table, without = CallFrames(LIBRARIES[2].read_bytes()), CallFrames(bytes(data))
+    # then
+    for rows in some_functions(LIBRARIES[2]):
+        found, expected = without.row(rows[0]["pc"]), with_table.row(rows[0]["pc"])
+        assert found is not None
+        assert expected is not None
+        assert ours(found) == ours(expected)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + bytes(12) + b"\x03\0" + bytes(60)]
+)
+def test_what_is_no_image_is_refused(content: bytes) -> None:
+    with pytest.raises(CfiError):
+        CallFrames(content)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damage_gives_a_row_or_an_error(seed: int) -> None:
+    chance = random.Random(seed)
+    original = LIBRARIES[0].read_bytes()
+    addresses = [chance.randrange(len(original)) for _ in range(200)]
+    data = bytearray(original)
+    for _ in range(chance.choice((1, 100, 10_000))):
+        data[chance.randrange(64, len(data))] = chance.randrange(256)
+    data = data[: chance.randrange(len(data) // 2, len(data) + 1)]
+    try:
+        frames = CallFrames(bytes(data))
+        for address in addresses:
+            try:
+                row = frames.row(address)
+            except CfiError:
+                continue
+            assert row is None or isinstance(row, Row)
+    except CfiError:
+        pass
+
+
+def image_of(instructions: bytes) -> CallFrames:
+    """An image with one function at 0x1000 of 16 MiB, and these instructions about it."""
+    cie = struct.pack("<IB", 0, 1) + b"zR\0" + bytes([1, 0x78, 16, 1, 0x00]) + bytes([0x0C, 7, 8, 0x90, 1])
+    cie += bytes(-len(cie) % 4)
+    at = 64 + 2 * 56 + 20
+    fde_at = at + 4 + len(cie)
+    fde = struct.pack("<IQQ", fde_at + 4 - at, 0x1000, 1 << 24) + b"\0" + instructions
+    body = struct.pack("<I", len(cie)) + cie + struct.pack("<I", len(fde)) + fde + bytes(4)
+    header = (
+        bytes([1, 0x03, 0x03, 0x3B])
+        + struct.pack("<II", at, 1)
+        + struct.pack("<ii", 0x1000 - (at - 20), fde_at - at + 20)
+    )
+    load = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, 1 << 30, 1 << 30, 4096)
+    table = struct.pack("<IIQQQQQQ", 0x6474E550, 4, at - 20, at - 20, 0, 20, 20, 4)
+    elf = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
+    )
+    return CallFrames(elf + load + table + header + body)
+
+
+def test_a_made_image_is_read() -> None:
+    row = image_of(bytes([0x41, 0x0E, 16])).row(0x1001)
+    assert row is not None
+    assert (row.cfa, row.registers) == ((7, 16), {16: (How.OFFSET, -8)})
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        b"\x0a" * (1 << 17),  # remember_state without end
+        b"\x0b",  # restore_state of nothing
+        b"\x41" * (1 << 17),  # more instructions than any function has
+        b"\x05\xff\xff\xff\xff\x0f\x01",  # a register that no machine has
+        b"\x0f\xff\xff\xff\xff\x0f",  # an expression that is longer than the file
+        b"\x0e" + b"\xff" * 20,  # a number without an end
+        b"\x3f",  # no instruction
+        b"\x0f\x01\x30\x0e\x10",  # an offset to an expression
+    ],
+)  # fmt: skip
+def test_hostile_instructions_are_an_error(instructions: bytes) -> None:
+    with pytest.raises(CfiError):
+        image_of(instructions).row(0x1000 + (1 << 24) - 1)

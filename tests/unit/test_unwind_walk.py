@@ -1,0 +1,140 @@
+"""Stacks that are finished from copies, frame by frame against gdb's; and stacks that were made to do harm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, Walked
+from iaprof.symbols.unwind.finishing import Copy, Finished, Finishing
+from iaprof.symbols.unwind.walk import PAGE, Found, Mapping
+from iaprof.symbols.vdso import open_vdso
+from stacks.debugger import Stop, build, stops
+
+LIMIT = 400
+WALKED = (3, 6, 7, 12, 13, 14, 15, 16)  # registers that a probe tells
+
+
+class Files:
+    """Numbers for the files of mappings, and the files by number."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+
+    def number(self, path: str) -> int:
+        if not path.startswith("/") and path != "[vdso]":
+            return -1
+        if path not in self._paths:
+            self._paths.append(path)
+        return self._paths.index(path)
+
+    def open(self, number: int) -> int | None:
+        path = self._paths[number]
+        return open_vdso() if path == "[vdso]" else os.open(path, os.O_RDONLY)
+
+
+def mappings(stop: Stop, files: Files) -> tuple[Mapping, ...]:
+    found = []
+    for span, rights, offset, _, _, *path in stop.maps:
+        if "x" in rights:
+            start, end = (int(each, 16) for each in span.split("-"))
+            found.append(Mapping(start, end, int(offset, 16), files.number(path[0].strip() if path else "")))
+    return tuple(found)
+
+
+BUILDS = {
+    "O2": ["-O2"],
+    "native": ["-O3", "-march=native", "-fno-plt"],
+    "realigned": ["-O2", "-mstackrealign", "-mavx2"],
+}
+
+
+@pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS.keys())
+def test_stacks_are_gdb_s(tmp_path: Path, options: list[str]) -> None:
+    files, kinds, count, by_signal = Files(), set(), 0, 0
+    with Finishing(files.open) as finishing:
+        spaces: dict[tuple[Mapping, ...], int] = {}
+        for stop in stops([build(tmp_path, "stacks.cpp", *options), 2], tmp_path, memory=True):
+            # given a copy of the innermost 16 pages; the stack that a signal came to is read later
+            mapped = mappings(stop, files)
+            top = stop.registers[7] & -PAGE
+            copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
+            copy = Copy({n: value for n, value in stop.registers.items() if n in WALKED}, Found.INTERRUPTED, copied)
+            space = spaces.setdefault(mapped, len(spaces))
+            # when
+            done = finishing.finish(space, mapped, copy, LIMIT, lambda at, all_=stop.pages: all_.get(at, b""))
+            # then
+            assert (done.ending, [hex(ip) for ip in done.ips]) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+            assert Found.BY_GUESS not in done.found
+            kinds |= {rule.kind for rule in done.rules.values()}
+            by_signal += Found.INTERRUPTED in done.found[1:]
+            count += 1
+    assert count > 140
+    assert by_signal > 50
+    assert {RuleKind.BY_RSP, RuleKind.BY_RBP, RuleKind.SIGNAL, RuleKind.END} <= kinds
+
+
+# ---- what stops a walk ----
+
+
+def walked(
+    words: dict[int, int],
+    rip: int,
+    rsp: int = 0x7FFF_0000_1000,
+    rbp: int = 0,
+    mapped: tuple[Mapping, ...] = (),
+    open_image: Callable[[int], int | None] = lambda _: None,
+) -> Finished:
+    """Walks a stack of these words."""
+    pages = {address & -PAGE: bytearray(PAGE) for address in (rsp, *words)}
+    for address, word in words.items():
+        pages[address & -PAGE][address % PAGE : address % PAGE + 8] = word.to_bytes(8, "little")
+    copy = Copy({16: rip, 7: rsp, 6: rbp}, Found.INTERRUPTED, {at: bytes(page) for at, page in pages.items()})
+    with Finishing(open_image) as finishing:
+        return finishing.finish(1, mapped, copy, 20)
+
+
+GENERATED = (Mapping(0x10000, 0x20000, 0, -1),)
+
+
+def test_no_code_no_stack() -> None:
+    assert walked({}, 0x1234).ending is Walked.NOWHERE
+    assert walked({}, 0x1234).ips == []
+
+
+def test_generated_code_is_left_by_its_frame_pointer() -> None:
+    # given three frames of generated code, and the first of them called by nothing
+    at = 0x7FFF_0000_1000
+    words = {at + 64: at + 128, at + 72: 0x10100, at + 128: at + 256, at + 136: 0x10200, at + 256: 0, at + 264: 0}
+    done = walked(words, 0x10010, at, at + 64, GENERATED)
+    # then its callers are marked
+    assert done.ips == [0x10010, 0x10100, 0x10200]
+    assert done.found == [Found.INTERRUPTED, Found.BY_GUESS, Found.BY_GUESS]
+    assert done.rules[0x10100, False] == Rule(RuleKind.BY_RBP, 16, -16, done.rules[0x10100, False].flags)
+
+
+def test_a_frame_pointer_that_leads_in_a_circle_ends_the_walk() -> None:
+    at = 0x7FFF_0000_1000
+    done = walked({at + 64: at + 64, at + 72: 0x10100}, 0x10010, at, at + 64, GENERATED)
+    assert done.ips == [0x10010, 0x10100]
+    assert done.ending is Walked.STUCK
+    assert done.rules[0x10100, False] == HARD
+
+
+def test_an_image_that_nobody_can_read_is_like_generated_code() -> None:
+    at = 0x7FFF_0000_1000
+    file = (Mapping(0x10000, 0x20000, 0, 5),)
+    done = walked({at + 64: 0, at + 72: 0x10100}, 0x10010, at, at + 64, file)
+    assert done.ips == [0x10010, 0x10100]
+
+
+def test_a_stack_is_not_walked_beyond_the_limit() -> None:
+    at = 0x7FFF_0000_1000
+    words = {}
+    for frame in range(40):
+        words |= {at + 32 * frame: at + 32 * frame + 32, at + 32 * frame + 8: 0x10100}
+    done = walked(words, 0x10010, at, at, GENERATED)
+    assert (done.ending, len(done.ips)) == (Walked.DEEP, 20)
