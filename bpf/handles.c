@@ -57,8 +57,7 @@ struct entry {
     u8 is_array;
     u8 pad;
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
-    struct caller caller;
-    u16 pad2;
+    u16 pad2[3];
 };
 
 BPF_ARRAY(layouts, struct layout, ANY);
@@ -192,9 +191,11 @@ static __always_inline int is_taken(struct pt_regs *ctx, const struct entry *ent
 
 /* What is known of a handle's kernel after it was looked at; NULL, and why, where that is not to be believed. */
 static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const struct entry *entry,
-                                                   const struct layout *layout, const struct handle *key,
+                                                   const struct layout *layout, const struct handle *key, u64 *values,
                                                    enum counter *failure) {
-    u64 values[VALUES] = {[HANDLE] = key->value, [QUEUE] = ctx->di};
+    __builtin_memset(values, 0, VALUES * sizeof(*values));
+    values[HANDLE] = key->value;
+    values[QUEUE] = ctx->di;
     *failure = HANDLES_UNREADABLE;
     if (follow(layout->where, layout->where_steps, values))
         return 0;
@@ -309,15 +310,13 @@ static __always_inline u64 send_pieces(const struct about *about, enum piece_of 
 
 /* Its name, its code, and then its module's binary unless that was sent: a kernel that is launched but once has its
  * instructions, however large its module is. What is too much for once, or has no room, goes on at the next launch. */
-static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key,
+static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key, u64 *values,
                                      struct kernel *kernel) {
-    u64 name, code, binary, binary_bytes, of_module, failures = 0;
-    {
-        u64 values[VALUES] = {key->value};
-        follow(layout->what, layout->what_steps, values);
-        name = values[NAME], code = values[CODE], binary = values[BINARY], binary_bytes = values[BINARY_BYTES];
-        of_module = values[MODULE];
-    }
+    __builtin_memset(values, 0, VALUES * sizeof(*values));
+    values[HANDLE] = key->value;
+    follow(layout->what, layout->what_steps, values);
+    u64 name = values[NAME], code = values[CODE], binary = values[BINARY], binary_bytes = values[BINARY_BYTES];
+    u64 of_module = values[MODULE], failures = 0;
     struct about about = {
         .time = time,
         .pid = key->pid,
@@ -363,16 +362,20 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     }
 }
 
+/* How many kernels a call launches. */
+static __always_inline u32 kernels_of(struct pt_regs *ctx, const struct entry *entry) {
+    return entry->is_array ? integer_argument(ctx, entry->count) : 1;
+}
+
 /* A launch of one kernel, or of an array of them. One of them is described, of several the first that needs it: the verifier
  * has no room for that in a loop. */
-static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, const struct entry *entry,
-                                               const struct layout *layout) {
-    struct launched launch;
+static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct scratch *scratch, const struct entry *entry,
+                                                    const struct layout *layout) {
+    const struct launched *launch = &room_of(scratch)->launched;
+    u64 *values = room_of(scratch)->regs;
+    u64 given = integer_argument(ctx, entry->handle), undescribed = 0, time = launch->time;
+    u32 many = kernels_of(ctx, entry);
     enum counter failure;
-    u64 given = integer_argument(ctx, entry->handle), undescribed = 0;
-    u32 many = entry->is_array ? integer_argument(ctx, entry->count) : 1;
-    if (!many || !begin_launch(ctx, time, &entry->caller, &launch))
-        return;
     struct handle key = handle_of(ctx, entry, given);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
@@ -381,8 +384,8 @@ static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, co
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
         if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * i)))
-            kernel = known_kernel(ctx, entry, layout, &key, &failure);
-        send_launch(&launch, kernel, forgotten(failure, time));
+            kernel = known_kernel(ctx, entry, layout, &key, values, &failure);
+        send_launch(launch, kernel, forgotten(failure, time));
         u64 wanting = forgotten(kernel && kernel->described < TRIES, time);
         u64 found = hidden(undescribed | -undescribed) >> 63;
         undescribed = forgotten(choose(wanting & ~found, key.value, undescribed), time);
@@ -391,23 +394,50 @@ static __always_inline void launched_by_handle(struct pt_regs *ctx, u64 time, co
         count(LAUNCHES, many - 1);
     if (many > MOST_AT_ONCE)
         count(LAUNCHES_LOST, many - MOST_AT_ONCE);
-    if (!undescribed || launch.flags & LAUNCH_OTHER)
+    if (!undescribed || launch->flags & LAUNCH_OTHER)
         return;
-    key.value = undescribed;
-    struct kernel *kernel = kernels_seen.lookup(&key);
-    if (kernel)
-        describe(time, layout, &key, kernel);
+    room_of(scratch)->undescribed = undescribed;
+    phases.call(ctx, DESCRIBE);
 }
 
 int on_handle_launch(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     u32 slot = attach_cookie(ctx);
     struct entry *entry = entries.lookup(&slot);
+    if (entry && kernels_of(ctx, entry))
+        begin_launch(ctx, time, HANDLE_LAUNCHED);
+    return 0;
+}
+
+int on_handle_launched(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    struct entry *entry = entries.lookup(&slot);
     u32 which = entry ? entry->layout : -1;
     struct layout *layout = layouts.lookup(&which);
+    struct scratch *scratch = launched_before();
+    if (!scratch)
+        return 0;
     if (entry && layout)
-        launched_by_handle(ctx, time, entry, layout);
-    count(PROBE_NS, bpf_ktime_get_ns() - time);
+        send_launches_by_handle(ctx, scratch, entry, layout);
+    end_launch(scratch);
+    return 0;
+}
+
+int on_describe(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    struct entry *entry = entries.lookup(&slot);
+    u32 which = entry ? entry->layout : -1;
+    struct layout *layout = layouts.lookup(&which);
+    struct scratch *scratch = own_scratch(owner_of(0));
+    if (!scratch)
+        return 0;
+    if (entry && layout) {
+        struct handle key = handle_of(ctx, entry, room_of(scratch)->undescribed);
+        struct kernel *kernel = kernels_seen.lookup(&key);
+        if (kernel)
+            describe(room_of(scratch)->launched.time, layout, &key, room_of(scratch)->regs, kernel);
+    }
+    end_launch(scratch);
     return 0;
 }
 

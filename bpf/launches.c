@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Launches and compiled modules, as the runtime's two USDT probes tell them; handles.c has those of drivers without probes.
+/* Launches and compiled modules, as the runtime's two USDT probes tell them (compiled behind unwind.c); handles.c has those of drivers
+ * without probes.
  *
  * One program serves every library: where a probe's arguments live is read from the `probes` map, at the slot that
  * the attachment's cookie names. What leaves for user space leaves in records of one size per ring buffer, so that
@@ -12,65 +13,12 @@
  *
  * Each new output file gets every stack again: the epoch in `settings` is part of the id.
  *
- * Numbers without a definition here: MAX_DEPTH and LOOKED_AT (powers of two) and what handles.c names are set by the compiler (programs.py);
- * STACK_DEPTH (at most MAX_DEPTH), STACK_ID_BITS and *_WAKE_EVERY by the loader, which also says how many elements a map has where
- * this says ANY: see NAMED.
+ * Numbers without a definition here: MAX_DEPTH (a power of two) is set by the compiler (programs.py), STACK_DEPTH (at most MAX_DEPTH),
+ * STACK_ID_BITS and *_WAKE_EVERY by the loader.
  */
-#include <uapi/linux/ptrace.h>
-
-#define ANY 1
 #define MAX_ARGS 4
 #define NAME_BYTES 64
 #define PATH_BYTES 4096
-
-/* Helpers by their numbers, which are the kernel's ABI. bcc 0.26 does not know the first one's name in every build (Linux
- * 5.15); where it meets the names of the others (Linux 5.5) it reads all of the kernel's symbols to see whether they are
- * there, which would take as long as all the rest of compiling. */
-static u64 (*attach_cookie)(void *ctx) = (void *)174;
-static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
-static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;
-
-/* A number that the loader fills in: a 64-bit immediate load of a number that stands for it, which bytecode.py finds. To the verifier
- * it is a constant, and to clang any number. */
-#define NAMED(magic)                                                                                                                    \
-    ({                                                                                                                                 \
-        u64 named;                                                                                                                     \
-        asm("%0 = " #magic " ll" : "=r"(named));                                                                                       \
-        named;                                                                                                                         \
-    })
-
-/* What the verifier makes of these programs must not depend on which clang compiled them: newer ones drop a mask that they can
- * prove to have no effect, though it tells the verifier a bound, and turn arithmetic into branches, of which the verifier follows
- * each to the end of the program. */
-
-/* Clang knows nothing about what this returns. */
-static __always_inline u64 hidden(u64 value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
-/* Nor does the verifier, which else goes on separately for each value that it knows a register to have. `unknown` is a number that
- * the verifier knows nothing about, such as the time. */
-static __always_inline u64 forgotten(u64 value, u64 unknown) {
-    asm volatile("%0 ^= %1\n\t%0 ^= %1" : "+r"(value) : "r"(unknown));
-    return value;
-}
-
-/* An index below `size`, a power of two. */
-static __always_inline u64 below(u64 size, u64 index) {
-    return hidden(index) & (size - 1);
-}
-
-/* The smaller of the two, of which the verifier knows that it is no more than `most`. */
-static __always_inline u64 at_most(u64 most, u64 value) {
-    asm volatile("if %0 <= %1 goto +1\n\t%0 = %1" : "+r"(value) : "i"(most));
-    return value;
-}
-
-/* One of two values, without a branch: `condition` is 0 or 1. */
-static __always_inline u64 choose(u64 condition, u64 if_1, u64 if_0) {
-    return if_0 ^ ((if_0 ^ if_1) & -hidden(condition));
-}
 
 enum arg_kind { ARG_NONE, ARG_CONSTANT, ARG_REGISTER, ARG_MEMORY };
 
@@ -104,14 +52,17 @@ struct launch {
     char name[NAME_BYTES];
 };
 
-enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4, LAUNCH_OTHER = 8 };
+enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4, LAUNCH_OTHER = 8, LAUNCH_PRESUMED = 32 };
 
 struct stack {
     u64 id;
     u64 time;
     u32 pid;
     u32 depth;
-    u64 ips[]; /* STACK_DEPTH; then of LOOKED_AT each the 8 bytes before it and the 8 from it on, 0 where they cannot be read */
+    u64 walked;          /* enum walked */
+    u64 guessed[MAX_DEPTH / 64];
+    u64 interrupted[MAX_DEPTH / 64];
+    u64 ips[]; /* STACK_DEPTH */
 };
 
 struct compiled {
@@ -130,7 +81,7 @@ enum counter {
     BAD_ARGS,        /* launches whose arguments could not be read */
     STACKS,          /* travelled */
     STACKS_LOST,     /* launches without one: no room in the ring buffer; tried again at the next with that stack */
-    STACKS_FAILED,   /* launches without one: the kernel could not walk it */
+    STACKS_FAILED,   /* launches without one: other programs used the scratch, too */
     STACKS_COLLIDED, /* travelled under an id of their own */
     COMPILED,        /* the probe fired */
     COMPILED_LOST,   /* no room, or the path could not be read */
@@ -143,6 +94,12 @@ enum counter {
     HANDLES_CHANGED,  /* launches whose handle had another address before */
     KERNELS,          /* described */
     PIECES_LOST,      /* of names, code and modules: no room, or not to be read */
+    STACKS_MISSED,    /* launches whose stack lacked a rule: it was copied */
+    STACKS_PRESUMED,  /* launches that lacked the same rule while that copy was on its way: they are said to have its stack */
+    COPIES_LOST,      /* no room for all of it */
+    SAMPLES,          /* of CPUs */
+    SAMPLES_LOST,     /* no room in the ring buffer */
+    SAMPLE_NS,        /* time spent in on_sample */
     COUNTERS,
 };
 
@@ -164,17 +121,6 @@ BPF_RINGBUF_OUTPUT(launches, ANY);
 BPF_RINGBUF_OUTPUT(stacks, ANY);
 BPF_RINGBUF_OUTPUT(compilations, ANY);
 BPF_TABLE("lru_hash", u64, u64, stacks_sent, ANY);
-
-/* A program on a uprobe can be preempted, and another thread's run on the same CPU then uses the same scratch.
- * `owner` tells: who finds another owner after its work starts again. */
-struct scratch {
-    u64 owner;
-    u32 depth;
-    u64 frame[2];        /* the frame pointer and the return address that a function saved */
-    u64 ips[MAX_DEPTH];
-    u64 around[LOOKED_AT][2];
-};
-BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 
 /* Returns how many it makes on this CPU, which is only exact enough to wake the reader by. */
 static __always_inline u64 count(enum counter what, u64 n) {
@@ -241,162 +187,166 @@ static __always_inline u64 wakeup(u64 nth, u64 every) {
     return nth % every == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
-enum stack_result { STACK_SENT, STACK_NO_ROOM, STACK_OVERWRITTEN };
-
-static __always_inline enum stack_result send_stack(u64 id, u64 time, u32 pid, u32 depth, struct scratch *scratch,
-                                                    u64 owner) {
-    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(scratch->around) + sizeof(u64) * STACK_DEPTH);
-    if (!record)
-        return STACK_NO_ROOM;
-    record->id = id;
-    record->time = time;
-    record->pid = pid;
-    record->depth = depth;
-    bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
-    bpf_probe_read_kernel(record->ips + STACK_DEPTH, sizeof(scratch->around), scratch->around);
-    if (*(volatile u64 *)&scratch->owner != owner) {
-        stacks.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
-        return STACK_OVERWRITTEN;
-    }
-    stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
-    return STACK_SENT;
-}
-
-/* Reads what stands around the innermost addresses. Not around all that a stack can have: the verifier would find a third loop of
- * that length too complex. */
-static __always_inline void look_around(struct scratch *scratch, u64 depth) {
-#pragma clang loop unroll(disable)
-    for (u32 i = 0; i < STACK_DEPTH; i++) {
-        u64 at = below(LOOKED_AT, i);
-        if (hidden(i) >= depth || hidden(i) >= LOOKED_AT)
-            break;
-        read_user(scratch->around[at], sizeof(scratch->around[at]), (void *)(scratch->ips[at] - 8)); /* 0 if that fails */
-    }
-}
-
-/* Where a function that has not made its own frame has its caller's, in bytes from the stack pointer. */
-struct caller {
-    u16 stack;           /* to the return address */
-    s16 frame;           /* to the caller's frame pointer; -1: that is in rbp */
-};
-
-/* As bpf_get_stack walks by frame pointers, and gives bytes, but from the caller on: bpf_get_stack would miss that one, or take
- * whatever the function has in rbp for a frame.
- *
- * The depth is kept in memory, where the verifier forgets it: it need not go on for each. */
-static __always_inline long walk(struct pt_regs *ctx, struct scratch *scratch, const struct caller *caller) {
-    u64 at = ctx->bp;
-    scratch->ips[0] = ctx->ip;
-    read_user(&scratch->ips[1], 8, (void *)ctx->sp + caller->stack);
-    if (caller->frame >= 0) {
-        read_user(scratch->frame, 8, (void *)ctx->sp + caller->frame);
-        at = scratch->frame[0];
-    }
-    scratch->depth = 2;
-#pragma clang loop unroll(disable)
-    for (u32 i = 2; i < STACK_DEPTH; i++) {
-        if (read_user(scratch->frame, sizeof(scratch->frame), (void *)at))
-            break;
-        at = scratch->frame[0];
-        scratch->ips[below(MAX_DEPTH, i)] = scratch->frame[1];
-        scratch->depth = i + 1;
-    }
-    return 8 * *(volatile u32 *)&scratch->depth;
-}
-
-/* Returns the stack's id; 0 where there is none. `remark` is what is to be counted of it, COUNTERS for nothing. `caller` is
- * that of a function that has not made its frame, else NULL. */
-static __always_inline u64 user_stack(struct pt_regs *ctx, u64 time, u32 pid, u32 tid, u64 epoch,
-                                      const struct caller *caller, enum counter *remark) {
-    u32 zero = 0;
-    struct scratch *scratch = scratches.lookup(&zero);
-    *remark = STACKS_FAILED;
-    if (!scratch)
-        return 0;
-    u64 owner = time ^ ((u64)tid << 32);
-    for (int attempt = 0; attempt < 3; attempt++) {
-        *(volatile u64 *)&scratch->owner = owner;
-        long bytes = caller ? walk(ctx, scratch, caller)
-                            : bpf_get_stack(ctx, scratch->ips, sizeof(u64) * STACK_DEPTH, BPF_F_USER_STACK);
-        if (bytes <= 0)
-            return 0;
-        u64 depth = forgotten((u64)bytes / 8, time);
-        u64 id = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL, check = pid + (epoch << 32);
-#pragma clang loop unroll(disable)
-        for (u32 i = 0; i < STACK_DEPTH; i++) {
-            if (hidden(i) >= depth)
-                break;
-            u64 ip = scratch->ips[below(MAX_DEPTH, i)];
-            id = (id ^ ip) * 0xff51afd7ed558ccdULL;
-            id ^= id >> 32;
-            check = (check + ip) * 0xc4ceb9fe1a85ec53ULL;
-            check ^= check >> 29;
-        }
-        depth = forgotten(depth, time);
-        if (*(volatile u64 *)&scratch->owner != owner)
-            continue;
-        id = (id & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
-        u64 *known = stacks_sent.lookup(&id);
-        enum counter whole_or_not = depth >= STACK_DEPTH ? STACKS_TRUNCATED : COUNTERS;
-        if (known && *known == check) {
-            *remark = whole_or_not;
-            return id;
-        }
-        look_around(scratch, depth);
-        u64 sent_as = known ? 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255) : id;
-        enum stack_result result = send_stack(sent_as, time, pid, depth, scratch, owner);
-        if (result == STACK_OVERWRITTEN)
-            continue;
-        if (result == STACK_NO_ROOM) {
-            *remark = STACKS_LOST;
-            return 0;
-        }
-        if (known)
-            count(STACKS_COLLIDED, 1);
-        else
-            stacks_sent.update(&id, &check);
-        *remark = whole_or_not;
-        return sent_as;
-    }
-    return 0;
-}
-
 /* What a launch is, however that was found out. */
 struct launched {
     u64 time;
     u32 pid;
     u32 tid;
     u64 fired;       /* how many this CPU has counted with it */
-    u64 stack;
-    enum counter remark;
-    u32 flags;
+    u64 stack;       /* 0 where there is none */
+    u64 remark;      /* enum counter: what is to be counted of it, COUNTERS for nothing */
+    u64 flags;
 };
 
-/* Who launches, and from where, as user_stack has it; returns 0 when the programs are not set up. */
-static __always_inline int begin_launch(struct pt_regs *ctx, u64 time, const struct caller *caller,
-                                        struct launched *launch) {
-    u64 who = bpf_get_current_pid_tgid();
-    u32 zero = 0, pid = who >> 32;
-    struct settings *set = settings.lookup(&zero);
-    if (!set)
-        return 0;
-    launch->time = time;
-    launch->pid = pid;
-    launch->tid = who;
-    launch->fired = count(LAUNCHES, 1);
-    launch->stack = 0;
-    launch->remark = OTHERS;
-    launch->flags = 0;
-    if (set->scoped && others.lookup(&pid)) {
-        launch->flags = LAUNCH_OTHER;
-    } else {
-        launch->stack = user_stack(ctx, time, pid, who, set->epoch, caller, &launch->remark);
-        if (!launch->stack)
-            launch->flags = LAUNCH_NO_STACK;
+/* What the scratch has room for besides. */
+struct room {
+    struct launched launched;
+    struct launched kernel; /* of a sample */
+    u64 undescribed;        /* handle of a kernel */
+    u64 regs[32];
+};
+static __always_inline struct room *room_of(struct scratch *scratch) {
+    return (struct room *)scratch->more;
+}
+
+/* Gives 0 when there was room. */
+static __always_inline long send_stack(struct scratch *scratch, const struct launched *launch, u64 id) {
+    struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(u64) * STACK_DEPTH);
+    if (!record)
+        return -1;
+    record->id = id;
+    record->time = launch->time;
+    record->pid = launch->pid;
+    record->depth = scratch->depth;
+    record->walked = scratch->walked;
+    bpf_probe_read_kernel(record->guessed, sizeof(scratch->guessed), scratch->guessed);
+    bpf_probe_read_kernel(record->interrupted, sizeof(scratch->interrupted), scratch->interrupted);
+    bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
+    stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
+    return 0;
+}
+
+/* An id that no other stack has, for one whose hash is no good. */
+static __always_inline u64 own_id(u64 time) {
+    return 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
+}
+
+/* A walk that lacked a rule: a copy of the stack is sent, unless one of the same path is on its way. */
+static __always_inline void missed(struct scratch *scratch, struct launched *launch) {
+    u64 key = way_of(scratch, launch->tid);
+    struct way *known = ways.lookup(&key);
+    if (known && known->until > launch->time) {
+        launch->stack = known->id;
+        launch->flags |= LAUNCH_PRESUMED;
+        launch->remark = STACKS_PRESUMED;
+        return;
     }
-    /* Copied onto itself, so that the verifier forgets by which of many ways it came here, and goes on but once. */
-    bpf_probe_read_kernel(launch, sizeof(*launch), launch);
-    return 1;
+    struct way fresh = {.id = own_id(launch->time), .until = launch->time + WAY_NS};
+    launch->remark = STACKS_LOST;
+    if (send_stack(scratch, launch, fresh.id))
+        return;
+    launch->stack = fresh.id;
+    launch->remark = STACKS_MISSED;
+    scratch->copied.id = fresh.id;
+    scratch->copied.time = launch->time;
+    scratch->copied.pid = launch->pid;
+    scratch->copied.tid = launch->tid;
+    scratch->copied.way = key;
+    if (send_copy(scratch))
+        count(COPIES_LOST, 1);
+    else
+        ways.update(&key, &fresh);
+}
+
+/* A stack that is known to its end, or as far as is asked for. */
+static __always_inline void met(struct scratch *scratch, struct launched *launch) {
+    u64 id = (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
+    u64 *known = stacks_sent.lookup(&id);
+    if (!known || *known != scratch->hashes[1]) {
+        u64 sent_as = known ? own_id(launch->time) : id;
+        launch->remark = STACKS_LOST;
+        if (send_stack(scratch, launch, sent_as))
+            return;
+        if (known)
+            count(STACKS_COLLIDED, 1);
+        else
+            stacks_sent.update(&id, &scratch->hashes[1]);
+        id = sent_as;
+    }
+    launch->stack = id;
+    launch->remark = scratch->walked == DEEP ? STACKS_TRUNCATED : COUNTERS;
+}
+
+int on_miss(struct pt_regs *ctx) {
+    struct scratch *scratch = own_scratch(owner_of(0));
+    if (scratch) {
+        missed(scratch, &room_of(scratch)->launched);
+        phases.call(ctx, scratch->then);
+    }
+    return 0;
+}
+
+int on_sample_miss(struct bpf_perf_event_data *ctx) {
+    struct scratch *scratch = own_scratch(owner_of(1));
+    if (scratch) {
+        missed(scratch, &room_of(scratch)->launched);
+        sample_phases.call(ctx, scratch->then);
+    }
+    return 0;
+}
+
+/* Sends what a walk came to, unless on_miss did. */
+static __always_inline void end_walk(struct scratch *scratch, struct launched *launch) {
+    if (scratch->walked != MISSED || FRAME_POINTERS_ONLY)
+        met(scratch, launch);
+}
+
+/* Who launches, and from where; a program for `then` goes on with it. */
+static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase then) {
+    u32 zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
+    struct settings *set = settings.lookup(&zero);
+    u64 fired = count(LAUNCHES, 1);
+    struct scratch *scratch = set ? take_scratch(owner_of(0)) : 0;
+    if (scratch) {
+        struct launched *launch = &room_of(scratch)->launched;
+        launch->time = time;
+        launch->pid = pid;
+        launch->tid = bpf_get_current_pid_tgid();
+        launch->fired = fired;
+        launch->stack = 0;
+        launch->flags = LAUNCH_NO_STACK;
+        launch->remark = OTHERS;
+        if (set->scoped && others.lookup(&pid)) {
+            launch->flags = LAUNCH_OTHER;
+            phases.call(ctx, then);
+        } else {
+            BEGIN_WALK(scratch, pid, ctx);
+            start_walk(scratch, pid, set->epoch, then);
+            phases.call(ctx, WALK);
+        }
+        give_back(scratch);
+    }
+    count(LAUNCHES_LOST, 1); /* nobody goes on with it */
+}
+
+/* What begin_launch began, with the stack that it is from; NULL where another thread has taken the scratch. */
+static __always_inline struct scratch *launched_before(void) {
+    struct scratch *scratch = own_scratch(owner_of(0));
+    if (!scratch) {
+        count(LAUNCHES_LOST, 1);
+        return 0;
+    }
+    struct launched *launch = &room_of(scratch)->launched;
+    if (!(launch->flags & LAUNCH_OTHER)) {
+        end_walk(scratch, launch);
+        launch->flags &= ~(launch->stack ? (u64)LAUNCH_NO_STACK : 0);
+    }
+    return scratch;
+}
+
+static __always_inline void end_launch(struct scratch *scratch) {
+    count(PROBE_NS, bpf_ktime_get_ns() - room_of(scratch)->launched.time);
+    give_back(scratch);
 }
 
 /* A record for it, to be submitted with the address, size, flags and name in it; NULL where there is no room.
@@ -410,7 +360,7 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
         return 0;
     }
     if (launch->remark != COUNTERS)
-        count(launch->remark, 1);
+        count(hidden(launch->remark), 1);
     record->time = launch->time;
     record->pid = launch->pid;
     record->tid = launch->tid;
@@ -423,31 +373,28 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
     return record;
 }
 
-static __always_inline void launched(struct pt_regs *ctx, u64 time, const struct probe *probe) {
-    struct launched launch;
-    u64 regs[32] = {};
+static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scratch *scratch, const struct probe *probe) {
+    struct launched *launch = &room_of(scratch)->launched;
+    u64 *regs = room_of(scratch)->regs;
     u64 iba = 0, address = 0, size = 0, name = 0;
-    if (!begin_launch(ctx, time, 0, &launch))
-        return;
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
-        read_arg(regs, &probe->args[2], &size))
-        launch.flags |= LAUNCH_BAD_ARGS;
-    struct launch *record = reserve_launch(&launch);
+        read_arg(regs, &probe->args[2], &size)) {
+        launch->flags |= LAUNCH_BAD_ARGS;
+        count(BAD_ARGS, 1);
+    }
+    struct launch *record = reserve_launch(launch);
     if (!record)
         return;
-    if (launch.flags & LAUNCH_BAD_ARGS)
-        count(BAD_ARGS, 1);
     record->iba = iba;
     record->address = address;
     record->size = size;
     /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
-    if (!(launch.flags & LAUNCH_OTHER) &&
-        (read_arg(regs, &probe->args[3], &name) ||
-         read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
-        launch.flags |= LAUNCH_NO_NAME;
-    record->flags = launch.flags;
-    launches.ringbuf_submit(record, wakeup(launch.fired, LAUNCH_WAKE_EVERY));
+    if (!(launch->flags & LAUNCH_OTHER) &&
+        (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
+        launch->flags |= LAUNCH_NO_NAME;
+    record->flags = launch->flags;
+    launches.ringbuf_submit(record, wakeup(launch->fired, LAUNCH_WAKE_EVERY));
 }
 
 static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct probe *probe) {
@@ -477,12 +424,19 @@ static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct
 }
 
 int on_launch(struct pt_regs *ctx) {
-    u64 time = bpf_ktime_get_ns();
+    begin_launch(ctx, bpf_ktime_get_ns(), LAUNCHED);
+    return 0;
+}
+
+int on_launched(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct probe *probe = probes.lookup(&slot);
+    struct scratch *scratch = launched_before();
+    if (!scratch)
+        return 0;
     if (probe)
-        launched(ctx, time, probe);
-    count(PROBE_NS, bpf_ktime_get_ns() - time);
+        send_probed_launch(ctx, scratch, probe);
+    end_launch(scratch);
     return 0;
 }
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from iaprof.bpf.btf import Btf, BtfError
 from iaprof.bpf.compilation import Interruption
 from iaprof.bpf.driver_layout import MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.errors import BpfUnavailable
@@ -20,15 +20,24 @@ from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Way
 from iaprof.bpf.loader import Loader, Origin, close
 from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
-from iaprof.bpf.programs import MAX_DEPTH, MAX_STEPS
+from iaprof.bpf.programs import MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
-from iaprof.formats.launches import COMPILED, LAUNCH as LAUNCH_RECORD, PIECE, Counter, stack_dtype
+from iaprof.formats.launches import (
+    COMPILED,
+    CPU_SAMPLE,
+    LAUNCH as LAUNCH_RECORD,
+    MAX_DEPTH,
+    PIECE,
+    Counter,
+    stack_dtype,
+)
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
+COPY_PAGES = 16  # of a stack, that are copied at most
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
@@ -48,8 +57,13 @@ class Sizes:
     """How much room the programs have; powers of two where pages are meant."""
 
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
-    stack_pages: int = 1024  # 4 MiB: 1,350 distinct stacks of 127 frames
+    stack_pages: int = 1024  # 4 MiB: 1,900 distinct stacks of 256 frames
+    copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
+    rule_bits: int = 15  # 2 MiB: 131,072 rules
+    processes_remembered: int = 1 << 14
+    ways_remembered: int = 1 << 14
     compiled_pages: int = 128
+    sample_pages: int = 256  # 1 MiB: 20,000 CPU samples
     piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
     module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
     stacks_remembered: int = 1 << 16
@@ -58,22 +72,56 @@ class Sizes:
     kernels_remembered: int = 1 << 14
 
 
-def stack_depth() -> int:
-    """The number of frames that the kernel walks at most: kernel.perf_event_max_stack."""
-    return min(int(Path("/proc/sys/kernel/perf_event_max_stack").read_text()), MAX_DEPTH)
+def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets | None = None) -> dict[str, int]:
+    """What the programs are loaded with, for stacks of at most `depth` frames, by name.
 
-
-def named_constants(depth: int, sizes: Sizes = Sizes()) -> dict[str, int]:
-    """What the programs are loaded with, for stacks of at most `depth` frames, by name."""
+    Without `offsets` walks follow frame pointers.
+    """
     cpus = len(online_cpus())
     return {
         "STACK_DEPTH": depth,
         "STACK_ID_BITS": sizes.stack_id_bits,
+        "FRAME_POINTERS_ONLY": int(offsets is None),
+        **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0)).named(),
+        "RULES_SHIFT": 64 - sizes.rule_bits,
+        "COPY_PAGES": COPY_PAGES,
+        "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
         "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
         "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
     }
+
+
+@dataclass(frozen=True)
+class KernelOffsets:
+    """Where the kernel has what tells the states of a process's mappings apart, in bytes."""
+
+    task_group_leader: int
+    task_start_boottime: int
+    task_mm: int
+    task_sas_ss_sp: int
+    task_sas_ss_size: int
+    mm_exec_vm: int
+
+    def named(self) -> dict[str, int]:
+        """As the programs are loaded with them, by name."""
+        return {name.upper(): offset for name, offset in asdict(self).items()}
+
+
+_TASK = ("group_leader", "start_boottime", "mm", "sas_ss_sp", "sas_ss_size")
+
+
+def kernel_offsets() -> KernelOffsets | None:
+    """Those of the running kernel; None if its BTF does not tell."""
+    try:
+        btf = Btf()
+        found = [btf.offset("task_struct", name) for name in _TASK]
+        found.append(btf.offset("mm_struct", "exec_vm"))
+    except BtfError:
+        return None
+    offsets = [offset for offset in found if offset is not None]
+    return KernelOffsets(*offsets) if len(offsets) == len(found) else None
 
 
 def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
@@ -90,6 +138,12 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "launches": sizes.launch_pages * _PAGE,
         "stacks": sizes.stack_pages * _PAGE,
         "compilations": sizes.compiled_pages * _PAGE,
+        "samples": sizes.sample_pages * _PAGE,
+        "copies": sizes.copied_pages * _PAGE,
+        "rules": 1 << sizes.rule_bits,
+        "spaces": sizes.processes_remembered,
+        "loads": sizes.processes_remembered,
+        "ways": sizes.ways_remembered,
         "pieces": sizes.piece_pages * _PAGE,
         "modules": sizes.module_pages * _PAGE,
     }
@@ -102,25 +156,31 @@ class LaunchProbes:
     `ready`.
     """
 
-    def __init__(self, sizes: Sizes = Sizes(), ways: Sequence[Way] = tuple(Way)) -> None:
+    def __init__(
+        self, sizes: Sizes = Sizes(), ways: Sequence[Way] = tuple(Way), frame_pointers_only: bool = False
+    ) -> None:
         """Loads, or begins to compile.
 
         Args:
             sizes: how much room they have.
             ways: to get at launches, the best first.
+            frame_pointers_only: walks by frame pointers, also if the kernel tells what rules need.
 
         Raises:
             BpfUnavailable: what is missing or not permitted.
         """
-        self.depth = stack_depth()
-        self._sizes, self._stack = sizes, stack_dtype(self.depth)
-        self._loader = Loader(named_constants(self.depth, sizes), map_entries(sizes))
+        self.depth = MAX_DEPTH
+        self.sizes, self._stack = sizes, stack_dtype(self.depth)
+        offsets = None if frame_pointers_only else kernel_offsets()
+        self.follows_frame_pointers = offsets is None
+        self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes))
         self._loaded: _Loaded | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []
+        self._watches: list[UprobeLink] = []  # in C libraries
         self._slots = 0  # of the `probes` map that are taken
         self._layouts = self._entries = 0  # of those maps that are taken
-        self.libraries = Libraries(self._attach, self._attach_layout, ways)
+        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
@@ -132,7 +192,7 @@ class LaunchProbes:
             BpfUnavailable: what is missing, and how to get it.
         """
         if self._loaded is None:
-            self._loaded = _Loaded(self._loader.wait(interruption), self._sizes, self._stack)
+            self._loaded = _Loaded(self._loader.wait(interruption), self.sizes, self._stack)
 
     def _now(self) -> _Loaded:
         self.ready()
@@ -160,9 +220,19 @@ class LaunchProbes:
         return self._now().stacks
 
     @property
+    def maps(self) -> Mapping[str, int]:
+        """The descriptors of BPF maps and programs by name; they stay this object's."""
+        return self._now().fds
+
+    @property
     def compiled(self) -> RingBuffer:
         """Sends COMPILED records."""
         return self._now().compiled
+
+    @property
+    def samples(self) -> RingBuffer:
+        """Sends CPU_SAMPLE records, while a CpuClock runs `on_sample` of `maps`."""
+        return self._now().samples
 
     @property
     def pieces(self) -> RingBuffer:
@@ -198,6 +268,10 @@ class LaunchProbes:
         self._link(file_fd, locations)
         self._layouts += 1
         self._entries += len(offsets)
+
+    def _watch_loads(self, file_fd: int, offsets: Sequence[int]) -> None:
+        locations = [Location(offset, 0, 0) for offset in offsets]
+        self._watches += attach(file_fd, self._now().fds["on_load"], locations).links
 
     def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> str:
         """Attaches programs, given by their names, in a file: all or none; gives why they may not run, or nothing."""
@@ -248,8 +322,9 @@ class LaunchProbes:
 
     def detach(self) -> None:
         """Takes the probes out; what is in the ring buffers can still be read."""
-        close_all(self._links)
+        close_all([*self._links, *self._watches])
         self._links.clear()
+        self._watches.clear()
         self._slots = self._layouts = self._entries = 0
 
     def close(self) -> None:
@@ -281,6 +356,7 @@ class _Loaded:
             self.launches = self._ring("launches", sizes.launch_pages, LAUNCH_RECORD)
             self.stacks = self._ring("stacks", sizes.stack_pages, stack)
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
+            self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
             self.modules = self._ring("modules", sizes.module_pages, PIECE)
         except OSError as error:
@@ -333,9 +409,8 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     """`struct entry` of handles.c, for the layout with this index."""
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
-    frame = -1 if entry.frame is None else entry.frame
     registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
-    return struct.pack("<QIBBBxhHhxx", entry.address, index, *registers, is_array, offset, entry.stack, frame)
+    return struct.pack("<QIBBBxh6x", entry.address, index, *registers, is_array, offset)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

@@ -7,6 +7,7 @@ that the process mapped, whatever its path says by now; notes are read and probe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from iaprof.bpf.driver_layout import Layout, find_layout
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import running_pids
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.errors import IaprofError
@@ -29,6 +30,13 @@ MAPPING = re.compile(
     rb"(.*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?)$",
     re.MULTILINE,
 )
+C_LIBRARY = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +"
+    rb".*/(?:libc\.so\.6|libc-2\.[0-9]+\.so|libdl\.so\.2|libdl-2\.[0-9]+\.so|ld-musl-x86_64\.so\.1|libc\.musl-x86_64\.so\.1)"
+    rb"(?: \(deleted\))?$",
+    re.MULTILINE,
+)
+"""What may have dlopen."""
 NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so")  # of which what MAPPING finds has one
 INJECTED, OPENCL = "libiaprof_inject.so", "libigdrcl.so"
 _INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so")
@@ -75,6 +83,7 @@ class Libraries:
         attach: Callable[[int, Sequence[Probe]], str],
         attach_layout: Callable[[int, Layout, Sequence[int]], object],
         ways: Iterable[Way] = tuple(Way),
+        watch_loads: Callable[[int, Sequence[int]], object] = lambda *_: None,
     ) -> None:
         """Starts with none.
 
@@ -83,13 +92,16 @@ class Libraries:
                 nothing; raises OSError where the kernel refuses.
             attach_layout: likewise, given a driver's layout and the file offset of each of its entries.
             ways: that may be used.
+            watch_loads: given an open C library and where it loads other libraries.
         """
+        self._watch_loads = watch_loads
         self._attach, self._attach_layout = attach, attach_layout
         self._ways = frozenset(ways)
         # Build-ids of drivers that the injected library leaves alone; None where nothing is injected.
         self.not_injected: frozenset[str] | None = None
         # A file with probes in it keeps its inode; that of another may become a new file's.
         self._attached: set[tuple[int, ...]] = set()
+        self._loading: set[tuple[int, ...]] = set()  # C libraries that were looked at
         self._refused: set[tuple[int, ...]] = set()
         self._by_owner: Counter[int] = Counter()
         self._full: set[int] = set()  # owners for whose files there was no room, as they were told
@@ -117,11 +129,31 @@ class Libraries:
                 maps = file.read(MAX_MAPS_BYTES)
         except OSError:
             return
-        for found in MAPPING.finditer(maps):
+        drivers = list(MAPPING.finditer(maps))
+        if drivers:
+            self._watch_c_libraries(pid, maps)
+        for found in drivers:
             path = found[3].decode("utf-8", "backslashreplace")
             # Names in map_files have no leading zeros, addresses in maps may have.
             start, end = int(found[1], 16), int(found[2], 16)
             yield from self._take(f"/proc/{pid}/map_files/{start:x}-{end:x}", path)
+
+    def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
+        """Sees to it that BPF learns when a process of a driver's loads or unloads libraries."""
+        for found in C_LIBRARY.finditer(maps):
+            start, end = int(found[1], 16), int(found[2], 16)
+            with (
+                contextlib.suppress(OSError, IaprofError),
+                open_regular(f"/proc/{pid}/map_files/{start:x}-{end:x}") as file,
+            ):
+                status = os.fstat(file.fileno())
+                inode = (status.st_dev, status.st_ino)
+                if inode in self._loading or len(self._loading) >= MAX_LIBRARIES:
+                    continue
+                self._loading.add(inode)
+                offsets = load_functions(LibraryFile(file))
+                if offsets:
+                    self._watch_loads(file.fileno(), offsets)
 
     def _take(self, location: str, path: str) -> Iterator[Outcome]:
         try:
@@ -198,6 +230,15 @@ class Libraries:
             f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run "
             "'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
         )
+
+
+def open_regular(location: str) -> BinaryIO:
+    """A regular file. OSError if it is none, or cannot be opened."""
+    fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError("it is no regular file")
+    return open(fd, "rb")
 
 
 def is_injected(path: str) -> bool:

@@ -13,6 +13,7 @@ from iaprof.formats.errors import IaprofError
 
 MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
 EM_X86_64 = "EM_X86_64"
+LOADERS = ("dlopen", "dlmopen")
 _BUILD_ID_BYTES = range(8, 33)
 
 
@@ -90,3 +91,19 @@ class LibraryFile:
                 return int(address - start + segment["p_offset"])
         where = "executable" if executable else "writable"
         raise ProbeError(f"a probe of it points outside its {where} segments")
+
+
+def load_functions(library: LibraryFile) -> list[int]:
+    """Offsets of the functions with which a C library loads other libraries, without doubles.
+
+    Raises:
+        ProbeError: the file is broken.
+    """
+    found = set()
+    with library.reading():
+        table = library.elf.get_section_by_name(".gnu.hash") or library.elf.get_section_by_name(".hash")
+        for name in LOADERS:
+            symbol = table.get_symbol(name) if table is not None else None
+            if symbol is not None and symbol["st_info"]["type"] == "STT_FUNC":
+                found.add(library.offset(symbol["st_value"], executable=True))
+    return sorted(found)

@@ -6,15 +6,16 @@ import contextlib
 import enum
 import errno
 import os
+import struct
 from collections.abc import Mapping
 
 from iaprof.bpf import compile_cache
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
 from iaprof.bpf.compilation import Compilation, Interruption
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.maps import create_map
-from iaprof.bpf.programs import shipped, source
-from iaprof.bpf.uprobe import load_uprobe_program
+from iaprof.bpf.maps import create_map, write_slot
+from iaprof.bpf.programs import PHASES, SAMPLING, shipped, source
+from iaprof.bpf.uprobe import load_program
 
 # What a program is refused with that another compiler's may not be; else it is for want of permission or memory.
 _REFUSALS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
@@ -56,11 +57,15 @@ def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str,
         maps = dict(fds)
         for name, program in bytecode.programs.items():
             try:
-                fds[name] = load_uprobe_program(name, program.linked(maps, constants))
+                fds[name] = load_program(name, program.linked(maps, constants), name in SAMPLING)
             except OSError as error:
                 if error.errno in _REFUSALS:
                     raise _Refused(f"{name}: {error.strerror}") from error
                 raise
+        for phases, members in PHASES.items():
+            for index, member in enumerate(members):
+                if member is not None and phases in fds:
+                    write_slot(fds[phases], index, struct.pack("<I", fds[member]))
     except (OSError, _Refused) as error:
         close(fds)
         if isinstance(error, OSError):

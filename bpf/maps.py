@@ -52,9 +52,37 @@ def write_slot(fd: int, index: int, value: bytes) -> None:
     Raises:
         OSError: there is no such element.
     """
-    key = ctypes.c_uint32(index)
-    data = ctypes.create_string_buffer(value, len(value))
-    bpf(BPF_MAP_UPDATE_ELEM, _element(fd, ctypes.addressof(key), ctypes.addressof(data)))
+    write_element(fd, struct.pack("<I", index), value)
+
+
+def write_element(fd: int, key: bytes, value: bytes) -> None:
+    """Writes a map's element.
+
+    Raises:
+        OSError: there is no room.
+    """
+    keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
+    bpf(BPF_MAP_UPDATE_ELEM, _element(fd, ctypes.addressof(keys), ctypes.addressof(values)))
+
+
+def read_element(fd: int, key: bytes, size: int) -> bytes | None:
+    """A map's element of `size` bytes; None if there is none."""
+    keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(size)
+    try:
+        bpf(BPF_MAP_LOOKUP_ELEM, _element(fd, ctypes.addressof(keys), ctypes.addressof(values)))
+    except FileNotFoundError:
+        return None
+    return values.raw
+
+
+def delete_element(fd: int, key: bytes) -> None:
+    """Deletes a map's element.
+
+    Raises:
+        OSError: there is none.
+    """
+    keys = ctypes.create_string_buffer(key, len(key))
+    bpf(BPF_MAP_DELETE_ELEM, _element(fd, ctypes.addressof(keys)))
 
 
 class PerCpuCounters:

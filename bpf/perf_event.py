@@ -21,7 +21,7 @@ FORMAT_GROUP = 1 << 3  # of `read_format`: read(2) gives u64 how many, then each
 
 IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
-IOC_SET_OUTPUT = 0x2405
+IOC_SET_BPF = 0x40042408
 
 
 class Sample(IntFlag):
@@ -29,7 +29,6 @@ class Sample(IntFlag):
 
     TID = 1 << 1
     TIME = 1 << 2
-    CALLCHAIN = 1 << 5
     CPU = 1 << 7
 
 

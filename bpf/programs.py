@@ -11,18 +11,39 @@ from pathlib import Path
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compiler import Source
 from iaprof.bpf.driver_layout import MAX_CLASSES
-from iaprof.formats.launches import LOOKED_AT, PIECE_BYTES
+from iaprof.formats.launches import MAX_DEPTH, PIECE_BYTES
 
 MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
 MOST_MODULE_PIECES = 256  # of its module: 4 MiB
-MAX_DEPTH = 1024  # frames, a power of two; a per-CPU map has room for them, and perf's own limit is lower in practice
 SHIPPED = Path(__file__).parent / "programs.json"
-_FILES = ("launches.c", "handles.c")
-_FUNCTIONS = ("on_launch", "on_compile", "on_handle_launch", "on_kernel_gone", "on_module_gone")
+_FILES = ("bounds.c", "unwind.c", "launches.c", "samples.c", "handles.c")
+_FUNCTIONS = (
+    "on_launch",
+    "on_launched",
+    "on_handle_launch",
+    "on_handle_launched",
+    "on_describe",
+    "on_walk",
+    "on_miss",
+    "on_compile",
+    "on_kernel_gone",
+    "on_module_gone",
+    "on_load",
+    "on_sample",
+    "on_sample_walk",
+    "on_sample_miss",
+    "on_sampled",
+)
+SAMPLING = ("on_sample", "on_sample_walk", "on_sample_miss", "on_sampled")
+"""Of these, those for perf events; the others are for uprobes."""
+PHASES = {  # enum phase of unwind.c
+    "phases": ("on_walk", "on_miss", "on_launched", "on_handle_launched", "on_describe", None),
+    "sample_phases": ("on_sample_walk", "on_sample_miss", None, None, None, "on_sampled"),
+}
+"""The maps of programs that go on after others, and what is in them."""
 _DEFINES = {
     "MAX_DEPTH": MAX_DEPTH,
-    "LOOKED_AT": LOOKED_AT,
     "MAX_STEPS": MAX_STEPS,
     "CLASSES": MAX_CLASSES,
     "PIECE_BYTES": PIECE_BYTES,
@@ -30,9 +51,19 @@ _DEFINES = {
     "MOST_MODULE_PIECES": MOST_MODULE_PIECES,
 }
 _CONSTANTS = (
+    "FRAME_POINTERS_ONLY",
+    "TASK_GROUP_LEADER",
+    "TASK_START_BOOTTIME",
+    "TASK_MM",
+    "TASK_SAS_SS_SP",
+    "TASK_SAS_SS_SIZE",
+    "MM_EXEC_VM",
+    "RULES_SHIFT",
+    "COPY_PAGES",
     "STACK_DEPTH",
     "STACK_ID_BITS",
     "LAUNCH_WAKE_EVERY",
+    "SAMPLE_WAKE_EVERY",
     "STACK_WAKE_EVERY",
     "PIECE_WAKE_EVERY",
     "MODULE_WAKE_EVERY",

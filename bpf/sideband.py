@@ -1,8 +1,8 @@
-"""perf's side-band and CPU samples of the whole machine, from a ring buffer per CPU.
+"""perf's side-band of the whole machine, from a ring buffer per CPU.
 
-The side-band is what is mapped, named, forked and ended. Its event counts nothing (a `dummy` per CPU) and costs
-nothing but when a process does such a thing. Samples are what the CPUs do at a fixed rate, user and kernel stack. The
-bytes are handed on as the kernel wrote them; formats/sideband.py reads them when the recording is over.
+It is what is mapped, named, forked and ended. Its event counts nothing (a `dummy` per CPU) and costs nothing but when a
+process does such a thing. The bytes are handed on as the kernel wrote them; formats/sideband.py reads them when the
+recording is over.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ import numpy as np
 
 from iaprof.bpf.perf_event import (
     CLOCK_MONOTONIC,
-    COUNT_SW_CPU_CLOCK,
     COUNT_SW_DUMMY,
     IOC_DISABLE,
-    IOC_ENABLE,
-    IOC_SET_OUTPUT,
     TYPE_SOFTWARE,
     Attr,
     Flag,
@@ -36,7 +33,7 @@ from iaprof.bpf.perf_event import (
 # reads, even were they all on one CPU and nobody woken by a buffer that is half full.
 BUFFER_PAGES = 256
 _HEAD, _TAIL = 1024, 1032  # bytes into `struct perf_event_mmap_page`
-# Every record ends with these, and a sample begins with them: who reads a buffer need not know the event.
+# Every record ends with these: who reads a buffer need not know the event.
 _TRAILER = Sample.TID | Sample.TIME | Sample.CPU
 _ANY = Flag.SAMPLE_ID_ALL | Flag.USE_CLOCKID | Flag.WATERMARK
 _SIDE_BAND = Flag.MMAP | Flag.MMAP2 | Flag.BUILD_ID | Flag.COMM | Flag.COMM_EXEC | Flag.TASK
@@ -45,12 +42,11 @@ _SIDE_BAND = Flag.MMAP | Flag.MMAP2 | Flag.BUILD_ID | Flag.COMM | Flag.COMM_EXEC
 class CpuSideBand:
     """One CPU's buffer."""
 
-    def __init__(self, cpu: int, cpu_hz: int = 0, pages: int = BUFFER_PAGES) -> None:
+    def __init__(self, cpu: int, pages: int = BUFFER_PAGES) -> None:
         """Opens the events and their buffer.
 
         Args:
             cpu: which.
-            cpu_hz: samples per second, once `sampling` is on; 0 for none.
             pages: of data, a power of two.
 
         Raises:
@@ -58,25 +54,20 @@ class CpuSideBand:
         """
         self.cpu = cpu
         self._size = pages * mmap.PAGESIZE
-        self._sampling = -1
         with contextlib.ExitStack() as opened:
             # The kernel serves its newest event first: the bell is older than the buffer's event, so that what it
             # rings for is there. Its page is read-only, and so written round and round, and nobody has to empty it.
-            self.bell = self._open(opened, COUNT_SW_DUMMY, Flag.MMAP, wakeup=1)
+            self.bell = self._open(opened, Flag.MMAP, wakeup=1)
             opened.enter_context(mmap.mmap(self.bell, 2 * mmap.PAGESIZE, prot=mmap.PROT_READ))
-            self.buffer = self._open(opened, COUNT_SW_DUMMY, _SIDE_BAND, wakeup=self._size // 2)
+            self.buffer = self._open(opened, _SIDE_BAND, wakeup=self._size // 2)
             self._map = opened.enter_context(mmap.mmap(self.buffer, self._size + mmap.PAGESIZE))
-            if cpu_hz:
-                flags = Flag.DISABLED | Flag.EXCLUDE_IDLE
-                self._sampling = self._open(opened, COUNT_SW_CPU_CLOCK, flags, period=1_000_000_000 // cpu_hz)
-                fcntl.ioctl(self._sampling, IOC_SET_OUTPUT, self.buffer)
             self._opened = opened.pop_all()
         self._head = np.frombuffer(self._map, np.uint64, 1, offset=_HEAD)
         self._tail = np.frombuffer(self._map, np.uint64, 1, offset=_TAIL)
 
-    def _open(self, opened: contextlib.ExitStack, config: int, flags: Flag, wakeup: int = 0, period: int = 1) -> int:
-        attr = Attr(type=TYPE_SOFTWARE, config=config, sample_period=period, wakeup_watermark=wakeup)
-        attr.sample_type = _TRAILER | (Sample.CALLCHAIN if config == COUNT_SW_CPU_CLOCK else 0)
+    def _open(self, opened: contextlib.ExitStack, flags: Flag, wakeup: int) -> int:
+        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_DUMMY, sample_period=1, wakeup_watermark=wakeup)
+        attr.sample_type = _TRAILER
         attr.flags = flags | _ANY
         attr.clockid = CLOCK_MONOTONIC
         fd = open_event(attr, -1, self.cpu)
@@ -97,14 +88,8 @@ class CpuSideBand:
         self._tail[0] = head
         return data
 
-    def sampling(self, on: bool) -> None:
-        """Whether samples come; none do before the first call."""
-        if self._sampling >= 0:
-            fcntl.ioctl(self._sampling, IOC_ENABLE if on else IOC_DISABLE, 0)
-
     def stop(self) -> None:
         """No more records come; those in the buffer can still be read."""
-        self.sampling(False)
         for fd in (self.bell, self.buffer):
             fcntl.ioctl(fd, IOC_DISABLE, 0)
 
@@ -117,11 +102,10 @@ class CpuSideBand:
 class SideBandBuffers:
     """The buffers of all CPUs, as one descriptor to wait on."""
 
-    def __init__(self, cpu_hz: int = 0, pages: int = BUFFER_PAGES) -> None:
+    def __init__(self, pages: int = BUFFER_PAGES) -> None:
         """Opens a buffer for every CPU that is online.
 
         Args:
-            cpu_hz: samples per second of each CPU, once `sampling` is on; 0 for none.
             pages: of data for each CPU, a power of two.
 
         Raises:
@@ -132,7 +116,7 @@ class SideBandBuffers:
         try:
             for cpu in online_cpus():
                 try:
-                    buffer = CpuSideBand(cpu, cpu_hz, pages)
+                    buffer = CpuSideBand(cpu, pages)
                 except OSError as error:
                     if error.errno == errno.ENODEV:  # it went offline since
                         continue
@@ -156,11 +140,6 @@ class SideBandBuffers:
         for buffer in self._buffers:
             if data := buffer.read():
                 yield buffer.cpu, data
-
-    def sampling(self, on: bool) -> None:
-        """Whether samples come, if there is a rate; none do before the first call. The side-band always comes."""
-        for buffer in self._buffers:
-            buffer.sampling(on)
 
     def stop(self) -> None:
         """No more records come; those in the buffers can still be read."""

@@ -21,7 +21,7 @@ from threading import Thread
 
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 
-_PROG_TYPE_KPROBE = 2  # enum bpf_prog_type; a uprobe's program is of this type
+_PROG_TYPE_KPROBE, _PROG_TYPE_PERF_EVENT = 2, 7  # enum bpf_prog_type; a uprobe's program is of the first
 _TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
 _LOG_BYTES = 1 << 20
 _NOTHING = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
@@ -48,12 +48,13 @@ class Location:
     cookie: int  # what bpf_get_attach_cookie gives the program
 
 
-def load_uprobe_program(name: str, code: bytes) -> int:
+def load_program(name: str, code: bytes, samples: bool = False) -> int:
     """A descriptor of the program.
 
     Args:
         name: shown by the kernel, cut at 15 bytes.
         code: instructions, with the descriptors of its maps in them.
+        samples: it is for perf events, not for uprobes.
 
     Raises:
         OSError: the kernel refused; the text ends with what its verifier said.
@@ -66,7 +67,7 @@ def load_uprobe_program(name: str, code: bytes) -> int:
         # flags, name, network device, expected attach type.
         attributes = struct.pack(
             "<IIQQIIQII15sxII",
-            _PROG_TYPE_KPROBE,
+            _PROG_TYPE_PERF_EVENT if samples else _PROG_TYPE_KPROBE,
             len(code) // 8,
             ctypes.addressof(instructions),
             ctypes.addressof(license_),
@@ -75,7 +76,7 @@ def load_uprobe_program(name: str, code: bytes) -> int:
             0,
             name.encode(),
             0,
-            _TRACE_UPROBE_MULTI,
+            0 if samples else _TRACE_UPROBE_MULTI,
         )
         for _ in range(_TRIES - 1):
             with contextlib.suppress(BlockingIOError):  # a signal came, and its handler has run by now
@@ -219,7 +220,7 @@ def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -
     if os.pread(file_fd, 1, location.offset) != _NOP:
         return False  # where the next instruction begins is not known
     try:
-        nothing = load_uprobe_program("nothing", _NOTHING)
+        nothing = load_program("nothing", _NOTHING)
     except OSError:
         return False
     try:

@@ -42,7 +42,7 @@ def recover(
     """
     which = which_symbols(symbols)
     from iaprof.record.finish import finish
-    from iaprof.record.recorded_symbols import recorded_symbols
+    from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
     from iaprof.record.spool import SpoolReader
     from iaprof.record.symbols import Symbols
 
@@ -55,7 +55,7 @@ def recover(
     progress = Progress()
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     names = recorded_symbols(which, progress.naming if on_terminal else _nothing)
-    finished = finish(reader, output, write_symbols=None if which is Symbols.NONE else names)
+    finished = finish(reader, output, None, None if which is Symbols.NONE else names, late_stacks())
     progress.clear()
     reader.close()
     say_end("recover", output, finished.header, finished.size)

@@ -22,18 +22,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from iaprof.formats import merged
 from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.stalls import REASONS
 
-FORMAT = 5
+FORMAT = 6
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
 _name = pa.string()
 _words = pa.list_(pa.field("element", _u64, nullable=False))
+_marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
 
 KINDS: dict[str, pa.StructType] = {
     "stall": pa.struct(
@@ -54,7 +56,17 @@ KINDS: dict[str, pa.StructType] = {
             ("flags", _u32),
         ]
     ),
-    "stack": pa.struct([("id", _u64), ("time_ns", _u64), ("pid", _u32), ("truncated", pa.bool_()), ("ips", _words)]),
+    "stack": pa.struct(
+        [
+            ("id", _u64),
+            ("time_ns", _u64),
+            ("pid", _u32),
+            ("truncated", pa.bool_()),
+            ("ips", _words),
+            ("ended", _name),
+            ("marks", _marks),
+        ]
+    ),
     "mapping": pa.struct(
         [
             ("time_ns", _u64),
@@ -186,6 +198,8 @@ _DICTIONARY = [
 ]
 
 NULLABLE = {
+    "stack.ended",
+    "stack.marks",
     "stall.w2",
     "mapping.build_id",
     "mapping.inode",
@@ -224,6 +238,7 @@ _SINCE = {
     3: {"module", "symbol", "mapping.inode", "process.uid", "process.gid"},
     4: {"part", "sample"},
     5: {"module.no_calls", "module.outermost"},
+    6: {"stack.ended", "stack.marks"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 
@@ -584,6 +599,12 @@ class CaptureReader:
                     for f in schema
                 ]
             yield pa.Table.from_arrays(arrays, schema=schema)
+
+    def stacks(self, ids: NDArray[np.uint64]) -> pa.Table:
+        """The `stack` rows with these ids. CaptureError: see `tables`."""
+        chosen = pa.array(ids)
+        tables = [table.filter(pc.is_in(table["id"], chosen)) for table in self.tables("stack")]
+        return pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
 
     def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:
         """All rows of a kind at once, for kinds that are few."""

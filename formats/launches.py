@@ -8,7 +8,9 @@ import numpy as np
 
 NAME_BYTES = 64
 PATH_BYTES = 4096
-LOOKED_AT = 128  # addresses of a stack, the innermost, of which the code is looked at
+MAX_DEPTH = 256  # addresses of a stack, a power of two
+PAGE_BYTES = 4096
+KEPT_SHIFT = 8
 PIECE_BYTES = (16 << 10) - 80  # with what goes before it, and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(
@@ -64,15 +66,52 @@ class PieceOf(IntEnum):
     MODULE = 2  # the zebin that the kernel came in, as the driver keeps it
 
 
+COPY = np.dtype(
+    [
+        ("id", "<u8"),  # of the stack
+        ("time", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("generation", "<u8", (4,)),  # of the process's mappings: born, mm, exec_vm, loads
+        ("way", "<u8"),  # key in the map of copies that are on their way
+        ("start", "<u8", (8,)),  # registers where the walk began: ip, sp, bp, bx, r12 to r15
+        ("end", "<u8", (3,)),  # where it ended: ip, sp, bp
+        ("depth", "<u4"),  # addresses, that of the end included
+        ("is_exact", "<u4"),  # the end's is an instruction's, no return address
+        ("address", "<u8"),  # of the page; 0 of the last record, which has none
+        ("page", f"V{PAGE_BYTES}"),
+    ]
+)
+
+
+CPU_SAMPLE = np.dtype(
+    [
+        ("time", "<u8"),  # CLOCK_MONOTONIC, ns
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("stack", "<u8"),  # stack ids, 0 for none
+        ("kernel_stack", "<u8"),
+        ("cpu", "<u4"),
+        ("flags", "<u4"),  # LaunchFlags
+    ]
+)
+
+
 def stack_dtype(depth: int) -> np.dtype[np.void]:
-    """The dtype of one stack record whose program was built with STACK_DEPTH = `depth`."""
-    # The 8 bytes before each of the innermost addresses, and the 8 from it on; zeros where they could not be read.
-    return np.dtype([*unchecked_stack_dtype(depth).descr, ("around", "<u8", (LOOKED_AT, 2))])
-
-
-def unchecked_stack_dtype(depth: int) -> np.dtype[np.void]:
-    """The dtype of a stack record of a program that did not look at the code."""
-    return np.dtype([("id", "<u8"), ("time", "<u8"), ("pid", "<u4"), ("depth", "<u4"), ("ips", "<u8", (depth,))])
+    """The dtype of one stack record whose program was loaded with STACK_DEPTH = `depth`."""
+    return np.dtype(
+        [
+            ("id", "<u8"),
+            ("time", "<u8"),
+            ("pid", "<u4"),
+            ("depth", "<u4"),
+            # formats.unwind_rules.Walked; from KEPT_SHIFT on, how many addresses that BPF sent with this id go before
+            ("walked", "<u8"),
+            ("guessed", "<u8", (MAX_DEPTH // 64,)),  # bits: addresses that were found without call frame information
+            ("interrupted", "<u8", (MAX_DEPTH // 64,)),  # bits: no return addresses, signals came there
+            ("ips", "<u8", (depth,)),  # innermost first
+        ]
+    )
 
 
 class LaunchFlags(IntFlag):
@@ -82,6 +121,7 @@ class LaunchFlags(IntFlag):
     NO_STACK = 2
     NO_NAME = 4
     OTHER = 8  # of a process that was not to be recorded: without stack, name and comm
+    PRESUMED = 32  # its stack is that of another launch, whose copy was on its way: they ended alike
     CARRIED = 16  # happened before this file was begun, and is in the one before it, too
 
 
@@ -106,3 +146,9 @@ class Counter(IntEnum):
     HANDLES_CHANGED = 15
     KERNELS = 16
     PIECES_LOST = 17
+    STACKS_MISSED = 18
+    STACKS_PRESUMED = 19
+    COPIES_LOST = 20
+    SAMPLES = 21
+    SAMPLES_LOST = 22
+    SAMPLE_NS = 23

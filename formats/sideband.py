@@ -1,8 +1,7 @@
-"""perf's side-band records: what was mapped, forked, renamed and ended, and CPU samples, as the kernel writes it.
+"""perf's side-band records: what was mapped, forked, renamed and ended, as the kernel writes it.
 
 The recorder keeps these bytes as they are and they are read when a recording is finished. What already ran at the
-start is described in the same records, made here, so that there is one reader for both. Samples are many: they are
-only found one by one, and read by whole columns.
+start is described in the same records, made here, so that there is one reader for both.
 Source of the layouts: include/uapi/linux/perf_event.h, Linux 6.18.
 """
 
@@ -12,9 +11,6 @@ import struct
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 _HEADER = struct.Struct("<IHH")  # type, misc, size
 _TRAILER = struct.Struct("<IIQII")  # pid, tid, time, cpu, reserved: sample_id_all with TID | TIME | CPU
 _MMAP2 = struct.Struct("<IIQQQ24sII")  # pid, tid, address, length, page offset, file or build-id, prot, flags
@@ -22,14 +18,9 @@ _TASK = struct.Struct("<IIIIQ")  # pid, ppid, tid, ptid, time
 _LOST = struct.Struct("<QQ")  # id, how many
 _FILE = struct.Struct("<IIQQ")  # major, minor, inode, generation
 
-# Of a sample with TID | TIME | CPU | CALLCHAIN, in words: header, pid and tid, time, cpu, how many addresses follow.
-_CHAIN = 5
-
-LOST, COMM, EXIT, FORK, SAMPLE, MMAP2, LOST_SAMPLES = 2, 3, 4, 7, 9, 10, 13
+LOST, COMM, EXIT, FORK, MMAP2 = 2, 3, 4, 7, 10
 MISC_EXEC = 1 << 13
 MISC_BUILD_ID = 1 << 14
-# Among the addresses of a call chain, those from CONTEXT_MAX on say what the ones behind them are.
-CONTEXT_KERNEL, CONTEXT_USER, CONTEXT_MAX = -128 % 2**64, -512 % 2**64, -4095 % 2**64
 
 
 @dataclass
@@ -60,49 +51,12 @@ class Processes:
 
 
 @dataclass
-class SampleRecords:
-    """Records among which there are samples, for `sample_columns`."""
-
-    data: list[bytes] = field(default_factory=list)  # whole records
-    starts: list[int] = field(default_factory=list)  # of the samples in all data together, in words
-    size: int = 0  # of the data, bytes
-
-    def add(self, data: bytes, starts: list[int]) -> None:
-        """Adds whole records, and where among them the samples start, in words."""
-        before = self.size // 8
-        self.data.append(data)
-        self.starts += [before + start for start in starts]
-        self.size += len(data)
-
-
-@dataclass
 class SideBand:
     """What a run of side-band bytes said."""
 
     mappings: Mappings = field(default_factory=Mappings)
     processes: Processes = field(default_factory=Processes)
-    samples: SampleRecords = field(default_factory=SampleRecords)
     lost: int = 0  # records that the kernel had no room for
-
-
-@dataclass(frozen=True)
-class Stacks:
-    """Stacks of many samples, one behind the other."""
-
-    depths: NDArray[np.int64]  # [samples]; 0 where a sample has no such stack
-    ips: NDArray[np.uint64]  # [sum of depths], each stack's innermost first
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Columns of CPU samples; all but the stacks have the shape [samples]."""
-
-    time: NDArray[np.uint64]  # CLOCK_MONOTONIC, ns
-    pid: NDArray[np.uint32]
-    tid: NDArray[np.uint32]
-    cpu: NDArray[np.uint32]
-    user: Stacks
-    kernel: Stacks
 
 
 def text(name: bytes) -> str:
@@ -110,29 +64,23 @@ def text(name: bytes) -> str:
     return name.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
-def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], list[int], int]:
+def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
     """Where records are, up to what is none.
 
     Returns:
-        Type, misc, start and end of each that is no sample; the samples' starts, in words; the end of the last record.
+        Type, misc, start and end of each; the end of the last one.
     """
     words = memoryview(data)[: len(data) // 8 * 8].cast("Q")
     position, end = 0, len(words)
-    others, samples = [], []
+    found = []
     while position < end:
         head = words[position]
         length = head >> 51  # the size, in words: the kernel rounds it up to whole ones
-        kind = head & 0xFFFFFFFF
         if not 0 < length <= end - position or head >> 48 & 7:
             break
-        if kind != SAMPLE:
-            others.append((kind, head >> 32 & 0xFFFF, 8 * position + _HEADER.size, 8 * (position + length)))
-        elif length >= _CHAIN and words[position + _CHAIN - 1] == length - _CHAIN:
-            samples.append(position)
-        else:
-            break
+        found.append((head & 0xFFFFFFFF, head >> 32 & 0xFFFF, 8 * position + _HEADER.size, 8 * (position + length)))
         position += length
-    return others, samples, 8 * position
+    return found, 8 * position
 
 
 def decode(data: bytes, into: SideBand) -> None:
@@ -142,10 +90,8 @@ def decode(data: bytes, into: SideBand) -> None:
         ValueError: what follows those that were added is no record.
     """
     mappings, processes = into.mappings, into.processes
-    others, samples, whole = _records(data)
-    if samples:
-        into.samples.add(data[:whole], samples)
-    for kind, misc, start, end in others:
+    found, whole = _records(data)
+    for kind, misc, start, end in found:
         body_end = end - _TRAILER.size
         if kind == MMAP2 and body_end >= start + _MMAP2.size:
             pid, _, address, length, offset, file, _, _ = _MMAP2.unpack_from(data, start)
@@ -172,54 +118,8 @@ def decode(data: bytes, into: SideBand) -> None:
             _add_process(processes, time, pid, tid, ppid, event, None)
         elif kind == LOST and end >= start + _LOST.size:
             into.lost += _LOST.unpack_from(data, start)[1]
-        elif kind == LOST_SAMPLES and end >= start + 8:
-            into.lost += struct.unpack_from("<Q", data, start)[0]
     if whole != len(data):
         raise ValueError(f"{len(data) - whole} of its bytes are no records")
-
-
-def samples_of(data: bytes, into: SampleRecords) -> None:
-    """Adds only the samples of what `decode` takes, and says nothing of what is no record."""
-    _, samples, whole = _records(data)
-    if samples:
-        into.add(data[:whole], samples)
-
-
-def sample_columns(records: SampleRecords) -> Samples:
-    """The columns of the samples that `decode` found."""
-    words = np.frombuffer(b"".join(records.data), np.uint64)
-    starts = np.array(records.starts, np.int64)
-    threads, cpus, depths = words[starts + 1], words[starts + 3], words[starts + 4].astype(np.int64)
-    user, kernel = _stacks(depths, words[_indices(starts + _CHAIN, depths)])
-    return Samples(
-        time=words[starts + 2],
-        pid=threads.astype(np.uint32),
-        tid=(threads >> 32).astype(np.uint32),
-        cpu=cpus.astype(np.uint32),
-        user=user,
-        kernel=kernel,
-    )
-
-
-def _indices(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers from each start on, as many as its length."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
-
-
-def _stacks(depths: NDArray[np.int64], chain: NDArray[np.uint64]) -> tuple[Stacks, Stacks]:
-    """User and kernel stacks of call chains: `depths[i]` addresses and context markers each."""
-    ends = np.cumsum(depths)
-    markers = np.flatnonzero(chain >= CONTEXT_MAX)
-    rows = np.searchsorted(ends, markers, side="right")
-    # A part reaches from a marker to the next, or to the end of its chain; what has no marker before it is nobody's.
-    lengths = np.minimum(np.append(markers[1:], len(chain)), ends[rows]) - markers - 1
-    found = []
-    for context in (CONTEXT_USER, CONTEXT_KERNEL):
-        parts = chain[markers] == context
-        ips = chain[_indices(markers[parts] + 1, lengths[parts])]
-        found.append(Stacks(np.bincount(rows[parts], lengths[parts], len(depths)).astype(np.int64), ips))
-    return found[0], found[1]
 
 
 def _add_process(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.unwind_rules import Walked
 from iaprof.formats.whole_stacks import WholeStacks
-from iaprof.record.walks import Ends
+from iaprof.record.walks import UNKNOWN, Ends
 from iaprof.symbols.modules import Module
 from iaprof.symbols.names import Named
 from iaprof.symbols.stack_ends import End, code_of, end_of, has_no_beginning
@@ -76,19 +76,8 @@ class StackEnds:
         for module, addresses in found.values():
             yield module, np.unique(np.concatenate(addresses))
 
-    def completed(self, modules: list[Module], module: Module, named: Named) -> Named:
-        """What was found of a module, with the beginnings that the stacks themselves told.
-
-        Args:
-            modules: those that `Ends` means.
-            module: one that was asked for its names.
-            named: what came of that.
-        """
-        numbers = [number for number, each in enumerate(modules) if each.identity == module.identity]
-        begins = [ends.addresses[ends.begin & np.isin(ends.modules, numbers)] for _, ends, _ in self._stacks]
-        if sum(map(len, begins)):
-            known = named.outermost if named.outermost is not None else np.empty(0, np.uint64)
-            named = replace(named, outermost=np.union1d(known, np.concatenate(begins)))
+    def completed(self, module: Module, named: Named) -> Named:
+        """Keeps what was found of a module, and gives it."""
         self._named[module.identity] = named
         self._outermost[module.identity] = frozenset(() if named.outermost is None else named.outermost.tolist())
         return named
@@ -103,7 +92,8 @@ class StackEnds:
         numbers = np.concatenate([np.empty(0, np.int32), *(ends.modules for _, ends, _ in self._stacks)])
         addresses = np.concatenate([np.empty(0, np.uint64), *(ends.addresses for _, ends, _ in self._stacks)])
         truncated = np.concatenate([np.empty(0, bool), *(deep for _, _, deep in self._stacks)])
-        places = np.rec.fromarrays([numbers, addresses, truncated])
+        walked = np.concatenate([np.empty(0, np.uint8), *(ends.walked for _, ends, _ in self._stacks)])
+        places = np.rec.fromarrays([numbers, addresses, truncated, walked])
         distinct, which = np.unique(places, return_inverse=True)
         kinds = [self._kind(modules, *place) for place in distinct.tolist()]
         order = np.argsort(ids, kind="stable")
@@ -117,8 +107,11 @@ class StackEnds:
             found[name] = _added_up(kinds, by_place.tolist()).to_json()
         return found
 
-    def _kind(self, modules: list[Module], number: int, address: int, truncated: bool) -> tuple[End, str]:
+    def _kind(self, modules: list[Module], number: int, address: int, truncated: bool, walked: int) -> tuple[End, str]:
         """How a stack ends whose last frame is there, and in what."""
+        if walked != UNKNOWN:
+            end = End.WHOLE if walked == Walked.WHOLE else End.CUT
+            return end, code_of(modules[number] if number >= 0 else None)
         if number < 0:
             return End.UNKNOWN, code_of(None)
         module = modules[number]

@@ -23,18 +23,20 @@ from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import (
+    COPY,
+    CPU_SAMPLE,
     LAUNCH,
+    MAX_DEPTH,
     PIECE_BYTES,
     LaunchFlags,
     PieceOf,
     stack_dtype,
-    unchecked_stack_dtype,
 )
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
-from iaprof.formats.sideband import Mappings, SampleRecords, SideBand, decode, sample_columns, samples_of
-from iaprof.record.cpu_samples import CpuSamples
+from iaprof.formats.sideband import Mappings, SideBand, decode
+from iaprof.record.cpu_samples import cpu_sample_rows
 from iaprof.record.described import HEAD, Described, about_piece
-from iaprof.record.for_symbols import ForSymbols
+from iaprof.record.for_symbols import FinishStacks, ForSymbols
 from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
 from iaprof.record.launch_stacks import LaunchStacks
@@ -47,8 +49,6 @@ from iaprof.symbols.address_space import AddressSpaces
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
 KERNEL_BYTES_PER_GROUP = 64 << 20
-SAMPLE_BYTES_PER_GROUP = 16 << 20
-MAX_DEPTH = 1024
 MAX_WORDS = 3
 IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of what a process had
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
@@ -77,6 +77,7 @@ def finish(
     output: Path,
     look: Callable[[Frame], None] | None = None,
     write_symbols: WriteSymbols | None = None,
+    finish_stacks: FinishStacks | None = None,
 ) -> Finished:
     """Writes the capture of a spool.
 
@@ -85,6 +86,7 @@ def finish(
         output: an existing file of that name is replaced.
         look: is shown each frame.
         write_symbols: names what the stacks need; without it nothing is named.
+        finish_stacks: finishes those that were not finished while recording; without it they stay cut.
 
     Raises:
         IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
@@ -100,7 +102,9 @@ def finish(
             if look is not None:
                 look(frame)
         work.keep_described(spool)
+        work.write_unfinished(spool, finish_stacks)
         work.write_launches(spool)
+        work.write_samples(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -121,14 +125,15 @@ class _Finishing:
         self._stalls: list[Frame] = []
         self._stall_records = 0
         self._launch_frames = array("Q")  # where they are in the spool
+        self._copy_frames = array("Q")  # likewise
+        self._sample_frames = array("Q")  # likewise
         self._launches: list[NDArray[np.void]] = []
         self._launch_rows = 0
-        self._sideband, self._samples = SideBand(), SampleRecords()
+        self._sideband = SideBand()
         self._drivers: dict[str, int] = {}  # the first process that mapped each
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
         self._lost_sideband = False
         self._stacks: LaunchStacks
-        self._cpu_samples: CpuSamples
         self._kernels: list[pa.StructArray] = []
         self._kernel_bytes = 0
         self._digests: set[str] = set()
@@ -166,7 +171,6 @@ class _Finishing:
         known.spaces = AddressSpaces(known.table("mapping"), known.table("process"))
         walks = Walks(known.spaces, not self._lost_sideband)
         self._stacks = LaunchStacks(walks, known.ends)
-        self._cpu_samples = CpuSamples(walks, known.ends)
 
     def _damaged(self, frame: Frame, error: Exception) -> None:
         self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
@@ -186,7 +190,6 @@ class _Finishing:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._flush_stalls()
-        self._flush_samples()
         self._flush_kernels()
         self._flush_metrics()
         self._flush_described()
@@ -246,8 +249,11 @@ class _Finishing:
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
             raise ValueError("its stacks have an absurd depth")
-        dtype = stack_dtype if frame.kind is FrameKind.STACKS else unchecked_stack_dtype
-        self._write_rows("stack", self._stacks.rows(np.frombuffer(frame.payload, dtype(frame.part)), frame.part))
+        self._write_rows("stack", self._stacks.rows(np.frombuffer(frame.payload, stack_dtype(frame.part)), frame.part))
+
+    def _add_copy(self, frame: Frame) -> None:
+        np.frombuffer(frame.payload, COPY)  # whether they are some
+        self._copy_frames.append(frame.position)
 
     def _add_kernel(self, frame: Frame) -> None:
         about = _object(frame.payload[: frame.part])
@@ -278,6 +284,18 @@ class _Finishing:
             if count:
                 self._lost(self._last_ns, self._last_ns, source, "unfinished", count, detail)
 
+    def write_unfinished(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
+        """Finishes the stacks that were not finished while recording, as far as that can be done."""
+        depth = self._header.get("stack_depth")
+        if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
+            self._for_symbols.header = self._header
+            frames = (spool.frame_at(position).payload for position in self._copy_frames)
+            left = self._stacks.unfinished()
+            copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in left)
+            for record in finish_stacks(self._for_symbols, copies, depth):
+                self._write_rows("stack", self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth))
+        self._write_rows("stack", self._stacks.rows_of_unfinished())
+
     def write_launches(self, spool: SpoolReader) -> None:
         """Writes the launches, once all modules are known: they have whole names."""
         for position in self._launch_frames:
@@ -287,6 +305,25 @@ class _Finishing:
                 self._flush_launches()
         self._flush_launches()
 
+    def _add_sideband(self, _frame: Frame) -> None:
+        """It was taken before everything else."""
+
+    def write_samples(self, spool: SpoolReader) -> None:
+        """Writes the CPU samples, once all stacks are known."""
+        waiting: list[NDArray[np.void]] = []
+        for position in self._sample_frames:
+            waiting.append(np.frombuffer(spool.frame_at(position).payload, CPU_SAMPLE))
+            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+                self._write_samples(np.concatenate(waiting))
+                waiting.clear()
+        if waiting:
+            self._write_samples(np.concatenate(waiting))
+
+    def _write_samples(self, samples: NDArray[np.void]) -> None:
+        stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
+        self._for_symbols.ends.samples(stacks)
+        self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
+
     def _add_processes(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.
         before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
@@ -294,9 +331,8 @@ class _Finishing:
         try:
             decode(frame.payload, self._sideband)
         finally:
-            self._sideband.samples = SampleRecords()  # they come once more
             if self._sideband.lost:
-                detail = "mappings, names, forks, exits or CPU samples that the kernel had no room for"
+                detail = "mappings, names, forks or exits that the kernel had no room for"
                 lost = min(self._sideband.lost, _MOST)
                 self._sideband.lost = 0
                 self._lost_sideband = True
@@ -305,9 +341,8 @@ class _Finishing:
                 self._flush_processes()
 
     def _add_samples(self, frame: Frame) -> None:
-        samples_of(frame.payload, self._samples)
-        if self._samples.size >= SAMPLE_BYTES_PER_GROUP:
-            self._flush_samples()
+        np.frombuffer(frame.payload, CPU_SAMPLE)  # whether they are some
+        self._sample_frames.append(frame.position)
 
     def _add_metrics(self, frame: Frame) -> None:
         meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
@@ -396,21 +431,11 @@ class _Finishing:
             self._write_rows("launch", rows)
 
     def _flush_processes(self) -> None:
-        if self._write_symbols is not None:
-            self._for_symbols.files.add(self._sideband.mappings)
+        self._for_symbols.files.add(self._sideband.mappings)
         for kind, rows in sideband_rows(self._sideband):
             self._write_rows(kind, rows)
         self._find_drivers(self._sideband.mappings)
         self._sideband = SideBand()
-
-    def _flush_samples(self) -> None:
-        depth = self._header.get("stack_depth")
-        stacks, rows = self._cpu_samples.rows(
-            sample_columns(self._samples), depth if isinstance(depth, int) else MAX_DEPTH
-        )
-        self._write_rows("stack", stacks)
-        self._write_rows("cpu_sample", rows)
-        self._samples = SampleRecords()
 
     def _find_drivers(self, mappings: Mappings) -> None:
         found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
@@ -466,15 +491,16 @@ _READERS = {
     FrameKind.STALLS: _Finishing._add_stalls,
     FrameKind.LAUNCHES: _Finishing._add_launches,
     FrameKind.STACKS: _Finishing._add_stacks,
-    FrameKind.UNCHECKED_STACKS: _Finishing._add_stacks,
     FrameKind.KERNEL: _Finishing._add_kernel,
-    FrameKind.SIDEBAND: _Finishing._add_samples,
+    FrameKind.SIDEBAND: _Finishing._add_sideband,
+    FrameKind.CPU_SAMPLES: _Finishing._add_samples,
     FrameKind.LOSS: _Finishing._add_loss,
     FrameKind.END: _Finishing._add_end,
     FrameKind.APPEND: _Finishing._add_to_header,
     FrameKind.METRICS: _Finishing._add_metrics,
     FrameKind.PROCESS: _Finishing._add_process,
     FrameKind.PIECE: _Finishing._add_piece,
+    FrameKind.COPY: _Finishing._add_copy,
 }
 
 

@@ -21,7 +21,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import hold
 from iaprof.record.carry import Carry
 from iaprof.record.finish import finish
-from iaprof.record.recorded_symbols import recorded_symbols
+from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
 from iaprof.record.spool import SpoolReader
 from iaprof.record.symbols import Symbols
 from iaprof.sandbox.memory import limit_memory, share
@@ -35,7 +35,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     kept = {int(pid): fd for pid, fd in request["roots"].items()}
     names = None if which is Symbols.NONE else recorded_symbols(which, _say_progress, kept)
     try:
-        finished = finish(reader, Path(request["output"]), carry.add if carry else None, names)
+        finished = finish(reader, Path(request["output"]), carry.add if carry else None, names, late_stacks(kept))
         if carry:
             carry.write(reader, request["carry"])
     except (IaprofError, OSError) as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
 from iaprof.record.ends import StackEnds
@@ -35,10 +38,14 @@ class ForSymbols:
             self._rows[kind].append(rows)
 
     def completed(self, module: Module, named: Named) -> tuple[Module, Named]:
-        """A named module as it is written, with the thread starts that were seen in the stacks."""
-        return module, self.ends.completed(self.spaces.modules, module, named)
+        """A named module as it is written."""
+        return module, self.ends.completed(module, named)
 
     def table(self, kind: str) -> pa.Table:
         """All `mapping` or `process` rows."""
         schema = pa.schema(list(KINDS[kind]))
         return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
+
+
+FinishStacks = Callable[[ForSymbols, Iterator[NDArray[np.void]], int], Iterator[bytes]]
+"""Finishes stacks: given COPY records, those of one stack behind one another, and the limit of addresses."""

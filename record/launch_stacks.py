@@ -1,4 +1,4 @@
-"""Stacks of launches for the capture: cut where they end, and each distinct stack once."""
+"""Stacks of launches for the capture: each distinct one once, and finished ones in place of what BPF sent."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
-from iaprof.formats.launches import LOOKED_AT
+from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH
+from iaprof.formats.unwind_rules import Mark, Walked
 from iaprof.record.ends import StackEnds
 from iaprof.record.stack_ids import StackIds
-from iaprof.record.walks import Walked, Walks
-from iaprof.symbols.return_addresses import codes
+from iaprof.record.walks import Walked as Stacks, Walks
+
+ENDED = {
+    Walked.WHOLE: "whole",
+    Walked.DEEP: "deep",
+    Walked.MISSED: "unfinished",
+    Walked.NOWHERE: "nowhere",
+    Walked.MEMORY: "memory",
+    Walked.DAMAGED: "damaged",
+    Walked.STUCK: "stuck",
+}
+"""How a stack ended, as the capture says it."""
+_NAMES = np.array([ENDED[each] for each in Walked])
 
 
 class LaunchStacks:
@@ -21,54 +33,113 @@ class LaunchStacks:
         """Begins with none.
 
         Args:
-            walks: cuts them.
-            ends: is told where they end.
+            walks: knows where addresses lie.
+            ends: is told where stacks end.
         """
         self._walks, self._ends = walks, ends
         self._kept: dict[int, int] = {}  # by the id that a stack came with: that of the first one like it
         self._first: dict[int, int] = {}  # that id by what is in the stack
         self._content = StackIds()
+        self._unfinished: dict[int, tuple[NDArray[np.void], int]] = {}  # what BPF sent, and its depth; by id
 
     def rows(self, records: NDArray[np.void], depth: int) -> pa.StructArray:
-        """Rows of kind `stack` for the stacks that are new.
+        """Rows of kind `stack` for the stacks that are new and finished.
 
         Args:
-            records: of stack_dtype(depth), or unchecked_stack_dtype(depth).
+            records: of stack_dtype(depth).
             depth: addresses that a stack can have at most.
         """
+        is_missed = records["walked"] == Walked.MISSED
+        for record in records[is_missed]:
+            if int(record["id"]) not in self._kept:
+                self._unfinished[int(record["id"])] = record, depth
+        return self._rows(self._joined(records[~is_missed], depth), depth)
+
+    def rows_of_unfinished(self) -> pa.StructArray:
+        """Rows of those that nobody finished, once all others were added."""
+        left, self._unfinished = self._unfinished, {}
+        parts = [pa.array([], KINDS["stack"])]
+        for depth in sorted({depth for _, depth in left.values()}):
+            parts.append(self._rows(np.array([record for record, of in left.values() if of == depth]), depth))
+        return pa.concat_arrays(parts)
+
+    def unfinished(self) -> set[int]:
+        """The ids of stacks that are not finished."""
+        return set(self._unfinished)
+
+    def _joined(self, records: NDArray[np.void], depth: int) -> NDArray[np.void]:
+        """With the addresses that BPF sent before, for those that were finished from where its walk ended."""
+        kept = records["walked"] >> np.uint64(KEPT_SHIFT)
+        if kept.any():
+            records = records.copy()
+        for index in np.flatnonzero(kept).tolist():
+            record, before = records[index], self._unfinished.get(int(records[index]["id"]))
+            if before is None:  # BPF's came into the file before this one, or was lost
+                record["depth"], record["walked"] = 0, Walked.MISSED
+                continue
+            first = before[0]["ips"][: int(kept[index])]
+            ips = np.concatenate([first, record["ips"][: int(record["depth"])]])[:depth]
+            record["ips"][: len(ips)], record["depth"] = ips, len(ips)
+            for name in ("guessed", "interrupted"):
+                behind = _bits(record[name])[: MAX_DEPTH - len(first)]
+                record[name] = np.packbits(
+                    np.concatenate([_bits(before[0][name])[: len(first)], behind]), bitorder="little"
+                ).view(np.uint64)
+            record["walked"] &= np.uint64((1 << KEPT_SHIFT) - 1)
+        for number in records["id"].tolist():
+            self._unfinished.pop(number, None)
+        return records
+
+    def _rows(self, records: NDArray[np.void], depth: int) -> pa.StructArray:
         # The BPF program sends a stack again if it has forgotten its id: it is kept once.
         records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
         records = records[np.fromiter((int(i) not in self._kept for i in records["id"]), bool, len(records))]
         depths = np.minimum(records["depth"], depth).astype(np.int64)
         inside = np.arange(depth) < depths[:, None]
-        around = None
-        if "around" in (records.dtype.names or ()):
-            most = min(depth, LOOKED_AT)
-            around = np.zeros((*inside.shape, 2), np.uint64)
-            around[:, :most] = records["around"][:, :most]
-            around = around[inside]
-        walked = Walked(
-            records["pid"],
-            records["time"],
-            depths,
-            records["ips"][inside],
-            None if around is None else codes(around[:, 0], around[:, 1]),
-        )
-        cut, ends = self._walks.cut(walked)
-        truncated = cut.depths == depth
-        # A truncated stack differs from a whole one with the same addresses.
-        owners = walked.pids.astype(np.uint64) | truncated.astype(np.uint64) << np.uint64(32)
+        stacks = Stacks(records["pid"], records["time"], depths, records["ips"][inside])
+        walked = np.minimum(records["walked"], Walked.MISSED + np.uint64(len(Walked))).astype(np.uint8)
+        walked[walked >= len(Walked)] = Walked.MISSED
+        marks = _bits(records["guessed"])[:, :depth] * np.uint8(Mark.GUESSED)
+        marks |= _bits(records["interrupted"])[:, :depth] * np.uint8(Mark.INTERRUPTED)
+        marks[:, 0] &= ~np.uint8(Mark.INTERRUPTED)  # the innermost is never a return address
+        marks = marks[inside[:, : marks.shape[1]]]
+        # Stacks of the same addresses differ if they ended differently.
+        owners = stacks.pids.astype(np.uint64) | walked.astype(np.uint64) << np.uint64(32)
         new = np.zeros(len(records), bool)
-        contents = self._content.of(cut.depths, cut.ips, owners)
+        contents = self._content.of(stacks.depths, stacks.ips, owners)
         for index, (id_, content) in enumerate(zip(records["id"].tolist(), contents.tolist(), strict=True)):
             first = self._kept[id_] = self._first.setdefault(content, id_)
             new[index] = first == id_
-        self._ends.stacks(records["id"][new], ends.of(new), truncated[new])
-        kept = cut.of(np.flatnonzero(new))
-        columns = [*map(pa.array, (records["id"][new], kept.times, kept.pids, truncated[new])), kept.lists()]
+        chosen = np.flatnonzero(new)
+        kept, how = stacks.of(chosen), walked[new]
+        truncated = how == Walked.DEEP
+        self._ends.stacks(records["id"][new], self._walks.ends(kept, how), truncated)
+        columns = [
+            *map(pa.array, (records["id"][new], kept.times, kept.pids, truncated)),
+            kept.lists(),
+            pa.array(_NAMES[how].tolist(), pa.string()),
+            _marks_of(np.repeat(new, depths), marks, kept.depths),
+        ]
         return pa.StructArray.from_arrays(columns, fields=list(KINDS["stack"]))
 
     def ids(self, sent: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The ids in the capture for the ids in launch records; that of an unknown stack stays as it is."""
         distinct, which = np.unique(sent, return_inverse=True)
         return np.array([self._kept.get(id_, id_) for id_ in distinct.tolist()], np.uint64)[which]
+
+
+def _bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """The bits of words, along the last axis."""
+    return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=-1, bitorder="little")
+
+
+def _marks_of(chosen: NDArray[np.bool_], marks: NDArray[np.uint8], depths: NDArray[np.int64]) -> pa.Array:
+    """The column `marks`; null for a stack without any."""
+    marks = marks[chosen]
+    rows = np.repeat(np.arange(len(depths)), depths)
+    without = np.bincount(rows, marks > 0, len(depths)) == 0
+    lengths = np.where(without, 0, depths)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    type_ = KINDS["stack"].field("marks").type
+    values = pa.array(marks[~without[rows]] if len(rows) else marks, pa.uint8())
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=type_, mask=pa.array(without))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Outcome
-from iaprof.formats.launches import PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf
+from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
@@ -25,6 +25,7 @@ from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
 from iaprof.record.spool import FrameKind
+from iaprof.record.unwinding.learning import Learning
 
 TURN_NS = 10_000_000  # of looking for libraries, before others get theirs
 COUNTERS_EVERY_NS = 1_000_000_000
@@ -36,12 +37,13 @@ _LOSSES = {
     Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or more than four kernels of one call"),
     Counter.BAD_ARGS: ("launches", "unreadable", "the probe's arguments could not be read"),
     Counter.STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those launches have no stack"),
-    Counter.STACKS_FAILED: ("stacks", "failed", "the kernel could not walk them; those launches have no stack"),
     Counter.STACKS_TRUNCATED: (
         "stacks",
         "truncated",
-        "launches from a stack that is as deep as kernel.perf_event_max_stack allows: raise that with sysctl",
+        "launches from a stack that is deeper than what is recorded of one",
     ),
+    Counter.COPIES_LOST: ("stacks", "not copied", "no room in the ring buffer to finish them: they are cut"),
+    Counter.SAMPLES_LOST: ("cpu samples", "lost", "no room in the ring buffer"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
     Counter.HANDLES_UNREADABLE: ("launches", "unreadable", "what their kernels' handles point to could not be read"),
     Counter.HANDLES_UNKNOWN: ("launches", "unreadable", "their kernels' handles are none that the layout knows"),
@@ -57,6 +59,7 @@ class Launches:
 
     def __init__(self, probes: LaunchProbes, intake: Intake, scope: Scope | None = None) -> None:
         self._probes, self._intake, self._scope = probes, intake, scope
+        self._learning: Learning | None = None
         self._mapping: dict[int, None] = {}  # processes that mapped a library, in order
         self._described: dict[int, None] = {}
         self.libraries: list[dict[str, object]] = []  # as the capture's header has them
@@ -67,6 +70,14 @@ class Launches:
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
+
+    def learn(self) -> None:
+        """Starts the process that finishes stacks.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._learning = Learning(self._probes)
 
     def start(
         self, journal: Journal, loop: Loop, on_process: Callable[[int], None], libraries: Iterable[Outcome]
@@ -88,11 +99,13 @@ class Launches:
             self._probes.launches,
             self._probes.stacks,
             self._probes.compiled,
+            self._probes.samples,
             self._probes.pieces,
             self._probes.modules,
         ):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
         self._wait_for_intake()
+        self._wait_for_learner()
         loop.every(COUNTERS_EVERY_NS, self.read_counters)
 
     def count_kernels(self) -> Kernels:
@@ -102,8 +115,8 @@ class Launches:
 
     def read(self) -> NDArray[np.void]:
         """Empties the ring buffers; gives the stacks that came, as stack_dtype[n]."""
-        # In this order: a launch's stack was sent before it, so all that these launches name will be there.
-        launches = self._probes.launches.read()
+        # In this order: a launch's or sample's stack was sent before it, so all that these name will be there.
+        launches, samples = self._probes.launches.read(), self._probes.samples.read()
         stacks = self._probes.stacks.read()
         now = time.monotonic_ns()
         self._write_stacks(stacks, now)
@@ -111,6 +124,8 @@ class Launches:
             self._journal.totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
             self._meet(launches)
+        if len(samples):
+            self._journal.write(FrameKind.CPU_SAMPLES, samples.view("u1").data, time=now)
         compiled = self._probes.compiled.read()
         if self._scope is not None and len(compiled):
             compiled = compiled[~np.isin(compiled["pid"], list(self._scope.others))]
@@ -145,6 +160,37 @@ class Launches:
     def _write_stacks(self, stacks: NDArray[np.void], now: int) -> None:
         if len(stacks):
             self._journal.write(FrameKind.STACKS, stacks.view("u1").data, time=now, part=self._probes.depth)
+
+    # Stacks that are finished in a process apart
+
+    def _wait_for_learner(self) -> None:
+        if self._learning is not None and self._learning.fileno() >= 0:
+            self._learner_fd = self._learning.fileno()
+            self._loop.wait_for(self._learner_fd, self._read_learner)
+
+    def wait_for_learner(self) -> None:
+        """Waits until stacks can be finished as they come, but not for long."""
+        if self._learning is not None:
+            self._keep_finished(self._learning.wait())
+
+    def has_finished_stacks(self) -> bool:
+        """Whether all stacks are finished, or have been waited for long enough; to be asked again."""
+        return self._learning is None or self._learning.has_finished()
+
+    def _read_learner(self) -> None:
+        assert self._learning is not None
+        self._keep_finished(self._learning.read())
+        if self._learning.fileno() != self._learner_fd:  # it died, and perhaps another one took its place
+            now = time.monotonic_ns()
+            self._loop.forget(self._learner_fd)
+            self._journal.loss("stacks", "learner", None, "the process that finishes stacks died", now, now)
+            self._wait_for_learner()
+
+    def _keep_finished(self, messages: Iterable[bytes]) -> None:
+        now = time.monotonic_ns()
+        for message in messages:  # one a path
+            kind = FrameKind.COPY if len(message) == COPY.itemsize else FrameKind.STACKS
+            self._journal.write(kind, message, time=now, part=self._probes.depth)
 
     def new_epoch(self) -> None:
         """Lets each stack travel again, for another spool; what came until now goes into this one."""
@@ -253,6 +299,11 @@ class Launches:
 
     # Counts and end
 
+    def close(self) -> None:
+        """Ends the process that finishes stacks, whatever it is doing."""
+        if self._learning is not None:
+            self._learning.close()
+
     def read_counters(self) -> None:
         """Writes down what the BPF programs could not send since the last look."""
         now, counters = time.monotonic_ns(), self._probes.counters()
@@ -263,6 +314,7 @@ class Launches:
         rings = {
             "launches": (self._probes.launches,),
             "stacks": (self._probes.stacks,),
+            "cpu samples": (self._probes.samples,),
             "kernels": (self._probes.compiled, self._probes.pieces, self._probes.modules),
         }
         for source, of_source in rings.items():
@@ -277,6 +329,8 @@ class Launches:
         """Detaches, and takes what is still on its way."""
         self._probes.detach()
         self.read()
+        if self._learning is not None:
+            self._keep_finished(self._learning.finish())
         deadline = time.monotonic() + INTAKE_WAIT_S
         while not self._intake.idle and time.monotonic() < deadline:
             self.read_intake()

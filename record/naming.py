@@ -35,6 +35,7 @@ from iaprof.symbols.generated import GeneratedCode
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named
 from iaprof.symbols.this_boot import ThisBoot
+from iaprof.symbols.vdso import open_vdso
 
 _MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
 _MOST_JITDUMPS = 8
@@ -118,8 +119,25 @@ class RecordedNaming(Closing):
 
     # Files
 
+    def open(self, module: Module) -> int | None:
+        """A file whose code was recorded, or the vDSO, which the caller closes; None if it cannot be had."""
+        if module.kind is ModuleKind.VDSO:
+            return open_vdso() if self._is_here else None
+        if module.kind is ModuleKind.FILE:
+            for file, _ in self._files_of(module, {}):
+                return os.dup(file)
+        return None
+
     def _name_file(self, module: Module, addresses: NDArray[np.uint64]) -> Named:
         problems: dict[str, None] = {}
+        for file, facts in self._files_of(module, problems):
+            with self._debug_file(module, facts) as debug:
+                named = self._binaries.name(file, addresses, debug, self._everything)
+            return with_entry_names(named, self._binaries, file, facts.build_id, addresses)
+        return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
+
+    def _files_of(self, module: Module, problems: dict[str, None]) -> Iterator[tuple[int, Facts]]:
+        """Open files that are the module's."""
         for file in self._candidates(module, problems):
             with _closing(file):
                 try:
@@ -130,10 +148,7 @@ class RecordedNaming(Closing):
                 if module.build_id is not None and facts.build_id != module.build_id:
                     problems[f"{module.path} was replaced by another build"] = None
                     continue
-                with self._debug_file(module, facts) as debug:
-                    named = self._binaries.name(file, addresses, debug, self._everything)
-                return with_entry_names(named, self._binaries, file, facts.build_id, addresses)
-        return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
+                yield file, facts
 
     def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:
         """Open files that may be the module's: what living processes have mapped, then what lies at its path."""

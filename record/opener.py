@@ -87,6 +87,10 @@ class Opener(Closing):
                     return self._ask({"pid": pid, "mapped": _unpadded(span), "same": _numbers(same)}, rights)
         return "it is not mapped any more"
 
+    def open_mapping(self, pid: int, start: int, end: int, rights: Rights, same: FileIdentity) -> int | str:
+        """The file that a living process has mapped at an address; see `open_mapped`."""
+        return self._ask({"pid": pid, "mapped": f"{start:x}-{end:x}", "same": _numbers(same)}, rights)
+
     def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
         if self._hangs[rights.uid] >= MAX_HANGS:
             return "other files of its user took too long to open"

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iaprof.formats.capture import CaptureWriter
-from iaprof.record.for_symbols import ForSymbols
+from iaprof.record.for_symbols import FinishStacks, ForSymbols
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.record.symbols import Symbols
 from iaprof.symbols.write_names import Patience, Progress, write_names
 
 _NICE = 19
+
+
+def late_stacks(kept: Mapping[int, int] | None = None) -> FinishStacks:
+    """What finish() takes to finish stacks that were not finished while recording.
+
+    Args:
+        kept: see recorded_symbols.
+    """
+
+    def finish(recorded: ForSymbols, copies: Iterator[NDArray[np.void]], depth: int) -> Iterator[bytes]:
+        from iaprof.record.naming import RecordedNaming
+        from iaprof.record.unwinding.late import LateFinishing
+
+        mappings, processes = recorded.table("mapping"), recorded.table("process")
+        roots: dict[int, int | str] = {**recorded.roots, **(kept or {})}
+        with RecordedNaming(
+            recorded.header, recorded.spaces, mappings, processes, False, recorded.files, roots
+        ) as naming:
+            yield from LateFinishing(naming, recorded.spaces, depth).finish(copies)
+
+    return finish
 
 
 def recorded_symbols(

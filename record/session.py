@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import iaprof
+from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.bpf.processes import snapshot
@@ -122,7 +123,7 @@ class Session:
         opened.callback(self._intake.close)
         self._signals.check()
         try:
-            sideband = SideBandBuffers(options.cpu_hz)
+            sideband = SideBandBuffers()
         except OSError as error:
             raise IaprofError(
                 f"the machine's mappings and processes cannot be watched (perf_event_open: {error.strerror}): "
@@ -135,7 +136,19 @@ class Session:
         self._signals.check()
         self._probes.ready(self._signals)
         self._signals.check()
+        try:
+            self._cpu_clock = CpuClock(self._probes.maps["on_sample"], options.cpu_hz)
+        except OSError as error:
+            raise IaprofError(
+                f"CPUs cannot be sampled (perf_event_open: {error.strerror}): use --cpu-freq=0"
+            ) from error
+        opened.callback(self._cpu_clock.close)
         self._launches = Launches(self._probes, self._intake, self._scope)
+        self._opened.callback(self._launches.close)
+        try:
+            self._launches.learn()
+        except OSError as error:
+            raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
         self._roots = Roots()
         self._kept.callback(self._roots.close)
         self._launches.on_mapped = self._keep_root
@@ -216,6 +229,7 @@ class Session:
         if options.duration_s is not None:
             loop.at(begins + int(options.duration_s * 1e9), self._end_soon)
         if options.command:
+            self._launches.wait_for_learner()
             self._signals.check()
             self._command = Command(options.command, self._signals, self._drivers.environment())
         with contextlib.suppress(OSError):
@@ -286,7 +300,7 @@ class Session:
     def _resume(self) -> None:
         if self._pause_began is not None:
             self._gpus.resume()
-            self._watch.sampling(True)
+            self._cpu_clock.enable(True)
             self._note_pause()
 
     def _note_pause(self) -> None:
@@ -299,7 +313,7 @@ class Session:
         if self._pause_began is None:
             time.sleep(DRAIN_S)
             self._gpus.pause()
-            self._watch.sampling(False)
+            self._cpu_clock.enable(False)
             self._pause_began = time.monotonic_ns()
 
     def _measure(self) -> None:
@@ -326,7 +340,7 @@ class Session:
             self._audience.status(self.status())
 
     def _rotate(self) -> None:
-        if self._rotation.is_under_way:
+        if self._rotation.is_under_way or not self._launches.has_finished_stacks():
             return  # a little later
         self._signals.rotate = False
         now = time.monotonic_ns()
@@ -380,6 +394,7 @@ class Session:
             self._command.end()
         time.sleep(DRAIN_S)
         self._gpus.finish()
+        self._cpu_clock.close()
         self._launches.finish()
         self._watch.finish()
         self._roots.look()

@@ -22,7 +22,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import create, remove, rename
 
 MAGIC = b"IAPS"
-VERSION = 1
+VERSION = 2
 _START = struct.Struct("<4sI")
 _FRAME = struct.Struct("<HHIQQQ")  # kind, source, part, payload bytes, time, begin
 _CHECK = struct.Struct("<I")
@@ -35,7 +35,6 @@ class FrameKind(IntEnum):
     HEADER = 1  # JSON, the capture's header as far as it is known at the start
     STALLS = 2  # `part` columns of u64, one after the other; source is the stream
     LAUNCHES = 3  # LAUNCH records
-    UNCHECKED_STACKS = 4  # stack records without codes, of earlier recorders; `part` is the depth they have room for
     KERNEL = 5  # `part` bytes of JSON, then the ELF file
     SIDEBAND = 6  # perf records; source is the CPU
     LOSS = 7  # JSON
@@ -44,7 +43,9 @@ class FrameKind(IntEnum):
     METRICS = 10  # JSON line that names the columns, `part` bytes; then rows of little-endian u64
     PROCESS = 11  # JSON, what /proc says of one process: pid, ns_pid, cgroup, container
     PIECE = 12  # a PIECE record, cut behind the bytes that count
-    STACKS = 13  # stack records; `part` is the depth they have room for
+    STACKS = 14  # stack records; `part` is the depth they have room for
+    CPU_SAMPLES = 13  # CPU_SAMPLE records
+    COPY = 15  # COPY records: a copy of a stack that was not finished while recording
 
 
 @dataclass(frozen=True)
@@ -214,8 +215,9 @@ class SpoolReader:
         start = self._file.read(_START.size)
         if len(start) < _START.size or start[:4] != MAGIC:
             raise SpoolError(f"{path} is not the spool of a recording")
-        if _START.unpack(start)[1] > VERSION:
-            raise SpoolError(f"{path} was made by a newer iaprof: recover it with that one")
+        if (version := _START.unpack(start)[1]) != VERSION:
+            other = "a newer" if version > VERSION else "an older"
+            raise SpoolError(f"{path} was made by {other} iaprof: recover it with that one")
         self._size = os.fstat(self._file.fileno()).st_size
 
     def frames(self, kinds: Container[int] | None = None) -> Iterator[Frame]:

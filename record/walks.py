@@ -1,8 +1,7 @@
-"""Stacks as they were walked, cut before the first address that can be no return address.
+"""Stacks that were walked by frame pointers, cut before the first address that can be no return address.
 
-In code without frame pointers a walk follows other data. An address counts as a return address if the side-band says
-that it lies in executable memory of its process, and, if the bytes before it are known, these are a call instruction.
-Generated code needs no call: Java's interpreter pushes the addresses that it wants to be returned to.
+In code without frame pointers such a walk follows other data. An address counts as a return address if the side-band
+says that it lies in executable memory of its process.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.return_addresses import begins_goroutine, can_be_returned_to, is_known
+from iaprof.symbols.modules import Module
 
+UNKNOWN = 255
 _SNAPSHOT_NS = 1_000_000_000  # the mappings of processes that ran before are read within this time
 
 
@@ -30,14 +29,12 @@ class Walked:
     times: NDArray[np.uint64]  # [n] CLOCK_MONOTONIC ns
     depths: NDArray[np.int64]  # [n] addresses
     ips: NDArray[np.uint64]  # [sum of depths], each stack's innermost first
-    codes: NDArray[np.uint64] | None = None  # [sum of depths], see symbols.return_addresses; None if not read
 
     def of(self, chosen: NDArray[np.int64]) -> Walked:
         """Some of the stacks, given by their numbers."""
         starts, depths = (np.cumsum(self.depths) - self.depths)[chosen], self.depths[chosen]
         which = np.repeat(starts - (np.cumsum(depths) - depths), depths) + np.arange(depths.sum())
-        codes = None if self.codes is None else self.codes[which]
-        return Walked(self.pids[chosen], self.times[chosen], depths, self.ips[which], codes)
+        return Walked(self.pids[chosen], self.times[chosen], depths, self.ips[which])
 
     def lists(self) -> pa.Array:
         """The addresses as the column `ips` of `stack` rows."""
@@ -52,11 +49,11 @@ class Ends:
 
     modules: NDArray[np.int32]  # [n] indices into the modules of the address spaces; -1 for a stack of no frame
     addresses: NDArray[np.uint64]  # [n] in those modules, of the call; see ModuleKind
-    begin: NDArray[np.bool_]  # [n] whether a goroutine is known to begin there
+    walked: NDArray[np.uint8]  # [n] formats.unwind_rules.Walked, UNKNOWN if the walk did not tell
 
     def of(self, chosen: NDArray[Any]) -> Ends:
         """Those of some of the stacks."""
-        return Ends(self.modules[chosen], self.addresses[chosen], self.begin[chosen])
+        return Ends(self.modules[chosen], self.addresses[chosen], self.walked[chosen])
 
 
 class Walks:
@@ -70,8 +67,7 @@ class Walks:
             all_mappings: False if mappings were lost, so that an address without a mapping may still be code.
         """
         self._spaces, self._all_mappings = spaces, all_mappings
-        # Of each of the modules of the address spaces, whether it is none, and whether it is generated code.
-        self._nowhere, self._generated = np.empty(0, bool), np.empty(0, bool)
+        self._nowhere = np.empty(0, bool)  # of each of the modules of the address spaces, whether it is none
 
     @property
     def modules(self) -> list[Module]:
@@ -87,17 +83,10 @@ class Walks:
         # Where a call is: see symbols.calls.
         places = walked.ips - is_return.astype(np.uint64)
         modules, addresses, is_mapped = self._locate(walked.pids[rows], places, walked.times[rows])
-        is_generated = self._generated[modules]
-        # If no mapping of a process is known, only the call instructions count.
+        # If no mapping of a process is known, all of its addresses count.
         is_mapped |= ~np.bincount(rows, is_mapped, len(walked.depths)).astype(bool)[rows]
-        begins = np.zeros(len(rows), bool)
         good = is_mapped
-        if walked.codes is not None:
-            can_be = can_be_returned_to(walked.codes)
-            begins = begins_goroutine(walked.codes)
-            good = is_mapped & (can_be | is_generated | ~is_known(walked.codes))
-            good |= can_be & (not self._all_mappings)
-        elif not self._all_mappings:
+        if not self._all_mappings:
             # Code that is in no mapping has callers that are in one; what lies behind the last of those is no code.
             last_mapped = np.zeros(len(walked.depths), np.int64)
             np.maximum.at(last_mapped, rows[is_mapped], within[is_mapped])
@@ -107,13 +96,19 @@ class Walks:
         depths = walked.depths.copy()
         np.minimum.at(depths, rows[bad], within[bad])
         kept = within < depths[rows]
-        codes = None if walked.codes is None else walked.codes[kept]
+        cut = replace(walked, depths=depths, ips=walked.ips[kept])
+        unknown = np.full(len(depths), UNKNOWN, np.uint8)
         last = np.maximum(starts + depths - 1, 0)
-        has = depths > 0
-        ends = Ends(np.full(len(depths), -1, np.int32), np.zeros(len(depths), np.uint64), np.zeros(len(depths), bool))
-        ends.modules[has], ends.addresses[has] = modules[last[has]], addresses[last[has]]
-        ends.begin[has] = begins[last[has]] & (depths[has] > 1)
-        return replace(walked, depths=depths, ips=walked.ips[kept], codes=codes), ends
+        return cut, _ends(depths, modules[last], addresses[last], unknown)
+
+    def ends(self, walked: Walked, how: NDArray[np.uint8]) -> Ends:
+        """The last frames of stacks that need no cut; `how` is Ends.walked."""
+        last = np.maximum(np.cumsum(walked.depths) - 1, 0)
+        places = walked.ips[last] - (walked.depths > 1).astype(np.uint64) if len(walked.ips) else walked.ips[:0]
+        if not len(places):
+            return _ends(walked.depths, np.zeros(0, np.int32), np.zeros(0, np.uint64), how)
+        modules, addresses, _ = self._locate(walked.pids, places, walked.times)
+        return _ends(walked.depths, modules, addresses, how)
 
     def _locate(
         self, pids: NDArray[np.uint32], places: NDArray[np.uint64], times: NDArray[np.uint64]
@@ -128,8 +123,15 @@ class Walks:
 
     def _is_nowhere(self, modules: NDArray[np.int32]) -> NDArray[np.bool_]:
         new = self._spaces.modules[len(self._nowhere) :]
-        is_none = np.array([module.path == NOWHERE for module in new], bool)
-        is_generated = np.array([module.kind is ModuleKind.GENERATED for module in new], bool) & ~is_none
-        self._nowhere = np.append(self._nowhere, is_none)
-        self._generated = np.append(self._generated, is_generated)
+        self._nowhere = np.append(self._nowhere, np.array([module.path == NOWHERE for module in new], bool))
         return self._nowhere[modules]
+
+
+def _ends(
+    depths: NDArray[np.int64], modules: NDArray[np.int32], addresses: NDArray[np.uint64], how: NDArray[np.uint8]
+) -> Ends:
+    """With no place for stacks of no frame."""
+    if not len(modules):
+        return Ends(np.full(len(depths), -1, np.int32), np.zeros(len(depths), np.uint64), how)
+    has = depths > 0
+    return Ends(np.where(has, modules, np.int32(-1)), np.where(has, addresses, np.uint64(0)), how)

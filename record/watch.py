@@ -63,10 +63,6 @@ class Watch:
         # perf tells of records once, and this has asked: what came during the rest is read now.
         self.read()
 
-    def sampling(self, on: bool) -> None:
-        """Whether CPUs are sampled from now on."""
-        self._buffers.sampling(on)
-
     def finish(self) -> None:
         """Ends it, and takes what is left."""
         self._buffers.stop()

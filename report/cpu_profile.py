@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.capture import CaptureReader
 from iaprof.formats.dictionaries import numbered
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
@@ -38,10 +38,8 @@ def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamp
     interval, pid, stack, kernel_stack, count = _counted(capture, wanted, names)
     first, launch = distinct(pid, stack, kernel_stack)
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
-    tables = [table.filter(pa.array(np.isin(table["id"].to_numpy(), ids))) for table in capture.tables("stack")]
-    stacks = pa.concat_tables([pa.schema(list(KINDS["stack"])).empty_table(), *tables])
     spaces = AddressSpaces(capture.table("mapping"), processes)
-    cpu = CpuFrames(stacks, spaces, naming, wanted.look, capture.has_cut_stacks)
+    cpu = CpuFrames(capture.stacks(ids), spaces, naming, wanted.look, capture.has_cut_stacks)
     launches = [
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
         for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)

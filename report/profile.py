@@ -5,16 +5,14 @@ Also counts: what went in is what came out, and where it went.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.capture import CaptureReader
 from iaprof.report.attribution import Joined, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
@@ -106,7 +104,7 @@ def _build(
     facts.no_launch = int(totals[unlaunched[joined.site]].sum())
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     weights = _weights(joined, placed, totals)
-    stacks = _stacks(capture, weights)
+    stacks = capture.stacks(np.array(sorted(weights), np.uint64))
     cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), wanted.look, capture.has_cut_stacks)
     facts.cpu_modules = _shares(cpu, weights)
     facts.whole = cpu.ends(weights)
@@ -147,13 +145,6 @@ def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[
         if site.stack and samples:
             weights[site.stack] = weights.get(site.stack, 0) + samples
     return weights
-
-
-def _stacks(capture: CaptureReader, wanted: Collection[int]) -> pa.Table:
-    """The `stack` rows with these ids."""
-    ids = pa.array(sorted(wanted), pa.uint64())
-    tables = [table.filter(pc.is_in(table["id"], ids)) for table in capture.tables("stack")]
-    return pa.concat_tables([pa.schema(list(KINDS["stack"])).empty_table(), *tables])
 
 
 def _shares(cpu: CpuFrames, weights: dict[int, int]) -> list[CpuModule]:

@@ -91,6 +91,31 @@ class AddressSpaces:
                     inside[here] = addresses[here] - self._starts[row] + self._offsets[row]
         return modules, inside
 
+    def mapped(self, pid: int, time_ns: int) -> list[tuple[int, int, int, Module]]:
+        """What a process had mapped at a time: start, end, offset in the module, module; sorted."""
+        rows = self._own_and_parents(pid, _MAX_FORKS)
+        if not len(rows):
+            return []
+        starts = self._starts[rows]
+        ends = starts + np.minimum(self._lengths[rows], np.uint64(_LAST_ADDRESS) - starts)
+        bounds = np.unique(np.concatenate([starts, ends]))
+        times = np.full(len(bounds), time_ns, np.uint64)
+        covering = self._mappings(pid, bounds, times, _MAX_FORKS)
+        found = []
+        for start, end, row in zip(bounds[:-1].tolist(), bounds[1:].tolist(), covering[:-1].tolist(), strict=True):
+            if row >= 0:
+                offset = start - int(self._starts[row]) + int(self._offsets[row])
+                found.append((start, end, offset, self._module(row, pid)))
+        return found
+
+    def _own_and_parents(self, pid: int, generations: int) -> NDArray[np.int64]:
+        """The rows of a process and of those that it was forked from."""
+        rows = [self._rows.get(pid, np.empty(0, np.int64))]
+        if generations and pid in self._forks:
+            parents = set(self._forks[pid][1].tolist()) - {-1, pid}
+            rows += [self._own_and_parents(parent, generations - 1) for parent in parents]
+        return np.concatenate(rows)
+
     def place(self, pid: int, address: int, time_ns: int) -> Place:
         """One address, for who has few."""
         number, inside = self.locate(

@@ -19,7 +19,7 @@ from iaprof.symbols.demangle import demangled
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Naming
 from iaprof.symbols.pythons import PYTHON_FUNCTION, without_interpreter
-from iaprof.symbols.stack_ends import End, code_of, end_of, has_no_beginning, mark, without_strays
+from iaprof.symbols.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,9 @@ class CpuFrames:
         self._look, self._are_cut = look, are_cut
         self._rows = {int(stack): row for row, stack in enumerate(stacks["id"].to_numpy())}
         self._truncated = stacks["truncated"].to_numpy(zero_copy_only=False)
+        # How each stack ended; None where the capture does not say.
+        ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
+        self._ended: list[str | None] = ended or [None] * len(stacks)
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
         self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
@@ -132,7 +135,9 @@ class CpuFrames:
         """Module and address of a stack's frames, the outermost first, up to one that can be no return address."""
         part = slice(int(self._ends[row]), int(self._ends[row + 1]))
         places = list(zip(self._numbers[part].tolist(), self._inside[part].tolist(), strict=True))
-        for index, (number, address) in enumerate(places[1:], 1):
+        # What was walked by call frame information needs no call: a signal may have come there.
+        is_sure = self._ended[row] is not None
+        for index, (number, address) in enumerate([] if is_sure else places[1:], 1):
             if address in self._told[self._modules[number].identity].no_calls:
                 places = places[:index]
                 break
@@ -157,7 +162,7 @@ class CpuFrames:
         frames = [frame for place in self._places(row) for frame in self._at(*place)]
         if not self._are_cut:
             frames = without_strays(frames, self._keeps)
-        end = mark(*self._end(row, frames), self._is_truncated(row)) if frames else None
+        end = mark(*self._end(row, frames), self._is_truncated(row), self._ended[row]) if frames else None
         if not self._look.interpreter:
             frames = list(without_interpreter(frames))
         texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
@@ -168,6 +173,8 @@ class CpuFrames:
         if not frames:
             return End.UNKNOWN, None
         first = frames[0]
+        if self._ended[row] is not None:
+            return (End.WHOLE if self._ended[row] == WHOLE else End.CUT), first.module
         told = self._told[first.module.identity]
         # The place of that frame: strays may be before it.
         places = self._places(row)

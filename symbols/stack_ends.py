@@ -18,6 +18,16 @@ from iaprof.symbols.modules import Module, ModuleKind
 
 TRUNCATED = "[truncated]"
 NO_FRAME_POINTERS = "[no frame pointers: {}]"
+CUT_IN = "[cut in {}: {}]"
+CUT = {
+    "unfinished": "not finished in time",
+    "nowhere": "its caller is in no code",
+    "memory": "that part of the stack was not copied",
+    "damaged": "its call frame information is damaged",
+    "stuck": "no call frame information",
+}
+"""Why a stack was not walked to its end, by what the capture says of it."""
+WHOLE, DEEP = "whole", "deep"
 GENERATED_CODE = "generated code"
 UNKNOWN_MEMORY = "unknown memory"
 _LONGEST_FILE = 255  # characters, NAME_MAX
@@ -135,8 +145,21 @@ def code_of(module: Module | None) -> str:
     return module.path
 
 
-def mark(end: End, module: Module | None, truncated: bool) -> str | None:
-    """The frame to show in place of missing ones; None if none is missing, or if that is not known."""
+def mark(end: End, module: Module | None, truncated: bool, ended: str | None = None) -> str | None:
+    """The frame to show in place of missing ones; None if none is missing, or if that is not known.
+
+    Args:
+        end: how the stack ends.
+        module: in whose code.
+        truncated: whether it is as deep as the limit.
+        ended: what the capture says of that, see CUT; None if it says nothing.
+    """
     if truncated:
         return TRUNCATED
-    return NO_FRAME_POINTERS.format(code_of(module)) if end is End.CUT else None
+    if end is not End.CUT:
+        return None
+    return NO_FRAME_POINTERS.format(code_of(module)) if ended is None else CUT_IN.format(code_of(module), _why(ended))
+
+
+def _why(ended: str) -> str:
+    return CUT.get(ended, "cut")

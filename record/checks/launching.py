@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.processes import describe
 from iaprof.formats.capture import KINDS
-from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.launches import LaunchFlags, stack_dtype
 from iaprof.formats.sideband import SideBand, decode
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.record.ends import StackEnds
@@ -22,6 +23,7 @@ from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.naming import RecordedNaming
 from iaprof.record.sideband_rows import sideband_rows
+from iaprof.record.unwinding.learning import Learning
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.boot import boot_id
@@ -56,7 +58,8 @@ def look(seconds: float = SECONDS) -> Launching | None:
         probes.ready()
         if not sum(outcome.probes for outcome in probes.libraries.running()):
             return None
-        launches, stacks = _read(probes, seconds)
+        with contextlib.closing(Learning(probes)) as learning:
+            launches, stacks = _read(probes, learning, seconds)
     except (BpfUnavailable, OSError):
         return None
     finally:
@@ -64,7 +67,7 @@ def look(seconds: float = SECONDS) -> Launching | None:
     return _ends(launches, stacks, probes.depth)
 
 
-def _read(probes: LaunchProbes, seconds: float) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
+def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
     """The id of each launch's stack, and the stacks."""
     end, ids, stacks = time.monotonic() + seconds, np.empty(0, np.uint64), []
     while (left := end - time.monotonic()) > 0 and len(ids) < ENOUGH:
@@ -73,7 +76,10 @@ def _read(probes: LaunchProbes, seconds: float) -> tuple[NDArray[np.uint64], NDA
         stacks.append(probes.stacks.read())
         walked = launches[launches["flags"] & (LaunchFlags.OTHER | LaunchFlags.NO_STACK) == 0]
         ids = np.concatenate([ids, walked["stack"]])
-    return ids, np.concatenate([*stacks, probes.stacks.read()])
+    probes.detach()
+    dtype = stack_dtype(probes.depth)
+    finished = b"".join(each for each in learning.finish() if len(each) == dtype.itemsize)
+    return ids, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
 
 
 def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -> Launching:
@@ -88,6 +94,7 @@ def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -
     spaces, ends = AddressSpaces(mappings, processes), StackEnds()
     stacks = LaunchStacks(Walks(spaces, True), ends)
     stacks.rows(records, depth)
+    stacks.rows_of_unfinished()
     ends.launches(stacks.ids(launches))
     files = {}
     known = MappedFiles()
@@ -98,7 +105,7 @@ def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -
         for module, addresses in ends.places(spaces.modules):
             files[code_of(module)] = module.path
             times = np.full(len(addresses), first, np.uint64)
-            ends.completed(spaces.modules, module, naming.name(module, addresses, times))
+            ends.completed(module, naming.name(module, addresses, times))
     found = WholeStacks.from_json(ends.header(spaces.modules)["launches"])
     assert found is not None
     return Launching(found, files)

@@ -23,7 +23,7 @@ from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes, map_entries
 from iaprof.bpf.loader import Origin
 from iaprof.bpf.programs import shipped
-from iaprof.bpf.uprobe import load_uprobe_program
+from iaprof.bpf.uprobe import load_program
 from iaprof.record.signals import Interrupted, StopSignals
 from integration.refused import refused, where_it_is_refused
 from limits import Within
@@ -145,7 +145,7 @@ def test_not_root() -> None:
 def test_a_program_that_the_verifier_refuses() -> None:
     exit_without_result = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
     with pytest.raises(PermissionError, match=r"the verifier: .*R0 !read_ok"):
-        load_uprobe_program("no_result", exit_without_result)
+        load_program("no_result", exit_without_result)
 
 
 # ---- what is compiled ----

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf.launches import LaunchProbes, Sizes, stack_depth
+from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.usdt import Probe, read_probes
-from iaprof.formats.launches import LAUNCH, Counter, LaunchFlags
+from iaprof.formats.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build
 from limits import Within
 from standin import runtime
@@ -33,8 +33,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def probes_on(folder: Path, sizes: Sizes | None = None) -> LaunchProbes:
+    """Walks by frame pointers, which the programs have: nothing has to be learnt, and so nobody learns."""
     runtime.build(folder)
-    probes = LaunchProbes(sizes or Sizes())
+    probes = LaunchProbes(sizes or Sizes(), frame_pointers_only=True)
     outcomes = list(probes.libraries.installed((str(folder),)))
     assert [outcome.problem for outcome in outcomes] == [""]
     assert outcomes[0].probes >= 2
@@ -163,7 +164,7 @@ def test_stacks_whose_ids_collide_all_arrive(folder: Path, closing: list[LaunchP
 
 def probes_on_without_collisions(folder: Path, closing: list[LaunchProbes]) -> int:
     """How many different stacks the same run has."""
-    probes = LaunchProbes()
+    probes = LaunchProbes(frame_pointers_only=True)
     closing.append(probes)
     list(probes.libraries.installed((str(folder),)))
     run(folder, "--launches", 300, "--rate", 0)
@@ -205,11 +206,11 @@ def test_a_stack_deeper_than_the_limit_is_as_deep_as_the_limit(folder: Path, clo
     closing.append(probes)
     # when
     run(folder, "--launches", 30, "--rate", 0)
-    run(folder, "--launches", 40, "--rate", 0, "--depth", stack_depth() + 10)
+    run(folder, "--launches", 40, "--rate", 0, "--depth", MAX_DEPTH + 10)
     # then launches are counted whose stack may be deeper, not their different stacks
     launches, stacks = probes.launches.read(), probes.stacks.read()
-    assert stacks["depth"].max() == stack_depth()
-    deep = stacks["id"][stacks["depth"] == stack_depth()]
+    assert stacks["depth"].max() == MAX_DEPTH
+    deep = stacks["id"][stacks["depth"] == MAX_DEPTH]
     truncated = int(np.isin(launches["stack"], deep).sum())
     assert 0 < len(deep) < truncated == probes.counters()[Counter.STACKS_TRUNCATED] < 40
 

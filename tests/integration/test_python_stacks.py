@@ -150,7 +150,7 @@ def test_functions_of_python_follow_one_another(
         assert len(frames) > 15
 
 
-def test_a_python_without_frame_pointers_is_said_to_be_one(
+def test_a_python_without_frame_pointers_has_whole_stacks(
     tmp_path: Path, launching: Path, own_names: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given the system's Python
@@ -162,9 +162,9 @@ def test_a_python_without_frame_pointers_is_said_to_be_one(
     assert not openings.kept
     # when
     recorded = run(tmp_path, python, launching, own_names)
-    # then stacks begin with where the walk ended, and all of their frames are frames
+    # then stacks begin with the program's start, and all of their frames are frames
     for frames in recorded.stacks:
-        assert frames[0] == f"[no frame pointers: {python.name}]"
+        assert frames[0] == "_start"
         assert list(frames[-3:]) == ["launching_launch", "launch_kernel", LAUNCH_FUNCTION]
-        assert len(frames) > 4
+        assert len(frames) > 10
         assert not any(re.match("0x|py::", frame) for frame in frames)

@@ -226,7 +226,7 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
 def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
-        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 2.5, "--one-place"))
+        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 6, "--one-place"))
         by_size = parts(capture)
         assert len(by_size) > 2
         whole(by_size, hardware.ledger())

@@ -2,7 +2,7 @@
  *
  * A program that launches through a library without frame pointers, in whose place the register holds data.
  *
- * Compiled twice: with LIBRARY as that library, and without as the program.
+ * Compiled twice: with LIBRARY as that library, and without as the program. HOLE is the bytes of a local array of the library's.
  *
  *   program N KIND...    N launches with each kind of data:
  *       heap   an object whose second word is the address of another one; of OBJECTS in turn
@@ -24,6 +24,8 @@ void through_library(void (*launch)(void), void *data);
 
 OPAQUE static void deeper(void (*launch)(void), void *data)
 {
+    char hole[HOLE];
+    __asm__ volatile("" : : "r"(hole) : "memory");
     register void *kept __asm__("rbp") = data; /* across the call, which keeps it */
     __asm__ volatile("" : "+r"(kept));
     launch();

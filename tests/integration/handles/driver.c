@@ -4,18 +4,21 @@
 const void *const kernel_class[4] = {&kernel_class}, *const other_class[4] = {&other_class};
 
 #define FUNCTION(name, first, last)                                                                                     \
-    __asm__(".globl " #name "\n.type " #name ", @function\n" #name ": endbr64\n" first "\nxor %eax, %eax\n" last        \
-            "\nret\n.size " #name ", . - " #name)
+    __asm__(".globl " #name "\n.type " #name ", @function\n" #name ": .cfi_startproc\nendbr64\n" first                  \
+            "\nxor %eax, %eax\n" last "\nret\n.cfi_endproc\n.size " #name ", . - " #name)
+#define PUSH "push %rbp\n.cfi_def_cfa_offset 16\n.cfi_offset %rbp, -16"
 
-FUNCTION(launch, "push %rbp", "pop %rbp");
-FUNCTION(launch_sub, "sub $24, %rsp", "add $24, %rsp");
-FUNCTION(launch_start, "push %rbp", "pop %rbp"); /* is probed at its endbr64 */
+FUNCTION(launch, PUSH, "pop %rbp");
+FUNCTION(launch_sub, "sub $24, %rsp\n.cfi_def_cfa_offset 32", "add $24, %rsp");
+FUNCTION(launch_start, PUSH, "pop %rbp"); /* is probed at its endbr64 */
 /* Is probed at its je, where rbp is no frame pointer and another is on the stack. */
-FUNCTION(launch_frame, "sub $40, %rsp\nmov %rbp, 24(%rsp)\nmov $16, %ebp\ntest %rdi, %rdi\nje 1f\n1:",
+FUNCTION(launch_frame,
+         "sub $40, %rsp\n.cfi_def_cfa_offset 48\nmov %rbp, 24(%rsp)\n.cfi_offset %rbp, -24\n"
+         "mov $16, %ebp\ntest %rdi, %rdi\nje 1f\n1:",
          "mov 24(%rsp), %rbp\nadd $40, %rsp");
-FUNCTION(launch_many, "push %rbp", "pop %rbp");
-FUNCTION(kernel_gone, "push %rbp", "pop %rbp");
-FUNCTION(module_gone, "push %rbp", "pop %rbp");
+FUNCTION(launch_many, PUSH, "pop %rbp");
+FUNCTION(kernel_gone, PUSH, "pop %rbp");
+FUNCTION(module_gone, PUSH, "pop %rbp");
 
 /* Calls of one launch with `depth` frames above it, each a function's own. */
 int deep(int (*how)(void *, struct handle *), struct handle *kernel, int depth) {
@@ -24,6 +27,6 @@ int deep(int (*how)(void *, struct handle *), struct handle *kernel, int depth) 
     return result;
 }
 
-/* with_frame(how, kernel, frame): a launch by a function that has this in rbp. */
+/* with_frame(how, kernel, frame): a launch by a function that has this in rbp, without call frame information. */
 __asm__(".globl with_frame\n.type with_frame, @function\nwith_frame: push %rbp\nmov %rdx, %rbp\nmov %rdi, %rax\n"
         "xor %edi, %edi\ncall *%rax\npop %rbp\nret\n.size with_frame, . - with_frame");

@@ -1,4 +1,4 @@
-"""Launches through a library without frame pointers, where a walk finds data: what is left is what gdb finds, too."""
+"""Launches through a library without frame pointers: their stacks are whole, and where one is cut, that is said."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf.launches import LaunchProbes
 from iaprof.formats.capture import CaptureReader
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.calls import calls
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.bpf
 LIBRARY = "libstrays.so"
 EACH = 20  # launches with each kind of data
 KINDS = ("heap", "code", "none")
-MARK = f"[no frame pointers: {LIBRARY}]"
+CUT = f"[cut in {LIBRARY}: no call frame information]"
 GDB = """\
 import gdb, os
 gdb.execute("set breakpoint pending on")
@@ -61,17 +60,28 @@ class Strays:
         return {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic", "LAUNCHING_TOLD": str(told)}
 
 
-@pytest.fixture
-def strays(tmp_path: Path) -> Strays:
-    folder = copy_of_build(tmp_path / "build")
+def build(folder: Path, *flags: str) -> Strays:
+    """With the library compiled with these flags."""
+    folder = copy_of_build(folder)
     programs = runtime.build(folder)
     source, library, program = runtime.SOURCES / "strays.c", folder / LIBRARY, folder / "strays"
     compiler, common = os.environ.get("CC", "cc"), ("-Wall", "-Wextra", "-Werror", "-std=gnu11", f"-I{runtime.SOURCES}")
-    without = ("-O2", "-fomit-frame-pointer", "-g", "-fPIC", "-shared", "-DLIBRARY", "-Wl,--build-id=sha1")
+    without = ("-O2", "-fomit-frame-pointer", "-g", "-fPIC", "-shared", "-DLIBRARY", "-Wl,--build-id=sha1", *flags)
     subprocess.run([compiler, *common, *without, "-o", library, source], check=True)
     links = (programs.library, library, f"-Wl,-rpath,{folder}")
     subprocess.run([compiler, *runtime.COMMON, *common, "-O2", "-o", program, source, *links], check=True)
     return Strays(program, folder)
+
+
+@pytest.fixture
+def strays(tmp_path: Path) -> Strays:
+    return build(tmp_path / "build", "-DHOLE=8")
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Strays:
+    """Without call frame information, and with more on the stack than is looked through for a return address."""
+    return build(tmp_path / "build", "-DHOLE=40000", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
 
 
 @pytest.fixture
@@ -94,24 +104,7 @@ def of_gdb(strays: Strays, told: Path) -> list[tuple[str, int]]:
     return [(name, int(offset, 16)) for name, offset in frames]
 
 
-def test_the_walk_itself_meets_data(tmp_path: Path, strays: Strays) -> None:
-    # given what the recorder gets to see, without a GPU
-    probes = LaunchProbes()
-    try:
-        assert [outcome.problem for outcome in probes.libraries.installed((str(strays.runtime),))] == [""]
-        subprocess.run(
-            [strays.program, str(EACH), *KINDS], env=os.environ | strays.environment(tmp_path / "told"), check=True
-        )
-        launches, stacks = probes.launches.read(), probes.stacks.read()
-    finally:
-        probes.close()
-    # then one path comes as many
-    assert len(launches) == EACH * len(KINDS)
-    assert len(np.unique(stacks["id"])) > EACH
-    assert (stacks["depth"] > 4).any()
-
-
-def test_a_stack_ends_where_the_walk_goes_astray(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
+def test_stacks_are_gdb_s(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
     # given
     capture, told = tmp_path / "cap.parquet", tmp_path / "told"
     frames = of_gdb(strays, told)
@@ -128,9 +121,10 @@ def test_a_stack_ends_where_the_walk_goes_astray(tmp_path: Path, hardware: Hardw
     used = {row["stack"] for row in launches if row["pid"] == pid}
     assert sum(row["pid"] == pid for row in launches) == EACH * len(KINDS)
     assert len(used) == 1
-    stacks = [table.filter(np.isin(table["id"].to_numpy(), list(used))) for table in reader.tables("stack")]
-    stack = next(table for table in stacks if len(table))
-    # and each of its return addresses is one that gdb finds, in that order
+    stack = reader.stacks(np.array(list(used), np.uint64))
+    assert stack["ended"].to_pylist() == ["whole"]
+    assert stack["marks"].to_pylist() == [None]
+    # and each of its return addresses is the one that gdb finds
     found = calls(stack)
     spaces = AddressSpaces(reader.table("mapping"), reader.table("process"))
     modules, inside = spaces.locate(found.pids, found.addresses, found.times)
@@ -138,28 +132,28 @@ def test_a_stack_ends_where_the_walk_goes_astray(tmp_path: Path, hardware: Hardw
     for module, offset in zip(modules[1:].tolist(), inside[1:].tolist(), strict=True):
         assert spaces.modules[module].kind is ModuleKind.FILE
         kept.append((os.path.basename(spaces.modules[module].path), offset + 1))
-    assert kept[-1][0] == LIBRARY
-    rest = iter(frames)
-    assert all(frame in rest for frame in kept), (kept, frames)
-    # and so a reader sees where it ended, and nothing else before that
+    assert kept[: len(frames) - 1] == frames[1:]
+    assert {name for name, _ in kept[len(frames) - 1 :]} <= {"libc.so.6", "strays"}  # gdb ends at main
+    # and so a reader sees all of them
     shown = {
         tuple(line.rsplit(" ", 1)[0].split(";-;")[0].split(";")[2:])
         for line in folded(capture).splitlines()
         if line.split(";")[1] == str(pid)
     }
-    assert shown == {(MARK, "deeper", "launch_kernel", LAUNCH_FUNCTION)}
+    assert len(shown) == 1
+    assert shown.pop()[-6:] == ("main", "step", "through_library", "deeper", "launch_kernel", LAUNCH_FUNCTION)
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine
-def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
+def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: Hardware, cut: Strays) -> None:
     # given
     capture, told = tmp_path / "cap.parquet", tmp_path / "told"
     total = EACH * len(KINDS)
     said = f"0 of {total} launches (0.0 %) reach the program's start; the others end in {LIBRARY} ({total})"
     # when
     done = iaprof(
-        *("record", "-o", capture, "--", strays.program, str(EACH), *KINDS),
-        env=environment(hardware) | strays.environment(told),
+        *("record", "-o", capture, "--", cut.program, str(EACH), *KINDS),
+        env=environment(hardware) | cut.environment(told),
     )
     # then
     assert done.code == 0, done.err
@@ -182,6 +176,11 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert iaprof("report", capture, "-o", page).code == 0
     top = json.loads(iaprof("top", capture, "--json").out)
     assert top["stack_ends"] == document["stack_ends"]
+    # and why stands in place of the missing frames
+    shown_stacks = {tuple(line.split(";-;")[0].split(";")[2:]) for line in folded(capture).splitlines()}
+    assert {frames for frames in shown_stacks if frames and frames[-1] == LAUNCH_FUNCTION} == {
+        (CUT, "deeper", "launch_kernel", LAUNCH_FUNCTION)
+    }
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine
@@ -196,14 +195,14 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
     ends = CaptureReader(capture).header["stack_ends"]["launches"]
     assert ends["whole"] == ends["stacks"] > 100
     assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) reach the program's start" in done.err
-    assert "[no frame pointers" not in folded(capture)
+    assert "[cut in" not in folded(capture)
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine
-def test_check_names_the_library_where_stacks_end(tmp_path: Path, strays: Strays) -> None:
+def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -> None:
     # given a program that launches as long as somebody looks
     told, forever = tmp_path / "told", str(1 << 30)
-    with subprocess.Popen([strays.program, forever, "heap"], env=os.environ | strays.environment(told)) as program:
+    with subprocess.Popen([cut.program, forever, "heap"], env=os.environ | cut.environment(told)) as program:
         try:
             # when
             done = iaprof("check", "--json")

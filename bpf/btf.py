@@ -1,0 +1,96 @@
+"""Where the running kernel keeps a member of a structure, as its BTF says (Documentation/bpf/btf.rst)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
+_MAGIC = 0xEB9F
+_HEADER = struct.Struct(
+    "<HBBIIIII"
+)  # magic, version, flags, bytes of the header; offset and bytes of types, of strings
+_STRUCT, _UNION = 4, 5
+_WORDS = {1: 1, 3: 3, 14: 1, 17: 1}  # 4-byte words behind a type's first three, by kind
+_WORDS_EACH = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # for each of so many members
+_LONGEST_NAME = 256
+_DEEPEST = 8  # structures without a name in one another
+
+
+class BtfError(Exception):
+    """The kernel has no BTF, or it cannot be read."""
+
+
+class Btf:
+    """The types of a kernel, of which structures can be asked for."""
+
+    def __init__(self, path: Path = VMLINUX) -> None:
+        """Reads it: 25 ms.
+
+        Raises:
+            BtfError: there is none, or it is damaged.
+        """
+        try:
+            self._data = path.read_bytes()
+            magic, _, _, header, types, types_size, strings, self._strings_size = _HEADER.unpack_from(self._data)
+            if magic != _MAGIC:
+                raise BtfError("it is no BTF")
+            self._strings = header + strings
+            self._types = memoryview(self._data)[header + types : header + types + types_size].cast("I")
+            self._structs = dict(self._find_structs())  # by number: where in _types
+        except (OSError, struct.error, IndexError, TypeError) as error:
+            raise BtfError(f"the kernel's BTF cannot be read: {error}") from error
+
+    def _find_structs(self) -> Iterator[tuple[int, int]]:
+        types, at, number = self._types, 0, 0
+        while at < len(types):
+            number += 1
+            info = types[at + 1]
+            kind = info >> 24 & 31
+            if kind in (_STRUCT, _UNION):
+                yield number, at
+            at += 3 + _WORDS.get(kind, 0) + _WORDS_EACH.get(kind, 0) * (info & 0xFFFF)
+
+    def offset(self, name: str, *members: str) -> int | None:
+        """Bytes from the start of a structure to a member, or to a member of that; None if there is none.
+
+        Args:
+            name: the structure's.
+            members: names; all but the last one are structures.
+        """
+        wanted = self._data.find(b"\0" + name.encode() + b"\0", self._strings, self._strings + self._strings_size)
+        if wanted < 0:
+            return None
+        number = next((number for number, at in self._structs.items() if self._is_called(at, wanted + 1)), None)
+        total = 0
+        for member in members:
+            found = self._member(number, member.encode(), _DEEPEST)
+            if found is None:
+                return None
+            offset, number = found
+            total += offset
+        return total
+
+    def _is_called(self, at: int, name: int) -> bool:
+        return self._types[at] == name - self._strings and self._types[at + 1] >> 24 & 31 == _STRUCT
+
+    def _member(self, number: int | None, name: bytes, deepest: int) -> tuple[int, int] | None:
+        """Offset in bytes and type of a member, also of structures in it that have no name."""
+        at = self._structs.get(number) if number is not None else None
+        if at is None or not deepest:
+            return None
+        has_bits = self._types[at + 1] >> 31
+        end = min(at + 3 + 3 * (self._types[at + 1] & 0xFFFF), len(self._types) - 2)
+        for each in range(at + 3, end, 3):
+            string, kind, bits = self._types[each : each + 3].tolist()
+            offset = (bits & 0xFFFFFF if has_bits else bits) // 8
+            if string and self._string(string) == name:
+                return offset, kind
+            if not string and (inner := self._member(kind, name, deepest - 1)) is not None:
+                return offset + inner[0], inner[1]
+        return None
+
+    def _string(self, offset: int) -> bytes:
+        start = self._strings + offset
+        return self._data[start : start + _LONGEST_NAME].split(b"\0", 1)[0]

@@ -1,0 +1,64 @@
+"""A clock event on each CPU, with a BPF program that runs whenever it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+
+from iaprof.bpf.perf_event import (
+    COUNT_SW_CPU_CLOCK,
+    IOC_DISABLE,
+    IOC_ENABLE,
+    IOC_SET_BPF,
+    TYPE_SOFTWARE,
+    Attr,
+    Flag,
+    online_cpus,
+    open_event,
+)
+
+
+class CpuClock:
+    """The events of all CPUs that are online; idle CPUs have none."""
+
+    def __init__(self, program: int, hz: int) -> None:
+        """Opens them; nothing runs before `enable`.
+
+        Args:
+            program: descriptor of a program for perf events, which stays the caller's.
+            hz: how often a second; 0 for never.
+
+        Raises:
+            OSError: no permission (CAP_PERFMON or root).
+        """
+        self._events: list[int] = []
+        try:
+            for cpu in online_cpus() if hz else ():
+                self._open(cpu, program, hz)
+        except OSError:
+            self.close()
+            raise
+
+    def _open(self, cpu: int, program: int, hz: int) -> None:
+        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // hz)
+        attr.flags = Flag.DISABLED | Flag.EXCLUDE_IDLE
+        try:
+            self._events.append(open_event(attr, -1, cpu))
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # it went offline since
+                return
+            raise
+        fcntl.ioctl(self._events[-1], IOC_SET_BPF, program)
+
+    def enable(self, on: bool) -> None:
+        """Whether the program runs."""
+        for event in self._events:
+            fcntl.ioctl(event, IOC_ENABLE if on else IOC_DISABLE, 0)
+
+    def close(self) -> None:
+        """Ends it."""
+        while self._events:
+            with contextlib.suppress(OSError):
+                os.close(self._events.pop())

@@ -1,0 +1,107 @@
+"""The rules and spaces of bpf/unwind.c, as user space writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import struct
+from typing import NamedTuple
+
+from iaprof.bpf.maps import delete_element, read_element, write_element
+from iaprof.formats.unwind_rules import Rule
+
+ADDRESS_BITS = 47
+_BUCKET_BYTES, _SLOTS = 64, 4
+_ODD = 0x9E3779B97F4A7C15
+_SPACE = struct.Struct("<5Q")  # struct space of unwind.c
+_WAY = struct.Struct("<2Q")  # struct way
+
+
+class Generation(NamedTuple):
+    """What a state of a process's mappings is recognised by."""
+
+    born: int  # CLOCK_BOOTTIME ns
+    mm: int
+    exec_vm: int
+    loads: int
+
+
+class RuleTable:
+    """The `rules` map: a hash table of 64-byte buckets, written through a mapping while BPF programs read it.
+
+    A full bucket loses one of its rules. That costs time, as the rule is learnt again, and nothing else.
+    """
+
+    def __init__(self, fd: int, bits: int) -> None:
+        """Args: the map's descriptor, which stays the caller's; the binary logarithm of its number of buckets.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        self._bits = bits
+        self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
+        self._words = memoryview(self._memory).cast("Q")
+        self.written = self.evicted = 0
+
+    def write(self, space: int, address: int, is_exact: bool, rule: Rule) -> None:
+        """Sets the rule for an address of a space; `is_exact` if it is an instruction's, no return address."""
+        key = address | is_exact << ADDRESS_BITS | space << 48
+        bucket = (key * _ODD & (1 << 64) - 1) >> 64 - self._bits
+        first = bucket * _BUCKET_BYTES // 8
+        keys = [self._words[first + 2 * slot] for slot in range(_SLOTS)]
+        packed = rule.pack()
+        if key in keys:
+            slot = keys.index(key)
+            if self._words[first + 2 * slot + 1] == packed:
+                return
+        elif 0 in keys:
+            slot = keys.index(0)
+        else:
+            slot = address >> 2 & 3
+            self.evicted += 1
+        # A program may read it meanwhile: it must not take the old rule for the new address.
+        self._words[first + 2 * slot] = 0
+        self._words[first + 2 * slot + 1] = packed
+        self._words[first + 2 * slot] = key
+        self.written += 1
+
+    def clear(self) -> None:
+        """Forgets all rules."""
+        for at in range(0, len(self._words), 2):
+            self._words[at] = 0
+
+    def close(self) -> None:
+        """Unmaps the table."""
+        self._words.release()
+        self._memory.close()
+
+
+class Spaces:
+    """The `spaces`, `loads` and `ways` maps."""
+
+    def __init__(self, spaces: int, loads: int, ways: int) -> None:
+        """Args: the maps' descriptors, which stay the caller's."""
+        self._spaces, self._loads, self._ways = spaces, loads, ways
+
+    def set(self, pid: int, generation: Generation, number: int) -> None:
+        """From now on the rules of a space hold for a process, as long as it stays as it was."""
+        write_element(self._spaces, struct.pack("<I", pid), _SPACE.pack(*generation, number))
+
+    def forget(self, pid: int) -> None:
+        """From now on no rules hold for a process."""
+        with contextlib.suppress(OSError):
+            delete_element(self._spaces, struct.pack("<I", pid))
+
+    def loads(self, pid: int) -> int:
+        """How often a process called dlopen."""
+        found = read_element(self._loads, struct.pack("<I", pid), 8)
+        return int.from_bytes(found, "little") if found else 0
+
+    def arrived(self, way: int) -> None:
+        """A copy was answered, and rules lead on: launches of its path are walked again."""
+        with contextlib.suppress(OSError):
+            delete_element(self._ways, struct.pack("<Q", way))
+
+    def stays(self, way: int, stack: int, until_ns: int) -> None:
+        """A copy was answered, and no rules lead on: launches of its path get its stack until then."""
+        write_element(self._ways, struct.pack("<Q", way), _WAY.pack(stack, until_ns))

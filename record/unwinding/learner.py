@@ -1,0 +1,251 @@
+"""The learner: a process that finishes the stacks that BPF could not walk, and writes the rules that were missing.
+
+It reads the ring buffer of copies, and sends finished stacks to the recorder, as records of `stack_dtype` like those of
+BPF; a finished one has the id of the one that BPF sent unfinished. A stack that it cannot finish stays as BPF sent it.
+What could hang or be attacked is done by its children: one opens files (record/intake_child.py), one reads their call
+frame information (symbols/unwind/reader.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.rule_table import Generation, RuleTable, Spaces
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.launches import COPY
+from iaprof.formats.unwind_rules import RuleKind, Walked
+from iaprof.record.opener import Opener
+from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
+from iaprof.record.unwinding.misses import Miss
+from iaprof.symbols.unwind.finishing import Finished, Finishing
+from iaprof.symbols.unwind.walk import Mapping
+
+READY = b"r"  # a message, the first one
+MOST_WAITING = 256  # copies that wait for their turn; 64 KiB each
+MOST_PROCESSES = 512  # that are remembered with their mappings
+MOST_SPACES = (1 << 14) - 1  # numbers of one learner, of 16 bits; another one that takes its place has others
+MOST_FAILURES = 4  # of the children, over the stacks of one user, in
+FORGIVEN_S = 60.0
+STALE_S = 1.0  # after which a copy is as whole as it gets
+STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
+READY, SYNC = (
+    b"r",
+    b"s",
+)  # messages: that stacks can be finished; and that all that were copied before are, which is asked for
+_TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Process:
+    """What is known of a process, as long as its mappings stay as they are."""
+
+    generation: Generation
+    mappings: tuple[Mapping, ...]
+    space: int
+
+
+class Learner:
+    """All of it but the waiting."""
+
+    def __init__(self, table: RuleTable, spaces: Spaces, depth: int, first_space: int) -> None:
+        """Begins with nothing learnt.
+
+        Args:
+            table: the rules; it stays the caller's.
+            spaces: of processes; likewise.
+            depth: addresses that a stack can have at most.
+            first_space: from which number on it numbers spaces.
+        """
+        self._table, self._spaces, self._depth = table, spaces, depth
+        self._opener = Opener()
+        self._images = Images(self._opener)
+        self._finishing = Finishing(self._images.open)
+        self._coming: OrderedDict[int, Miss] = OrderedDict()  # by id
+        self._whole: dict[int, deque[Miss]] = {}  # by process, which take turns
+        self._processes: OrderedDict[int, Process] = OrderedDict()
+        self._first_space = self._next_space = first_space
+        self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
+        self._failures: Counter[int] = Counter()  # by user
+        self._forgiven = time.monotonic()
+
+    def close(self) -> None:
+        """Ends the children."""
+        self._finishing.close()
+        self._opener.close()
+
+    def start(self) -> None:
+        """Starts what the first stack would have to wait for."""
+        with contextlib.suppress(IaprofError):
+            self._finishing.start()
+
+    @property
+    def patience_ms(self) -> float | None:
+        """For how long nothing has to be done if nothing comes; None for ever."""
+        return 0.0 if self._whole else 1000 * STALE_S if self._coming else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to do."""
+        return bool(self._whole)
+
+    def take(self, records: NDArray[np.void]) -> None:
+        """Takes COPY[n]."""
+        for record in records:  # a path has some 17 of them, and comes but once
+            number = int(record["id"])
+            if number not in self._coming:
+                self._coming[number] = Miss(record.copy())
+            if self._coming[number].add(record):
+                self._queue(self._coming.pop(number))
+        # The end of a copy for which there was no room never comes.
+        while self._coming and (
+            len(self._coming) > MOST_WAITING or next(iter(self._coming.values())).since < time.monotonic() - STALE_S
+        ):
+            self._queue(self._coming.popitem(last=False)[1])
+
+    def _queue(self, miss: Miss) -> None:
+        self._whole.setdefault(int(miss.record["pid"]), deque()).append(miss)
+        if sum(map(len, self._whole.values())) > MOST_WAITING:
+            max(self._whole.values(), key=len).popleft()  # it stays as it is
+
+    def next(self) -> list[bytes]:
+        """Finishes one stack.
+
+        Returns:
+            A record of stack_dtype; or its copy, as COPY records, for the recording's end to finish; or nothing.
+        """
+        pid = next(iter(self._whole))
+        queue = self._whole.pop(pid)
+        miss = queue.popleft()
+        if queue:
+            self._whole[pid] = queue  # behind the other processes
+        rights = rights_of(pid)
+        if time.monotonic() > self._forgiven + FORGIVEN_S:
+            self._failures.clear()
+            self._forgiven = time.monotonic()
+        if rights is not None and self._failures[rights.uid] >= MOST_FAILURES:
+            return []
+        try:
+            return [miss.finished(self._finish(pid, miss), self._depth)]
+        except ImageGone:
+            return miss.records()
+        except IaprofError:
+            self._failures[rights.uid if rights is not None else 0] += 1
+            return []
+
+    def _finish(self, pid: int, miss: Miss) -> Finished:
+        """Raises ImageGone if the process is not any more what it was, other errors if something failed."""
+        generation = Generation(*miss.record["generation"].tolist())
+        process = self._process(pid, generation)
+        memory = Memory(pid)
+        finished = self._finishing.finish(
+            process.space, process.mappings, miss.copy(), miss.limit(self._depth), memory.page
+        )
+        # Other code may have been at these addresses, or another program.
+        if self._spaces.loads(pid) != generation.loads or finished.ending is Walked.NOWHERE:
+            raise ImageGone
+        self._teach(pid, process, miss, finished)
+        return finished
+
+    def _process(self, pid: int, generation: Generation) -> Process:
+        known = self._processes.get(pid)
+        if known is not None and known.generation == generation:
+            self._processes.move_to_end(pid)
+            return known
+        mappings = executable(pid, self._images)
+        if not mappings or abs(_born(pid) - generation.born) > _TICKS_NS:
+            raise ImageGone
+        process = self._processes[pid] = Process(generation, mappings, self._number(mappings))
+        if len(self._processes) > MOST_PROCESSES:
+            self._spaces.forget(self._processes.popitem(last=False)[0])
+        return process
+
+    def _number(self, mappings: tuple[Mapping, ...]) -> int:
+        """The number of a space: processes with the same mappings share one."""
+        if mappings not in self._numbers:
+            if self._next_space == self._first_space + MOST_SPACES:
+                self._begin_anew()
+            self._numbers[mappings] = self._next_space
+            self._next_space += 1
+            if len(self._numbers) > MOST_PROCESSES:
+                self._numbers.popitem(last=False)
+        return self._numbers[mappings]
+
+    def _begin_anew(self) -> None:
+        """All numbers of spaces were used: no process keeps one."""
+        for pid in self._processes:
+            self._spaces.forget(pid)
+        self._processes.clear()
+        self._numbers.clear()
+        self._table.clear()
+        self._finishing.close()
+        self._next_space = self._first_space
+
+    def _teach(self, pid: int, process: Process, miss: Miss, finished: Finished) -> None:
+        for (address, is_exact), rule in finished.rules.items():
+            self._table.write(process.space, address, is_exact, rule)
+        self._spaces.set(pid, process.generation, process.space)
+        way = int(miss.record["way"])
+        leads = finished.ending in (Walked.WHOLE, Walked.DEEP) and all(
+            rule.kind is not RuleKind.HARD for rule in finished.rules.values()
+        )
+        if leads:
+            self._spaces.arrived(way)
+        else:
+            self._spaces.stays(way, int(miss.record["id"]), time.monotonic_ns() + STAYS_NS)
+
+
+def _born(pid: int) -> int:
+    """When a process began, CLOCK_BOOTTIME ns; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(b")") + 2 :].split()[19]) * _TICKS_NS
+
+
+def main(settings: str) -> None:
+    """Serves until the recorder shuts its end of the socket, and then until nothing is left."""
+    given = json.loads(settings)
+    channel = socket.socket(fileno=given["channel"])
+    ring = RingBuffer(given["copies"], given["copies_bytes"], COPY)
+    table = RuleTable(given["rules"], given["bits"])
+    spaces = Spaces(given["spaces"], given["loads"], given["ways"])
+    learner = Learner(table, spaces, given["depth"], 1 + given["starts"] * MOST_SPACES)
+    learner.start()
+    channel.send(READY)
+    poll = select.poll()
+    poll.register(ring.fileno(), select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    is_asked = is_over = False
+    while True:
+        ready = dict(poll.poll(0 if is_over else learner.patience_ms))
+        if channel.fileno() in ready and not is_over:
+            is_asked = bool(channel.recv(len(SYNC)))
+            is_over = not is_asked
+        learner.take(ring.read())
+        if learner.waits:
+            for message in learner.next():
+                channel.send(message)
+        elif is_over:
+            break
+        elif is_asked:
+            is_asked = False
+            channel.send(SYNC)
+    learner.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,78 @@
+"""Stacks that BPF could not walk to their end: what it sent of each, and the record of one that was finished."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
+from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
+from iaprof.symbols.unwind.finishing import Copy, Finished
+from iaprof.symbols.unwind.walk import PAGE, Found
+
+_START = (RETURN_ADDRESS, RSP, RBP, RBX, R12, R13, R14, R15)  # of COPY
+
+
+@dataclass
+class Miss:
+    """A stack that is to be finished."""
+
+    record: np.void  # COPY, the first that came
+    pages: dict[int, bytes] = field(default_factory=dict)  # by address
+    since: float = field(default_factory=time.monotonic)  # when it came
+
+    def add(self, record: np.void) -> bool:
+        """Takes a COPY record of it; gives whether it was the last."""
+        address = int(record["address"])
+        if address:
+            self.pages[address] = record["page"].tobytes()
+        return not address
+
+    @property
+    def is_from_the_top(self) -> bool:
+        """Whether what was copied begins where the probe was, not where BPF's walk ended, far above."""
+        return int(self.record["depth"]) == 1 or (int(self.record["start"][1]) & -PAGE) in self.pages
+
+    def limit(self, depth: int) -> int:
+        """How many addresses are wanted, of `depth` in all."""
+        return depth if self.is_from_the_top else depth - int(self.record["depth"]) + 1
+
+    def copy(self) -> Copy:
+        """What the walk goes on from."""
+        record = self.record
+        if self.is_from_the_top:
+            registers = dict(zip(_START, record["start"].tolist(), strict=True))
+            return Copy(registers, Found.INTERRUPTED, self.pages)
+        ip, sp, bp = record["end"].tolist()
+        found = Found.INTERRUPTED if record["is_exact"] else Found.BY_RULE
+        return Copy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
+
+    def finished(self, finished: Finished, depth: int) -> bytes:
+        """The record, of stack_dtype(depth), of this stack when it is finished."""
+        record = np.zeros((), stack_dtype(depth))
+        for name in ("id", "time", "pid"):
+            record[name] = self.record[name]
+        record["depth"] = len(finished.ips)
+        record["walked"] = finished.ending
+        if not self.is_from_the_top:
+            record["walked"] |= np.uint64(int(self.record["depth"]) - 1 << KEPT_SHIFT)
+        record["ips"][: len(finished.ips)] = np.array(finished.ips, np.uint64)
+        record["guessed"] = _bits(finished, Found.BY_GUESS)
+        record["interrupted"] = _bits(finished, Found.INTERRUPTED)
+        return record.tobytes()
+
+    def records(self) -> list[bytes]:
+        """The COPY records of it."""
+        records = np.repeat(self.record, len(self.pages))
+        for record, (address, page) in zip(records, self.pages.items(), strict=True):
+            record["address"], record["page"] = address, np.void(page)
+        return [record.tobytes() for record in records]
+
+
+def _bits(finished: Finished, wanted: Found) -> NDArray[np.uint64]:
+    marked = np.zeros(MAX_DEPTH, bool)
+    marked[: len(finished.found)] = np.array(finished.found) == wanted
+    return np.packbits(marked, bitorder="little").view(np.uint64)

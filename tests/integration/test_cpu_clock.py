@@ -1,0 +1,80 @@
+"""CPU samples: who is busy has as many as it should, who is not has none, and both of its stacks are there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.formats.launches import Counter as Counted
+
+pytestmark = [pytest.mark.bpf, pytest.mark.beside]
+
+HZ = 499
+BUSY = """
+import time
+print("ready", flush=True)
+while True:
+    time.clock_gettime_ns(0), open("/proc/self/stat").read()
+"""
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.slow
+def test_a_busy_process_is_sampled_and_an_idle_one_is_not() -> None:
+    # given one that is busy, and one that sleeps
+    probes = LaunchProbes()
+    clock = CpuClock(probes.maps["on_sample"], HZ)
+    busy = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
+    idle = subprocess.Popen(["sleep", "600"])
+    assert busy.stdout is not None
+    busy.stdout.readline()
+    parts, sent = [probes.samples.read()], []
+    # when, until it has used two seconds
+    clock.enable(True)
+    used, began = cpu_seconds(busy.pid), time.monotonic_ns()
+    while cpu_seconds(busy.pid) < used + 2:
+        time.sleep(0.1)
+        parts.append(probes.samples.read())
+        sent.append(probes.stacks.read())
+    clock.enable(False)
+    used, ended = cpu_seconds(busy.pid) - used, time.monotonic_ns()
+    for process in (busy, idle):
+        process.kill()
+        process.wait()
+    before, found = parts[0], np.concatenate([*parts[1:], probes.samples.read()])
+    time.sleep(0.2)
+    after = probes.samples.read()
+    stacks = {int(each["id"]): each for some in (*sent, probes.stacks.read()) for each in some}
+    counters = probes.counters()
+    clock.close()
+    probes.close()
+    # then samples come while they are wanted
+    assert not len(before) and not len(after)
+    assert (began < found["time"]).all() and (found["time"] < ended).all()
+    # and the busy one has its share of them
+    by_pid = Counter(found["pid"].tolist())
+    assert by_pid[busy.pid] == pytest.approx(HZ * used, rel=0.15, abs=50)
+    assert by_pid[idle.pid] == 0, "it sleeps"
+    assert by_pid[0] == 0, "a CPU that idles"
+    assert counters[Counted.SAMPLES] == len(found) + counters[Counted.SAMPLES_LOST]
+    # and its stacks are in user space, and in the kernel
+    mine = found[found["pid"] == busy.pid]
+    users, kernels = (mine[name][mine[name] > 0].tolist() for name in ("stack", "kernel_stack"))
+    assert len(users) > 0.9 * len(mine)
+    known = [stacks[id_] for id_ in users if id_ in stacks]
+    assert known and all(each["pid"] == busy.pid and int(each["ips"][0]) < 1 << 47 for each in known)
+    deep = [stacks[id_] for id_ in kernels if id_ in stacks]
+    assert deep and all(each["pid"] == 0 and int(each["ips"][0]) >> 63 for each in deep)

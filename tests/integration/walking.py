@@ -1,0 +1,63 @@
+"""Whole stacks of launches, as a test uses them that has LaunchProbes of its own: the learner finishes and teaches."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.formats.launches import COPY, KEPT_SHIFT, stack_dtype
+from iaprof.formats.unwind_rules import Walked
+from iaprof.record.unwinding.learning import Learning
+
+LONGEST_S = 60
+
+
+class Walking:
+    """The learner of some probes; also a context manager."""
+
+    def __init__(self, probes: LaunchProbes) -> None:
+        """Returns when it is ready, and has finished what was copied before."""
+        self._probes, self.learning = probes, Learning(probes)
+        self._dtype = stack_dtype(probes.depth)
+        self._stacks: dict[int, tuple[list[int], Walked]] = {}
+        self.finished = self.kept = 0  # stacks that it finished, and that it left to the recording's end
+        self._take(self.learning.wait())
+        self.stacks()
+        self._stacks.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.learning.close()
+
+    def stacks(self) -> dict[int, tuple[list[int], Walked]]:
+        """Addresses and how the walk ended, by id, of all stacks so far; what was copied before is finished."""
+        deadline = time.monotonic() + LONGEST_S
+        while not self.learning.has_finished() and time.monotonic() < deadline:
+            time.sleep(0.002)
+            self._take(list(self.learning.read()))
+        self._take(list(self.learning.read()))
+        return self._stacks
+
+    def _take(self, messages: list[bytes]) -> None:
+        for record in self._probes.stacks.read():
+            known = self._stacks.get(int(record["id"]))
+            if known is None or known[1] is Walked.MISSED:
+                self._add(record, [])
+        for message in messages:
+            if len(message) == COPY.itemsize:
+                self.kept += 1
+                continue
+            (record,) = np.frombuffer(message, self._dtype)
+            self.finished += 1
+            before, _ = self._stacks.get(int(record["id"]), ([], None))
+            self._add(record, before[: int(record["walked"]) >> KEPT_SHIFT])
+
+    def _add(self, record: np.void, before: list[int]) -> None:
+        ips = before + record["ips"][: int(record["depth"])].tolist()
+        self._stacks[int(record["id"])] = ips, Walked(int(record["walked"]) & (1 << KEPT_SHIFT) - 1)

@@ -1,0 +1,87 @@
+"""Offsets of members in BTF that a compiler made, and BTF that is damaged."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from iaprof.bpf.btf import VMLINUX, Btf, BtfError
+
+SOURCE = """\
+#include <stddef.h>
+#include <stdio.h>
+typedef unsigned long count;
+enum kind { ONE, TWO };
+struct inner { char first; count second; };
+struct outer;
+typedef int (*call)(struct outer *, enum kind);
+struct outer {
+    int a[3];
+    struct { union { short b; long c; }; struct inner in; };
+    unsigned bits : 3, more : 5;
+    call function;
+    const volatile struct outer *next;
+} one;
+struct other { int outer; } two;
+int main(void)
+{
+    printf("%zu %zu ", offsetof(struct outer, a), offsetof(struct outer, c));
+    printf("%zu %zu ", offsetof(struct outer, in.second), offsetof(struct outer, next));
+    return sizeof one + sizeof two == 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """BTF, and the offsets that the program prints."""
+    folder = tmp_path_factory.mktemp("btf")
+    (folder / "a.c").write_text(SOURCE)
+    subprocess.run(["gcc", "-gbtf", "-O0", "-o", folder / "a", folder / "a.c"], check=True)
+    subprocess.run(["objcopy", "-O", "binary", "--only-section=.BTF", "--set-section-flags", ".BTF=alloc", folder / "a",
+                    folder / "btf"], check=True)  # fmt: skip
+    printed = subprocess.run([folder / "a"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return folder / "btf", [int(word) for word in printed.split()]
+
+
+def test_offsets_are_the_compiler_s(compiled: tuple[Path, list[int]]) -> None:
+    path, printed = compiled
+    btf = Btf(path)
+    members = (("a",), ("c",), ("in", "second"), ("next",))
+    assert [btf.offset("outer", *names) for names in members] == printed
+
+
+def test_what_is_not_there_has_no_offset(compiled: tuple[Path, list[int]]) -> None:
+    btf = Btf(compiled[0])
+    missing = (("outer", "d"), ("nothing", "a"), ("outer", "a", "b"), ("outer", "in", "third"), ("kind", "a"))
+    assert [btf.offset(*names) for names in missing] == [None] * 5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_gives_a_number_none_or_an_error(compiled: tuple[Path, list[int]], seed: int, tmp_path: Path) -> None:
+    chance, data = random.Random(seed), bytearray(compiled[0].read_bytes())
+    for _ in range(chance.choice((1, 10, 100))):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    (tmp_path / "btf").write_bytes(data[: chance.choice((len(data), chance.randrange(len(data))))])
+    try:
+        found = Btf(tmp_path / "btf").offset("outer", "in", "second")
+    except BtfError:
+        return
+    assert found is None or found >= 0
+
+
+def test_no_btf_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BtfError, match="cannot be read"):
+        Btf(tmp_path / "none")
+
+
+@pytest.mark.skipif(not VMLINUX.exists(), reason="this kernel has no BTF")
+def test_this_kernel_has_what_a_walk_needs() -> None:
+    btf = Btf()
+    for names in (("task_struct", "mm"), ("mm_struct", "exec_vm"), ("task_struct", "thread", "fsbase")):
+        offset = btf.offset(*names)
+        assert offset is not None
+        assert offset > 0

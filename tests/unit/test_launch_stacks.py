@@ -1,0 +1,172 @@
+"""Stacks of launches in a capture: finished ones in place of unfinished ones, equal ones once, and how they ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import COPY, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.sideband import comm_record, mapping_record
+from iaprof.formats.unwind_rules import Walked
+from iaprof.record.finish import finish
+from iaprof.record.for_symbols import FinishStacks
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+
+DEPTH = 6
+PID, OTHER = 7, 8
+DRIVER, LIBRARY = 0x10000, 0x20000  # where code is; each of 64 KiB
+PATH = (DRIVER + 1, LIBRARY + 8, LIBRARY + 64)
+
+
+def stack(
+    id_: int,
+    *ips: int,
+    pid: int = PID,
+    walked: int = Walked.WHOLE,
+    guessed: int = 0,
+    interrupted: int = 0,
+) -> bytes:
+    """One record, the innermost address first; `guessed` and `interrupted` are bits."""
+    record = np.zeros(1, stack_dtype(DEPTH))
+    record["id"], record["time"], record["pid"], record["depth"] = id_, 100, pid, len(ips)
+    record["walked"], record["guessed"][0, 0], record["interrupted"][0, 0] = walked, guessed, interrupted
+    record["ips"][0, : len(ips)] = ips
+    return record.tobytes()
+
+
+def launches(*stacks: int, flags: int = 0) -> bytes:
+    found = np.zeros(len(stacks), LAUNCH)
+    found["stack"], found["pid"], found["time"], found["flags"] = stacks, PID, 200, flags
+    return found.tobytes()
+
+
+def mappings(pid: int = PID) -> bytes:
+    files = (DRIVER, b"/opt/libze_intel_gpu.so.1"), (LIBRARY, b"/opt/libfoo.so")
+    told = (mapping_record(1, pid, start, 0x10000, 0, path, b"", (8, 1, start)) for start, path in files)
+    return comm_record(1, pid, b"app") + b"".join(told)
+
+
+def captured(
+    folder: Path, *frames: tuple[FrameKind, bytes], finish_stacks: FinishStacks | None = None
+) -> CaptureReader:
+    spool = Spool(folder / "cap.spool")
+    spool.write(FrameKind.HEADER, b'{"stack_depth": %d}' % DEPTH, time=1)
+    spool.write(FrameKind.SIDEBAND, mappings() + mappings(OTHER), time=2)
+    for kind, payload in frames:
+        spool.write(kind, payload, time=300, part=DEPTH)
+    spool.write(FrameKind.END, b"{}", time=400)
+    spool.close()
+    finish(SpoolReader(folder / "cap.spool"), folder / "cap.parquet", finish_stacks=finish_stacks)
+    return CaptureReader(folder / "cap.parquet")
+
+
+def rows(reader: CaptureReader) -> dict[int, dict[str, Any]]:
+    return {row["id"]: row for row in reader.table("stack").to_pylist()}
+
+
+def ends(reader: CaptureReader) -> dict[str, Any]:
+    found: dict[str, Any] = reader.header["stack_ends"]["launches"]
+    return found
+
+
+def test_stacks_say_how_they_ended(tmp_path: Path) -> None:
+    every = [stack(10 + how, *PATH[: 1 + how % 3], walked=how) for how in Walked]
+    reader = captured(
+        tmp_path,
+        *((FrameKind.STACKS, each) for each in every),
+        (FrameKind.LAUNCHES, launches(*(10 + how for how in Walked))),
+    )
+    names = ("whole", "deep", "unfinished", "nowhere", "memory", "damaged", "stuck")
+    assert {id_ - 10: row["ended"] for id_, row in rows(reader).items()} == dict(enumerate(names))
+    assert [id_ - 10 for id_, row in rows(reader).items() if row["truncated"]] == [Walked.DEEP]
+    # and those that are not whole are counted where they end
+    assert (ends(reader)["stacks"], ends(reader)["whole"], ends(reader)["unknown"]) == (7, 1, 0)
+    assert ends(reader)["ends"] == [
+        {"library": "libfoo.so", "count": 4},
+        {"library": "libze_intel_gpu.so.1", "count": 2},
+    ]
+
+
+def test_a_finished_stack_takes_the_place_of_the_one_that_bpf_sent(tmp_path: Path) -> None:
+    # given one that comes before, and one that comes behind what was unfinished
+    sent = [stack(id_, *PATH[:1], walked=Walked.MISSED) for id_ in (5, 6)]
+    reader = captured(
+        tmp_path,
+        (FrameKind.STACKS, sent[0] + stack(6, *PATH)),
+        (FrameKind.STACKS, stack(5, *PATH) + sent[1]),
+        (FrameKind.LAUNCHES, launches(5, 6)),
+    )
+    # then they are one
+    assert [(row["ips"], row["ended"]) for row in rows(reader).values()] == [([*PATH], "whole")]
+    assert len(set(reader.table("launch")["stack"].to_pylist()) & rows(reader).keys()) == 1
+
+
+def test_what_was_finished_from_the_middle_has_what_was_walked_before(tmp_path: Path) -> None:
+    sent = stack(5, 1, 2, 3, walked=Walked.MISSED, guessed=0b100)
+    rest = stack(5, 3, 4, 5, 6, 7, walked=Walked.STUCK | 2 << KEPT_SHIFT, guessed=0b1000, interrupted=0b10)
+    (row,) = rows(captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.STACKS, rest))).values()
+    assert row["ips"] == [1, 2, 3, 4, 5, 6]  # no more than the limit
+    assert row["marks"] == [0, 0, 0, 2, 0, 1]
+    assert row["ended"] == "stuck"
+
+
+def test_the_rest_of_a_stack_without_its_beginning_is_none(tmp_path: Path) -> None:
+    (row,) = rows(captured(tmp_path, (FrameKind.STACKS, stack(5, 3, 4, walked=2 << KEPT_SHIFT)))).values()
+    assert (row["ips"], row["ended"]) == ([], "unfinished")
+
+
+def test_marks_are_where_there_are_some(tmp_path: Path) -> None:
+    sent = stack(5, *PATH, interrupted=1) + stack(6, *PATH, 9, guessed=0b110, interrupted=0b1000)
+    found = rows(captured(tmp_path, (FrameKind.STACKS, sent)))
+    assert found[5]["marks"] is None  # the innermost is never a return address
+    assert found[6]["marks"] == [0, 1, 1, 2]
+
+
+def test_equal_stacks_are_one_unless_they_ended_differently(tmp_path: Path) -> None:
+    sent = stack(5, *PATH) + stack(6, *PATH) + stack(7, *PATH, walked=Walked.STUCK) + stack(8, *PATH, pid=OTHER)
+    reader = captured(
+        tmp_path,
+        (FrameKind.STACKS, sent),
+        (FrameKind.STACKS, sent),
+        (FrameKind.LAUNCHES, launches(5, 6, 6, 7, 8, 0, 99)),
+        (FrameKind.LAUNCHES, launches(6, flags=LaunchFlags.CARRIED)),
+    )
+    assert rows(reader).keys() == {5, 7, 8}
+    assert sorted(reader.table("launch")["stack"].to_pylist()) == [0, 5, 5, 5, 5, 7, 8, 99]
+    assert reader.header["totals"]["stacks"] == 3
+    assert (ends(reader)["stacks"], ends(reader)["whole"]) == (5, 4)  # what was carried over was counted before
+
+
+def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> None:
+    # given copies of three stacks, of which one was finished meanwhile
+    copies = np.zeros(6, COPY)
+    copies["id"], copies["address"] = [5, 5, 6, 6, 7, 7], [4096, 8192] * 3
+    given: list[list[int]] = []
+
+    def finish_stacks(recorded: object, some: Any, depth: int) -> Any:
+        assert depth == DEPTH
+        for records in some:
+            given.append(records["id"].tolist())
+            if records["id"][0] == 5 and len(given) == 1:
+                yield stack(5, *PATH)
+
+    sent = b"".join(stack(id_, *PATH[:1], walked=Walked.MISSED) for id_ in (5, 6, 7)) + stack(6, *PATH)
+    frames = [(FrameKind.COPY, copies[at : at + 1].tobytes()) for at in range(6)]
+    reader = captured(
+        tmp_path,
+        *frames,
+        (FrameKind.STACKS, sent),
+        (FrameKind.LAUNCHES, launches(5, 6, 7)),
+        finish_stacks=finish_stacks,
+    )
+    # then the others are
+    assert given == [[5], [5], [7], [7]]
+    assert sorted(row["ended"] for row in rows(reader).values()) == ["unfinished", "whole"]
+
+
+def test_what_says_that_it_ended_in_a_way_that_does_not_exist_is_unfinished(tmp_path: Path) -> None:
+    (row,) = rows(captured(tmp_path, (FrameKind.STACKS, stack(5, *PATH, walked=200)))).values()
+    assert row["ended"] == "unfinished"
