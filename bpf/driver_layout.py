@@ -59,8 +59,6 @@ class Entry:
     handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
     count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
     offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
-    stack: int = 0  # bytes from the stack pointer, at the probe, to the return address
-    frame: int | None = None  # bytes from there to the caller's frame pointer; None: that is still in rbp
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             _number(entry["handle"], 6),
             None if entry["count"] is None else _number(entry["count"], 6),
             _number(entry.get("offset", 0), MAX_OFFSET + 1),
-            _number(entry.get("stack", 0), MAX_OFFSET + 1),
-            None if entry.get("frame") is None else _number(entry["frame"], MAX_OFFSET + 1),
         )
         for entry in of["entries"]
     )

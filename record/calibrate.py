@@ -31,7 +31,7 @@ from iaprof.formats.files import can_be_strangers, check_output, make_for_everyo
 from iaprof.formats.profile import clean
 from iaprof.record import calibrate_search as search
 from iaprof.record.calibrate_child import NOBODY
-from iaprof.record.calibrate_entry import LENGTH, probe_place
+from iaprof.record.calibrate_entry import LENGTH, probe_offset
 
 # What the driver calls the devices, and their slices x subslices x EUs.
 DEVICES = {"bmg": "5x4x8", "lnl": "1x8x8", "ptl-h": "3x4x8", "pvc": "2x8x8"}
@@ -389,8 +389,7 @@ def _entries(functions: Mapping[str, int], elf: LibraryFile, file: BinaryIO) -> 
         start = _address(elf, place, executable=True)
         file.seek(place)
         needed = {0, handle, handle if count is None else count}  # a launch's first is the list, which leads to the GPU
-        at = probe_place(file.read(LENGTH), needed)
-        yield Entry(name, action, start + at.offset, handle, count, stack=at.stack, frame=at.frame)
+        yield Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
 
 
 def _address(elf: LibraryFile, place: int, executable: bool) -> int:

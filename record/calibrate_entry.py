@@ -1,4 +1,4 @@
-"""Where in a function to put a uprobe, so that it costs least, and where its caller is found there.
+"""Where in a function to put a uprobe, so that it costs least, and its arguments are still in their registers.
 
 Some instructions the kernel emulates (arch/x86/kernel/uprobes.c, Linux 6.1): pushes, nops, relative jumps and calls. A
 uprobe there costs 1.5 us. Others, such as the endbr64 that begins a function, it executes apart, which costs 10 us.
@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
-from dataclasses import dataclass
-
-from iaprof.bpf.driver_layout import MAX_OFFSET
 
 # push, with the prefix for r8 to r15; nop; jump if, near and far; jump and call.
 _EMULATED = re.compile(rb"\x41?[\x50-\x57]|\x90|[\x70-\x7f]|\x0f[\x80-\x8f]|[\xe8\xe9\xeb]", re.DOTALL)
@@ -28,90 +25,54 @@ _STACK = re.compile(
     re.DOTALL,
 )
 _TEST, _STORE, _LOAD = 0x85, 0x89, 0x8B
-_RSP, _RBP = 4, 5
+_RSP = 4
 _ARGUMENTS = (7, 6, 2, 1, 8, 9)  # registers in the order of the System V ABI
 LENGTH = 192  # bytes of a function that are looked at
-
-
-@dataclass(frozen=True)
-class Place:
-    """An instruction to probe."""
-
-    offset: int = 0  # bytes from the function's beginning
-    stack: int = 0  # bytes from the stack pointer to the return address
-    frame: int | None = None  # bytes from the stack pointer to the caller's frame pointer; None: that is in rbp
 
 
 class _UnknownError(Exception):
     """What comes may change what a probe needs."""
 
 
-def probe_place(code: bytes, arguments: Set[int]) -> Place:
-    """Where to probe a function that begins with `code`: these of its arguments are in their registers there.
+def probe_offset(code: bytes, arguments: Set[int]) -> int:
+    """Where to probe a function that begins with `code`, in bytes from its beginning.
 
-    Its beginning, where any other instruction than those that are known comes first.
+    These arguments are in their registers there. It is 0 if an unknown instruction comes before one that is emulated.
     """
-    prologue = _Prologue({_ARGUMENTS[argument] for argument in arguments} | {_RSP})
+    kept = {_ARGUMENTS[argument] for argument in arguments} | {_RSP}
     at = 0
     try:
         while not _EMULATED.match(code, at):
-            at = prologue.after(code, at)
+            at = _after(code, at, kept)
     except _UnknownError:
-        return Place()
-    frame = prologue.stack - prologue.saved if prologue.is_overwritten else None
-    return Place(at, prologue.stack, frame)
+        return 0
+    return at
 
 
-class _Prologue:
-    """What a function's instructions so far have done."""
-
-    def __init__(self, kept: Set[int]) -> None:
-        self._kept = kept  # registers that must not be written to
-        self.stack = 0  # bytes that the stack has grown
-        self.saved = 0  # bytes from the caller's frame pointer on the stack to the return address; 0: it is not there
-        self.is_overwritten = False  # rbp
-
-    def after(self, code: bytes, at: int) -> int:
-        """Where the next instruction is."""
-        if found := _ENDBR64.match(code, at):
-            pass
-        elif found := _SUB_RSP.match(code, at):
-            self.stack += int.from_bytes(found[1] or found[2], "little")
-            if self.stack > MAX_OFFSET:
-                raise _UnknownError
-        elif found := _CANARY.match(code, at):
-            self._write(_register(found[1], found[2][0] >> 3))
-        elif found := _REGISTERS.match(code, at):
-            opcode, registers = found[2][0], found[3][0]
-            if opcode == _LOAD:
-                self._write(_register(found[1], registers >> 3))
-            elif opcode != _TEST:
-                self._write(_register(found[1], registers, extended_by=1))
-        elif found := _STACK.match(code, at):
-            registers, displacement = (each for each in found.groups()[2:] if each is not None)
-            if registers[0] & 7 != _RSP:
-                raise _UnknownError
-            register = _register(found[1], registers[0] >> 3)
-            if found[2][0] == _STORE:
-                is_wide = found[1] and found[1][0] & 8
-                self._store(register, int.from_bytes(displacement, "little", signed=True), 8 if is_wide else 4)
-            else:
-                self._write(register)
-        else:
+def _after(code: bytes, at: int, kept: Set[int]) -> int:
+    """Where the instruction behind the one at `at` is, if that writes to none of the registers that are kept."""
+    written = None
+    if (found := _ENDBR64.match(code, at)) or (found := _SUB_RSP.match(code, at)):
+        pass
+    elif found := _CANARY.match(code, at):
+        written = _register(found[1], found[2][0] >> 3)
+    elif found := _REGISTERS.match(code, at):
+        opcode, registers = found[2][0], found[3][0]
+        if opcode == _LOAD:
+            written = _register(found[1], registers >> 3)
+        elif opcode != _TEST:
+            written = _register(found[1], registers, extended_by=1)
+    elif found := _STACK.match(code, at):
+        registers = next(each for each in found.groups()[2:] if each is not None)[0]
+        if registers & 7 != _RSP:
             raise _UnknownError
-        return found.end()
-
-    def _write(self, register: int) -> None:
-        if register in self._kept or (register == _RBP and not self.saved):
-            raise _UnknownError
-        self.is_overwritten |= register == _RBP
-
-    def _store(self, register: int, displacement: int, size: int) -> None:
-        below = self.stack - displacement  # bytes from there to the return address
-        if displacement < 0 or below < size or -size < self.saved - below < 8:
-            raise _UnknownError  # what the caller has, and its frame pointer, stay
-        if register == _RBP and size == 8 and not self.is_overwritten:
-            self.saved = below
+        if found[2][0] != _STORE:
+            written = _register(found[1], registers >> 3)
+    else:
+        raise _UnknownError
+    if written in kept:
+        raise _UnknownError
+    return found.end()
 
 
 def _register(rex: bytes, number: int, extended_by: int = 4) -> int:

@@ -11,8 +11,6 @@ from iaprof.bpf.perf_event import possible_cpus
 from iaprof.record.checks.result import Check, Level
 
 GROUP = "Limits"
-USUAL_DEPTH = 127  # PERF_MAX_STACK_DEPTH, include/uapi/linux/perf_event.h
-FEWEST_CONTEXTS = 2  # a kernel part and a user part
 EVENTS_PER_CPU = 2  # side-band, and CPU samples
 OTHER_FILES = 256  # streams, probes of libraries, metrics, maps, and what Python opens
 LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes: a GPU's worst case is about a gigabyte per second
@@ -22,7 +20,6 @@ _SYSCTL = Path("/proc/sys")
 def checks(folder: Path) -> Iterator[Check]:
     """Checks limits, and the folder of the capture."""
     yield _perf_event_paranoid(_read("kernel/perf_event_paranoid"))
-    yield _depth(_read("kernel/perf_event_max_stack"), _read("kernel/perf_event_max_contexts_per_stack"))
     yield _observation_paranoid(_read("dev/xe/observation_paranoid"))
     yield _open_files()
     yield _locked_memory()
@@ -42,21 +39,6 @@ def _perf_event_paranoid(value: int | None) -> Check:
         return Check(GROUP, "perf events", Level.PROBLEM, text)
     bound = "root may all the same" if value > -1 else "everyone may use all of them"
     return Check(GROUP, "perf events", Level.OK, f"perf_event_paranoid is {value}: {bound}")
-
-
-def _depth(depth: int | None, contexts: int | None) -> Check:
-    if depth is None:
-        return Check(GROUP, "stack depth", Level.PROBLEM, "the kernel walks no stacks (CONFIG_PERF_EVENTS)")
-    if depth < USUAL_DEPTH:
-        text = f"stacks are cut after {depth} frames (perf_event_max_stack)"
-        return Check(
-            GROUP, "stack depth", Level.WARNING, text, f"sudo sysctl kernel.perf_event_max_stack={USUAL_DEPTH}"
-        )
-    if contexts is not None and contexts < FEWEST_CONTEXTS:
-        text = f"stacks are cut after {contexts} contexts (perf_event_max_contexts_per_stack)"
-        mend = "sudo sysctl kernel.perf_event_max_contexts_per_stack=8"
-        return Check(GROUP, "stack depth", Level.WARNING, text, mend)
-    return Check(GROUP, "stack depth", Level.OK, f"{depth} frames (perf_event_max_stack)")
 
 
 def _observation_paranoid(value: int | None) -> Check:

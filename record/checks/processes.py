@@ -6,13 +6,11 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from iaprof.bpf.processes import running_pids
 
-MOST_FILES = 256  # that are looked at: anybody can map any number
 _MOST_BYTES = 16 << 20  # of one process's list of mappings
 _LONGEST_NAME = 120
 
@@ -38,16 +36,6 @@ def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
                 # map_files has the same numbers without leading zeros
                 location = f"/proc/{pid}/map_files/{int(found[1], 16):x}-{int(found[2], 16):x}"
                 yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), location)
-
-
-def installed(folders: Iterable[str], name: re.Pattern[bytes]) -> Iterator[MappedFile]:
-    """Files in folders whose name matches; the process is our own."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            for entry in sorted(os.listdir(folder)):
-                if name.fullmatch(os.fsencode(entry)):
-                    path = str(Path(folder, entry))
-                    yield MappedFile(os.getpid(), path, path)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Running Pythons: whether their functions will have names, and whether walking gets through the interpreter."""
+"""Running Pythons: whether their functions will have names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from iaprof.record.checks.processes import mapped, opened, read_some, shortened
 from iaprof.record.checks.result import Check, Level
-from iaprof.symbols.frame_pointers import Openings, read_openings
 
 GROUP = "Stacks"
 MOST_LINES = 8
@@ -24,7 +23,6 @@ class _Interpreter:
     """One file that is CPython, and the processes that run it."""
 
     path: str
-    openings: Openings | None
     pids: list[int] = field(default_factory=list)
 
     @property
@@ -59,7 +57,7 @@ def _interpreters() -> list[_Interpreter]:
             status = os.fstat(fd)
             inode = status.st_dev, status.st_ino
             if inode not in found:
-                found[inode] = _Interpreter(file.path, read_openings(fd))
+                found[inode] = _Interpreter(file.path)
             found[inode].pids.append(pid)
     return sorted(found.values(), key=lambda interpreter: -len(interpreter.pids))
 
@@ -68,18 +66,14 @@ def _check(interpreter: _Interpreter) -> Check:
     version = interpreter.version
     name = f"Python {version[0]}.{version[1]}" if version else "Python"
     without = [pid for pid in interpreter.pids if not has_perf_support(pid)]
-    bad, mend = [], ""
-    if version and version < PERF_SUPPORT:
-        bad.append("names of its functions came with 3.12")
-    elif without:
-        bad.append(f"PYTHONPERFSUPPORT is not set in {_processes(without)}")
-        mend = f"export PYTHONPERFSUPPORT=1    # and start {'it' if len(without) == 1 else 'them'} again"
-    if interpreter.openings and interpreter.openings.functions and not interpreter.openings.kept:
-        bad.append("it keeps no frame pointers, so stacks end in the interpreter")
     who, file = _processes(interpreter.pids), shortened(interpreter.path)
-    if bad:
-        return Check(GROUP, name, Level.WARNING, f"{'; '.join(bad)} ({who})", mend, file)
-    return Check(GROUP, name, Level.OK, f"names its functions and keeps frame pointers ({who})", file=file)
+    if version and version < PERF_SUPPORT:
+        return Check(GROUP, name, Level.WARNING, f"names of its functions came with 3.12 ({who})", file=file)
+    if without:
+        text = f"PYTHONPERFSUPPORT is not set in {_processes(without)} ({who})"
+        mend = f"export PYTHONPERFSUPPORT=1    # and start {'it' if len(without) == 1 else 'them'} again"
+        return Check(GROUP, name, Level.WARNING, text, mend, file)
+    return Check(GROUP, name, Level.OK, f"names its functions ({who})", file=file)
 
 
 def _processes(pids: list[int]) -> str:

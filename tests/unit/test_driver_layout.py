@@ -23,7 +23,7 @@ from iaprof.bpf.driver_layout import (
 )
 from iaprof.bpf.launches import _packed_layout
 from iaprof.record import calibrate
-from iaprof.record.calibrate_entry import Place, probe_place
+from iaprof.record.calibrate_entry import probe_offset
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.json"))
 
@@ -79,18 +79,6 @@ def test_an_array_of_kernels_needs_its_length(layout: Layout) -> None:
 
     with pytest.raises(LayoutError):
         Layout.from_json(dataclasses.replace(layout, entries=(*layout.entries, entry)).to_json())
-
-
-@pytest.mark.parametrize("wrong", [{"stack": -1}, {"stack": 0x8000}, {"stack": None}, {"frame": -1}, {"frame": 0x8000}])
-def test_what_lies_beyond_any_stack_is_refused(layout: Layout, wrong: dict[str, object]) -> None:
-    told = json.loads(layout.to_json())
-    told["entries"][0] |= {"stack": 0x7FFF, "frame": 0x7FFF}
-    assert Layout.from_json(json.dumps(told)).entries[0].frame == 0x7FFF
-
-    told["entries"][0] |= wrong
-
-    with pytest.raises(LayoutError):
-        Layout.from_json(json.dumps(told))
 
 
 @pytest.mark.parametrize("action", [Action.KERNEL_GONE, Action.MODULE_GONE])
@@ -190,23 +178,23 @@ VARIABLE = (
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("f30f1efa 4157", Place(4)),  # endbr64; push %r15
-        ("4157", Place(0)),
-        ("f30f1efa 4885ff 0f8440010000", Place(7)),  # test %rdi,%rdi; je
-        ("f30f1efa 4d85c0 7402", Place(7)),  # test %r8,%r8; je
-        ("f30f1efa e900000000", Place(4)),
-        ("f30f1efa 90", Place(4)),
-        ("f30f1efa 4883ec78 55", Place(8, 0x78)),  # sub $0x78,%rsp; push %rbp
-        (PARAMETERS, Place(0x2B, 0x78, 0x50)),
-        (ARGUMENTS, Place(0x8A, 0xC8, 0xA0)),
-        (VARIABLE, Place(0x2E, 0x78)),
-        ("4883ec18 48896c2408 4883ec20 31ed 90", Place(15, 0x38, 0x28)),  # rsp changes after rbp was saved
-        ("4883ec18 4889e8 4c89c9 4d89c7 90", Place(13, 0x18)),  # mov to %rax, of %r9 to %rcx, of %r8 to %r15
-        ("4883ec18 8d442408 488d442410 90", Place(13, 0x18)),  # lea 8(%rsp),%eax; lea 16(%rsp),%rax
+        ("f30f1efa 4157", 4),  # endbr64; push %r15
+        ("4157", 0),
+        ("f30f1efa 4885ff 0f8440010000", 7),  # test %rdi,%rdi; je
+        ("f30f1efa 4d85c0 7402", 7),  # test %r8,%r8; je
+        ("f30f1efa e900000000", 4),
+        ("f30f1efa 90", 4),
+        ("f30f1efa 4883ec78 55", 8),  # sub $0x78,%rsp; push %rbp
+        (PARAMETERS, 0x2B),
+        (ARGUMENTS, 0x8A),
+        (VARIABLE, 0x2E),
+        ("4883ec18 48896c2408 4883ec20 31ed 90", 15),  # rsp changes after rbp was saved
+        ("4883ec18 4889e8 4c89c9 4d89c7 90", 13),  # mov to %rax, of %r9 to %rcx, of %r8 to %r15
+        ("4883ec18 8d442408 488d442410 90", 13),  # lea 8(%rsp),%eax; lea 16(%rsp),%rax
     ],
 )
-def test_a_probe_goes_where_the_kernel_emulates_and_what_it_reads_is_there(code: str, expected: Place) -> None:
-    assert probe_place(bytes.fromhex(code), {0, 1}) == expected
+def test_a_probe_goes_where_the_kernel_emulates_and_what_it_reads_is_there(code: str, expected: int) -> None:
+    assert probe_offset(bytes.fromhex(code), {0, 1}) == expected
 
 
 @pytest.mark.parametrize(
@@ -229,31 +217,21 @@ def test_a_probe_goes_where_the_kernel_emulates_and_what_it_reads_is_there(code:
         "4883ec18 488d642408 90",  # lea 8(%rsp),%rsp
         "4883ec80 90",  # sub $-128,%rsp
         "4881ec00000080 90",
-        "4881ecffff0000 90",  # more than a layout has room for
         "4883e4f0 90",  # and $-16,%rsp
         "4883c418 90",  # add
-        "4889442408 90",  # mov %rax,8(%rsp), which is the caller's
-        "4883ec18 4889442418 90",  # over the return address
-        "4883ec18 4889442411 90",
-        "4883ec18 48894424f8 90",  # below the stack pointer
         "4883ec18 48890424 488945f8 90",  # mov %rax,-8(%rbp)
         "4883ec18 4889 04f4 90",  # mov %rax,(%rsp,%rsi,8)
         "4883ec18 4a89 0424 90",  # mov %rax,(%rsp,%r12)
         "4883ec18 4989 0424 90",  # mov %rax,(%r12)
-        "4889c5 90",  # mov %rax,%rbp, which is saved nowhere
-        "4883ec18 896c2408 31ed 90",  # half of it is
-        "4883ec18 31ed 48896c2408 90",
-        "4883ec18 48896c2408 48894424 04 90",  # and is overwritten
-        "4883ec18 48896c2408 8944240c 90",
     ],
 )
 def test_no_probe_goes_behind_what_may_change_what_it_reads(code: str) -> None:
-    assert probe_place(bytes.fromhex(code), {0, 1}) == Place()
+    assert probe_offset(bytes.fromhex(code), {0, 1}) == 0
 
 
 def test_other_arguments_may_be_gone() -> None:
     # xor %edx,%edx; xor %esi,%esi; nop
-    assert [probe_place(bytes.fromhex("31d2 31f6 90"), needed).offset for needed in ({0}, {0, 1}, {0, 2})] == [4, 0, 0]
+    assert [probe_offset(bytes.fromhex("31d2 31f6 90"), needed) for needed in ({0}, {0, 1}, {0, 2})] == [4, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,15 @@ class Handle(ctypes.Structure):
 
 def _entries(symbols: dict[str, int]) -> tuple[Entry, ...]:
     def entry(
-        name: str, action: Action, handle: int, count: int | None = None, offset: int = 0, at: int = _ENDBR64, **of: int
+        name: str, action: Action, handle: int, count: int | None = None, offset: int = 0, at: int = _ENDBR64
     ) -> Entry:
-        return Entry(name, action, symbols[name] + at, handle, count, offset, **of)
+        return Entry(name, action, symbols[name] + at, handle, count, offset)
 
     return (
         entry("launch", Action.LAUNCH, 1),
         entry("launch_sub", Action.LAUNCH, 1),
         entry("launch_start", Action.LAUNCH, 1, at=0),
-        entry("launch_frame", Action.LAUNCH, 1, at=_TO_ITS_JE, stack=40, frame=24),
+        entry("launch_frame", Action.LAUNCH, 1, at=_TO_ITS_JE),
         entry("launch_many", Action.LAUNCH_MANY, 1, 2),
         entry("kernel_gone", Action.KERNEL_GONE, 0, offset=GONE_OFFSET),
         entry("module_gone", Action.MODULE_GONE, 0),
