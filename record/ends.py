@@ -45,14 +45,23 @@ class StackEnds:
     """Collects where stacks end, and then what the files say about these places."""
 
     def __init__(self) -> None:
-        self._stacks: list[tuple[NDArray[np.uint64], Ends, NDArray[np.bool_]]] = []
+        self._stacks: list[tuple[NDArray[np.uint64], Ends, NDArray[np.bool_], NDArray[np.bool_]]] = []
         self._launches, self._samples = _Counts(), _Counts()
         self._named: dict[tuple[object, ...], Named] = {}
         self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
 
-    def stacks(self, ids: NDArray[np.uint64], ends: Ends, truncated: NDArray[np.bool_]) -> None:
-        """Adds the ends of distinct stacks, and whether each stack is as deep as the limit."""
-        self._stacks.append((ids, ends, truncated))
+    def stacks(
+        self, ids: NDArray[np.uint64], ends: Ends, truncated: NDArray[np.bool_], guessed: NDArray[np.bool_]
+    ) -> None:
+        """Adds the ends of distinct stacks.
+
+        Args:
+            ids: of the stacks.
+            ends: where they end.
+            truncated: whether each is as deep as the limit.
+            guessed: whether each has a caller that was guessed.
+        """
+        self._stacks.append((ids, ends, truncated, guessed))
 
     def launches(self, stacks: NDArray[np.uint64]) -> None:
         """Counts launches by the ids of their stacks."""
@@ -69,7 +78,7 @@ class StackEnds:
             modules: those that `Ends` means.
         """
         found: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
-        for _, ends, _ in self._stacks:
+        for _, ends, *_ in self._stacks:
             for number in np.unique(ends.modules[ends.modules >= 0]).tolist():
                 module = modules[number]
                 found.setdefault(module.identity, (module, []))[1].append(ends.addresses[ends.modules == number])
@@ -88,14 +97,18 @@ class StackEnds:
         Args:
             modules: those that `Ends` means.
         """
-        ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, _, _ in self._stacks)])
-        numbers = np.concatenate([np.empty(0, np.int32), *(ends.modules for _, ends, _ in self._stacks)])
-        addresses = np.concatenate([np.empty(0, np.uint64), *(ends.addresses for _, ends, _ in self._stacks)])
-        truncated = np.concatenate([np.empty(0, bool), *(deep for _, _, deep in self._stacks)])
-        walked = np.concatenate([np.empty(0, np.uint8), *(ends.walked for _, ends, _ in self._stacks)])
-        places = np.rec.fromarrays([numbers, addresses, truncated, walked])
+        ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, *_ in self._stacks)])
+        numbers = np.concatenate([np.empty(0, np.int32), *(ends.modules for _, ends, *_ in self._stacks)])
+        addresses = np.concatenate([np.empty(0, np.uint64), *(ends.addresses for _, ends, *_ in self._stacks)])
+        truncated = np.concatenate([np.empty(0, bool), *(deep for _, _, deep, _ in self._stacks)])
+        walked = np.concatenate([np.empty(0, np.uint8), *(ends.walked for _, ends, *_ in self._stacks)])
+        guessed = np.concatenate([np.empty(0, bool), *(each for *_, each in self._stacks)])
+        places = np.rec.fromarrays([numbers, addresses, truncated, walked, guessed])
         distinct, which = np.unique(places, return_inverse=True)
-        kinds = [self._kind(modules, *place) for place in distinct.tolist()]
+        kinds = [
+            (*self._kind(modules, number, address, truncated, walked), truncated, guessed)
+            for number, address, truncated, walked, guessed in distinct.tolist()
+        ]
         order = np.argsort(ids, kind="stable")
         found = {}
         for name, counts in (("launches", self._launches), ("cpu_samples", self._samples)):
@@ -126,13 +139,15 @@ class StackEnds:
         return End.CUT if truncated and end is not End.WHOLE else end, code_of(module)
 
 
-def _added_up(kinds: list[tuple[End, str]], counts: list[int]) -> WholeStacks:
-    whole = unknown = 0
+def _added_up(kinds: list[tuple[End, str, bool, bool]], counts: list[int]) -> WholeStacks:
+    whole = unknown = deep = guesses = 0
     ends: Counter[str] = Counter()
-    for (end, library), count in zip(kinds, counts, strict=True):
+    for (end, library, truncated, guessed), count in zip(kinds, counts, strict=True):
+        guesses += count * guessed
+        deep += count * (truncated and end is End.CUT)
         if end is End.WHOLE:
             whole += count
         elif count:
             unknown += count * (end is End.UNKNOWN)
             ends[library] += count
-    return WholeStacks.of(whole, unknown, ends)
+    return WholeStacks.of(whole, unknown, ends, deep, guesses)

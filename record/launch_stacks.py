@@ -113,7 +113,8 @@ class LaunchStacks:
         chosen = np.flatnonzero(new)
         kept, how = stacks.of(chosen), walked[new]
         truncated = how == Walked.DEEP
-        self._ends.stacks(records["id"][new], self._walks.ends(kept, how), truncated)
+        guessed = np.array(records["guessed"][new].any(axis=1), bool)
+        self._ends.stacks(records["id"][new], self._walks.ends(kept, how), truncated, guessed)
         columns = [
             *map(pa.array, (records["id"][new], kept.times, kept.pids, truncated)),
             kept.lists(),

@@ -10,8 +10,11 @@ from functools import cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from iaprof.formats.profile import Kind, Origin
+from iaprof.formats.unwind_rules import Mark
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
@@ -85,6 +88,7 @@ class CpuFrames:
         # How each stack ended; None where the capture does not say.
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
+        self._guessed = _with_guesses(stacks)
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
         self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
@@ -190,20 +194,23 @@ class CpuFrames:
         Args:
             weights: of stacks, by id.
         """
-        whole = unknown = 0
+        whole = unknown = deep = guessed = 0
         ends: Counter[str] = Counter()
         for stack, weight in weights.items():
             row = self._rows.get(stack)
             if row is None:
                 continue
+            guessed += weight * bool(self._guessed[row])
             frames = [frame for place in self._places(row) for frame in self._at(*place)]
             end, module = self._end(row, frames if self._are_cut else without_strays(frames, self._keeps))
             if end is End.WHOLE:
                 whole += weight
             else:
-                unknown += weight * (end is End.UNKNOWN and not self._is_truncated(row))
+                truncated = self._is_truncated(row)
+                deep += weight * truncated
+                unknown += weight * (end is End.UNKNOWN and not truncated)
                 ends[code_of(module)] += weight
-        return WholeStacks.of(whole, unknown, ends)
+        return WholeStacks.of(whole, unknown, ends, deep, guessed)
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""
@@ -261,3 +268,13 @@ def unnamed(module: Module, address: int) -> str:
         case ModuleKind.GENERATED:
             return f"0x{address:x}" if module.path == NOWHERE else "[anon]"
     return module.path  # [vdso] or [kernel]
+
+
+def _with_guesses(stacks: pa.Table) -> NDArray[np.bool_]:
+    """Of each stack, whether a caller in it was guessed."""
+    found = np.zeros(len(stacks), bool)
+    if "marks" in stacks.column_names:  # which came with format 6
+        marks = stacks["marks"].combine_chunks()
+        of = pc.list_parent_indices(marks).to_numpy()
+        found[of[(pc.list_flatten(marks).to_numpy() & Mark.GUESSED) != 0]] = True
+    return found

@@ -225,6 +225,12 @@ def main(settings: str) -> None:
     spaces = Spaces(given["spaces"], given["loads"], given["ways"])
     learner = Learner(table, spaces, given["depth"], 1 + given["starts"] * MOST_SPACES)
     learner.start()
+    with contextlib.suppress(ConnectionError):  # the recorder ended without waiting for what it had asked for
+        _serve(learner, ring, channel)
+    learner.close()
+
+
+def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
     channel.send(READY)
     poll = select.poll()
     poll.register(ring.fileno(), select.POLLIN)
@@ -244,7 +250,6 @@ def main(settings: str) -> None:
         elif is_asked:
             is_asked = False
             channel.send(SYNC)
-    learner.close()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from iaprof.formats.unwind_rules import Walked
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import FinishStacks
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.cpu_frames import CpuFrames
+from iaprof.symbols.rows import CaptureNames
 
 DEPTH = 6
 PID, OTHER = 7, 8
@@ -83,7 +86,7 @@ def test_stacks_say_how_they_ended(tmp_path: Path) -> None:
     assert {id_ - 10: row["ended"] for id_, row in rows(reader).items()} == dict(enumerate(names))
     assert [id_ - 10 for id_, row in rows(reader).items() if row["truncated"]] == [Walked.DEEP]
     # and those that are not whole are counted where they end
-    assert (ends(reader)["stacks"], ends(reader)["whole"], ends(reader)["unknown"]) == (7, 1, 0)
+    assert [ends(reader)[name] for name in ("stacks", "whole", "unknown", "deep", "guessed")] == [7, 1, 0, 1, 0]
     assert ends(reader)["ends"] == [
         {"library": "libfoo.so", "count": 4},
         {"library": "libze_intel_gpu.so.1", "count": 2},
@@ -123,6 +126,18 @@ def test_marks_are_where_there_are_some(tmp_path: Path) -> None:
     found = rows(captured(tmp_path, (FrameKind.STACKS, sent)))
     assert found[5]["marks"] is None  # the innermost is never a return address
     assert found[6]["marks"] == [0, 1, 1, 2]
+
+
+def test_launches_with_guessed_callers_are_counted(tmp_path: Path) -> None:
+    sent = stack(5, *PATH) + stack(6, *PATH[:2], guessed=0b10) + stack(7, 9, guessed=0b1, walked=Walked.STUCK)
+    reader = captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6, 6, 7)))
+    assert (ends(reader)["stacks"], ends(reader)["whole"], ends(reader)["guessed"]) == (4, 3, 3)
+    # and reports count the same from the stacks themselves
+    stacks = reader.stacks(np.array([5, 6, 7], np.uint64))
+    spaces = AddressSpaces(reader.table("mapping"), reader.table("process"))
+    found = CpuFrames(stacks, spaces, CaptureNames(reader), are_cut=True).ends({5: 1, 6: 2, 7: 1})
+    assert found.to_json() == ends(reader)
+    assert found.text("launches").endswith("; 3 have callers that were guessed")
 
 
 def test_equal_stacks_are_one_unless_they_ended_differently(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The process that finishes stacks: what happens when it, or the recorder, is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.record.unwinding.learning import MOST_STARTS, SYNC, Learning
+from integration.walking import LONGEST_S
+from limits import Within
+
+pytestmark = pytest.mark.bpf
+
+
+def ready(learning: Learning) -> None:
+    learning.is_ready = False
+    while not learning.is_ready:
+        assert learning.wait() == []
+
+
+def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
+    capfd: pytest.CaptureFixture[str], within: Within
+) -> None:
+    # given a recorder that ends before it reads the answer to what it asked
+    probes = LaunchProbes()
+    learning = Learning(probes)
+    channel, child = learning._channel, learning._child
+    assert channel is not None
+    assert child is not None
+    # when
+    channel.send(SYNC)
+    channel.close()
+    # then
+    with within(LONGEST_S):
+        assert child.wait() == 0
+    learning.close()
+    probes.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: Within) -> None:
+    probes = LaunchProbes()
+    learning = Learning(probes)
+    with within(LONGEST_S):
+        for left in range(MOST_STARTS - 1, -1, -1):
+            ready(learning)
+            assert learning._child is not None
+            os.kill(learning._child.pid, signal.SIGKILL)
+            learning._child.wait()
+            assert list(learning.read()) == []
+            assert (learning.fileno() >= 0) is bool(left)
+        # and nobody waits for it then
+        assert learning.has_finished()
+        assert learning.finish() == []
+    probes.close()
