@@ -40,10 +40,8 @@ MOST_FAILURES = 4  # of the children, over the stacks of one user, in
 FORGIVEN_S = 60.0
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
-READY, SYNC = (
-    b"r",
-    b"s",
-)  # messages: that stacks can be finished; and that all that were copied before are, which is asked for
+READY = b"r"  # a message: stacks can be finished
+SYNC = b"s"  # the question whether all that were copied before are finished, and the answer that they are
 _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 

@@ -1,0 +1,184 @@
+"""The learner's order of work: processes take turns, what is too much is left out, and who breaks its reader waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.launches import COPY, stack_dtype
+from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, Walked
+from iaprof.record.opener import Rights
+from iaprof.record.unwinding import learner as module
+from iaprof.record.unwinding.learner import MOST_FAILURES, MOST_WAITING, Learner
+from iaprof.record.unwinding.mappings import ImageGone
+from iaprof.symbols.unwind.finishing import Finished
+from iaprof.symbols.unwind.walk import Found, Mapping
+
+DEPTH, TOP = 8, 0x7FFF_0000_1000
+MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
+
+
+def copied(number: int, pid: int) -> np.ndarray:
+    """COPY[2] of a stack of one page."""
+    records = np.zeros(2, COPY)
+    records["id"], records["pid"], records["way"], records["depth"] = number, pid, 100 + number, 1
+    records["address"], records["start"][:, 1] = [TOP, 0], TOP + 8
+    records["generation"] = [[0, 1, 2, 0]] * 2
+    return records
+
+
+class Table:
+    """Rules that were written."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[int, int, RuleKind]] = []
+
+    def write(self, space: int, address: int, is_exact: bool, rule: Rule) -> None:
+        self.written.append((space, address, rule.kind))
+
+
+class Spaces:
+    """What BPF would be told of processes and ways."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+        self.times_loaded = 0
+
+    def loads(self, pid: int) -> int:
+        return self.times_loaded
+
+    def set(self, pid: int, generation: object, space: int) -> None:
+        self.said.append(("space", space))
+
+    def arrived(self, way: int) -> None:
+        self.said.append(("arrived", way))
+
+    def stays(self, way: int, number: int, until: int) -> None:
+        self.said.append(("stays", way))
+
+
+class Finishing:
+    """Answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.answer: Finished | Exception = Finished([1, 2], [Found.INTERRUPTED, Found.BY_RULE], Walked.WHOLE)
+        self.asked = 0
+
+    def finish(self, *of: Any) -> Finished:
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Tried:
+    """A learner without its children."""
+
+    def __init__(self) -> None:
+        self.table, self.spaces, self.finishing = Table(), Spaces(), Finishing()
+        self.learner = Learner(self.table, self.spaces, DEPTH, 1)  # type: ignore[arg-type]
+        self.learner._finishing = self.finishing  # type: ignore[assignment]
+
+    def finish(self, *copies: np.ndarray) -> list[tuple[int, Walked] | int]:
+        """Id and end of each stack that it finished, and ids of copies that it gave back, in its order."""
+        self.learner.take(np.concatenate(copies))
+        messages: list[bytes] = []
+        while self.learner.waits:
+            messages += self.learner.next()
+        return [_read(message) for message in messages]
+
+
+def _read(message: bytes) -> tuple[int, Walked] | int:
+    if len(message) == COPY.itemsize:
+        return int(np.frombuffer(message, COPY)["id"][0])
+    (record,) = np.frombuffer(message, stack_dtype(DEPTH))
+    return int(record["id"]), Walked(int(record["walked"]))
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
+    monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
+    monkeypatch.setattr(module, "_born", lambda pid: 0)
+    monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
+    return Tried()
+
+
+def whole(numbers: Sequence[int]) -> list[tuple[int, Walked]]:
+    return [(number, Walked.WHOLE) for number in numbers]
+
+
+def test_processes_take_turns(tried: Tried) -> None:
+    assert tried.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
+
+
+def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Tried) -> None:
+    copies = [copied(number, 100) for number in range(1, MOST_WAITING + 3)]
+    found = tried.finish(copied(0, 200), *copies)
+    assert len(found) == MOST_WAITING
+    assert found[:2] == whole([0, 4])
+
+
+def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tried: Tried) -> None:
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
+    tried.finish(copied(1, 100))
+    assert tried.table.written == [(1, 1, RuleKind.END)]
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
+    tried.finish(copied(2, 100))
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.STUCK)
+    tried.finish(copied(3, 100))
+    assert [said for said in tried.spaces.said if said[0] != "space"] == [
+        ("arrived", 101),
+        ("stays", 102),
+        ("stays", 103),
+    ]
+
+
+def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tried: Tried) -> None:
+    # given
+    tried.spaces.times_loaded = 1  # and the copy says 0
+    # then the recording's end gets it
+    assert tried.finish(copied(1, 100)) == [1]
+    assert tried.table.written == tried.spaces.said == []
+
+
+def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "executable", lambda pid, images: ())
+    assert tried.finish(copied(1, 100), copied(2, 100)) == [1, 2]
+
+
+def test_a_user_whose_files_break_the_reader_waits_and_others_do_not(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    tried.finishing.answer = IaprofError("the child died")
+    assert tried.finish(*(copied(number, 100 + number) for number in range(MOST_FAILURES + 3))) == []
+    assert tried.finishing.asked == MOST_FAILURES
+    # when
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
+    # then
+    assert tried.finish(copied(50, 100), copied(51, 200)) == whole([51])
+    # and not for ever
+    monkeypatch.setattr(module, "FORGIVEN_S", 0.0)
+    assert tried.finish(copied(52, 100)) == whole([52])
+
+
+def test_that_a_process_changed_is_nobody_s_failure(tried: Tried) -> None:
+    tried.finishing.answer = ImageGone("it is gone")
+    found = tried.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3)))
+    assert found == list(range(MOST_FAILURES + 3))
+
+
+def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tried.finish(copied(1, 100)[:1]) == []
+    assert tried.learner.patience_ms
+    monkeypatch.setattr(module, "STALE_S", 0.0)
+    assert tried.finish(copied(2, 100)[:0]) == whole([1])
+    assert tried.learner.patience_ms is None
