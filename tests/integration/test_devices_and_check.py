@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.record.checks import stacks
+from iaprof.record.checks import pythons
 from integration.attacking import NOBODY
 from integration.recording import Finished, iaprof
 from standin import runtime
@@ -253,18 +253,17 @@ def test_libraries_that_processes_have_mapped(tmp_path: Path) -> None:
     assert str(tmp_path / "\\x1b[31m\\x07" / "libze_intel_gpu.so.1") in drivers
 
 
-def test_a_library_that_vanished_and_one_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given that nothing launches: what another test's program launches now would come instead of libraries
-    monkeypatch.setattr(stacks, "look", lambda: None)
-    gone, secret = tmp_path / "libsycl.so.8", tmp_path / "libze_loader.so.1"
+def test_an_interpreter_that_vanished_and_one_that_nobody_may_read(tmp_path: Path) -> None:
+    gone, secret = tmp_path / "libpython3.98.so.1.0", tmp_path / "libpython3.99.so.1.0"
     shutil.copy(runtime.build().library, gone)
     shutil.copy(runtime.build().library, secret)
-    with mapping(gone, secret) as process:
+    with mapping(gone) as first, mapping(secret) as second:
         gone.unlink()
         secret.chmod(0)
-        names = {check.name for check in stacks.checks()}
-        process.communicate("\n")
-    assert {"libsycl", "libze_loader"} <= names  # root reads the mapped files themselves
+        found = {interpreter.version for interpreter in pythons._interpreters()}
+        for process in (first, second):
+            process.communicate("\n")
+    assert {(3, 98), (3, 99)} <= found  # root reads the mapped files themselves
 
 
 # ---- on a terminal ----

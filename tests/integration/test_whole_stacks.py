@@ -163,7 +163,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert f"Lost callers: of {total} launches, whose stacks do not reach the program's start" in shown
     ends = json.loads(iaprof("info", capture, "--json").out)["parts"][0]["stack_ends"]["launches"]
     library = {"library": LIBRARY, "count": total}
-    assert ends == {"stacks": total, "whole": 0, "unknown": 0, "ends": [library], "more": 0}
+    assert ends == {"stacks": total, "whole": 0, "unknown": 0, "ends": [library], "more": 0, "deep": 0, "guessed": 0}
     report = iaprof("report", capture, "--json")
     document = json.loads(report.out)
     assert document["stack_ends"]["whole"] == 0
@@ -208,11 +208,9 @@ def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -
             done = iaprof("check", "--json")
         finally:
             program.kill()
-    # then it says so, and nothing of libraries that are on no stack
+    # then it says so
     found = {each["name"]: each for each in json.loads(done.out)["checks"] if each["group"] == "Stacks"}
     assert found[LIBRARY]["level"] == "warning"
     assert re.match(r"the stacks of [\d,]+ launches end there", found[LIBRARY]["text"])
     assert found[LIBRARY]["file"].endswith(f"/{LIBRARY}")
-    assert "-fno-omit-frame-pointer" in found[LIBRARY]["mend"]
     assert re.match(r"now, 0 of [\d,]+ launches", found["launches"]["text"])
-    assert not found.keys() & {"libze_intel_gpu", "libze_loader", "libsycl", "libc"}
