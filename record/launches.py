@@ -299,6 +299,11 @@ class Launches:
 
     # Counts and end
 
+    @property
+    def learning_cpu_seconds(self) -> float:
+        """CPU time of the process that finishes stacks."""
+        return self._learning.cpu_seconds if self._learning is not None else 0.0
+
     def close(self) -> None:
         """Ends the process that finishes stacks, whatever it is doing."""
         if self._learning is not None:

@@ -160,6 +160,11 @@ class Session:
         self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
         if self._drivers.remark:
             self._journal.warn(self._drivers.remark)
+        if self._probes.follows_frame_pointers:
+            self._journal.warn(
+                "the kernel's BTF does not say where it has a process's mappings: stacks are walked by frame pointers, "
+                "and end in code without them"
+            )
 
     @property
     def spool(self) -> Spool:
@@ -463,6 +468,7 @@ class Session:
             "part": self._rotation.number,
             "clock": _clocks(),
             "stack_depth": self._probes.depth,
+            "follows_frame_pointers": self._probes.follows_frame_pointers,
             "launches_by": str(options.launches),
             "cpu_hz": options.cpu_hz,
             "metric_interval_ns": options.metric_interval_ns,
@@ -478,7 +484,14 @@ class Session:
             "clock_end": _clocks(),
             "probes": {counter.name.lower(): value for counter, value in counters.items()},
             "cost": {
-                "cpu_s": round(cpu_seconds() + self._intake.cpu_seconds + self._probes.compile_cpu_seconds, 3),
+                "cpu_s": round(
+                    cpu_seconds()
+                    + self._intake.cpu_seconds
+                    + self._probes.compile_cpu_seconds
+                    + self._launches.learning_cpu_seconds,
+                    3,
+                ),
+                "learn_cpu_s": round(self._launches.learning_cpu_seconds, 3),
                 "compile_cpu_s": round(self._probes.compile_cpu_seconds, 3),
                 "peak_bytes": peak_bytes(),
                 "spool_bytes": self.spool.size,

@@ -79,6 +79,7 @@ class Cost:
 
     cpu_s: float | None  # start included
     compile_cpu_s: float | None  # of that, for the BPF programs
+    learn_cpu_s: float | None  # of that, for stacks that BPF had no rules for
     cpu_percent: float | None  # of one CPU, over the recording
     finish_cpu_s: float | None
     peak_bytes: int | None
@@ -318,6 +319,7 @@ def _cost(header: _Header, duration_s: float | None) -> Cost:
     return Cost(
         cpu_s=cpu_s,
         compile_cpu_s=header.amount("cost", "compile_cpu_s"),
+        learn_cpu_s=header.amount("cost", "learn_cpu_s"),
         cpu_percent=100 * cpu_s / duration_s if cpu_s is not None and duration_s else None,
         finish_cpu_s=header.amount("cost", "finish_cpu_s"),
         peak_bytes=header.number("cost", "peak_bytes"),

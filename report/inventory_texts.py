@@ -140,6 +140,8 @@ def own_cost(cost: Cost) -> Iterator[Fact]:
             parts[0] += f" ({cost.cpu_percent:.1f} % of one CPU)"
         if cost.compile_cpu_s:
             parts.append(f"{in_time(cost.compile_cpu_s)} of it compiling BPF")
+        if cost.learn_cpu_s:
+            parts.append(f"{in_time(cost.learn_cpu_s)} of it learning to unwind")
         if cost.finish_cpu_s is not None:
             parts.append(f"{in_time(cost.finish_cpu_s)} writing the capture")
         yield "CPU", ", ".join(parts)

@@ -22,6 +22,8 @@ SYNC_S = 2.0
 LAST_WAIT_S = 3.0  # for what is left, when the recording ends
 _MOST_MESSAGES = 1000  # that are taken at once
 _LONGEST = 1 << 16
+_DYING_S = 0.2
+_TICKS = os.sysconf("SC_CLK_TCK")
 _START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.record.unwinding.learner import main; main(sys.argv[1])"
 _DESCRIPTORS = ("copies", "rules", "spaces", "loads", "ways")
 
@@ -45,6 +47,7 @@ class Learning:
             "depth": probes.depth,
         }
         self._starts = 0
+        self._ended_cpu_s = 0.0  # of processes that ended
         self.is_ready = False  # to finish stacks
         self._asked_s: float | None = None  # when, if there was no answer yet
         self._was_asked = False
@@ -125,9 +128,28 @@ class Learning:
             self._channel = None
         if self._child is not None:
             self._child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(timeout=0.2)
+            self._reap(self._child)
             self._child = None
+
+    def _reap(self, child: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _DYING_S
+        while True:
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if pid or time.monotonic() > deadline:
+                break
+            time.sleep(0.001)
+        if pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            self._ended_cpu_s += usage.ru_utime + usage.ru_stime
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of it, and of its own children that have ended, so far."""
+        if self._child is None:
+            return self._ended_cpu_s
+        with open(f"/proc/{self._child.pid}/stat", "rb") as file:
+            stat = file.read()
+        return self._ended_cpu_s + sum(map(int, stat[stat.rindex(b")") + 2 :].split()[11:15])) / _TICKS
 
     def finish(self) -> list[bytes]:
         """Ends it when it has finished what is left, or after LAST_WAIT_S; gives that."""

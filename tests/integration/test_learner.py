@@ -52,6 +52,8 @@ def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: With
             learning._child.wait()
             assert list(learning.read()) == []
             assert (learning.fileno() >= 0) is bool(left)
+        # and it is known what they took
+        assert learning.cpu_seconds > 0
         # and nobody waits for it then
         assert learning.has_finished()
         assert learning.finish() == []

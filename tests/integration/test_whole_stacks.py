@@ -194,6 +194,8 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
     assert done.code == 0, done.err
     ends = CaptureReader(capture).header["stack_ends"]["launches"]
     assert ends["whole"] == ends["stacks"] > 100
+    cost = CaptureReader(capture).header["cost"]
+    assert 0 < cost["learn_cpu_s"] < cost["cpu_s"]
     assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) reach the program's start" in done.err
     assert "[cut in" not in folded(capture)
 

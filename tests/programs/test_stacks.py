@@ -79,6 +79,8 @@ def test_stacks(programs: Programs, name: str, tmp_path: Path) -> None:
     for (count, _), each in zip(found, places, strict=True):
         libraries[Path(each[-1][0]).name] += count
     others = {end["library"]: end["count"] for end in ends["ends"]}
+    assert ends["whole"] >= 0.999 * ends["stacks"]
+    assert ends["guessed"] == 0
     assert ends["whole"] + sum(others.values()) == ends["stacks"]
     assert all(count <= libraries[library] for library, count in others.items())
     # and the innermost frame has the name of what the program called

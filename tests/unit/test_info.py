@@ -38,7 +38,7 @@ FULL: dict[str, Any] = {
     "totals": {"stalls": 1_234_567, "launches": 3, "carried_launches": 1},
     "losses": [{"source": "launches", "what": "lost", "count": 1200, "events": 2},
                {"source": "stalls of card0, GT 0", "what": "overflow", "count": None, "events": 1}],
-    "cost": {"cpu_s": 4, "compile_cpu_s": 0.75, "finish_cpu_s": 0.4, "peak_bytes": 116_277_248,
+    "cost": {"cpu_s": 4, "compile_cpu_s": 0.75, "learn_cpu_s": 0.5, "finish_cpu_s": 0.4, "peak_bytes": 116_277_248,
              "finish_peak_bytes": 121_253_888, "spool_bytes": 372_928, "probe_ns": 5_000},
     "symbols": {"which": "needed", "modules": 6, "addresses": 1065, "named": 1023, "skipped": 0},
     "matched": {"kernel": 0.99999, "instruction": 0.99, "stack": 0.5, "ambiguous": 0.001},
@@ -100,7 +100,8 @@ Quality
 
 Own cost
   CPU            4.00 s recording (2.0 % of one CPU), 0.75 s of it compiling
-                 BPF, 0.40 s writing the capture
+                 BPF, 0.50 s of it learning to unwind, 0.40 s writing the
+                 capture
   probes         1.2 µs a launch
   memory         116.3 MB recording, 121.3 MB writing the capture
   spool          372.9 kB
@@ -184,7 +185,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                     "subsample": 8,
                 }],
                 "cost": {
-                    "cpu_s": 4.0, "compile_cpu_s": 0.75, "cpu_percent": 2.0, "finish_cpu_s": 0.4,
+                    "cpu_s": 4.0, "compile_cpu_s": 0.75, "learn_cpu_s": 0.5, "cpu_percent": 2.0, "finish_cpu_s": 0.4,
                     "peak_bytes": 116_277_248, "finish_peak_bytes": 121_253_888, "spool_bytes": 372_928,
                     "probe_ns_per_launch": 1250.0,
                 },
