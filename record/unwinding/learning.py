@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -127,7 +128,8 @@ class Learning:
             self._channel.close()
             self._channel = None
         if self._child is not None:
-            self._child.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, signal.SIGKILL)  # Popen.kill would wait for it and forget what it took
             self._reap(self._child)
             self._child = None
 

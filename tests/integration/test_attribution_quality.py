@@ -40,8 +40,8 @@ def test_the_mixed_workload(tmp_path: Path) -> None:
     measured = quality.measure(capture, ledger, report)
     assert measured.places.right_share >= 0.999
     assert measured.places.labelled < 0.5 * measured.places.stalls
-    # and in proportion is better than the latest (0.32 to 0.36 of its errors, 0.51 once on a busy machine, where launches
-    # lie otherwise), and no better than who knows
+    # and in proportion is better than the latest, and no better than who knows: it has 0.32 to 0.36 of the latest's
+    # errors, on a busy machine 0.51
     errors = measured.errors
     assert errors["proportional"] <= errors["latest"] * 0.6
     assert errors["oracle"] < errors["proportional"]

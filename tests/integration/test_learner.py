@@ -35,7 +35,8 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     channel.close()
     # then
     with within(LONGEST_S):
-        assert child.wait() == 0
+        ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
     learning.close()
     probes.close()
     assert capfd.readouterr().err == ""
@@ -49,7 +50,7 @@ def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: With
             ready(learning)
             assert learning._child is not None
             os.kill(learning._child.pid, signal.SIGKILL)
-            learning._child.wait()
+            os.waitid(os.P_PID, learning._child.pid, os.WEXITED | os.WNOWAIT)  # it stays to be waited for
             assert list(learning.read()) == []
             assert (learning.fileno() >= 0) is bool(left)
         # and it is known what they took
