@@ -22,7 +22,7 @@
 #define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
 #define MOST_AT_ONCE 4 /* kernels of one call; what is beyond is counted as lost */
 #define TRIES 3 /* to describe a kernel */
-#define WHOLE 255 /* more than TRIES: it is described */
+#define DESCRIBED 255 /* more than TRIES */
 #define HAS_NAME (1ULL << 63)
 
 /* values[to] = what lies at values[from] + offset. */
@@ -72,7 +72,7 @@ struct handle {
 struct kernel {
     u64 address;
     u64 size;
-    u64 described;       /* how often that failed, or WHOLE */
+    u64 described;       /* how often that failed, or DESCRIBED */
     u64 sent;            /* bytes of its code; and HAS_NAME when its name was */
     char name[NAME_BYTES];
 };
@@ -353,7 +353,7 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     is_whole = forgotten(is_whole, time);
     failures = forgotten(failures, time);
     if (is_whole && has_name && !failures) {
-        kernel->described = WHOLE;
+        kernel->described = DESCRIBED;
         count(KERNELS, 1);
         count(PIECES_LOST, too_large);
     } else {
@@ -400,20 +400,29 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     phases.call(ctx, DESCRIBE);
 }
 
+/* Which function was called; NULL where there is no such one. */
+static __always_inline struct entry *entry_of(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    return entries.lookup(&slot);
+}
+
+/* Of its driver; NULL likewise. */
+static __always_inline struct layout *layout_of(const struct entry *entry) {
+    u32 which = entry ? entry->layout : -1;
+    return layouts.lookup(&which);
+}
+
 int on_handle_launch(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
-    u32 slot = attach_cookie(ctx);
-    struct entry *entry = entries.lookup(&slot);
+    struct entry *entry = entry_of(ctx);
     if (entry && kernels_of(ctx, entry))
         begin_launch(ctx, time, HANDLE_LAUNCHED);
     return 0;
 }
 
 int on_handle_launched(struct pt_regs *ctx) {
-    u32 slot = attach_cookie(ctx);
-    struct entry *entry = entries.lookup(&slot);
-    u32 which = entry ? entry->layout : -1;
-    struct layout *layout = layouts.lookup(&which);
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
     struct scratch *scratch = launched_before();
     if (!scratch)
         return 0;
@@ -424,10 +433,8 @@ int on_handle_launched(struct pt_regs *ctx) {
 }
 
 int on_describe(struct pt_regs *ctx) {
-    u32 slot = attach_cookie(ctx);
-    struct entry *entry = entries.lookup(&slot);
-    u32 which = entry ? entry->layout : -1;
-    struct layout *layout = layouts.lookup(&which);
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
     struct scratch *scratch = own_scratch(owner_of(0));
     if (!scratch)
         return 0;
@@ -442,8 +449,7 @@ int on_describe(struct pt_regs *ctx) {
 }
 
 int on_kernel_gone(struct pt_regs *ctx) {
-    u32 slot = attach_cookie(ctx);
-    struct entry *entry = entries.lookup(&slot);
+    struct entry *entry = entry_of(ctx);
     if (entry) {
         struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
         struct kernel *kernel = kernels_seen.lookup(&key);
@@ -455,8 +461,7 @@ int on_kernel_gone(struct pt_regs *ctx) {
 }
 
 int on_module_gone(struct pt_regs *ctx) {
-    u32 slot = attach_cookie(ctx);
-    struct entry *entry = entries.lookup(&slot);
+    struct entry *entry = entry_of(ctx);
     if (entry) {
         struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
         modules_seen.delete(&key);

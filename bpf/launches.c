@@ -231,20 +231,21 @@ static __always_inline u64 own_id(u64 time) {
     return 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
 }
 
-/* A walk that lacked a rule: a copy of the stack is sent, unless one of the same path is on its way. */
-static __always_inline void missed(struct scratch *scratch, struct launched *launch) {
+/* A walk that lacked a rule: a copy of the stack is sent, unless one of the same path is on its way. Gives what follows. */
+static __always_inline u32 missed(struct scratch *scratch) {
+    struct launched *launch = &room_of(scratch)->launched;
     u64 key = way_of(scratch, launch->tid);
     struct way *known = ways.lookup(&key);
     if (known && known->until > launch->time) {
         launch->stack = known->id;
         launch->flags |= LAUNCH_PRESUMED;
         launch->remark = STACKS_PRESUMED;
-        return;
+        return scratch->then;
     }
     struct way fresh = {.id = own_id(launch->time), .until = launch->time + WAY_NS};
     launch->remark = STACKS_LOST;
     if (send_stack(scratch, launch, fresh.id))
-        return;
+        return scratch->then;
     launch->stack = fresh.id;
     launch->remark = STACKS_MISSED;
     scratch->copied.id = fresh.id;
@@ -256,6 +257,7 @@ static __always_inline void missed(struct scratch *scratch, struct launched *lau
         count(COPIES_LOST, 1);
     else
         ways.update(&key, &fresh);
+    return scratch->then;
 }
 
 /* A stack that is known to its end, or as far as is asked for. */
@@ -279,19 +281,15 @@ static __always_inline void met(struct scratch *scratch, struct launched *launch
 
 int on_miss(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
-    if (scratch) {
-        missed(scratch, &room_of(scratch)->launched);
-        phases.call(ctx, scratch->then);
-    }
+    if (scratch)
+        phases.call(ctx, missed(scratch));
     return 0;
 }
 
 int on_sample_miss(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
-    if (scratch) {
-        missed(scratch, &room_of(scratch)->launched);
-        sample_phases.call(ctx, scratch->then);
-    }
+    if (scratch)
+        sample_phases.call(ctx, missed(scratch));
     return 0;
 }
 

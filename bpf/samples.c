@@ -29,10 +29,7 @@ static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct
     for (u32 i = 0; i < STACK_DEPTH; i++) {
         if (hidden(i) >= depth)
             break;
-        u64 ip = scratch->ips[below(MAX_DEPTH, i)];
-        id = mixed(id, ip);
-        check = (check + ip) * 0xc4ceb9fe1a85ec53ULL;
-        check ^= check >> 29;
+        add_to_hashes(&id, &check, scratch->ips[below(MAX_DEPTH, i)]);
     }
     scratch->hashes[0] = id;
     scratch->hashes[1] = check;

@@ -167,6 +167,13 @@ static __always_inline u64 mixed(u64 hash, u64 value) {
     return hash ^ hash >> 32;
 }
 
+/* Adds an address to the two hashes of a stack. */
+static __always_inline void add_to_hashes(u64 *id, u64 *check, u64 ip) {
+    *id = mixed(*id, ip);
+    *check = (*check + ip) * 0xc4ceb9fe1a85ec53ULL;
+    *check ^= *check >> 29;
+}
+
 /* The word of the stack at `at`; 0 when it was read. Many are read at once, but none of the next page, which may not be there: that
  * would cost a microsecond. */
 static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word) {
@@ -285,9 +292,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
         bp_at = forgotten(bp_at, ip);
         scratch->ips[at] = ip;
         depth++;
-        id = mixed(id, ip);
-        check = (check + ip) * 0xc4ceb9fe1a85ec53ULL;
-        check ^= check >> 29;
+        add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
         if (ip >> ADDRESS_BITS)
             break;

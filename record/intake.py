@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.record.own_cost import ended_cpu_seconds
+
 TIMEOUT_NS = 2_000_000_000
 LOOK_NS = 500_000_000  # that count of the time between two looks: when we stood still, the child perhaps did too
 MAX_WAITING = 8192
@@ -223,15 +225,9 @@ class Intake:
 
     def _reaped(self, child: subprocess.Popen[bytes]) -> bool:
         """Whether it is gone; never waits for that."""
-        try:
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-        except ChildProcessError:
-            return True
-        if pid == 0:
-            return False
-        child.returncode = os.waitstatus_to_exitcode(status)
-        self.cpu_seconds += usage.ru_utime + usage.ru_stime
-        return True
+        used = ended_cpu_seconds(child)
+        self.cpu_seconds += used or 0.0
+        return used is not None
 
     def forget_contents(self) -> None:
         """Contents that came before are handed out again: they go into another file."""

@@ -87,7 +87,9 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
         inside &= numbers > 0
         answer.add(at[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers[inside])
         answer.sources.update(_sources(functions, which[inside]))
-    about = {"outermost": outermost(elf, addresses[known]), "no_calls": without_call(elf, addresses[known])}
+    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
+        beginnings = outermost(content, addresses[known])
+    about = {"outermost": beginnings, "no_calls": without_call(elf, addresses[known])}
     chosen = {what: None if which is None else offsets[known][which].tolist() for what, which in about.items()}
     return {**answer.written(files[-1], problems), **chosen}
 

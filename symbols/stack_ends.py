@@ -1,8 +1,9 @@
 """Where a stack ends, and why, if it ends before the start of its program or thread.
 
-A stack is walked by frame pointers, up to a limit of depth. Code that was built without frame pointers uses their
-register for other things, so a stack ends there, and a user who knows the library can rebuild it. False return
-addresses beyond that are cut when a capture is made (record/walks.py); earlier formats have them.
+Stacks are walked by call frame information, up to a limit of depth, and the capture says how each one ended. Captures
+of formats before 6, and recordings on kernels without BTF, have stacks that were walked by frame pointers. Code built
+without these uses their register for other things, so a stack ends there. False return addresses beyond that are cut
+when a capture is made (record/walks.py); formats before 5 have them.
 """
 
 from __future__ import annotations

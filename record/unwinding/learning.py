@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 
 from iaprof.bpf.launches import LaunchProbes
+from iaprof.record.own_cost import ended_cpu_seconds
 
 MOST_STARTS = 4
 READY, SYNC = b"r", b"s"  # see learner.py, which is not imported here: it takes memory
 READY_S = 5.0
-SYNC_S = 2.0
+SYNC_S = 5.0
 LAST_WAIT_S = 3.0  # for what is left, when the recording ends
 _MOST_MESSAGES = 1000  # that are taken at once
 _LONGEST = 1 << 16
@@ -135,14 +136,9 @@ class Learning:
 
     def _reap(self, child: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _DYING_S
-        while True:
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-            if pid or time.monotonic() > deadline:
-                break
+        while (used := ended_cpu_seconds(child)) is None and time.monotonic() < deadline:
             time.sleep(0.001)
-        if pid:
-            child.returncode = os.waitstatus_to_exitcode(status)
-            self._ended_cpu_s += usage.ru_utime + usage.ru_stime
+        self._ended_cpu_s += used or 0.0
 
     @property
     def cpu_seconds(self) -> float:

@@ -11,8 +11,9 @@ MOST_INSTRUCTIONS. x86-64 only.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -98,6 +99,17 @@ class _Cie(NamedTuple):
     end: int
 
 
+class Function(NamedTuple):
+    """A function, as its entry tells it."""
+
+    start: int  # address in the image
+    size: int
+    cie: _Cie
+    bias: int  # from offsets of its entry to addresses
+    instructions: int  # offset of the first of its own
+    end: int  # behind the last
+
+
 class _Reader:
     """Reads numbers one after the other."""
 
@@ -163,10 +175,8 @@ class CallFrames:
         """
         self.data = data
         self._cies: dict[int, _Cie] = {}
-        try:
+        with _damaged("its headers cannot be read"):
             self._read_headers()
-        except (struct.error, IndexError, ValueError) as error:
-            raise CfiError(f"its headers cannot be read ({error})") from None
 
     def _read_headers(self) -> None:
         if self.data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", self.data, 18)[0] != 62:
@@ -211,6 +221,14 @@ class CallFrames:
                 return address - segment.address + segment.offset
         raise CfiError("an address outside of the image")
 
+    def code(self, address: int, count: int) -> bytes:
+        """The bytes from an address of the image on; fewer at the end of a segment, none if it is not loaded."""
+        for segment in self.segments:
+            if segment.address <= address < segment.address + segment.size:
+                start, end = address - segment.address + segment.offset, segment.offset + segment.size
+                return bytes(self.data[start : min(start + count, end)])
+        return b""
+
     def code_before(self, address: int, count: int) -> bytes:
         """The bytes before an address of the image; fewer at the beginning of a segment, none if it is not loaded."""
         for segment in self.segments:
@@ -218,6 +236,22 @@ class CallFrames:
                 end = address - segment.address + segment.offset
                 return bytes(self.data[max(end - count, segment.offset) : end])
         return b""
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether there is call frame information in it."""
+        return bool(self._count or self._scanned[0])
+
+    def function(self, address: int) -> Function | None:
+        """The function that an address of the image is in; None if nothing is told of it.
+
+        Raises:
+            CfiError: its entry is damaged.
+        """
+        with _damaged():
+            at = self._entry_of(address)
+            function = None if at is None else self._function(at)
+        return function if function and function.start <= address < function.start + function.size else None
 
     def row(self, address: int) -> Row | None:
         """What is in force at an instruction; None if nothing is told of it.
@@ -228,11 +262,9 @@ class CallFrames:
         Raises:
             CfiError: the entry of its function is damaged.
         """
-        try:
-            at = self._entry_of(address)
-            row = None if at is None else self._row(at, address)
-        except (struct.error, IndexError, ValueError, KeyError, TypeError) as error:
-            raise CfiError(f"its call frame information is damaged ({error})") from None
+        function = self.function(address)
+        with _damaged():
+            row = None if function is None else self._row(function, address)
         # The dynamic linker's start may have no entry; the kernel jumps there, and nothing calls it.
         is_start = self.entry and 0 <= address - self.entry < ENTRY_BYTES
         return OUTERMOST if row is None and is_start else row
@@ -257,12 +289,19 @@ class CallFrames:
 
     @cached_property
     def _scanned(self) -> tuple[list[int], list[int]]:
-        """For an image without a table: the sorted starts of functions, and the offsets of their entries."""
-        section = self._eh_frame()
-        if section is None:
-            return [], []
-        at, end = section
+        """For an image without a table: the sorted starts of functions, and the offsets of their entries.
+
+        It ends at the first entry that is damaged.
+        """
         found: list[tuple[int, int]] = []
+        with contextlib.suppress(CfiError), _damaged():
+            found.extend(self._entries())
+        found.sort()
+        return [start for start, _ in found], [entry for _, entry in found]
+
+    def _entries(self) -> Iterator[tuple[int, int]]:
+        """The start of each function, and the offset of its entry."""
+        at, end = self._eh_frame() or (0, 0)
         for _ in range(MOST_SCANNED):
             if at + 8 > end:
                 break
@@ -272,10 +311,8 @@ class CallFrames:
             if back:  # else it is a CIE
                 reader = _Reader(self.data, at + 8)
                 encoding = self._cie(at + 4 - back).encoding
-                found.append((self._pointer(reader, encoding, self._bias(reader.at), 0), at))
+                yield self._pointer(reader, encoding, self._bias(reader.at), 0), at
             at += 4 + length
-        found.sort()
-        return [start for start, _ in found], [entry for _, entry in found]
 
     def _eh_frame(self) -> tuple[int, int] | None:
         """Offsets of the section .eh_frame."""
@@ -356,8 +393,8 @@ class CallFrames:
         self._cies[at] = cie
         return cie
 
-    def _row(self, at: int, address: int) -> Row | None:
-        """By the entry at an offset; None if its function does not hold the address."""
+    def _function(self, at: int) -> Function:
+        """By its entry at an offset."""
         reader = _Reader(self.data, at)
         length = reader.number("<I", 4)
         end = min(reader.at + length, len(self.data))
@@ -365,15 +402,17 @@ class CallFrames:
         bias = self._bias(reader.at)
         start = self._pointer(reader, cie.encoding, bias, 0)
         size = self._pointer(reader, cie.encoding & 0x0F, 0, 0)
-        if not start <= address < start + size:
-            return None
         if cie.has_size:
             own = reader.uleb()
             reader.at += own
+        return Function(start, size, cie, bias, reader.at, end)
+
+    def _row(self, function: Function, address: int) -> Row:
+        cie, start = function.cie, function.start
         row = Row(is_signal_frame=cie.is_signal_frame)
-        left = self._execute(row, cie.start, cie.end, start, _MASK, cie, bias, {}, MOST_INSTRUCTIONS)
+        left = self._execute(row, cie.start, cie.end, start, _MASK, cie, function.bias, {}, MOST_INSTRUCTIONS)
         initial = dict(row.registers)
-        self._execute(row, reader.at, end, start, address, cie, bias, initial, left)
+        self._execute(row, function.instructions, function.end, start, address, cie, function.bias, initial, left)
         return row
 
     def _execute(
@@ -445,6 +484,15 @@ class CallFrames:
             else:
                 raise CfiError(f"instruction {code:#x}")
         return most
+
+
+@contextlib.contextmanager
+def _damaged(what: str = "its call frame information is damaged") -> Iterator[None]:
+    """Raises CfiError for whatever cannot be read."""
+    try:
+        yield
+    except (struct.error, IndexError, ValueError, KeyError, TypeError) as error:
+        raise CfiError(f"{what} ({error})") from None
 
 
 _SAME: Where = (How.SAME, 0)

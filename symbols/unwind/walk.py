@@ -151,19 +151,20 @@ class Space:
 
     def code_before(self, address: int, count: int) -> bytes:
         """The code before an address, none if it cannot be read."""
-        mapping = self.mapping(address - 1)
-        image = None if mapping is None else self.image(mapping)
-        if mapping is None or image is None:
-            return b""
-        return image.before(address - mapping.start + mapping.offset, count)
+        image, offset = self._place(address - 1)
+        return b"" if image is None else image.before(offset + 1, count)
 
     def code_at(self, address: int, count: int) -> bytes:
         """The code at an address, none if it cannot be read."""
+        image, offset = self._place(address)
+        return b"" if image is None else image.at(offset, count)
+
+    def _place(self, address: int) -> tuple[Image | None, int]:
+        """Whose code an address is, None if that cannot be read, and where in the file."""
         mapping = self.mapping(address)
-        image = None if mapping is None else self.image(mapping)
-        if mapping is None or image is None:
-            return b""
-        return image.at(address - mapping.start + mapping.offset, count)
+        if mapping is None:
+            return None, 0
+        return self.image(mapping), address - mapping.start + mapping.offset
 
     def is_after_call(self, address: int, unread: bool) -> bool:
         """Whether a call ends at an address; `unread` says so for code that cannot be read, such as a JIT's."""

@@ -83,14 +83,21 @@ def test_nothing_called_the_start_of_the_dynamic_linker() -> None:
     assert row.is_outermost
 
 
-def test_an_image_without_a_table_is_read_through(tmp_path: Path) -> None:
-    # given the segment that leads to the table has another type
-    data = bytearray(LIBRARIES[2].read_bytes())
+def table_of(data: bytes | bytearray) -> tuple[int, int]:
+    """Where the program header is that leads to the table of functions, and where the table is."""
     (headers,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
-    for number in range(count):
-        if struct.unpack_from("<I", data, headers + number * size)[0] == 0x6474E550:
-            struct.pack_into("<I", data, headers + number * size, 0)
+    for at in range(headers, headers + size * count, size):
+        kind, _, offset = struct.unpack_from("<IIQ", data, at)
+        if kind == 0x6474E550:
+            return at, offset
+    raise AssertionError
+
+
+def test_an_image_without_a_table_is_read_through() -> None:
+    # given the segment that leads to the table has another type
+    data = bytearray(LIBRARIES[2].read_bytes())
+    struct.pack_into("<I", data, table_of(data)[0], 0)
     with_table, without = CallFrames(LIBRARIES[2].read_bytes()), CallFrames(bytes(data))
     # then
     for rows in some_functions(LIBRARIES[2]):
@@ -98,6 +105,29 @@ def test_an_image_without_a_table_is_read_through(tmp_path: Path) -> None:
         assert found is not None
         assert expected is not None
         assert ours(found) == ours(expected)
+
+
+def test_an_image_without_a_table_is_read_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given its first entry is damaged
+    data, times = bytearray(LIBRARIES[2].read_bytes()), []
+    header, table = table_of(data)
+    struct.pack_into("<I", data, header, 0)
+    entries = table + 4 + struct.unpack_from("<i", data, table + 4)[0]
+    data[entries + 8] = 77  # the version
+    frames = CallFrames(bytes(data))
+    read = frames._entries
+    monkeypatch.setattr(frames, "_entries", lambda: times.append(1) or read())
+    # when, then
+    assert [frames.row(address) for address in (1 << 16, 1 << 17, 1 << 18)] == [None] * 3
+    assert len(times) == 1
+    assert not frames.has_functions
+
+
+def test_a_table_of_unknown_encoding_is_refused() -> None:
+    data = bytearray(LIBRARIES[2].read_bytes())
+    data[table_of(data)[1] + 2] = 0x0E  # of the number of functions
+    with pytest.raises(CfiError):
+        CallFrames(bytes(data))
 
 
 @pytest.mark.parametrize(
