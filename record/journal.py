@@ -14,6 +14,7 @@ from typing import Any
 from iaprof.record.spool import FrameKind, Spool
 
 Tell = Callable[[str], None]
+BOTH_NS = 1_000_000_000  # what began so long before a spool may be in it, too: threads and the recorder may be held up
 
 
 @dataclass
@@ -43,11 +44,33 @@ class Journal:
         self.totals = Totals()
         self.write = spool.write
         self.earlier_bytes = 0  # in the spools before this one
+        self._before: Spool | None = None  # the one before, as long as stacks for it may come
+        self._began_ns = 0  # when this one began
 
     def go_on_in(self, spool: Spool) -> None:
-        """Writes to another spool from now on."""
+        """Writes to another spool from now on; `write_late` still writes to the one before, until `end_before`."""
         self.earlier_bytes += self.spool.size
+        self._before, self._began_ns = self.spool, time.monotonic_ns()
         self.spool, self.write = spool, spool.write
+
+    def end_before(self) -> None:
+        """From now on nothing more is written to the spool before."""
+        self._before = None
+
+    def write_late(self, kind: FrameKind, payload: bytes, since_ns: int, part: int) -> None:
+        """Writes a frame about what began earlier: into each spool that may have its beginning.
+
+        Args:
+            kind: of the frame.
+            payload: likewise.
+            since_ns: when it began, CLOCK_MONOTONIC ns.
+            part: see FrameKind.
+        """
+        now = time.monotonic_ns()
+        if self._before is not None and since_ns < self._began_ns:
+            self._before.write(kind, payload, time=now, part=part)
+        if since_ns >= self._began_ns - BOTH_NS:
+            self.write(kind, payload, time=now, part=part)
 
     def json(self, kind: FrameKind, value: object, time_ns: int = 0, begin_ns: int = 0) -> None:
         """Writes a frame whose payload is JSON; at this moment unless a time is given."""

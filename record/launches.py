@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Outcome
-from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf
+from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf, stack_dtype
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
@@ -187,10 +187,11 @@ class Launches:
             self._wait_for_learner()
 
     def _keep_finished(self, messages: Iterable[bytes]) -> None:
-        now = time.monotonic_ns()
+        depth = self._probes.depth
         for message in messages:  # one a path
-            kind = FrameKind.COPY if len(message) == COPY.itemsize else FrameKind.STACKS
-            self._journal.write(kind, message, time=now, part=self._probes.depth)
+            is_copy = len(message) == COPY.itemsize
+            (since_ns,) = np.frombuffer(message, COPY if is_copy else stack_dtype(depth), 1)["time"].tolist()
+            self._journal.write_late(FrameKind.COPY if is_copy else FrameKind.STACKS, message, since_ns, depth)
 
     def new_epoch(self) -> None:
         """Lets each stack travel again, for another spool; what came until now goes into this one."""

@@ -46,6 +46,8 @@ class Rotation:
         self._options, self._journal, self._loop, self._roots = options, journal, loop, roots
         self._on_part = on_part
         self._finisher: Finisher | None = None
+        self.is_open = False
+        """Whether a part has ended to which stacks may still be added, see `end_part`."""
         self._kept: deque[Path] = deque()
         self._since = time.monotonic()
         self.number = 0
@@ -65,7 +67,7 @@ class Rotation:
         return self._finisher is not None
 
     def rotate(self) -> None:
-        """Ends the part that is being written, and begins another.
+        """Begins another part; `end_part` then ends the one before.
 
         Raises:
             IaprofError: the disk is full, or the like.
@@ -79,6 +81,13 @@ class Rotation:
         self._since = time.monotonic()
         self.number += 1
         self._finisher = Finisher(old, self._options.symbols, self._carry, self._roots.by_process())
+        self.is_open = True
+
+    def end_part(self) -> None:
+        """Has the part before made a capture: all that belongs to it was written."""
+        assert self._finisher is not None
+        self.is_open = False
+        self._journal.end_before()
         self._finisher.go(self._part)
         self._loop.wait_for(self._finisher.fileno(), self._read)
 
@@ -86,14 +95,16 @@ class Rotation:
         assert self._finisher is not None
         if self._finisher.read():
             self._loop.forget(self._finisher.fileno())
-            self._end_part()
+            self._take_part()
 
     def wait(self) -> None:
         """Until no part is being finished."""
+        if self.is_open:
+            self.end_part()
         if self._finisher is not None:
-            self._end_part()
+            self._take_part()
 
-    def _end_part(self) -> None:
+    def _take_part(self) -> None:
         finisher, self._finisher = self._finisher, None
         assert finisher is not None
         try:

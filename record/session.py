@@ -198,6 +198,8 @@ class Session:
                 self._loop.turn()
                 if self._signals.rotate or self._rotation.is_due:
                     self._rotate()
+                if self._rotation.is_open and self._launches.has_finished_stacks():
+                    self._rotation.end_part()
             self._end()
             return self._command.exit_code if self._command else 0
 
@@ -345,7 +347,7 @@ class Session:
             self._audience.status(self.status())
 
     def _rotate(self) -> None:
-        if self._rotation.is_under_way or not self._launches.has_finished_stacks():
+        if self._rotation.is_under_way:
             return  # a little later
         self._signals.rotate = False
         now = time.monotonic_ns()

@@ -32,7 +32,6 @@ from iaprof.record.unwinding.misses import Miss
 from iaprof.symbols.unwind.finishing import Finished, Finishing
 from iaprof.symbols.unwind.walk import Mapping
 
-READY = b"r"  # a message, the first one
 MOST_WAITING = 256  # copies that wait for their turn; 64 KiB each
 MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 14) - 1  # numbers of one learner, of 16 bits; another one that takes its place has others
@@ -97,6 +96,10 @@ class Learner:
     def waits(self) -> bool:
         """Whether there is something to do."""
         return bool(self._whole)
+
+    def is_done_with(self, until: float) -> bool:
+        """Whether nothing waits that came until then, time.monotonic()."""
+        return all(miss.since > until for queue in self._whole.values() for miss in queue)
 
     def take(self, records: NDArray[np.void]) -> None:
         """Takes COPY[n]."""
@@ -234,18 +237,20 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
     poll.register(ring.fileno(), select.POLLIN)
     poll.register(channel, select.POLLIN)
     is_asked = is_over = False
-    while True:
+    asked = 0.0
+    while learner.waits or not is_over:
         ready = dict(poll.poll(0 if is_over else learner.patience_ms))
-        if channel.fileno() in ready and not is_over:
+        is_told = channel.fileno() in ready and not is_over
+        if is_told:
             is_asked = bool(channel.recv(len(SYNC)))
             is_over = not is_asked
         learner.take(ring.read())
+        if is_told:
+            asked = time.monotonic()
         if learner.waits:
             for message in learner.next():
                 channel.send(message)
-        elif is_over:
-            break
-        elif is_asked:
+        if is_asked and learner.is_done_with(asked):
             is_asked = False
             channel.send(SYNC)
 

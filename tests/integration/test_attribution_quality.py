@@ -24,7 +24,7 @@ def test_the_mixed_workload(tmp_path: Path) -> None:
     capture = tmp_path / "capture"
     with mixed.hardware(tmp_path / "gpu") as hardware:
         # when
-        record(hardware, capture, "--", *mixed.command(seconds=2))
+        record(hardware, capture, "--", *mixed.command(seconds=6))
     # then the records' own numbers are the ledger's sums, and the workload is what it is said to be
     ledger = hardware.ledger()
     stalls = quality.read_stalls(capture)
@@ -40,8 +40,7 @@ def test_the_mixed_workload(tmp_path: Path) -> None:
     measured = quality.measure(capture, ledger, report)
     assert measured.places.right_share >= 0.999
     assert measured.places.labelled < 0.5 * measured.places.stalls
-    # and in proportion is better than the latest, and no better than who knows: it has 0.32 to 0.36 of the latest's
-    # errors, on a busy machine 0.51
+    # and in proportion is twice as good as the latest, and no better than who knows
     errors = measured.errors
-    assert errors["proportional"] <= errors["latest"] * 0.6
+    assert errors["proportional"] <= errors["latest"] / 2
     assert errors["oracle"] < errors["proportional"]

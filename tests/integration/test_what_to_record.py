@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iaprof.formats.capture import CaptureReader
@@ -120,6 +122,13 @@ def until_launched(hardware: Hardware, more: int) -> None:
 
 def launched(hardware: Hardware) -> int:
     return sum(launch.count for launch in hardware.ledger().launches)
+
+
+def learner_of(recorder: subprocess.Popen[str]) -> int:
+    """The process that finishes its stacks."""
+    children = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children").read_text().split()
+    [learner] = [int(pid) for pid in children if b"learner" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return learner
 
 
 def test_another_program_says_when(tmp_path: Path) -> None:
@@ -240,6 +249,36 @@ def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     assert kept[-1] == capture
     assert CaptureReader(capture).header["part"] >= 3
     assert "[unknown" not in folded(capture)
+
+
+@IN_TURN
+def test_another_file_does_not_wait_for_stacks_and_the_one_before_gets_them(tmp_path: Path) -> None:
+    capture = tmp_path / "cap.parquet"
+    with Hardware(tmp_path / "gpu") as hardware:
+        recorder = start(hardware, capture)
+        # given stacks that nobody finishes for now
+        learner = learner_of(recorder)
+        os.kill(learner, signal.SIGSTOP)
+        program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600, "--one-place"))
+        until_launched(hardware, 200)
+        # when
+        recorder.send_signal(signal.SIGUSR2)
+        until(lambda: len(list(tmp_path.glob("*.spool"))) == 2, recorder)
+        changed_ns = time.monotonic_ns()
+        os.kill(learner, signal.SIGCONT)
+        until(lambda: len(parts(capture)) == 1, recorder)
+        program.terminate()
+        assert program.wait() == 0
+        ended(recorder)
+    # then
+    for number, part in enumerate(parts(capture)):
+        reader = CaptureReader(part)
+        assert reader.header["part"] == number
+        assert reader.header["end_ns"] < changed_ns or number == 1
+        launches = reader.table("launch", ("pid", "stack")).to_pylist()
+        used = {row["stack"] for row in launches if row["pid"] == program.pid}
+        assert used
+        assert set(reader.stacks(np.array(list(used), np.uint64))["ended"].to_pylist()) == {"whole"}
 
 
 def test_an_end_by_size(tmp_path: Path) -> None:

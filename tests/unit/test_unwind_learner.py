@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +114,17 @@ def whole(numbers: Sequence[int]) -> list[tuple[int, Walked]]:
 
 def test_processes_take_turns(tried: Tried) -> None:
     assert tried.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
+
+
+def test_the_recorder_waits_only_for_what_came_before_it_asked(tried: Tried) -> None:
+    tried.learner.take(np.concatenate([copied(1, 100), copied(2, 100)]))
+    asked = time.monotonic()
+    tried.learner.take(copied(3, 200))
+    found = []
+    while not tried.learner.is_done_with(asked):
+        found += [_read(message) for message in tried.learner.next()]
+    assert found == whole([1, 3, 2]) or found == whole([1, 2])
+    assert tried.learner.is_done_with(asked)
 
 
 def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Tried) -> None:
