@@ -232,7 +232,7 @@ static __always_inline u64 own_id(u64 time) {
 }
 
 /* A walk that lacked a rule: a copy of the stack is sent, unless one of the same path is on its way. Gives what follows. */
-static __always_inline u32 missed(struct scratch *scratch) {
+static __always_inline u32 missed(struct scratch *scratch, u64 is_sample) {
     struct launched *launch = &room_of(scratch)->launched;
     u64 key = way_of(scratch, launch->tid);
     struct way *known = ways.lookup(&key);
@@ -253,6 +253,7 @@ static __always_inline u32 missed(struct scratch *scratch) {
     scratch->copied.pid = launch->pid;
     scratch->copied.tid = launch->tid;
     scratch->copied.way = key;
+    scratch->copied.is_sample = is_sample;
     if (send_copy(scratch))
         count(COPIES_LOST, 1);
     else
@@ -282,14 +283,14 @@ static __always_inline void met(struct scratch *scratch, struct launched *launch
 int on_miss(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (scratch)
-        phases.call(ctx, missed(scratch));
+        phases.call(ctx, missed(scratch, 0));
     return 0;
 }
 
 int on_sample_miss(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
-        sample_phases.call(ctx, missed(scratch));
+        sample_phases.call(ctx, missed(scratch, 1));
     return 0;
 }
 

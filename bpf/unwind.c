@@ -22,7 +22,9 @@
 #define MOST_ABSENT 16   /* pages in a row; behind so many nothing of the stack is expected */
 #define ADDRESS_BITS 47
 #define WAY_NS 1000000000ULL
-#define SCANNED 4096     /* bytes of a signal's stack, for what the kernel has saved there */
+#define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
+#define WAY_WORDS 512    /* of the stack above the end of a walk, that tell paths apart */
+#define LEAST_CODE 22    /* binary logarithm of the lowest address that code has */
 #define SCRATCHES 4
 #define FRAMES_A_TURN 32
 #define ROOM 64
@@ -90,7 +92,8 @@ struct copied {
     u64 sp;
     u64 bp;
     u32 depth;           /* addresses, that one included */
-    u32 is_exact;        /* it is an instruction's, no return address */
+    u16 is_exact;        /* it is an instruction's, no return address */
+    u16 is_sample;       /* it is of a CPU sample, not of a launch */
     u64 address;         /* of the page; 0 of the last record */
 };
 BPF_RINGBUF_OUTPUT(copies, ANY);
@@ -370,18 +373,15 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
-/* Tells the paths apart that end a walk alike: by the pointers on the stack above, among which the return addresses are. */
+/* Tells the paths apart that end a walk alike: by the words on the stack above that may be addresses, as return addresses are. */
 static __always_inline u64 way_of(struct scratch *scratch, u32 tid) {
-    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp);
-    if (read_word(scratch, scratch->sp, &scratch->pair[0]))
-        return hash;
+    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), from = scratch->sp;
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < WINDOW / 8; i++) {
-        u64 word = scratch->window[below(WINDOW / 8, i)];
-        if (hidden(i) * 8 > scratch->limit)
+    for (u32 i = 0; i < WAY_WORDS; i++, from += 8) {
+        if (read_word(scratch, from, &scratch->pair[0]))
             break;
-        if (word >> 32 && !(word >> ADDRESS_BITS))
-            hash = mixed(hash, word);
+        u64 word = scratch->pair[0];
+        hash = choose(!!(word >> LEAST_CODE) & !(word >> ADDRESS_BITS), mixed(hash, word), hash);
     }
     return hash;
 }
@@ -417,21 +417,20 @@ static __always_inline long send_pages(struct scratch *scratch, u64 from) {
 static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     u8 *task = (u8 *)task_now();
     u64 start = *(u64 *)(task + TASK_SAS_SS_SP), size = *(u64 *)(task + TASK_SAS_SS_SIZE);
-    u64 at = scratch->sp;
-    if (at - start >= size)
+    u64 at = (scratch->sp + 15) & -16ULL;
+    if (scratch->sp - start >= size)
         return 0;
-    scratch->pair[0] = 0;
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < SCANNED / 8; i++) {
-        if (read_word(scratch, at, &scratch->pair[0]) || scratch->pair[0] == start)
+    for (u32 i = 0; i < SCANNED / 16; i++, at += 16) {
+        if (read_word(scratch, at, &scratch->pair[0]))
             break;
-        at += 8;
+        /* It is aligned to 16 bytes; ss_sp is at 16 of it, ss_size at 32, rsp at 160. A signal that came to the handler of another
+         * one came to this stack, too. */
+        if (scratch->pair[0] == start && !read_user(&scratch->pair[0], 8, (void *)(at + 16)) && scratch->pair[0] == size &&
+            !read_user(&scratch->pair[1], 8, (void *)(at + 144)) && scratch->pair[1] - start >= size)
+            return scratch->pair[1];
     }
-    /* ss_sp is at 16 of it, ss_size at 32, rsp at 160 */
-    if (scratch->pair[0] != start || read_user(&scratch->pair[0], 8, (void *)(at + 16)) || scratch->pair[0] != size ||
-        read_user(&scratch->pair[1], 8, (void *)(at + 144)) || scratch->pair[1] - start < size)
-        return 0;
-    return scratch->pair[1];
+    return 0;
 }
 
 /* Copies the stack from where the walk began; from where it ended, if that is far above. Gives 0 when there was room. */

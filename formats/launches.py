@@ -77,7 +77,8 @@ COPY = np.dtype(
         ("start", "<u8", (8,)),  # registers where the walk began: ip, sp, bp, bx, r12 to r15
         ("end", "<u8", (3,)),  # where it ended: ip, sp, bp
         ("depth", "<u4"),  # addresses, that of the end included
-        ("is_exact", "<u4"),  # the end's is an instruction's, no return address
+        ("is_exact", "<u2"),  # the end's is an instruction's, no return address
+        ("is_sample", "<u2"),  # of a CPU sample, not of a launch
         ("address", "<u8"),  # of the page; 0 of the last record, which has none
         ("page", f"V{PAGE_BYTES}"),
     ]

@@ -15,7 +15,7 @@ import select
 import socket
 import sys
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +28,12 @@ from iaprof.formats.launches import COPY
 from iaprof.formats.unwind_rules import RuleKind, Walked
 from iaprof.record.opener import Opener
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
-from iaprof.record.unwinding.misses import Miss
+from iaprof.record.unwinding.misses import Miss, Waiting
 from iaprof.symbols.unwind.finishing import Finished, Finishing
 from iaprof.symbols.unwind.walk import Mapping
 
-MOST_WAITING = 256  # copies that wait for their turn; 64 KiB each
+MOST_WAITING = 256  # copies of launches' stacks that wait for their turn; 64 KiB each
+MOST_SAMPLES = 64  # and of CPU samples', which wait until no launch's does
 MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 14) - 1  # numbers of one learner, of 16 bits; another one that takes its place has others
 MOST_FAILURES = 4  # of the children, over the stacks of one user, in
@@ -41,6 +42,7 @@ STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
 SYNC = b"s"  # the question whether all that were copied before are finished, and the answer that they are
+_NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
 _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -70,7 +72,7 @@ class Learner:
         self._images = Images(self._opener)
         self._finishing = Finishing(self._images.open)
         self._coming: OrderedDict[int, Miss] = OrderedDict()  # by id
-        self._whole: dict[int, deque[Miss]] = {}  # by process, which take turns
+        self._launches, self._samples = Waiting(MOST_WAITING), Waiting(MOST_SAMPLES)
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
@@ -90,16 +92,16 @@ class Learner:
     @property
     def patience_ms(self) -> float | None:
         """For how long nothing has to be done if nothing comes; None for ever."""
-        return 0.0 if self._whole else 1000 * STALE_S if self._coming else None
+        return 0.0 if self.waits else 1000 * STALE_S if self._coming else None
 
     @property
     def waits(self) -> bool:
         """Whether there is something to do."""
-        return bool(self._whole)
+        return bool(self._launches or self._samples)
 
     def is_done_with(self, until: float) -> bool:
         """Whether nothing waits that came until then, time.monotonic()."""
-        return all(miss.since > until for queue in self._whole.values() for miss in queue)
+        return min(self._launches.oldest(), self._samples.oldest()) > until
 
     def take(self, records: NDArray[np.void]) -> None:
         """Takes COPY[n]."""
@@ -116,9 +118,7 @@ class Learner:
             self._queue(self._coming.popitem(last=False)[1])
 
     def _queue(self, miss: Miss) -> None:
-        self._whole.setdefault(int(miss.record["pid"]), deque()).append(miss)
-        if sum(map(len, self._whole.values())) > MOST_WAITING:
-            max(self._whole.values(), key=len).popleft()  # it stays as it is
+        (self._samples if miss.is_sample else self._launches).add(miss)
 
     def next(self) -> list[bytes]:
         """Finishes one stack.
@@ -126,11 +126,8 @@ class Learner:
         Returns:
             A record of stack_dtype; or its copy, as COPY records, for the recording's end to finish; or nothing.
         """
-        pid = next(iter(self._whole))
-        queue = self._whole.pop(pid)
-        miss = queue.popleft()
-        if queue:
-            self._whole[pid] = queue  # behind the other processes
+        miss = (self._launches or self._samples).take()
+        pid = miss.pid
         rights = rights_of(pid)
         if time.monotonic() > self._forgiven + FORGIVEN_S:
             self._failures.clear()
@@ -220,6 +217,8 @@ def _born(pid: int) -> int:
 def main(settings: str) -> None:
     """Serves until the recorder shuts its end of the socket, and then until nothing is left."""
     given = json.loads(settings)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     channel = socket.socket(fileno=given["channel"])
     ring = RingBuffer(given["copies"], given["copies_bytes"], COPY)
     table = RuleTable(given["rules"], given["bits"])

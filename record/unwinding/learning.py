@@ -24,6 +24,7 @@ SYNC_S = 5.0
 LAST_WAIT_S = 3.0  # for what is left, when the recording ends
 _MOST_MESSAGES = 1000  # that are taken at once
 _LONGEST = 1 << 16
+_SO_SNDBUFFORCE, _CHANNEL_BYTES = 32, 8 << 20  # asm-generic/socket.h
 _DYING_S = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.record.unwinding.learner import main; main(sys.argv[1])"
@@ -60,6 +61,8 @@ class Learning:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            with contextlib.suppress(OSError):  # copies that it gives back are many, and the recorder may be busy
+                theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _CHANNEL_BYTES)
             settings = {**self._maps, **self._numbers, "starts": self._starts, "channel": theirs.fileno()}
             paths = [path for path in sys.path if os.path.isabs(path)]
             self._child = subprocess.Popen(

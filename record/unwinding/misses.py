@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +25,16 @@ class Miss:
     record: np.void  # COPY, the first that came
     pages: dict[int, bytes] = field(default_factory=dict)  # by address
     since: float = field(default_factory=time.monotonic)  # when it came
+
+    @property
+    def pid(self) -> int:
+        """Whose it is."""
+        return int(self.record["pid"])
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether it is of a CPU sample."""
+        return bool(self.record["is_sample"])
 
     def add(self, record: np.void) -> bool:
         """Takes a COPY record of it; gives whether it was the last."""
@@ -70,6 +82,37 @@ class Miss:
         for record, (address, page) in zip(records, self.pages.items(), strict=True):
             record["address"], record["page"] = address, np.void(page)
         return [record.tobytes() for record in records]
+
+
+class Waiting:
+    """Misses that wait for their turn; processes take turns."""
+
+    def __init__(self, most: int) -> None:
+        """Args: how many; of more, the process with the most loses its oldest one."""
+        self._most = most
+        self._of: dict[int, deque[Miss]] = {}  # by process, the next one first
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, miss: Miss) -> None:
+        """Puts it behind the others of its process."""
+        self._of.setdefault(miss.pid, deque()).append(miss)
+        if sum(map(len, self._of.values())) > self._most:
+            max(self._of.values(), key=len).popleft()
+
+    def take(self) -> Miss:
+        """Takes out the next one; there must be one."""
+        pid = next(iter(self._of))
+        queue = self._of.pop(pid)
+        miss = queue.popleft()
+        if queue:
+            self._of[pid] = queue  # behind the other processes
+        return miss
+
+    def oldest(self) -> float:
+        """When the one came that waits longest, time.monotonic(); inf if none waits."""
+        return min((miss.since for queue in self._of.values() for miss in queue), default=math.inf)
 
 
 def _bits(finished: Finished, wanted: Found) -> NDArray[np.uint64]:

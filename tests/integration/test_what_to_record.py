@@ -235,15 +235,24 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
 def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
-        record(hardware, capture, "--switch-output", "2M", "--", *workload("matmul", "--seconds", 6, "--one-place"))
+        recorder = start(hardware, capture, "--switch-output", "2M")
+        program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600, "--one-place"))
+        until(lambda: len(parts(capture)) == 2, recorder)
+        program.terminate()
+        assert program.wait() == 0
+        ended(recorder)
         by_size = parts(capture)
-        assert len(by_size) > 2
         whole(by_size, hardware.ledger())
     for part in by_size:
         part.unlink()
     with Hardware(tmp_path / "gpu") as hardware:
-        command = workload("matmul", "--seconds", 2.5)
-        record(hardware, capture, "--switch-output", "0.6s", "--max-files", "2", "--", *command)
+        recorder = start(hardware, capture, "--switch-output", "0.6s", "--max-files", "2")
+        program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600))
+        seen: set[Path] = set()
+        until(lambda: seen.update(parts(capture)) or len(seen) >= 3, recorder)
+        program.terminate()
+        assert program.wait() == 0
+        ended(recorder)
     kept = parts(capture)
     assert len(kept) == 2
     assert kept[-1] == capture

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,20 +31,46 @@ class Stop:
     pages: dict[int, bytes] = field(default_factory=dict)  # by address
 
 
-def build(folder: Path, source: str, *options: str) -> Path:
+def build(folder: Path, source: str, *options: str, compiler: str = "") -> Path:
     """Compile a program with probe_me in it."""
     program = folder / Path(source).stem
-    command = ["g++" if source.endswith("cpp") else "gcc", *options, HERE / source, HERE / "probe.S", "-pthread"]
+    compiler = compiler or ("g++" if source.endswith("cpp") else "gcc")
+    command = [compiler, *options, HERE / source, HERE / "probe.S", "-pthread"]
     subprocess.run([*map(str, command), "-o", str(program)], check=True)
     return program
 
 
-def stops(command: Sequence[str | Path | int], folder: Path, memory: bool = False) -> Iterator[Stop]:
-    """Run it under gdb to its end; gives each stop, with `memory` also what its stack can be walked with."""
-    output = folder / "stops"
+def library(folder: Path, source: str, name: str, *options: str) -> Path:
+    """Compile a library without probe_me."""
+    path = folder / name
+    subprocess.run(["gcc", "-O2", "-fPIC", "-shared", *options, HERE / source, "-o", path], check=True)
+    return path
+
+
+def stops(
+    command: Sequence[str | Path | int],
+    folder: Path,
+    memory: bool = False,
+    before_the_end: Callable[[], object] | None = None,
+) -> Iterator[Stop]:
+    """Run it under gdb to its end; gives each stop, with `memory` also what its stack can be walked with.
+
+    `before_the_end` is called when the program has done all, and is still there.
+    """
+    output, hold = folder / "stops", folder / "hold"
     words = ["gdb", "-q", "-batch", "-nx", "-x", str(HERE / "gdb_stops.py"), "--args", *map(str, command)]
     environment = os.environ | {"STOPS": str(output)} | ({"MEMORY": "1"} if memory else {})
-    subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    if before_the_end is not None:
+        hold.touch()
+        hold.with_suffix(".reached").unlink(missing_ok=True)
+        environment["HOLD"] = str(hold)
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as gdb:
+        if before_the_end is not None:
+            while not hold.with_suffix(".reached").exists() and gdb.poll() is None:
+                time.sleep(0.005)
+            before_the_end()
+            hold.unlink()
+    assert gdb.returncode == 0
     with output.open("rb") as file:
         while True:
             try:

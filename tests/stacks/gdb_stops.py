@@ -2,12 +2,14 @@
 """Run by gdb: `gdb -batch -nx -x gdb_stops.py --args PROGRAM...` writes what it sees at calls of probe_me to $STOPS.
 
 A pickled dictionary a stop: pid, tid, number; pcs of all frames but inlined and tail-call ones, which are in no stack;
-with $MEMORY also registers by their numbers in DWARF, executable mappings, and the pages that the frames lie in.
+with $MEMORY also registers by their numbers in DWARF, executable mappings, and the pages that the frames lie in. With
+$HOLD the program does not end before the file of that name is gone; $HOLD.reached is made then.
 """
 
 import contextlib
 import os
 import pickle
+import time
 
 import gdb
 
@@ -96,7 +98,17 @@ class Stop(gdb.Breakpoint):
         return False
 
 
+class End(gdb.Breakpoint):
+    def stop(self) -> bool:
+        open(os.environ["HOLD"] + ".reached", "w").close()
+        while os.path.exists(os.environ["HOLD"]):
+            time.sleep(0.005)
+        return False
+
+
 out = open(os.environ["STOPS"], "wb")
 Stop("probe_me_after")
+if "HOLD" in os.environ:
+    End("_exit")
 gdb.execute("run")
 out.close()

@@ -14,7 +14,7 @@ from iaprof.formats.launches import COPY, stack_dtype
 from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, Walked
 from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
-from iaprof.record.unwinding.learner import MOST_FAILURES, MOST_WAITING, Learner
+from iaprof.record.unwinding.learner import MOST_FAILURES, MOST_SAMPLES, MOST_WAITING, Learner
 from iaprof.record.unwinding.mappings import ImageGone
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import Found, Mapping
@@ -23,9 +23,10 @@ DEPTH, TOP = 8, 0x7FFF_0000_1000
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
 
 
-def copied(number: int, pid: int) -> np.ndarray:
+def copied(number: int, pid: int, is_sample: bool = False) -> np.ndarray:
     """COPY[2] of a stack of one page."""
     records = np.zeros(2, COPY)
+    records["is_sample"] = is_sample
     records["id"], records["pid"], records["way"], records["depth"] = number, pid, 100 + number, 1
     records["address"], records["start"][:, 1] = [TOP, 0], TOP + 8
     records["generation"] = [[0, 1, 2, 0]] * 2
@@ -114,6 +115,12 @@ def whole(numbers: Sequence[int]) -> list[tuple[int, Walked]]:
 
 def test_processes_take_turns(tried: Tried) -> None:
     assert tried.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
+
+
+def test_cpu_samples_wait_until_no_launch_does(tried: Tried) -> None:
+    copies = [copied(number, 100, is_sample=True) for number in range(1, MOST_SAMPLES + 2)]
+    found = tried.finish(*copies, copied(1000, 100), copied(1001, 200))
+    assert found == whole([1000, 1001, *range(2, MOST_SAMPLES + 2)])
 
 
 def test_the_recorder_waits_only_for_what_came_before_it_asked(tried: Tried) -> None:

@@ -1,0 +1,91 @@
+"""Stacks of a test's own program, of its calls of probe_me (tests/stacks), as BPF and the learner have them.
+
+No recorder sees these calls but this one, so other tests may record meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from elftools.elf.elffile import ELFFile
+from numpy.typing import NDArray
+
+from iaprof.bpf.launches import LaunchProbes, Sizes
+from iaprof.bpf.libraries import LAUNCH
+from iaprof.bpf.usdt import Arg, ArgKind, Probe
+from iaprof.formats.launches import Counter, LaunchFlags
+from iaprof.formats.unwind_rules import Walked
+from integration.walking import Walking
+
+FUNCTION = "probe_me"
+_BEHIND_ENDBR64 = 4  # bytes; the kernel emulates the nop there
+_FIRST_ARGUMENT = Arg(ArgKind.REGISTER, base=5)  # rdi
+_SIZES = Sizes(copied_pages=1 << 14)  # the test programs have nothing but new paths, and the learner may have to wait
+_NONE = Arg(ArgKind.CONSTANT)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of probe_me."""
+
+    pid: int
+    tid: int
+    number: int  # its argument
+    presumed: bool  # it has the stack of another call of its path, which was on its way
+    ips: tuple[int, ...]  # the innermost first
+    walked: Walked
+
+
+class Probed:
+    """The calls of probe_me in some files, from now on."""
+
+    def __init__(self, walking: Walking, probes: LaunchProbes) -> None:
+        self.walking, self._probes = walking, probes
+
+    def calls(self) -> list[Call]:
+        """All that came since this was asked last, with finished stacks."""
+        launches: NDArray[np.void] = self._probes.launches.read()
+        stacks = self.walking.stacks()
+        return [
+            Call(
+                int(each["pid"]),
+                int(each["tid"]),
+                int(each["iba"]),
+                bool(each["flags"] & LaunchFlags.PRESUMED),
+                tuple(stacks[int(each["stack"])][0]),
+                stacks[int(each["stack"])][1],
+            )
+            for each in launches
+        ]
+
+    def counted(self, counter: Counter) -> int:
+        """What the BPF programs counted."""
+        return self._probes.counters()[counter]
+
+
+@contextlib.contextmanager
+def probed(*files: Path) -> Iterator[Probed]:
+    """Probes probe_me in these files, and what the C library loads."""
+    with contextlib.closing(LaunchProbes(_SIZES)) as probes:
+        for path in files:
+            with path.open("rb") as file:
+                probe = Probe("", LAUNCH, _offset(path, FUNCTION) + _BEHIND_ENDBR64, 0, (_FIRST_ARGUMENT, *[_NONE] * 3))
+                assert probes._attach(file.fileno(), [probe]) == ""
+        probes.libraries._watch_c_libraries(os.getpid(), Path("/proc/self/maps").read_bytes())
+        with Walking(probes) as walking:
+            yield Probed(walking, probes)
+
+
+def _offset(path: Path, function: str) -> int:
+    """Where a function is in a file."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
+        symbols = [symbol for table in tables if table for symbol in table.get_symbol_by_name(function) or ()]
+        (offset,) = elf.address_offsets(symbols[0]["st_value"])
+    return int(offset)

@@ -1,0 +1,108 @@
+"""Whole stacks: what BPF and the learner have of each call, frame by frame against gdb's or libgcc's unwinder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter as CountOf, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import MAX_DEPTH, Counter
+from iaprof.formats.unwind_rules import Walked
+from integration.probed import Call, Probed, probed
+from integration.recording import copy_of_build, environment, iaprof
+from stacks.debugger import HERE, build, library, stops
+from standin import runtime
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+THREADS = 4
+ROUNDS, CHILDREN = 40, 20  # of lineage.c
+
+BUILDS = {
+    "g++ -O2": ("g++", "-O2"),
+    "full control-flow protection": ("g++", "-O2", "-fcf-protection=full"),
+    "native, no PLT": ("g++", "-O3", "-march=native", "-fno-plt"),
+    "clang": ("clang++", "-O2"),
+    "stripped": ("g++", "-O2", "-s", "-rdynamic"),  # so that gdb still finds probe_me
+    "static-pie": ("g++", "-Os", "-static-pie"),
+    "realigned": ("g++", "-O2", "-mstackrealign", "-mavx2"),
+}
+
+
+def compared(seen: Probed, command: Sequence[str | Path | int], folder: Path) -> int:
+    """Runs a program under gdb; each call's stack is the one that gdb has. Gives how many calls there were."""
+    calls: dict[tuple[int, int, int], Call] = {}
+
+    def read() -> None:
+        calls.update({(call.pid, call.tid, call.number): call for call in seen.calls()})
+
+    told = {(stop.pid, stop.tid, stop.number): stop.pcs for stop in stops(command, folder, before_the_end=read)}
+    assert calls.keys() == told.keys()
+    wrong = []
+    for key, call in calls.items():
+        # gdb stops behind the probe
+        if call.ips[1:] != tuple(told[key][1:MAX_DEPTH]) or call.walked is not Walked.WHOLE:
+            wrong.append((key, call.walked, call.presumed, [hex(ip) for ip in call.ips], [hex(pc) for pc in told[key]]))
+    assert seen.counted(Counter.COPIES_LOST) == 0
+    assert not wrong
+    return len(calls)
+
+
+@pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS.keys())
+def test_every_stack_of_a_c_program(tmp_path: Path, options: tuple[str, ...]) -> None:
+    compiler, *flags = options
+    program = build(tmp_path, "stacks.cpp", *flags, compiler=compiler)
+    with probed(program) as seen:
+        assert compared(seen, [program, THREADS], tmp_path) > 200
+
+
+def test_every_stack_of_a_python_program(tmp_path: Path) -> None:
+    # with this Python, which has NumPy
+    calls = build(tmp_path, "calls.c", "-O2", "-fPIC", "-shared")
+    with probed(calls) as seen:
+        assert compared(seen, [sys.executable, HERE / "python_stacks.py", calls, 3], tmp_path) > 200
+
+
+def test_code_that_changes(tmp_path: Path) -> None:
+    """Libraries of one size at one address, forks, and programs that others become: each launch, as libgcc has it."""
+    # given
+    told, capture, build = tmp_path / "told", tmp_path / "c.parquet", copy_of_build(tmp_path / "build")
+    libraries = [library(tmp_path, "loaded.c", f"lib{pad}.so", f"-DPAD={pad}") for pad in (40, 104)]
+    program, links = tmp_path / "lineage", (runtime.build(build).library, f"-Wl,-rpath,{build}")
+    flags = ("-O2", "-g", "-std=gnu11", f"-I{runtime.SOURCES}")
+    subprocess.run(["cc", *flags, HERE / "lineage.c", *links, "-o", program], check=True)
+    elf = str(runtime.debug_elf("bmg", "matmul"))
+    settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic"}
+    # when
+    with Hardware(tmp_path / "gpu") as hardware:
+        words = (program, told, str(ROUNDS), str(CHILDREN), *libraries)
+        done = iaprof("record", "-o", capture, "--", *words, env=environment(hardware) | settings)
+    assert done.code == 0, done.err
+    # then most libraries were loaded where another one was before
+    lines = told.read_text().splitlines()
+    places = CountOf(line for line in lines if line.startswith("at "))
+    assert places.most_common(1)[0][1] >= ROUNDS - 2
+    # and each launch of a thread has the stack that libgcc had then
+    expected = defaultdict(list)
+    for line in lines:
+        if line.startswith("launch "):
+            pid, tid, *ips = (int(word, 16) for word in line.split()[1:])
+            expected[pid, tid].append(ips)
+    reader = CaptureReader(capture)
+    found, wrong = defaultdict(list), []
+    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
+    for launch in sorted(reader.table("launch").to_pylist(), key=lambda row: row["time_ns"]):
+        if (launch["pid"], launch["tid"]) in expected:
+            found[launch["pid"], launch["tid"]].append(stacks[launch["stack"]])
+    assert {key: len(each) for key, each in found.items()} == {key: len(each) for key, each in expected.items()}
+    assert sum(map(len, found.values())) > 200
+    for key, each in found.items():
+        for stack, ips in zip(each, expected[key], strict=True):
+            if stack["ended"] != "whole" or stack["ips"][-len(ips) :] != ips:
+                wrong.append((key, stack["ended"], [hex(ip) for ip in stack["ips"]], [hex(ip) for ip in ips]))
+    assert not wrong
