@@ -157,7 +157,11 @@ class LaunchProbes:
     """
 
     def __init__(
-        self, sizes: Sizes = Sizes(), ways: Sequence[Way] = tuple(Way), frame_pointers_only: bool = False
+        self,
+        sizes: Sizes = Sizes(),
+        ways: Sequence[Way] = tuple(Way),
+        frame_pointers_only: bool = False,
+        depth: int = MAX_DEPTH,
     ) -> None:
         """Loads, or begins to compile.
 
@@ -165,11 +169,12 @@ class LaunchProbes:
             sizes: how much room they have.
             ways: to get at launches, the best first.
             frame_pointers_only: walks by frame pointers, also if the kernel tells what rules need.
+            depth: frames of a stack, at most MAX_DEPTH.
 
         Raises:
             BpfUnavailable: what is missing or not permitted.
         """
-        self.depth = MAX_DEPTH
+        self.depth = depth
         self.sizes, self._stack = sizes, stack_dtype(self.depth)
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None

@@ -69,6 +69,9 @@ def record(
         typer.Option("--launches", metavar="WAY", help="How to see launches: auto, probes, attach or inject."),
     ] = "auto",
     cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
+    max_stack: Annotated[
+        int, typer.Option("--max-stack", metavar="N", help="Record so many frames of a stack, the innermost.")
+    ] = 256,
     metric_interval: Annotated[
         float, typer.Option("--metric-interval", metavar="MS", help="Between two metrics; 0: none.")
     ] = 10,
@@ -115,6 +118,11 @@ def record(
         raise UsageError("--subsample takes 1 or more")
     if not 0 <= cpu_freq <= 10_000:
         raise UsageError("--cpu-freq takes 0 to 10000 Hz")
+    # Imported here and below, so that `iaprof report` needs none of what recording needs.
+    from iaprof.formats.launches import MAX_DEPTH
+
+    if not 1 <= max_stack <= MAX_DEPTH:
+        raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")
     if metric_interval and not 1 <= metric_interval <= 1e6:
         raise UsageError("--metric-interval takes 1 ms or more, or 0")
     if max_files is not None and max_files < 1:
@@ -126,7 +134,6 @@ def record(
     which = which_symbols(symbols)
     switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
     check_output(output, force)
-    # Imported here, so that `iaprof report` needs none of what recording needs.
     from iaprof.record.signals import StopSignals
 
     with StopSignals() as signals:
@@ -143,6 +150,7 @@ def record(
             subsample=subsample,
             launches=LaunchesBy(launches),
             cpu_hz=cpu_freq,
+            max_stack=max_stack,
             metric_interval_ns=int(metric_interval * 1e6),
             control=control,
             switch_bytes=switch_bytes,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from iaprof.bpf.launches import Sizes
 from iaprof.bpf.libraries import Way
+from iaprof.formats.launches import MAX_DEPTH
 from iaprof.record.symbols import Symbols
 
 
@@ -39,6 +40,7 @@ class Options:
     subsample: int = 1  # keeps one record of so many
     launches: LaunchesBy = LaunchesBy.AUTO
     cpu_hz: int = 49
+    max_stack: int = MAX_DEPTH  # frames
     metric_interval_ns: int = 10_000_000
     control: str | None = None  # as control.Control takes it
     switch_bytes: int | None = None  # of the spool

@@ -117,7 +117,8 @@ class Session:
             opened.callback(self._control.close)
         self._gpus = Gpus(options)
         opened.callback(self._gpus.close)
-        self._probes = LaunchProbes(options.sizes, options.launches.ways)  # compiles while the rest is opened
+        # If it has to compile, that goes on while the rest is opened.
+        self._probes = LaunchProbes(options.sizes, options.launches.ways, depth=options.max_stack)
         opened.callback(self._probes.close)
         self._intake = Intake()
         opened.callback(self._intake.close)

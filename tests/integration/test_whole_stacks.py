@@ -201,6 +201,27 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine
+def test_no_more_frames_than_are_wanted(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
+    # given
+    capture, told = tmp_path / "cap.parquet", tmp_path / "told"
+    words = ("record", "-o", capture, "--max-stack", "4", "--", strays.program, str(EACH), *KINDS)
+    # when
+    done = iaprof(*words, env=environment(hardware) | strays.environment(told))
+    # then
+    assert done.code == 0, done.err
+    assert f"; {EACH * len(KINDS)} of them have too many frames" in done.err
+    reader, pid = CaptureReader(capture), int(told.read_text())
+    stacks = [row for row in reader.table("stack").to_pylist() if row["pid"] == pid and row["ended"]]
+    assert {(row["ended"], len(row["ips"])) for row in stacks} == {("deep", 4)}
+    of_program = {
+        tuple(line.rsplit(" ", 1)[0].split(";-;")[0].split(";")[2:])
+        for line in folded(capture).splitlines()
+        if line.split(";")[1] == str(pid)
+    }
+    assert of_program == {("[truncated]", "through_library", "deeper", "launch_kernel", LAUNCH_FUNCTION)}
+
+
+@pytest.mark.alone  # what is said is of all launches of the machine
 def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -> None:
     # given a program that launches as long as somebody looks
     told, forever = tmp_path / "told", str(1 << 30)
