@@ -10,9 +10,11 @@ from typing import Any
 from iaprof.formats.quantities import and_more, percent
 
 MOST_LIBRARIES = 50  # that are told apart
+MOST_PROCESSES = 20  # likewise
 _MOST_NAMED = 3  # in a sentence
 _LONGEST_NAME = 255  # characters
 _MOST = 1 << 64
+_COUNTS = ("deep", "guessed", "late", "presumed")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,15 @@ class LibraryEnd:
 
     library: str
     count: int
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How many stacks of one process end early."""
+
+    pid: int
+    stacks: int
+    count: int  # of these
 
 
 @dataclass(frozen=True)
@@ -34,31 +45,58 @@ class WholeStacks:
     more: int = 0  # of them, in libraries beyond MOST_LIBRARIES
     deep: int = 0  # of them, as deep as the limit
     guessed: int = 0  # of all, with a caller that was guessed: see formats.unwind_rules.Mark
+    late: int = 0  # of all, with a stack that was finished from a copy when the recording had ended
+    presumed: int = 0  # of all, that have the stack of another one: see formats.launches.LaunchFlags.PRESUMED
+    processes: tuple[ProcessEnd, ...] = ()  # those with the most stacks that are not whole, the most first
 
     @classmethod
-    def of(cls, whole: int, unknown: int, ends: Counter[str], deep: int = 0, guessed: int = 0) -> WholeStacks:
-        """Makes it from counts; `ends` counts each stack that is not whole, by library."""
+    def of(
+        cls,
+        whole: int,
+        unknown: int,
+        ends: Counter[str],
+        processes: Iterable[ProcessEnd] = (),
+        deep: int = 0,
+        guessed: int = 0,
+        late: int = 0,
+        presumed: int = 0,
+    ) -> WholeStacks:
+        """Makes it from counts.
+
+        Args:
+            whole: see there.
+            unknown: likewise.
+            ends: counts each stack that is not whole, by library.
+            processes: all that have stacks; those of one pid are added up.
+            deep: see there.
+            guessed: likewise.
+            late: likewise.
+            presumed: likewise.
+        """
         by_count = sorted(ends.items(), key=lambda end: (-end[1], end[0]))[:MOST_LIBRARIES]
         most = tuple(LibraryEnd(library, count) for library, count in by_count if count)
-        others = ends.total()
-        return cls(whole + others, whole, unknown, most, others - sum(end.count for end in most), deep, guessed)
+        missing = ends.total()
+        more = missing - sum(end.count for end in most)
+        counts = (deep, guessed, late, presumed)
+        return cls(whole + missing, whole, unknown, most, more, *counts, _most(processes))
 
     @classmethod
     def together(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
         """The sum of several captures."""
-        whole = unknown = more = deep = guessed = 0
-        ends: Counter[str] = Counter()
+        parts, ends = list(parts), Counter[str]()
+        sums = {name: sum(getattr(part, name) for part in parts) for name in ("whole", "unknown", *_COUNTS)}
         for part in parts:
-            whole, unknown, more = whole + part.whole, unknown + part.unknown, more + part.more
-            deep, guessed = deep + part.deep, guessed + part.guessed
             for end in part.ends:  # of which several may have one name, as in a redacted capture
                 ends[end.library] += end.count
-        joined = cls.of(whole, unknown, ends)
-        return cls(joined.stacks + more, whole, unknown, joined.ends, joined.more + more, deep, guessed)
+        # Processes of several hosts may have one number.
+        joined = cls.of(ends=ends, processes=parts[0].processes if len(parts) == 1 else (), **sums)
+        more = sum(part.more for part in parts)
+        return replace(joined, stacks=joined.stacks + more, more=joined.more + more)
 
     def to_json(self) -> dict[str, Any]:
         """For a header, and for other programs."""
-        return {**asdict(self), "ends": [asdict(end) for end in self.ends]}
+        ends, processes = map(asdict, self.ends), map(asdict, self.processes)
+        return {**asdict(self), "ends": list(ends), "processes": list(processes)}
 
     @classmethod
     def from_json(cls, value: Any) -> WholeStacks | None:
@@ -74,11 +112,13 @@ class WholeStacks:
                             found.append(LibraryEnd((library or "[redacted]")[:_LONGEST_NAME], count))
                         case _:
                             return None
-                deep, guessed = value.get("deep", 0), value.get("guessed", 0)  # which came with format 6
-                if not all(type(number) is int and 0 <= number <= stacks for number in (deep, guessed)):
+                counts = {name: value.get(name, 0) for name in _COUNTS}  # which came with format 6
+                if not all(type(number) is int and 0 <= number <= stacks for number in counts.values()):
                     return None
-                if stacks == whole + sum(end.count for end in found) + more and unknown + deep <= stacks - whole:
-                    return cls(stacks, whole, unknown, tuple(found), more, deep, guessed)
+                adds_up = stacks == whole + sum(end.count for end in found) + more
+                if adds_up and unknown + counts["deep"] <= stacks - whole:
+                    processes = _processes(value.get("processes", []))
+                    return cls(stacks, whole, unknown, tuple(found), more, **counts, processes=processes)
         return None
 
     def cleaned(self, clean: Callable[[str], str]) -> WholeStacks:
@@ -109,10 +149,37 @@ class WholeStacks:
             left = len(self.ends) - len(first) + (self.more > 0)
             libraries = ", ".join(f"{end.library} ({end.count:,})" for end in first)
             said += f"; the others end in {libraries}{and_more(left)}"
+            of = ", ".join(f"{each.pid} ({each.count:,} of {each.stacks:,})" for each in self.processes[:_MOST_NAMED])
+            said += f", in process {of}{and_more(len(self.processes) - _MOST_NAMED)}" if of else ""
         if self.unknown:
             said += f"; of {self.unknown:,} of them it is not known whether that is the start"
         if self.deep:
             said += f"; {self.deep:,} of them have too many frames"
         if self.guessed:
             said += f"; {self.guessed:,} have callers that were guessed"
+        if self.presumed:
+            said += f"; {self.presumed:,} have the stack of another one that looked the same"
+        if self.late:
+            said += f"; {self.late:,} were finished when the recording had ended"
         return said
+
+
+def _most(processes: Iterable[ProcessEnd]) -> tuple[ProcessEnd, ...]:
+    stacks, counts = Counter[int](), Counter[int]()
+    for each in processes:
+        stacks[each.pid] += each.stacks
+        counts[each.pid] += each.count
+    most = sorted(((count, pid) for pid, count in counts.items() if count), key=lambda each: (-each[0], each[1]))
+    return tuple(ProcessEnd(pid, stacks[pid], count) for count, pid in most[:MOST_PROCESSES])
+
+
+def _processes(value: Any) -> tuple[ProcessEnd, ...]:
+    """Of a header, which may be anyone's: those that can be true."""
+    found = []
+    for each in value[:MOST_PROCESSES] if isinstance(value, list) else []:
+        match each:
+            case {"pid": int(pid), "stacks": int(stacks), "count": int(count)} if (
+                0 < count <= stacks < _MOST > pid >= 0
+            ):
+                found.append(ProcessEnd(pid, stacks, count))
+    return tuple(found)

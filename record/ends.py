@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.unwind_rules import Walked
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.record.walks import UNKNOWN, Ends
 from iaprof.symbols.modules import Module
 from iaprof.symbols.names import Named
@@ -41,35 +42,64 @@ class _Counts:
         return self._ids, self._counts
 
 
+_PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("walked", "u1"), ("guessed", "?")])
+"""Where and how a stack ends: of the modules that `Ends` means, see there."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Stacks:
+    """n distinct stacks."""
+
+    ids: NDArray[np.uint64]  # [n]
+    pids: NDArray[np.uint32]  # [n]
+    places: NDArray[np.void]  # _PLACE[n]
+    late: NDArray[np.bool_]  # [n] whether each was finished when the recording had ended
+
+
 class StackEnds:
     """Collects where stacks end, and then what the files say about these places."""
 
     def __init__(self) -> None:
-        self._stacks: list[tuple[NDArray[np.uint64], Ends, NDArray[np.bool_], NDArray[np.bool_]]] = []
+        self._stacks: list[_Stacks] = []
         self._launches, self._samples = _Counts(), _Counts()
+        self._presumed = {"launches": 0, "cpu_samples": 0}
         self._named: dict[tuple[object, ...], Named] = {}
         self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
 
     def stacks(
-        self, ids: NDArray[np.uint64], ends: Ends, truncated: NDArray[np.bool_], guessed: NDArray[np.bool_]
+        self,
+        ids: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        ends: Ends,
+        truncated: NDArray[np.bool_],
+        guessed: NDArray[np.bool_],
+        late: bool,
     ) -> None:
         """Adds the ends of distinct stacks.
 
         Args:
             ids: of the stacks.
+            pids: whose they are.
             ends: where they end.
             truncated: whether each is as deep as the limit.
             guessed: whether each has a caller that was guessed.
+            late: whether they were finished when the recording had ended.
         """
-        self._stacks.append((ids, ends, truncated, guessed))
+        places = np.empty(len(ids), _PLACE)
+        columns = (ends.modules, ends.addresses, truncated, ends.walked, guessed)
+        for name, column in zip(_PLACE.names or (), columns, strict=True):
+            places[name] = column
+        self._stacks.append(_Stacks(ids, pids, places, np.full(len(ids), late)))
 
-    def launches(self, stacks: NDArray[np.uint64]) -> None:
-        """Counts launches by the ids of their stacks."""
+    def launches(self, stacks: NDArray[np.uint64], presumed: int = 0) -> None:
+        """Counts launches by the ids of their stacks; so many of them have that of another one."""
         self._launches.add(stacks, np.ones(len(stacks), np.int64))
+        self._presumed["launches"] += presumed
 
-    def samples(self, stacks: NDArray[np.uint64]) -> None:
-        """Counts CPU samples by the ids of their stacks."""
+    def samples(self, stacks: NDArray[np.uint64], presumed: int = 0) -> None:
+        """Counts CPU samples by the ids of their stacks; so many of them have that of another one."""
         self._samples.add(stacks, np.ones(len(stacks), np.int64))
+        self._presumed["cpu_samples"] += presumed
 
     def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
         """Each module in which stacks end, and the distinct addresses where they do, sorted.
@@ -78,12 +108,13 @@ class StackEnds:
             modules: those that `Ends` means.
         """
         found: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
-        for _, ends, *_ in self._stacks:
-            for number in np.unique(ends.modules[ends.modules >= 0]).tolist():
+        for each in self._stacks:
+            numbers, addresses = each.places["module"], each.places["address"]
+            for number in np.unique(numbers[numbers >= 0]).tolist():
                 module = modules[number]
-                found.setdefault(module.identity, (module, []))[1].append(ends.addresses[ends.modules == number])
-        for module, addresses in found.values():
-            yield module, np.unique(np.concatenate(addresses))
+                found.setdefault(module.identity, (module, []))[1].append(addresses[numbers == number])
+        for module, parts in found.values():
+            yield module, np.unique(np.concatenate(parts))
 
     def completed(self, module: Module, named: Named) -> Named:
         """Keeps what was found of a module, and gives it."""
@@ -97,18 +128,16 @@ class StackEnds:
         Args:
             modules: those that `Ends` means.
         """
-        ids = np.concatenate([np.empty(0, np.uint64), *(ids for ids, *_ in self._stacks)])
-        numbers = np.concatenate([np.empty(0, np.int32), *(ends.modules for _, ends, *_ in self._stacks)])
-        addresses = np.concatenate([np.empty(0, np.uint64), *(ends.addresses for _, ends, *_ in self._stacks)])
-        truncated = np.concatenate([np.empty(0, bool), *(deep for _, _, deep, _ in self._stacks)])
-        walked = np.concatenate([np.empty(0, np.uint8), *(ends.walked for _, ends, *_ in self._stacks)])
-        guessed = np.concatenate([np.empty(0, bool), *(each for *_, each in self._stacks)])
-        places = np.rec.fromarrays([numbers, addresses, truncated, walked, guessed])
+        ids = np.concatenate([np.empty(0, np.uint64), *(stacks.ids for stacks in self._stacks)])
+        pids = np.concatenate([np.empty(0, np.uint32), *(stacks.pids for stacks in self._stacks)])
+        late = np.concatenate([np.empty(0, bool), *(stacks.late for stacks in self._stacks)])
+        places = np.concatenate([np.empty(0, _PLACE), *(stacks.places for stacks in self._stacks)])
         distinct, which = np.unique(places, return_inverse=True)
         kinds = [
             (*self._kind(modules, number, address, truncated, walked), truncated, guessed)
             for number, address, truncated, walked, guessed in distinct.tolist()
         ]
+        is_whole = np.array([end is End.WHOLE for end, *_ in kinds], bool)[which]
         order = np.argsort(ids, kind="stable")
         found = {}
         for name, counts in (("launches", self._launches), ("cpu_samples", self._samples)):
@@ -116,8 +145,12 @@ class StackEnds:
             at = np.searchsorted(ids[order], met)
             there = at < len(ids)
             there[there] = ids[order[at[there]]] == met[there]
-            by_place = np.bincount(which[order[at[there]]], times[there], len(distinct)).astype(np.int64)
-            found[name] = _added_up(kinds, by_place.tolist()).to_json()
+            rows, times = order[at[there]], times[there]
+            by_place = np.bincount(which[rows], times, len(distinct)).astype(np.int64)
+            processes = _by_process(pids[rows], times, is_whole[rows])
+            of_late = int(times[late[rows]].sum())
+            added_up = _added_up(kinds, by_place.tolist(), processes, of_late, self._presumed[name])
+            found[name] = added_up.to_json()
         return found
 
     def _kind(self, modules: list[Module], number: int, address: int, truncated: bool, walked: int) -> tuple[End, str]:
@@ -139,7 +172,24 @@ class StackEnds:
         return End.CUT if truncated and end is not End.WHOLE else end, code_of(module)
 
 
-def _added_up(kinds: list[tuple[End, str, bool, bool]], counts: list[int]) -> WholeStacks:
+def _by_process(
+    pids: NDArray[np.uint32], times: NDArray[np.int64], is_whole: NDArray[np.bool_]
+) -> Iterator[ProcessEnd]:
+    """Those that have stacks which are not whole."""
+    distinct, which = np.unique(pids, return_inverse=True)
+    stacks = np.bincount(which, times, len(distinct)).astype(np.int64)
+    counts = np.bincount(which, times * ~is_whole, len(distinct)).astype(np.int64)
+    some = counts > 0
+    return map(ProcessEnd, distinct[some].tolist(), stacks[some].tolist(), counts[some].tolist())
+
+
+def _added_up(
+    kinds: list[tuple[End, str, bool, bool]],
+    counts: list[int],
+    processes: Iterator[ProcessEnd],
+    late: int,
+    presumed: int,
+) -> WholeStacks:
     whole = unknown = deep = guesses = 0
     ends: Counter[str] = Counter()
     for (end, library, truncated, guessed), count in zip(kinds, counts, strict=True):
@@ -150,4 +200,4 @@ def _added_up(kinds: list[tuple[End, str, bool, bool]], counts: list[int]) -> Wh
         elif count:
             unknown += count * (end is End.UNKNOWN)
             ends[library] += count
-    return WholeStacks.of(whole, unknown, ends, deep, guesses)
+    return WholeStacks.of(whole, unknown, ends, processes, deep=deep, guessed=guesses, late=late, presumed=presumed)

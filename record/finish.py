@@ -293,7 +293,7 @@ class _Finishing:
             left = self._stacks.unfinished()
             copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in left)
             for record in finish_stacks(self._for_symbols, copies, depth):
-                self._write_rows("stack", self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth))
+                self._write_rows("stack", self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
         self._write_rows("stack", self._stacks.rows_of_unfinished())
 
     def write_launches(self, spool: SpoolReader) -> None:
@@ -321,7 +321,7 @@ class _Finishing:
 
     def _write_samples(self, samples: NDArray[np.void]) -> None:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
-        self._for_symbols.ends.samples(stacks)
+        self._for_symbols.ends.samples(stacks, int(np.count_nonzero(samples["flags"] & LaunchFlags.PRESUMED)))
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
     def _add_processes(self, frame: Frame) -> None:
@@ -422,7 +422,8 @@ class _Finishing:
         self._launches, self._launch_rows = [], 0
         # What was launched in the file before this one is counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
-        self._for_symbols.ends.launches(stacks[~is_carried])
+        presumed = launches["flags"][~is_carried] & LaunchFlags.PRESUMED > 0
+        self._for_symbols.ends.launches(stacks[~is_carried], int(np.count_nonzero(presumed)))
         carried = int(np.count_nonzero(is_carried))
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried

@@ -42,18 +42,19 @@ class LaunchStacks:
         self._content = StackIds()
         self._unfinished: dict[int, tuple[NDArray[np.void], int]] = {}  # what BPF sent, and its depth; by id
 
-    def rows(self, records: NDArray[np.void], depth: int) -> pa.StructArray:
+    def rows(self, records: NDArray[np.void], depth: int, late: bool = False) -> pa.StructArray:
         """Rows of kind `stack` for the stacks that are new and finished.
 
         Args:
             records: of stack_dtype(depth).
             depth: addresses that a stack can have at most.
+            late: whether they were finished when the recording had ended.
         """
         is_missed = records["walked"] == Walked.MISSED
         for record in records[is_missed]:
             if int(record["id"]) not in self._kept:
                 self._unfinished[int(record["id"])] = record, depth
-        return self._rows(self._joined(records[~is_missed], depth), depth)
+        return self._rows(self._joined(records[~is_missed], depth), depth, late)
 
     def rows_of_unfinished(self) -> pa.StructArray:
         """Rows of those that nobody finished, once all others were added."""
@@ -90,7 +91,7 @@ class LaunchStacks:
             self._unfinished.pop(number, None)
         return records
 
-    def _rows(self, records: NDArray[np.void], depth: int) -> pa.StructArray:
+    def _rows(self, records: NDArray[np.void], depth: int, late: bool = False) -> pa.StructArray:
         # The BPF program sends a stack again if it has forgotten its id: it is kept once.
         records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
         records = records[np.fromiter((int(i) not in self._kept for i in records["id"]), bool, len(records))]
@@ -114,7 +115,7 @@ class LaunchStacks:
         kept, how = stacks.of(chosen), walked[new]
         truncated = how == Walked.DEEP
         guessed = np.array(records["guessed"][new].any(axis=1), bool)
-        self._ends.stacks(records["id"][new], self._walks.ends(kept, how), truncated, guessed)
+        self._ends.stacks(records["id"][new], kept.pids, self._walks.ends(kept, how), truncated, guessed, late)
         columns = [
             *map(pa.array, (records["id"][new], kept.times, kept.pids, truncated)),
             kept.lists(),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.profile import Kind, Origin
 from iaprof.formats.unwind_rules import Mark
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.demangle import demangled
@@ -88,7 +88,7 @@ class CpuFrames:
         # How each stack ended; None where the capture does not say.
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
-        self._guessed = _with_guesses(stacks)
+        self._guessed, self._pids = _with_guesses(stacks), stacks["pid"].to_numpy()
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
         self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
@@ -196,6 +196,7 @@ class CpuFrames:
         """
         whole = unknown = deep = guessed = 0
         ends: Counter[str] = Counter()
+        processes = []
         for stack, weight in weights.items():
             row = self._rows.get(stack)
             if row is None:
@@ -203,6 +204,7 @@ class CpuFrames:
             guessed += weight * bool(self._guessed[row])
             frames = [frame for place in self._places(row) for frame in self._at(*place)]
             end, module = self._end(row, frames if self._are_cut else without_strays(frames, self._keeps))
+            processes.append(ProcessEnd(int(self._pids[row]), weight, weight * (end is not End.WHOLE)))
             if end is End.WHOLE:
                 whole += weight
             else:
@@ -210,7 +212,7 @@ class CpuFrames:
                 deep += weight * truncated
                 unknown += weight * (end is End.UNKNOWN and not truncated)
                 ends[code_of(module)] += weight
-        return WholeStacks.of(whole, unknown, ends, deep, guessed)
+        return WholeStacks.of(whole, unknown, ends, processes, deep=deep, guessed=guessed)
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""

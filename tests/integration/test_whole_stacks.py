@@ -163,7 +163,13 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert f"Lost callers: of {total} launches, whose stacks do not reach the program's start" in shown
     ends = json.loads(iaprof("info", capture, "--json").out)["parts"][0]["stack_ends"]["launches"]
     library = {"library": LIBRARY, "count": total}
-    assert ends == {"stacks": total, "whole": 0, "unknown": 0, "ends": [library], "more": 0, "deep": 0, "guessed": 0}
+    process = {"pid": int(told.read_text()), "stacks": total, "count": total}
+    assert ends.pop("presumed") < total
+    assert ends == {
+        **{"stacks": total, "whole": 0, "unknown": 0, "ends": [library], "more": 0, "deep": 0, "guessed": 0, "late": 0},
+        "processes": [process],
+    }
+    assert f", in process {process['pid']} ({total} of {total})" in done.err
     report = iaprof("report", capture, "--json")
     document = json.loads(report.out)
     assert document["stack_ends"]["whole"] == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.capture import KINDS
-from iaprof.formats.whole_stacks import LibraryEnd, WholeStacks
+from iaprof.formats.whole_stacks import LibraryEnd, ProcessEnd, WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look, unnamed
 from iaprof.symbols.modules import Module, ModuleKind
@@ -157,7 +157,8 @@ def test_a_stack_ends_before_what_no_call_leads_to() -> None:
     # given the address of an instruction, and a return address, without a call before them
     frames = frames_of(Judged(NAMED, [], [0x10, 0x2F]), [0x1010, 0x1020, 0x1030, 0x1020], truncated=True)
     assert frames.frames(1) == (f"[no frame pointers: {os.path.basename(APP)}]", "dot", "probe")
-    assert frames.ends({1: 5}) == WholeStacks(5, 0, 0, (LibraryEnd(os.path.basename(APP), 5),))
+    ends = (LibraryEnd(os.path.basename(APP), 5),)
+    assert frames.ends({1: 5}) == WholeStacks(5, 0, 0, ends, processes=(ProcessEnd(7, 5, 5),))
 
 
 def test_a_stack_that_ends_where_something_begins_is_whole() -> None:
@@ -171,4 +172,5 @@ def test_a_stack_that_ends_where_something_begins_is_whole() -> None:
 def test_where_nobody_read_the_code_it_is_not_known_whether_a_stack_is_whole() -> None:
     frames = frames_of(Known(NAMED), [0x1010, 0x1020])
     assert frames.frames(1) == ("dot", "probe")
-    assert frames.ends({1: 4}) == WholeStacks(4, 0, 4, (LibraryEnd(os.path.basename(APP), 4),))
+    ends = (LibraryEnd(os.path.basename(APP), 4),)
+    assert frames.ends({1: 4}) == WholeStacks(4, 0, 4, ends, processes=(ProcessEnd(7, 4, 4),))

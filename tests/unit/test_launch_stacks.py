@@ -166,7 +166,7 @@ def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> 
         for records in some:
             given.append(records["id"].tolist())
             if records["id"][0] == 5 and len(given) == 1:
-                yield stack(5, *PATH)
+                yield stack(5, *PATH[1:])
 
     sent = b"".join(stack(id_, *PATH[:1], walked=Walked.MISSED) for id_ in (5, 6, 7)) + stack(6, *PATH)
     frames = [(FrameKind.COPY, copies[at : at + 1].tobytes()) for at in range(6)]
@@ -175,11 +175,16 @@ def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> 
         *frames,
         (FrameKind.STACKS, sent),
         (FrameKind.LAUNCHES, launches(5, 6, 7)),
+        (FrameKind.LAUNCHES, launches(5, 5, 7, flags=LaunchFlags.PRESUMED)),
         finish_stacks=finish_stacks,
     )
     # then the others are
     assert given == [[5], [5], [7], [7]]
-    assert sorted(row["ended"] for row in rows(reader).values()) == ["unfinished", "whole"]
+    assert sorted(row["ended"] for row in rows(reader).values()) == ["unfinished", "whole", "whole"]
+    # and it is said how many launches that concerns, and of which process the unfinished are
+    told = ends(reader)
+    assert (told["stacks"], told["whole"], told["late"], told["presumed"]) == (6, 4, 3, 3)
+    assert told["processes"] == [{"pid": PID, "stacks": 6, "count": 2}]
 
 
 def test_what_says_that_it_ended_in_a_way_that_does_not_exist_is_unfinished(tmp_path: Path) -> None:
