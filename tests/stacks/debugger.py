@@ -31,8 +31,8 @@ class Stop:
     pages: dict[int, bytes] = field(default_factory=dict)  # by address
 
 
-def build(folder: Path, source: str, *options: str, compiler: str = "") -> Path:
-    """Compile a program with probe_me in it."""
+def build(folder: Path, source: str, *options: str | Path, compiler: str = "") -> Path:
+    """Compile a program with probe_me in it; `options` may be further sources."""
     program = folder / Path(source).stem
     compiler = compiler or ("g++" if source.endswith("cpp") else "gcc")
     command = [compiler, *options, HERE / source, HERE / "probe.S", "-pthread"]

@@ -1,0 +1,86 @@
+"""Programs whose call frame information does harm: it costs their own stacks, and nobody else's."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from elftools.dwarf.callframe import FDE
+from elftools.elf.elffile import ELFFile
+
+from iaprof.formats.launches import MAX_DEPTH, Counter
+from iaprof.formats.unwind_rules import Walked
+from integration.probed import Call, probed
+from integration.walking import LONGEST_S
+from limits import Within
+from stacks.debugger import HERE, build
+
+pytestmark = pytest.mark.bpf
+ENDS = {
+    (1, Walked.MEMORY),
+    (2, Walked.MEMORY),
+    (3, Walked.STUCK),
+    (4, Walked.STUCK),
+    (5, Walked.DEEP),
+    (6, Walked.DAMAGED),
+    (8, Walked.DAMAGED),
+    (9, Walked.DAMAGED),
+}
+"""How the stacks of the functions of hostile.S end, by their numbers; for that of a lie, it is chance."""
+LIE = 10
+ROUNDS = 50
+RANGE_AT = 12  # of an FDE, behind its length, its CIE's place and its start
+
+
+def hostile(folder: Path) -> Path:
+    """The program, whose function `liar` says that it is 256 MiB long."""
+    program = build(folder, "hostile.c", "-O2", HERE / "hostile.S")
+    with program.open("r+b") as file:
+        elf = ELFFile(file)
+        (liar,) = elf.get_section_by_name(".symtab").get_symbol_by_name("liar")
+        entries = [each for each in elf.get_dwarf_info().EH_CFI_entries() if isinstance(each, FDE)]
+        (entry,) = [each for each in entries if each["initial_location"] == liar["st_value"]]
+        file.seek(elf.get_section_by_name(".eh_frame")["sh_offset"] + entry.offset + RANGE_AT)
+        file.write(struct.pack("<I", 1 << 28))
+    return program
+
+
+def test_others_stacks_are_whole(tmp_path: Path, within: Within) -> None:
+    # given
+    (tmp_path / "good").mkdir()
+    bad, good = hostile(tmp_path), build(tmp_path / "good", "stacks.cpp", "-O2")
+    with probed(bad, good) as seen, within(LONGEST_S):
+        # when
+        with subprocess.Popen([bad, str(1 << 30)], stdin=subprocess.DEVNULL) as attacker:
+            subprocess.run([good, "4"], check=True)
+            calls = seen.calls()
+            attacker.kill()
+        # then all calls are there, and the others' stacks are whole
+        of_attacker = [call for call in calls if call.pid == attacker.pid]
+        others = [call for call in calls if call.pid != attacker.pid]
+        assert len(of_attacker) > 100
+        assert len(others) > 200
+        lost = seen.counted(Counter.COPIES_LOST)
+        unfinished = sum(call.walked is not Walked.WHOLE for call in others)
+        assert unfinished <= lost
+        # and who finishes them is still the first one
+        assert seen.walking.learning._starts == 1
+
+
+def test_no_hostile_stack_goes_on_for_ever(tmp_path: Path, within: Within) -> None:
+    bad = hostile(tmp_path)
+    with (
+        probed(bad) as seen,
+        within(LONGEST_S),
+        subprocess.Popen([bad, str(ROUNDS)], stdin=subprocess.PIPE) as attacker,
+    ):
+        calls: list[Call] = []
+        while len(calls) < ROUNDS * (len(ENDS) + 1):
+            calls += seen.calls()
+        assert attacker.stdin is not None
+        attacker.stdin.close()
+    # then each ends, in the way that says why
+    assert {(call.number, call.walked) for call in calls if call.number != LIE} == ENDS
+    assert max(len(call.ips) for call in calls) == MAX_DEPTH
