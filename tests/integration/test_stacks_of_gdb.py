@@ -21,7 +21,7 @@ from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
 THREADS = 4
-ROUNDS, CHILDREN = 40, 20  # of lineage.c
+ROUNDS, CHILDREN, FORKS = 40, 20, 2000  # of lineage.c
 
 BUILDS = {
     "g++ -O2": ("g++", "-O2"),
@@ -68,41 +68,52 @@ def test_every_stack_of_a_python_program(tmp_path: Path) -> None:
         assert compared(seen, [sys.executable, HERE / "python_stacks.py", calls, 3], tmp_path) > 200
 
 
-def test_code_that_changes(tmp_path: Path) -> None:
-    """Libraries of one size at one address, forks, and programs that others become: each launch, as libgcc has it."""
-    # given
-    told, capture, build = tmp_path / "told", tmp_path / "c.parquet", copy_of_build(tmp_path / "build")
-    libraries = [library(tmp_path, "loaded.c", f"lib{pad}.so", f"-DPAD={pad}") for pad in (40, 104)]
-    program, links = tmp_path / "lineage", (runtime.build(build).library, f"-Wl,-rpath,{build}")
+def lineage(folder: Path, rounds: int, children: int, *libraries: Path) -> tuple[list[str], CaptureReader]:
+    """What lineage.c told, and the recording of it."""
+    told, capture, build = folder / "told", folder / "c.parquet", copy_of_build(folder / "build")
+    program, links = folder / "lineage", (runtime.build(build).library, f"-Wl,-rpath,{build}")
     flags = ("-O2", "-g", "-std=gnu11", f"-I{runtime.SOURCES}")
     subprocess.run(["cc", *flags, HERE / "lineage.c", *links, "-o", program], check=True)
     elf = str(runtime.debug_elf("bmg", "matmul"))
     settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic"}
-    # when
-    with Hardware(tmp_path / "gpu") as hardware:
-        words = (program, told, str(ROUNDS), str(CHILDREN), *libraries)
+    with Hardware(folder / "gpu") as hardware:
+        words = (program, told, str(rounds), str(children), *libraries)
         done = iaprof("record", "-o", capture, "--", *words, env=environment(hardware) | settings)
     assert done.code == 0, done.err
-    # then most libraries were loaded where another one was before
-    lines = told.read_text().splitlines()
+    return told.read_text().splitlines(), CaptureReader(capture)
+
+
+def test_code_that_changes(tmp_path: Path) -> None:
+    """Libraries of one size at one address, forks, and programs that others become."""
+    libraries = [library(tmp_path, "loaded.c", f"lib{pad}.so", f"-DPAD={pad}") for pad in (40, 104)]
+    lines, reader = lineage(tmp_path, ROUNDS, CHILDREN, *libraries)
+    # most libraries were loaded where another one was before
     places = CountOf(line for line in lines if line.startswith("at "))
     assert places.most_common(1)[0][1] >= ROUNDS - 2
-    # and each launch of a thread has the stack that libgcc had then
+    assert libgcc_agrees(lines, reader) > 200
+
+
+def test_many_processes_that_launch_once_and_end(tmp_path: Path) -> None:
+    lines, reader = lineage(tmp_path, 0, FORKS)
+    assert libgcc_agrees(lines, reader) == FORKS
+
+
+def libgcc_agrees(lines: list[str], reader: CaptureReader) -> int:
+    """Each launch of a thread has the stack that libgcc had then; gives how many there are."""
     expected = defaultdict(list)
     for line in lines:
         if line.startswith("launch "):
             pid, tid, *ips = (int(word, 16) for word in line.split()[1:])
             expected[pid, tid].append(ips)
-    reader = CaptureReader(capture)
     found, wrong = defaultdict(list), []
     stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
     for launch in sorted(reader.table("launch").to_pylist(), key=lambda row: row["time_ns"]):
         if (launch["pid"], launch["tid"]) in expected:
             found[launch["pid"], launch["tid"]].append(stacks[launch["stack"]])
     assert {key: len(each) for key, each in found.items()} == {key: len(each) for key, each in expected.items()}
-    assert sum(map(len, found.values())) > 200
     for key, each in found.items():
         for stack, ips in zip(each, expected[key], strict=True):
             if stack["ended"] != "whole" or stack["ips"][-len(ips) :] != ips:
                 wrong.append((key, stack["ended"], [hex(ip) for ip in stack["ips"]], [hex(ip) for ip in ips]))
     assert not wrong
+    return sum(map(len, found.values()))
