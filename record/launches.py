@@ -32,6 +32,7 @@ COUNTERS_EVERY_NS = 1_000_000_000
 INTAKE_WAIT_S = 3.0
 MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
 MAX_PROCESSES = 1 << 16  # that are remembered as described
+MAX_COPIED_BYTES = 1 << 30  # of stacks that are to be finished when the recording has ended; in one recording
 
 _LOSSES = {
     Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or more than four kernels of one call"),
@@ -67,6 +68,7 @@ class Launches:
         self._last_misfits: CountOf[str] = CountOf()  # by what the ring buffer is for
         self._counters_ns = time.monotonic_ns()
         self._piece_bytes = 0
+        self._copied_bytes = self._copies_refused = 0
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
@@ -190,6 +192,10 @@ class Launches:
         depth = self._probes.depth
         for message in messages:  # one a path
             is_copy = len(message) == COPY.itemsize
+            self._copied_bytes += is_copy * len(message)
+            if is_copy and self._copied_bytes > MAX_COPIED_BYTES:
+                self._copies_refused += 1
+                continue
             (since_ns,) = np.frombuffer(message, COPY if is_copy else stack_dtype(depth), 1)["time"].tolist()
             self._journal.write_late(FrameKind.COPY if is_copy else FrameKind.STACKS, message, since_ns, depth)
 
@@ -329,6 +335,10 @@ class Launches:
                 number = misfits - self._last_misfits[source]
                 self._journal.loss(source, "wrong length", number, _WRONG_LENGTH, self._counters_ns, now)
                 self._last_misfits[source] = misfits
+        if self._copies_refused:
+            detail = f"{MAX_COPIED_BYTES >> 30} GiB of them were kept already: those stacks are cut"
+            self._journal.loss("stacks", "pages not copied", self._copies_refused, detail, self._counters_ns, now)
+            self._copies_refused = 0
         self._last_counters, self._counters_ns = counters, now
 
     def finish(self) -> None:

@@ -36,7 +36,7 @@ MOST_WAITING = 256  # copies of launches' stacks that wait for their turn; 64 Ki
 MOST_SAMPLES = 64  # and of CPU samples', which wait until no launch's does
 MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 14) - 1  # numbers of one learner, of 16 bits; another one that takes its place has others
-MOST_FAILURES = 4  # of the children, over the stacks of one user, in
+MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
 FORGIVEN_S = 60.0
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
@@ -76,7 +76,8 @@ class Learner:
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
-        self._failures: Counter[int] = Counter()  # by user
+        self._failures: Counter[int] = Counter()  # by process
+        self._failures_of: Counter[int] = Counter()  # by user
         self._forgiven = time.monotonic()
 
     def close(self) -> None:
@@ -131,15 +132,18 @@ class Learner:
         rights = rights_of(pid)
         if time.monotonic() > self._forgiven + FORGIVEN_S:
             self._failures.clear()
+            self._failures_of.clear()
             self._forgiven = time.monotonic()
-        if rights is not None and self._failures[rights.uid] >= MOST_FAILURES:
+        uid = rights.uid if rights is not None else -1  # it has ended
+        if self._failures[pid] >= MOST_FAILURES or self._failures_of[uid] >= MOST_FAILURES_OF_A_USER:
             return []
         try:
             return [miss.finished(self._finish(pid, miss), self._depth)]
         except ImageGone:
             return miss.records()
         except IaprofError:
-            self._failures[rights.uid if rights is not None else 0] += 1
+            self._failures[pid] += 1
+            self._failures_of[uid] += 1
             return []
 
     def _finish(self, pid: int, miss: Miss) -> Finished:

@@ -14,12 +14,19 @@ from iaprof.formats.launches import COPY, stack_dtype
 from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, Walked
 from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
-from iaprof.record.unwinding.learner import MOST_FAILURES, MOST_SAMPLES, MOST_WAITING, Learner
+from iaprof.record.unwinding.learner import (
+    MOST_FAILURES,
+    MOST_FAILURES_OF_A_USER,
+    MOST_SAMPLES,
+    MOST_WAITING,
+    Learner,
+)
 from iaprof.record.unwinding.mappings import ImageGone
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import Found, Mapping
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
+WHOLE = Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
 
 
@@ -171,20 +178,31 @@ def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
     assert tried.finish(copied(1, 100), copied(2, 100)) == [1, 2]
 
 
-def test_a_user_whose_files_break_the_reader_waits_and_others_do_not(
+def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
     tried.finishing.answer = IaprofError("the child died")
-    assert tried.finish(*(copied(number, 100 + number) for number in range(MOST_FAILURES + 3))) == []
+    assert tried.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3))) == []
     assert tried.finishing.asked == MOST_FAILURES
     # when
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
+    tried.finishing.answer = WHOLE
     # then
-    assert tried.finish(copied(50, 100), copied(51, 200)) == whole([51])
+    assert tried.finish(copied(50, 100), copied(51, 101)) == whole([51])
     # and not for ever
     monkeypatch.setattr(module, "FORGIVEN_S", 0.0)
     assert tried.finish(copied(52, 100)) == whole([52])
+
+
+def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tried: Tried) -> None:
+    # given
+    tried.finishing.answer = IaprofError("the child died")
+    assert tried.finish(*(copied(number, 100 + number) for number in range(MOST_FAILURES_OF_A_USER + 3))) == []
+    assert tried.finishing.asked == MOST_FAILURES_OF_A_USER
+    # when
+    tried.finishing.answer = WHOLE
+    # then
+    assert tried.finish(copied(50, 199), copied(51, 200)) == whole([51])
 
 
 def test_that_a_process_changed_is_nobody_s_failure(tried: Tried) -> None:

@@ -1,0 +1,95 @@
+"""Where the recorder writes stacks that were finished later, and how many copies of unfinished ones it keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.formats.launches import COPY, Counter, stack_dtype
+from iaprof.record import launches as module
+from iaprof.record.journal import BOTH_NS, Journal
+from iaprof.record.launches import Launches
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+
+DEPTH = 4
+
+
+class Probes:
+    """Those of a recording, as far as finished stacks need them."""
+
+    depth = DEPTH
+
+    def counters(self) -> dict[Counter, int]:
+        return dict.fromkeys(Counter, 0)
+
+    def __getattr__(self, name: str) -> RingBuffer:
+        """Ring buffers, in which no record had another length."""
+        return type("Ring", (), {"misfits": 0})()  # type: ignore[return-value]
+
+
+def copy(number: int, time_ns: int = 0) -> bytes:
+    record = np.zeros(1, COPY)
+    record["id"], record["time"] = number, time_ns
+    return record.tobytes()
+
+
+def stack(number: int, time_ns: int) -> bytes:
+    record = np.zeros(1, stack_dtype(DEPTH))
+    record["id"], record["time"] = number, time_ns
+    return record.tobytes()
+
+
+def journal(spool: Spool) -> Journal:
+    return Journal(spool, warn=lambda _: None, inform=lambda _: None)
+
+
+def ids(spool: Spool, *kinds: FrameKind) -> Iterator[int]:
+    """Of the stacks and copies in a spool."""
+    reader = SpoolReader(spool.path)
+    for frame in reader.frames(set(kinds)):
+        yield int(np.frombuffer(frame.payload[:8], np.uint64)[0])
+    reader.close()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    """One that recording begins with."""
+    return Spool(tmp_path / "1.spool")
+
+
+def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> None:
+    # given another spool was begun
+    launches, written = Launches(Probes(), None), journal(spool)  # type: ignore[arg-type]
+    launches._journal = written
+    other = Spool(tmp_path / "2.spool")
+    written.go_on_in(other)
+    began = written._began_ns
+    # when
+    launches._keep_finished([stack(1, began - 2 * BOTH_NS), stack(2, began - 1), stack(3, began + 1)])
+    written.end_before()
+    launches._keep_finished([stack(4, began - 2 * BOTH_NS), stack(5, began - 1)])
+    # then
+    assert list(ids(spool, FrameKind.STACKS)) == [1, 2]
+    assert list(ids(other, FrameKind.STACKS)) == [2, 3, 5]
+
+
+def test_so_many_copies_are_kept_and_the_others_are_counted(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    monkeypatch.setattr(module, "MAX_COPIED_BYTES", 3 * COPY.itemsize)
+    launches = Launches(Probes(), None)  # type: ignore[arg-type]
+    launches._journal = journal(spool)
+    # when
+    launches._keep_finished([*map(copy, range(1, 6)), stack(9, 0)])
+    launches.read_counters()
+    launches.read_counters()
+    # then
+    assert list(ids(spool, FrameKind.COPY, FrameKind.STACKS)) == [1, 2, 3, 9]
+    reader = SpoolReader(spool.path)
+    (loss,) = [json.loads(frame.payload) for frame in reader.frames({FrameKind.LOSS})]
+    reader.close()
+    assert (loss["source"], loss["count"]) == ("stacks", 2)
