@@ -118,7 +118,12 @@ class Libraries:
         yield from self._take(str(path), str(path))
 
     def running(self) -> Iterator[Outcome]:
-        """Takes the libraries that running processes have mapped."""
+        """Takes the libraries that running processes have mapped.
+
+        Programs that start from now on and have our C library are known to load libraries before they map a driver.
+        """
+        with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as file:
+            self._watch_c_libraries(os.getpid(), file.read(MAX_MAPS_BYTES))
         for pid in running_pids():
             yield from self.mapped(pid)
 

@@ -24,7 +24,7 @@
 #define WAY_NS 1000000000ULL
 #define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
 #define WAY_WORDS 512    /* of the stack above the end of a walk, that tell paths apart */
-#define LEAST_CODE 22    /* binary logarithm of the lowest address that code has */
+#define LEAST_CODE 21    /* binary logarithm of the lowest address that code has: 2 or 4 MiB where it is not moved */
 #define SCRATCHES 4
 #define FRAMES_A_TURN 32
 #define ROOM 64

@@ -32,7 +32,8 @@ COUNTERS_EVERY_NS = 1_000_000_000
 INTAKE_WAIT_S = 3.0
 MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
 MAX_PROCESSES = 1 << 16  # that are remembered as described
-MAX_COPIED_BYTES = 1 << 30  # of stacks that are to be finished when the recording has ended; in one recording
+# Of stacks that are to be finished when the recording has ended, in one recording: of launches, and of CPU samples.
+MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
 
 _LOSSES = {
     Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or more than four kernels of one call"),
@@ -68,7 +69,7 @@ class Launches:
         self._last_misfits: CountOf[str] = CountOf()  # by what the ring buffer is for
         self._counters_ns = time.monotonic_ns()
         self._piece_bytes = 0
-        self._copied_bytes = self._copies_refused = 0
+        self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
@@ -192,12 +193,20 @@ class Launches:
         depth = self._probes.depth
         for message in messages:  # one a path
             is_copy = len(message) == COPY.itemsize
-            self._copied_bytes += is_copy * len(message)
-            if is_copy and self._copied_bytes > MAX_COPIED_BYTES:
-                self._copies_refused += 1
+            (record,) = np.frombuffer(message, COPY if is_copy else stack_dtype(depth), 1)
+            if is_copy and not self._has_room_for(record):
                 continue
-            (since_ns,) = np.frombuffer(message, COPY if is_copy else stack_dtype(depth), 1)["time"].tolist()
-            self._journal.write_late(FrameKind.COPY if is_copy else FrameKind.STACKS, message, since_ns, depth)
+            kind = FrameKind.COPY if is_copy else FrameKind.STACKS
+            self._journal.write_late(kind, message, int(record["time"]), depth)
+
+    def _has_room_for(self, copy: np.void) -> bool:
+        """Whether one more page is kept."""
+        if copy["is_sample"]:
+            self._sampled_bytes += copy.nbytes
+            return self._sampled_bytes <= MAX_SAMPLED_BYTES
+        self._copied_bytes += copy.nbytes
+        self._copies_refused += self._copied_bytes > MAX_COPIED_BYTES
+        return self._copied_bytes <= MAX_COPIED_BYTES
 
     def new_epoch(self) -> None:
         """Lets each stack travel again, for another spool; what came until now goes into this one."""

@@ -73,6 +73,7 @@ class Learner:
         self._finishing = Finishing(self._images.open)
         self._coming: OrderedDict[int, Miss] = OrderedDict()  # by id
         self._launches, self._samples = Waiting(MOST_WAITING), Waiting(MOST_SAMPLES)
+        self._left_out: list[bytes] = []  # COPY records of launches' stacks for which there is no time
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
@@ -98,7 +99,7 @@ class Learner:
     @property
     def waits(self) -> bool:
         """Whether there is something to do."""
-        return bool(self._launches or self._samples)
+        return bool(self._left_out or self._launches or self._samples)
 
     def is_done_with(self, until: float) -> bool:
         """Whether nothing waits that came until then, time.monotonic()."""
@@ -119,14 +120,19 @@ class Learner:
             self._queue(self._coming.popitem(last=False)[1])
 
     def _queue(self, miss: Miss) -> None:
-        (self._samples if miss.is_sample else self._launches).add(miss)
+        left_out = (self._samples if miss.is_sample else self._launches).add(miss)
+        if left_out is not None and not left_out.is_sample:
+            self._left_out += left_out.records()
 
     def next(self) -> list[bytes]:
         """Finishes one stack.
 
         Returns:
-            A record of stack_dtype; or its copy, as COPY records, for the recording's end to finish; or nothing.
+            A record of stack_dtype; or copies, as COPY records, for the recording's end to finish; or nothing.
         """
+        if self._left_out:
+            left_out, self._left_out = self._left_out, []
+            return left_out
         miss = (self._launches or self._samples).take()
         pid = miss.pid
         rights = rights_of(pid)

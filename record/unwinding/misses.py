@@ -88,18 +88,23 @@ class Waiting:
     """Misses that wait for their turn; processes take turns."""
 
     def __init__(self, most: int) -> None:
-        """Args: how many; of more, the process with the most loses its oldest one."""
+        """Args: how many; of more, the oldest one of the process with the most is left out."""
         self._most = most
         self._of: dict[int, deque[Miss]] = {}  # by process, the next one first
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
-    def add(self, miss: Miss) -> None:
-        """Puts it behind the others of its process."""
+    def add(self, miss: Miss) -> Miss | None:
+        """Puts it behind the others of its process; gives the one that is left out for it."""
         self._of.setdefault(miss.pid, deque()).append(miss)
-        if sum(map(len, self._of.values())) > self._most:
-            max(self._of.values(), key=len).popleft()
+        if sum(map(len, self._of.values())) <= self._most:
+            return None
+        pid = max(self._of, key=lambda pid: len(self._of[pid]))
+        left_out = self._of[pid].popleft()
+        if not self._of[pid]:
+            del self._of[pid]
+        return left_out
 
     def take(self) -> Miss:
         """Takes out the next one; there must be one."""

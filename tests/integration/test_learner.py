@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.rule_table import Spaces
 from iaprof.record.unwinding.learning import MOST_STARTS, SYNC, Learning
+from integration.recording import until
 from integration.walking import LONGEST_S
 from limits import Within
 
@@ -19,6 +24,19 @@ def ready(learning: Learning) -> None:
     learning.is_ready = False
     while not learning.is_ready:
         assert learning.wait() == []
+
+
+def test_what_a_program_loads_is_counted_before_it_maps_a_driver() -> None:
+    # given
+    with contextlib.closing(LaunchProbes()) as probes:
+        list(probes.libraries.running())
+        # when
+        words = [sys.executable, "-c", "import ctypes; [ctypes.CDLL('libc.so.6') for _ in range(7)]; input()"]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+            assert program.stdin is not None
+            until(lambda: Spaces(*(probes.maps[name] for name in ("spaces", "loads", "ways"))).loads(program.pid) >= 7)
+            program.stdin.write(b"\n")
+            program.stdin.close()
 
 
 def test_a_learner_whose_recorder_is_gone_ends_without_a_word(

@@ -21,7 +21,7 @@ from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
 THREADS = 4
-ROUNDS, CHILDREN, FORKS = 40, 20, 2000  # of lineage.c
+ROUNDS, CHILDREN, FORKS = 40, 20, 1000  # of lineage.c
 
 BUILDS = {
     "g++ -O2": ("g++", "-O2"),

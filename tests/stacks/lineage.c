@@ -93,7 +93,7 @@ int main(int count, char **words)
                 execv(words[0], others);
             _exit(0);
         }
-        if (child & 4)
+        if (child & 4 || count == 4)
             wait(NULL);
     }
     for (int again = 0; !children && again < AGAIN; again++)

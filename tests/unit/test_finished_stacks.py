@@ -32,9 +32,9 @@ class Probes:
         return type("Ring", (), {"misfits": 0})()  # type: ignore[return-value]
 
 
-def copy(number: int, time_ns: int = 0) -> bytes:
+def copy(number: int, is_sample: bool = False) -> bytes:
     record = np.zeros(1, COPY)
-    record["id"], record["time"] = number, time_ns
+    record["id"], record["is_sample"] = number, is_sample
     return record.tobytes()
 
 
@@ -81,14 +81,16 @@ def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> No
 def test_so_many_copies_are_kept_and_the_others_are_counted(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     monkeypatch.setattr(module, "MAX_COPIED_BYTES", 3 * COPY.itemsize)
+    monkeypatch.setattr(module, "MAX_SAMPLED_BYTES", 2 * COPY.itemsize)
     launches = Launches(Probes(), None)  # type: ignore[arg-type]
     launches._journal = journal(spool)
     # when
-    launches._keep_finished([*map(copy, range(1, 6)), stack(9, 0)])
+    of_samples = [copy(number, is_sample=True) for number in range(11, 15)]
+    launches._keep_finished([*of_samples, *map(copy, range(1, 6)), stack(9, 0)])
     launches.read_counters()
     launches.read_counters()
     # then
-    assert list(ids(spool, FrameKind.COPY, FrameKind.STACKS)) == [1, 2, 3, 9]
+    assert list(ids(spool, FrameKind.COPY, FrameKind.STACKS)) == [11, 12, 1, 2, 3, 9]
     reader = SpoolReader(spool.path)
     (loss,) = [json.loads(frame.payload) for frame in reader.frames({FrameKind.LOSS})]
     reader.close()
