@@ -25,6 +25,7 @@ from programs.counting import Calls
 from programs.programs import Programs, Run
 from standin.hardware import Hardware
 
+Places = tuple[tuple[str, int], ...]  # files and offsets in them
 LONGEST = 240  # seconds that a recording may take on a busy machine
 
 
@@ -61,16 +62,16 @@ class Recording:
                 return row["path"], address - row["start"] + row["offset"]
         return "", 0
 
-    def path(self, stack: int) -> tuple[tuple[str, int], ...]:
+    def path(self, stack: int) -> Places:
         """The places of a stack's addresses, the innermost first."""
         return tuple(self.place(address) for address in self.stacks[stack]["ips"])
 
     @cached_property
-    def paths(self) -> Counter[tuple[tuple[str, int], ...]]:
-        """Its launches by path."""
-        paths: Counter[tuple[tuple[str, int], ...]] = Counter()
-        for stack, count in Counter(row["stack"] for row in self.recorded).items():
-            paths[self.path(stack)] += count
+    def paths(self) -> Counter[tuple[str, Places]]:
+        """Its launches by the kernel's name and the path."""
+        paths: Counter[tuple[str, Places]] = Counter()
+        for (name, stack), count in Counter((row["name"], row["stack"]) for row in self.recorded).items():
+            paths[name, self.path(stack)] += count
         return paths
 
     @cached_property

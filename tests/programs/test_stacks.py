@@ -12,7 +12,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
 from programs.gdb import record_under_gdb
 from programs.programs import LAUNCHES, LEVEL_ZERO_V1, LEVEL_ZERO_V2, OPENCL, Programs, Run
-from programs.recording import Recording, record
+from programs.recording import Places, Recording, record
 
 DPNP = {"dpnp-level-zero-v1": LEVEL_ZERO_V1, "dpnp-level-zero-v2": LEVEL_ZERO_V2, "dpnp-opencl": OPENCL}
 PROGRAMS = (*DPNP, "pyopencl", "openvino", "clpeak")
@@ -59,6 +59,12 @@ def is_call(code: bytes) -> bool:
     return False
 
 
+def of_kernels(recording: Recording, other: Recording) -> Counter[tuple[str, Places]]:
+    """Launches, by kernel and path, of the kernels that the other one has, too."""
+    names = {name for name, _ in other.paths}
+    return Counter({(name, path): count for (name, path), count in recording.paths.items() if name in names})
+
+
 def test_stacks_are_gdb_s(programs: Programs, name: str, recording: Recording, tmp_path: Path) -> None:
     # given the same program under gdb
     with_gdb, stops = record_under_gdb(programs, started(programs, name, tmp_path), tmp_path)
@@ -69,8 +75,10 @@ def test_stacks_are_gdb_s(programs: Programs, name: str, recording: Recording, t
     for launch, stop in zip(in_threads, sorted(stops, key=lambda stop: stop.tid), strict=True):
         stack = with_gdb.stacks[launch["stack"]]
         assert (launch["tid"], stack["ips"], stack["ended"]) == (stop.tid, stop.pcs, "whole")
-    # and without gdb the program came by the same paths as often
-    assert recording.paths == with_gdb.paths
+    # and without gdb each kernel was launched by the same paths as often; oneMKL may have multiplied by other kernels
+    alone, common = of_kernels(recording, with_gdb), of_kernels(with_gdb, recording)
+    assert alone == common
+    assert common.total() > 0.5 * min(recording.launches, with_gdb.launches)
 
 
 def test_the_first_launch_has_its_whole_stack(recording: Recording) -> None:
@@ -81,7 +89,7 @@ def test_the_first_launch_has_its_whole_stack(recording: Recording) -> None:
 
 def test_stacks(recording: Recording) -> None:
     # then each address of a stack, but where the probe was, is behind a call instruction of a file
-    for path, offset in {where for each in recording.paths for where in each[1:]}:
+    for path, offset in {where for _, each in recording.paths for where in each[1:]}:
         with open(path, "rb") as file:
             file.seek(offset - LONGEST_CALL)
             assert is_call(file.read(LONGEST_CALL)), f"{path}+{offset:#x}"
@@ -91,7 +99,7 @@ def test_stacks(recording: Recording) -> None:
     assert told.startswith(f"stacks: {ends['whole']:,} of {ends['stacks']:,} launches (")
     assert ends["stacks"] == recording.paths.total() == recording.launches
     libraries: Counter[str] = Counter()
-    for each, count in recording.paths.items():
+    for (_, each), count in recording.paths.items():
         libraries[Path(each[-1][0]).name] += count
     others = {end["library"]: end["count"] for end in ends["ends"]}
     assert ends["whole"] >= 0.999 * ends["stacks"]
@@ -104,5 +112,5 @@ def test_stacks(recording: Recording) -> None:
     functions = {
         (modules[row["module"]], row["address"]): row["function"] for row in reader.table("symbol").to_pylist()
     }
-    innermost = {functions.get((Path(each[0][0]).name, each[0][1]), "") for each in recording.paths}
+    innermost = {functions.get((Path(each[0][0]).name, each[0][1]), "") for _, each in recording.paths}
     assert innermost <= {name for names in LAUNCHES.values() for name in names}

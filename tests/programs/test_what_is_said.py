@@ -71,7 +71,7 @@ def test_libraries_without_a_build_id_are_named(programs: Programs, own_root: bo
     recording = record(programs, run.with_settings(**LEVEL_ZERO_V1), tmp_path)
     # then
     assert recording.code == 0
-    for path in recording.paths:
+    for _, path in recording.paths:
         assert {Path(file).name for file, _ in path} >= set(libraries)
     rows = CaptureReader(recording.capture).table("module").to_pylist()
     named = {Path(row["path"]).name: (row["build_id"], bool(row["source"]), row["problem"]) for row in rows}
