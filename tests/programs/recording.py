@@ -25,6 +25,7 @@ from programs.counting import Calls
 from programs.programs import Programs, Run
 from standin.hardware import Hardware
 
+Places = tuple[tuple[str, int], ...]  # files and offsets in them
 LONGEST = 240  # seconds that a recording may take on a busy machine
 
 
@@ -46,8 +47,36 @@ class Recording:
 
     @cached_property
     def recorded(self) -> list[dict[str, Any]]:
-        """Its launches."""
-        return self.table("launch")
+        """Its launches, in the order of time."""
+        return sorted(self.table("launch"), key=lambda row: row["time_ns"])
+
+    @cached_property
+    def stacks(self) -> dict[int, dict[str, Any]]:
+        """Its rows of stacks, by id."""
+        return {row["id"]: row for row in self.table("stack")}
+
+    def place(self, address: int) -> tuple[str, int]:
+        """The file that was mapped at an address, and where in the file that is; an empty name where nothing was."""
+        for row in self._mappings:
+            if row["start"] <= address < row["start"] + row["length"]:
+                return row["path"], address - row["start"] + row["offset"]
+        return "", 0
+
+    def path(self, stack: int) -> Places:
+        """The places of a stack's addresses, the innermost first."""
+        return tuple(self.place(address) for address in self.stacks[stack]["ips"])
+
+    @cached_property
+    def paths(self) -> Counter[tuple[str, Places]]:
+        """Its launches by the kernel's name and the path."""
+        paths: Counter[tuple[str, Places]] = Counter()
+        for (name, stack), count in Counter((row["name"], row["stack"]) for row in self.recorded).items():
+            paths[name, self.path(stack)] += count
+        return paths
+
+    @cached_property
+    def _mappings(self) -> list[dict[str, Any]]:
+        return self.table("mapping")
 
     @cached_property
     def placed(self) -> dict[tuple[int, int], set[str]]:
@@ -73,8 +102,8 @@ class Recording:
 
     @property
     def losses(self) -> list[dict[str, Any]]:
-        """What was lost of it, but for what needs frame pointers, and mappings and names that came too fast."""
-        return [loss for loss in self.info["losses"] if loss["source"] != "perf" and loss["what"] != "callers"]
+        """What was lost of it: callers, too, but no mappings and names that came too fast."""
+        return [loss for loss in self.info["losses"] if loss["source"] != "perf"]
 
     @property
     def info(self) -> dict[str, Any]:

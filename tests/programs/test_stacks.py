@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of real programs: no frame in them is false, and what is missing is said by number."""
+"""Stacks of real programs: all of them are whole and gdb's, from the first launch on, and that is said by number."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from programs.programs import LAUNCHES, LEVEL_ZERO_V1, LEVEL_ZERO_V2, Programs, Run
-from programs.recording import Recording, record
+from iaprof.formats.launches import LaunchFlags
+from programs.gdb import record_under_gdb
+from programs.programs import LAUNCHES, LEVEL_ZERO_V1, LEVEL_ZERO_V2, OPENCL, Programs, Run
+from programs.recording import Places, Recording, record
 
-PROGRAMS = ("dpnp-level-zero-v1", "dpnp-level-zero-v2", "openvino", "clpeak")
+DPNP = {"dpnp-level-zero-v1": LEVEL_ZERO_V1, "dpnp-level-zero-v2": LEVEL_ZERO_V2, "dpnp-opencl": OPENCL}
+PROGRAMS = (*DPNP, "pyopencl", "openvino", "clpeak")
 LONGEST_CALL = 7  # bytes
 
 
@@ -22,9 +24,23 @@ def started(programs: Programs, name: str, folder: Path) -> Run:
     own = {"PROGRAMS_LEDGER": str(folder / "ledger")}
     if name == "clpeak":
         return programs.program("clpeak", "--global-bandwidth").with_settings(**own)
-    if name == "openvino":
-        return programs.python("with_openvino.py", own)
-    return programs.python("with_dpnp.py", own | (LEVEL_ZERO_V1 if name.endswith("v1") else LEVEL_ZERO_V2))
+    if name in DPNP:
+        return programs.python("with_dpnp.py", own | DPNP[name])
+    return programs.python(f"with_{name}.py", own)
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def recording(programs: Programs, name: str, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """One of PROGRAMS, which nothing but the recorder looked at."""
+    folder = tmp_path_factory.mktemp(name)
+    recording = record(programs, started(programs, name, folder), folder)
+    assert recording.code == 0, recording.said
+    return recording
 
 
 def is_call(code: bytes) -> bool:
@@ -43,30 +59,37 @@ def is_call(code: bytes) -> bool:
     return False
 
 
-def stacks(recording: Recording) -> list[tuple[int, list[int]]]:
-    """Launches of each stack that the program's launches have, and its addresses, the innermost first."""
-    launches = Counter(row["stack"] for row in recording.recorded)
-    rows: list[dict[str, Any]] = CaptureReader(recording.capture).table("stack").to_pylist()
-    return [(launches[row["id"]], row["ips"]) for row in rows if row["id"] in launches]
+def of_kernels(recording: Recording, other: Recording) -> Counter[tuple[str, Places]]:
+    """Launches, by kernel and path, of the kernels that the other one has, too."""
+    names = {name for name, _ in other.paths}
+    return Counter({(name, path): count for (name, path), count in recording.paths.items() if name in names})
 
 
-def place(mappings: list[dict[str, Any]], address: int) -> tuple[str, int]:
-    """The file that was mapped there, and where in it; an empty name where nothing was."""
-    for row in mappings:
-        if row["start"] <= address < row["start"] + row["length"]:
-            return row["path"], address - row["start"] + row["offset"]
-    return "", 0
+def test_stacks_are_gdb_s(programs: Programs, name: str, recording: Recording, tmp_path: Path) -> None:
+    # given the same program under gdb
+    with_gdb, stops = record_under_gdb(programs, started(programs, name, tmp_path), tmp_path)
+    # then each launch has the stack that gdb saw there
+    assert with_gdb.code == 0, with_gdb.said
+    assert len(stops) == with_gdb.launches > 0
+    in_threads = sorted(with_gdb.recorded, key=lambda launch: launch["tid"])
+    for launch, stop in zip(in_threads, sorted(stops, key=lambda stop: stop.tid), strict=True):
+        stack = with_gdb.stacks[launch["stack"]]
+        assert (launch["tid"], stack["ips"], stack["ended"]) == (stop.tid, stop.pcs, "whole")
+    # and without gdb each kernel was launched by the same paths as often; oneMKL may have multiplied by other kernels
+    alone, common = of_kernels(recording, with_gdb), of_kernels(with_gdb, recording)
+    assert alone == common
+    assert common.total() > 0.5 * min(recording.launches, with_gdb.launches)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_stacks(programs: Programs, name: str, tmp_path: Path) -> None:
-    # when
-    recording = record(programs, started(programs, name, tmp_path), tmp_path)
+def test_the_first_launch_has_its_whole_stack(recording: Recording) -> None:
+    first = recording.recorded[0]
+    assert recording.stacks[first["stack"]]["ended"] == "whole"
+    assert not first["flags"] & LaunchFlags.PRESUMED
+
+
+def test_stacks(recording: Recording) -> None:
     # then each address of a stack, but where the probe was, is behind a call instruction of a file
-    assert recording.code == 0, recording.said
-    found, mappings = stacks(recording), recording.table("mapping")
-    places = [[place(mappings, address) for address in addresses] for _, addresses in found]
-    for path, offset in {where for each in places for where in each[1:]}:
+    for path, offset in {where for _, each in recording.paths for where in each[1:]}:
         with open(path, "rb") as file:
             file.seek(offset - LONGEST_CALL)
             assert is_call(file.read(LONGEST_CALL)), f"{path}+{offset:#x}"
@@ -74,9 +97,9 @@ def test_stacks(programs: Programs, name: str, tmp_path: Path) -> None:
     (told,) = [part for part in recording.said.split("; ") if part.startswith("stacks: ")]
     ends = recording.info["stack_ends"]["launches"]
     assert told.startswith(f"stacks: {ends['whole']:,} of {ends['stacks']:,} launches (")
-    assert ends["stacks"] == sum(count for count, _ in found) == recording.launches
+    assert ends["stacks"] == recording.paths.total() == recording.launches
     libraries: Counter[str] = Counter()
-    for (count, _), each in zip(found, places, strict=True):
+    for (_, each), count in recording.paths.items():
         libraries[Path(each[-1][0]).name] += count
     others = {end["library"]: end["count"] for end in ends["ends"]}
     assert ends["whole"] >= 0.999 * ends["stacks"]
@@ -89,5 +112,5 @@ def test_stacks(programs: Programs, name: str, tmp_path: Path) -> None:
     functions = {
         (modules[row["module"]], row["address"]): row["function"] for row in reader.table("symbol").to_pylist()
     }
-    innermost = {functions.get((Path(each[0][0]).name, each[0][1]), "") for each in places}
+    innermost = {functions.get((Path(each[0][0]).name, each[0][1]), "") for _, each in recording.paths}
     assert innermost <= {name for names in LAUNCHES.values() for name in names}

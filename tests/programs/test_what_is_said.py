@@ -71,6 +71,10 @@ def test_libraries_without_a_build_id_are_named(programs: Programs, own_root: bo
     recording = record(programs, run.with_settings(**LEVEL_ZERO_V1), tmp_path)
     # then
     assert recording.code == 0
+    for _, path in recording.paths:
+        assert {Path(file).name for file, _ in path} >= set(libraries)
     rows = CaptureReader(recording.capture).table("module").to_pylist()
     named = {Path(row["path"]).name: (row["build_id"], bool(row["source"]), row["problem"]) for row in rows}
     assert {library: named.get(library) for library in libraries} == dict.fromkeys(libraries, (None, True, ""))
+    ends = recording.info["stack_ends"]["launches"]
+    assert ends["whole"] == ends["stacks"] == len(recording.recorded) > 0

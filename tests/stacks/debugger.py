@@ -1,17 +1,21 @@
-"""The stacks of a program as gdb sees them at each call of probe_me (probe.S).
+"""The stacks of a program as gdb sees them at each call of probe_me (probe.S), or at instructions of its libraries.
 
 program = build(folder, "stacks.cpp", "-O2")
 for stop in stops([program, 2], folder):
     stop.pcs
+
+words, settings = under_gdb(command, folder / "stops", {library: [0x1234]})   # for somebody else to run
+stops = list(read_stops(folder / "stops"))
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,8 +62,8 @@ def stops(
     `before_the_end` is called when the program has done all, and is still there.
     """
     output, hold = folder / "stops", folder / "hold"
-    words = ["gdb", "-q", "-batch", "-nx", "-x", str(HERE / "gdb_stops.py"), "--args", *map(str, command)]
-    environment = os.environ | {"STOPS": str(output)} | ({"MEMORY": "1"} if memory else {})
+    words, settings = under_gdb(command, output)
+    environment = os.environ | settings | ({"MEMORY": "1"} if memory else {})
     if before_the_end is not None:
         hold.touch()
         hold.with_suffix(".reached").unlink(missing_ok=True)
@@ -71,6 +75,28 @@ def stops(
             before_the_end()
             hold.unlink()
     assert gdb.returncode == 0
+    yield from read_stops(output)
+
+
+def under_gdb(
+    command: Sequence[str | Path | int], output: Path, places: Mapping[Path, Sequence[int]] | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """What to execute, and with which settings in its environment, so that gdb runs a command and writes `output`.
+
+    Args:
+        command: a program and its arguments.
+        output: for read_stops.
+        places: where to stop instead of at probe_me: offsets of instructions, in bytes, by the file that has them.
+    """
+    words = ["gdb", "-q", "-batch", "-nx", "-x", str(HERE / "gdb_stops.py"), "--args", *map(str, command)]
+    settings = {"STOPS": str(output)}
+    if places is not None:
+        settings["AT"] = json.dumps({str(path.resolve()): list(offsets) for path, offsets in places.items()})
+    return words, settings
+
+
+def read_stops(output: Path) -> Iterator[Stop]:
+    """What gdb wrote."""
     with output.open("rb") as file:
         while True:
             try:
