@@ -1,9 +1,9 @@
 """What launches cost the recorder: to learn a program's paths, and from then on.
 
-A program that is compiled without frame pointers launches from many paths, of 16 frames, all in turn. The first table is
-of its first seconds, in which 500 paths become known: the CPU that the recorder's processes use, and what the capture's
-header says of the learner (cost.learn_cpu_s). The second table is of later: 1,000 paths are known, and launches come at a
-steady rate.
+A program that is compiled without frame pointers launches from many paths, of 16 frames, all in turn. The first table
+is of its first seconds, in which 500 paths become known: the CPU that the recorder's processes use, and what the
+capture's header says of the learner (cost.learn_cpu_s). The second table is of later: 1,000 paths are known, and
+launches come at a steady rate.
 
     sudo .venv/bin/python tests/bench/bench_paths.py [--rounds 3] [--seconds 8]
 """
