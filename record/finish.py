@@ -49,6 +49,7 @@ from iaprof.symbols.address_space import AddressSpaces
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
 KERNEL_BYTES_PER_GROUP = 64 << 20
+STACK_BYTES_PER_GROUP = 8 << 20
 MAX_WORDS = 3
 IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of what a process had
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
@@ -124,6 +125,8 @@ class _Finishing:
         self._totals: dict[tuple[str, str], dict[str, Any]] = {}
         self._stalls: list[Frame] = []
         self._stall_records = 0
+        self._stack_rows: list[pa.StructArray] = []
+        self._stack_bytes = 0
         self._launch_frames = array("Q")  # where they are in the spool
         self._copy_frames = array("Q")  # likewise
         self._sample_frames = array("Q")  # likewise
@@ -249,7 +252,14 @@ class _Finishing:
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
             raise ValueError("its stacks have an absurd depth")
-        self._write_rows("stack", self._stacks.rows(np.frombuffer(frame.payload, stack_dtype(frame.part)), frame.part))
+        self._keep_stacks(self._stacks.rows(np.frombuffer(frame.payload, stack_dtype(frame.part)), frame.part))
+
+    def _keep_stacks(self, rows: pa.StructArray) -> None:
+        if len(rows):  # a stack that the learner has finished comes alone
+            self._stack_rows.append(rows)
+            self._stack_bytes += rows.nbytes
+        if self._stack_bytes >= STACK_BYTES_PER_GROUP:
+            self._flush_stacks()
 
     def _add_copy(self, frame: Frame) -> None:
         np.frombuffer(frame.payload, COPY)  # whether they are some
@@ -293,8 +303,9 @@ class _Finishing:
             left = self._stacks.unfinished()
             copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in left)
             for record in finish_stacks(self._for_symbols, copies, depth):
-                self._write_rows("stack", self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
-        self._write_rows("stack", self._stacks.rows_of_unfinished())
+                self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
+        self._keep_stacks(self._stacks.rows_of_unfinished())
+        self._flush_stacks()
 
     def write_launches(self, spool: SpoolReader) -> None:
         """Writes the launches, once all modules are known: they have whole names."""
@@ -413,6 +424,11 @@ class _Finishing:
             fields=list(KINDS["stall"]),
         )
         self._writer.write("stall", rows)
+
+    def _flush_stacks(self) -> None:
+        rows, self._stack_rows, self._stack_bytes = self._stack_rows, [], 0
+        if rows:
+            self._write_rows("stack", pa.concat_arrays(rows))
 
     def _flush_launches(self) -> None:
         if not self._launches:

@@ -8,7 +8,9 @@ looks like a return address; such callers are guesses, and marked.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Mapping as Mapped
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -33,7 +35,8 @@ from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
 from iaprof.symbols.unwind.rules import rule_of
 
 PAGE = 4096
-SCANNED_BYTES = 16 << 10  # of the stack, for a word that looks like a return address
+SCANNED_BYTES = 36 << 10  # of the stack, for a word that looks like a return address; OpenBLAS has frames of 32 KiB
+MOST_CHECKED = 1 << 13  # words of one walk, that are looked at as return addresses: 10 ms
 _LARGEST_FRAME = 1 << 20  # bytes that a frame pointer may lead upwards
 _KEPT = (RBX, RBP, R12, R13, R14, R15)  # registers that a function gives back as they were
 _OUTERMOST_BYTES = 64  # before the call of what has no caller, in which it clears rbp
@@ -42,6 +45,7 @@ _SIGNAL_RETURN = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
 # Where the kernel's signal frame has registers, from the ucontext on (struct sigcontext, asm/sigcontext.h).
 _UCONTEXT = {RBX: 128, RBP: 120, RSP: 160, R12: 72, R13: 80, R14: 88, R15: 96, RETURN_ADDRESS: 168}
 _MASK = (1 << 64) - 1
+_USER_END = 1 << 47  # above is what the kernel maps into all processes
 
 
 class Found(IntEnum):
@@ -124,6 +128,8 @@ class Space:
         """Args: executable mappings, sorted; images by number, None for those that cannot be read."""
         self._mappings, self._images = mappings, images
         self._starts = [mapping.start for mapping in mappings]
+        below = [mapping.end for mapping in mappings if mapping.end <= _USER_END]
+        self.low, self.high = (self._starts[0], below[-1]) if below else (0, 0)  # between which a process has its code
 
     def mapping(self, address: int) -> Mapping | None:
         """Where an address lies; None if in no code."""
@@ -180,6 +186,40 @@ Read = Callable[[int, int], int]
 """The unsigned number of so many bytes at an address; LookupError if it is not known."""
 
 
+class Registers(dict[int, int]):
+    """What is known of a frame's registers, by their numbers in DWARF.
+
+    Those that a function has saved are read from the stack when they are asked for, as most never are.
+    """
+
+    def __init__(self, read: Read, values: Mapped[int, int], saved: Mapped[int, int]) -> None:
+        """Args: reads the stack; those that are known; where others are saved."""
+        super().__init__(values)
+        self._read, self._saved = read, dict(saved)
+
+    def __missing__(self, number: int) -> int:
+        value = self[number] = self._read(self._saved[number], 8)
+        return value
+
+    def save(self, number: int, address: int) -> None:
+        """This register is on the stack."""
+        self.pop(number, None)
+        self._saved[number] = address
+
+    def forget(self, number: int) -> None:
+        """This register is lost."""
+        self.pop(number, None)
+        self._saved.pop(number, None)
+
+    def kept(self) -> Registers:
+        """Those that a function gives back as they were."""
+        return Registers(self._read, {number: self[number] for number in _KEPT if number in self}, self._saved)
+
+    def but(self, values: Mapped[int, int]) -> Registers:
+        """These, but for some."""
+        return Registers(self._read, {**self, **values}, self._saved)
+
+
 @dataclass
 class Walk:
     """A walk: what was found, and the rules that were learnt."""
@@ -192,18 +232,20 @@ class Walk:
     rules: dict[tuple[int, bool], Rule] = field(default_factory=dict)  # by address, and whether it is an instruction's
     interrupted: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each signal frame where its saved rsp lies, that, and the saved rip behind it."""
+    checked: int = 0  # words of the stack, for want of call frame information
 
-    def run(self, registers: dict[int, int], how: Found = Found.INTERRUPTED) -> Walked:
+    def run(self, start: Mapped[int, int], how: Found = Found.INTERRUPTED) -> Walked:
         """Walks from an address on, to be called once.
 
         Args:
-            registers: by their numbers in DWARF, RETURN_ADDRESS for the address; those that are known.
+            start: registers by their numbers in DWARF, RETURN_ADDRESS for the address; those that are known.
             how: whether that is an instruction's or a return address.
 
         Raises:
             NeedsImage: nothing was done; to be run anew, by a new walk, when the image is there.
             NeedsMemory: the same.
         """
+        registers = Registers(self._word, start, {})
         while True:
             address = registers[RETURN_ADDRESS]
             if not address:
@@ -229,8 +271,8 @@ class Walk:
             registers, how = step
 
     def _step(
-        self, address: int, is_exact: bool, mapping: Mapping, registers: dict[int, int]
-    ) -> tuple[dict[int, int], Found] | Walked:
+        self, address: int, is_exact: bool, mapping: Mapping, registers: Registers
+    ) -> tuple[Registers, Found] | Walked:
         """The caller's registers, and how it was found."""
         row = self.space.row(address, is_exact, mapping)
         if row is None:
@@ -245,34 +287,36 @@ class Walk:
         self._note_signal(registers[RSP])
         return callers, Found.INTERRUPTED
 
-    def _unwound(self, row: Row, registers: dict[int, int]) -> dict[int, int]:
+    def _unwound(self, row: Row, registers: Registers) -> Registers:
         cfa = self._cfa(row, registers)
         if cfa & 7 and not row.is_signal_frame:
             raise LookupError("a stack pointer that is not aligned")
-        callers = {number: registers[number] for number in _KEPT if number in registers}
+        callers = registers.kept()
         callers[RSP] = cfa
         for number, (how, value) in row.registers.items():
             try:
-                if how is How.UNDEFINED:
-                    callers.pop(number, None)
+                if how is How.OFFSET and isinstance(value, int) and number in _KEPT:
+                    callers.save(number, cfa + value & _MASK)
+                elif how is How.UNDEFINED:
+                    callers.forget(number)
                 elif how is not How.SAME:
                     callers[number] = self._value(how, value, cfa, registers)
             except (LookupError, ExpressionError):
                 if number in (RSP, RETURN_ADDRESS):
                     raise
-                callers.pop(number, None)  # perhaps nobody needs it
+                callers.forget(number)  # perhaps nobody needs it
         if RETURN_ADDRESS not in row.registers:
             raise LookupError("no rule for the return address")
         return callers
 
-    def _cfa(self, row: Row, registers: dict[int, int]) -> int:
+    def _cfa(self, row: Row, registers: Registers) -> int:
         if isinstance(row.cfa, bytes):
             return evaluate(row.cfa, registers, self._word)
         if row.cfa is None:
             raise CfiError("no rule for the CFA")
         return registers[row.cfa[0]] + row.cfa[1] & _MASK
 
-    def _value(self, how: How, value: int | bytes, cfa: int, registers: dict[int, int]) -> int:
+    def _value(self, how: How, value: int | bytes, cfa: int, registers: Registers) -> int:
         if isinstance(value, bytes):
             where = evaluate(value, registers, self._word, cfa)
             return where if how is How.VALUE_EXPRESSION else self._word(where)
@@ -294,16 +338,18 @@ class Walk:
         at = ucontext + _UCONTEXT[RSP]
         self.interrupted.append((at, self._word(at), self._word(at + 8)))
 
-    def _step_without(
-        self, address: int, is_exact: bool, registers: dict[int, int]
-    ) -> tuple[dict[int, int], Found] | Walked:
+    def _step_without(self, address: int, is_exact: bool, registers: Registers) -> tuple[Registers, Found] | Walked:
         """A step out of code without call frame information."""
-        rsp, rbp = registers[RSP], registers.get(RBP, 0)
+        rsp = registers[RSP]
+        try:
+            rbp = registers[RBP]
+        except LookupError:
+            rbp = 0
         if self.space.code_at(address, len(_SIGNAL_RETURN)) == _SIGNAL_RETURN:
             self.rules[address, is_exact] = SIGNAL
             before = {number: self._word(rsp + at) for number, at in _UCONTEXT.items()}
             self._note_signal(rsp)
-            return before, Found.INTERRUPTED
+            return Registers(self._word, before, {}), Found.INTERRUPTED
         if rbp == 0 and _CLEARS_RBP in self.space.code_before(address, _OUTERMOST_BYTES):
             self.rules[address, is_exact] = END
             return Walked.WHOLE
@@ -314,26 +360,43 @@ class Walk:
             callers = self._by_scan(rsp, registers)
         return Walked.STUCK if callers is None else (callers, Found.BY_GUESS)
 
-    def _by_frame_pointer(self, rsp: int, rbp: int) -> dict[int, int] | None:
+    def _by_frame_pointer(self, rsp: int, rbp: int) -> Registers | None:
         if not rsp <= rbp < rsp + _LARGEST_FRAME or rbp & 7:
             return None
         try:
             address = self._word(rbp + 8)
             if not self.space.is_after_call(address, unread=True):
                 return None
-            return {RBP: self._word(rbp), RSP: rbp + 16, RETURN_ADDRESS: address}
+            return Registers(self._word, {RBP: self._word(rbp), RSP: rbp + 16, RETURN_ADDRESS: address}, {})
         except LookupError:
             return None
 
-    def _by_scan(self, rsp: int, registers: dict[int, int]) -> dict[int, int] | None:
-        for at in range(rsp + 7 & ~7, rsp + SCANNED_BYTES, 8):
-            try:
-                word = self._word(at)
-            except LookupError:
-                return None
+    def _by_scan(self, rsp: int, registers: Registers) -> Registers | None:
+        start, end = rsp + 7 & ~7, rsp + SCANNED_BYTES
+        with contextlib.suppress(LookupError):
+            # OpenBLAS's functions make room for data, and keep in rbx what rsp was before. Below is what others left.
+            if start < registers[RBX] < end and not registers[RBX] & 7:
+                start = registers[RBX]
+        for at, word in self._words(start, end):
+            if not self.space.low <= word < self.space.high:
+                continue
+            self.checked += 1
             if self.space.is_after_call(word, unread=False):
-                return {**registers, **self._saved_rbp(at), RSP: at + 8, RETURN_ADDRESS: word}
+                return registers.but({**self._saved_rbp(at), RSP: at + 8, RETURN_ADDRESS: word})
+            if self.checked == MOST_CHECKED:
+                break
         return None
+
+    def _words(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Addresses and words of the stack. Pages that were never touched are not there; those above them may be."""
+        for page in range(start & -PAGE, end, PAGE):
+            first, last = max(start, page), min(end, page + PAGE)
+            try:
+                content = self._word(first, last - first).to_bytes(last - first, "little")
+            except LookupError:
+                continue
+            words = struct.unpack(f"<{(last - first) // 8}Q", content[: (last - first) & ~7])
+            yield from zip(range(first, last, 8), words, strict=False)
 
     def _saved_rbp(self, at: int) -> dict[int, int]:
         """The caller's rbp, where a function that uses it for data has pushed it first: below its return address."""

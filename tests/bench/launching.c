@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launching ELF KERNEL LAUNCHES FRAMES...: how long a launch takes this program, from so many frames deep (2 and more).
+ * launching ELF KERNEL LAUNCHES FRAMES...: how long a launch takes this program, by the number of frames of its stack.
  *
  * For each line that comes on stdin, and for each number of frames: a line with the mean time of a launch in ns, in each of ten
  * equal parts of LAUNCHES. Between the parts it rests, so that a reader of what the probes send keeps up: what is measured is the
- * time that this thread spends, not how many launches fit through a buffer. Ends when stdin does. */
+ * time that this thread spends, not how many launches fit through a buffer. Ends when stdin does.
+ *
+ * FRAMES counts all of a stack, from the runtime's function to the program's first one. */
 #include "ze_api.h"
 
+#include <execinfo.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,29 +17,6 @@
 
 enum { PARTS = 10, REST_NS = 30000000 };
 #define OPAQUE __attribute__((noipa))
-
-/* Two calls with the frame pointer cleared: there the kernel's walk of this stack ends. Its frames are the address in the runtime's
- * function, and one return address for each function from that one up to the one that was called so. */
-int launch_unframed(void *list, ze_kernel_handle_t kernel, const ze_group_count_t *groups, void *signal, uint32_t waits, void *wait);
-int run_unframed(int (*function)(int, long), int calls, long launches);
-__asm__(".text\n"
-        ".type launch_unframed, @function\n"
-        "launch_unframed:\n"
-        "    push %rbp\n"
-        "    xor %ebp, %ebp\n"
-        "    call zeCommandListAppendLaunchKernel@PLT\n"
-        "    pop %rbp\n"
-        "    ret\n"
-        ".type run_unframed, @function\n"
-        "run_unframed:\n"
-        "    push %rbp\n"
-        "    xor %ebp, %ebp\n"
-        "    mov %rdi, %rax\n"
-        "    mov %esi, %edi\n"
-        "    mov %rdx, %rsi\n"
-        "    call *%rax\n"
-        "    pop %rbp\n"
-        "    ret\n");
 
 static ze_kernel_handle_t kernel;
 static const ze_group_count_t groups = {1, 1, 1};
@@ -55,21 +35,9 @@ static void tell(int part, uint64_t start, long launches)
     nanosleep(&rest, NULL);
 }
 
-OPAQUE static int from_two(int unused, long launches)
+OPAQUE static int from_here(long launches)
 {
-    int failed = unused;
-    for (int part = 0; part < PARTS; part++) {
-        uint64_t start = now_ns();
-        for (long i = 0; i < launches; i++)
-            failed |= launch_unframed(NULL, kernel, &groups, NULL, 0, NULL);
-        tell(part, start, launches);
-    }
-    return failed;
-}
-
-OPAQUE static int from_here(int unused, long launches)
-{
-    int failed = unused;
+    int failed = 0;
     for (int part = 0; part < PARTS; part++) {
         uint64_t start = now_ns();
         for (long i = 0; i < launches; i++)
@@ -81,21 +49,15 @@ OPAQUE static int from_here(int unused, long launches)
 
 OPAQUE static int from_deeper(int calls, long launches)
 {
-    int failed = calls > 1 ? from_deeper(calls - 1, launches) : from_here(0, launches);
+    int failed = calls > 1 ? from_deeper(calls - 1, launches) : from_here(launches);
     __asm__ volatile("" : "+r"(failed)); /* no tail call */
     return failed;
-}
-
-static int measure(int frames, long launches)
-{
-    if (frames == 2)
-        return from_two(0, launches);
-    return frames == 3 ? run_unframed(from_here, 0, launches) : run_unframed(from_deeper, frames - 3, launches);
 }
 
 int main(int argc, char **argv)
 {
     static uint8_t elf[16 << 20];
+    static void *callers[512];
     FILE *file = argc < 5 ? NULL : fopen(argv[1], "rb");
     if (!file)
         return 2;
@@ -103,12 +65,13 @@ int main(int argc, char **argv)
     ze_kernel_desc_t kernel_desc = {argv[2]};
     ze_module_handle_t module;
     char line[16];
+    const int around = 2 + backtrace(callers, 512); /* the runtime's function, from_here; main and what called it */
     fclose(file);
     if (zeInit(0) || zeModuleCreate(NULL, NULL, &module_desc, &module, NULL) || zeKernelCreate(module, &kernel_desc, &kernel))
         return 1;
     while (fgets(line, sizeof(line), stdin)) {
         for (int i = 4; i < argc; i++)
-            if (measure(atoi(argv[i]), atol(argv[3]) / PARTS))
+            if (from_deeper(atoi(argv[i]) - around, atol(argv[3]) / PARTS))
                 return 1;
         fflush(stdout);
     }

@@ -19,12 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from iaprof.bpf.btf import VMLINUX
 from standin.hardware import Hardware
 
 IAPROF = [sys.executable, "-m", "iaprof"]
 STARTED_BYTES = 1000  # of a spool whose recorder has written its header and the snapshot of all processes
 SETTLE_S = 0.5  # after that, until the probes are in and the streams run
 LONGEST_WAIT_S = 120.0
+# Without the kernel's BTF, for this process alone: its recorder walks stacks by frame pointers.
+_WITHOUT_BTF = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null "$0" && exec "$@"', str(VMLINUX)]
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def machine() -> str:
@@ -124,11 +128,44 @@ class Memory(threading.Thread):
 
 
 def _family(pid: int) -> list[int]:
+    return [pid, *(member for child in _children(pid) for member in _family(child))]
+
+
+def _children(pid: int) -> list[int]:
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except OSError:
         return []
-    return [pid, *(member for child in children for member in _family(int(child)))]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the recorder's processes, and what it has used so far."""
+
+    name: str
+    cpu_s: float  # of its children that have ended, too
+    peak_bytes: int  # resident, what it shares with others included
+    share_bytes: int  # proportional, now
+
+
+def parts(pid: int, parent: str = "") -> list[Part]:
+    """The processes of a recorder, itself first."""
+    command = Path(f"/proc/{pid}/cmdline").read_text()
+    if "intake_child" in command:
+        name = f"opens files for the {parent}"
+    elif "unwind.reader" in command:
+        name = "reads call frame information"
+    else:
+        name = "learner" if "unwinding.learner" in command else "recorder"
+    peak = int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    part = Part(name, cpu_seconds(pid) + _ended_cpu_seconds(pid), peak, _share(pid))
+    return [part, *(each for child in _children(pid) for each in parts(child, name))]
+
+
+def _ended_cpu_seconds(pid: int) -> float:
+    """CPU of children that have ended, and that the process has waited for."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return sum(map(int, stat.rpartition(") ")[2].split()[13:15])) / _TICKS
 
 
 def _share(pid: int) -> int:
@@ -156,14 +193,18 @@ class Recorder:
     hardware: Hardware
     capture: Path
     options: Sequence[str] = ()
+    frame_pointers_only: bool = False  # as where the kernel's BTF does not tell what rules need
     ended: Ended | None = field(default=None, init=False)
     starting_cpu_s: float = field(default=0.0, init=False)  # used before it recorded: importing, loading BPF
 
     def __enter__(self) -> Self:
         spool = self.capture.with_name(self.capture.name + ".spool")
         words = [*IAPROF, "record", "--quiet", "--force", "--symbols", "none", "-o", str(self.capture), *self.options]
+        # Set for itself only: what it starts would not get it from a program that starts it.
+        words = ["env", *(f"{name}={value}" for name, value in self.hardware.env().items()), *words]
+        words = [*_WITHOUT_BTF, *words] if self.frame_pointers_only else words
         started = time.monotonic()
-        self.process = subprocess.Popen(words, env=os.environ | self.hardware.env(), stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
         while not spool.exists() or spool.stat().st_size < STARTED_BYTES:
             if self.process.poll() is not None or time.monotonic() - started > LONGEST_WAIT_S:
                 self.process.kill()
@@ -181,8 +222,12 @@ class Recorder:
             self.process.wait()
 
     def cpu_s(self) -> float:
-        """CPU used so far."""
-        return cpu_seconds(self.process.pid)
+        """CPU that it and the processes that it started have used so far."""
+        return sum(part.cpu_s for part in self.parts())
+
+    def parts(self) -> list[Part]:
+        """Its processes, itself first."""
+        return parts(self.process.pid)
 
     def stop(self) -> Ended:
         """Ends the recording. Its wall time counts from here: how long finishing took."""

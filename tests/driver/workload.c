@@ -2,13 +2,14 @@
  * A program of Level Zero that keeps a ledger: what it launched, how often, and what the runtime itself says of each kernel.
  *
  *     workload [--processes N] [--threads N] [--rounds N] [--launches N] [--ways WAY,...] [--one-way]
- *              [--pause-us N] [--wait-file PATH] MODULE...
+ *              [--pause-us N] [--deeper N] [--wait-file PATH] MODULE...
  *
  * A MODULE that ends in .spv is SPIR-V for the runtime to compile, any other a native binary. Each process creates every module,
  * lets each thread create every kernel and launch it N times in each way, and destroys all; that is a round.
  *
  *   --one-way          each kernel in one of the ways only, which take turns: all its launches then come from one call path
  *   --pause-us N       rest after each launch
+ *   --deeper N         launch from so many calls deeper
  *   --wait-file PATH   the first launch waits until PATH is there; PATH.ready appears when all threads of all processes wait
  *
  * The ledger is a JSON line per (process, round, module, thread, kernel). The module's debug ELF and the kernel's code lie in the
@@ -136,7 +137,7 @@ enum { N_WAYS = sizeof WAYS / sizeof *WAYS };
 
 /* --- the command line */
 
-static int processes = 1, threads = 1, rounds = 1, launches = 1, pause_us, one_way, n_modules;
+static int processes = 1, threads = 1, rounds = 1, launches = 1, pause_us, deeper, one_way, n_modules;
 static const way_t *ways[N_WAYS] = {&WAYS[0], &WAYS[1]}; /* which are wanted */
 static int n_ways = 2;
 static const char *wait_file;
@@ -193,7 +194,8 @@ static void read_command_line(int argc, char **argv)
                    {"--threads", &threads, MAX_THREADS},
                    {"--rounds", &rounds, 1 << 20},
                    {"--launches", &launches, 1 << 30},
-                   {"--pause-us", &pause_us, 1000000}};
+                   {"--pause-us", &pause_us, 1000000},
+                   {"--deeper", &deeper, 1000}};
     for (int i = 1; i < argc; i++) {
         size_t n = 0;
         while (n < sizeof numbers / sizeof *numbers && strcmp(argv[i], numbers[n].name))
@@ -373,13 +375,20 @@ ON_THE_STACK static double launch_all(thread_t *thread, const kernel_t *kernel, 
     return took / launches;
 }
 
+ON_THE_STACK static double launch_deeper(thread_t *thread, const kernel_t *kernel, const way_t *way, int calls)
+{
+    double took = calls > 1 ? launch_deeper(thread, kernel, way, calls - 1) : launch_all(thread, kernel, way);
+    __asm__ volatile("" : "+x"(took)); /* no tail call */
+    return took;
+}
+
 ON_THE_STACK static void use_kernel(thread_t *thread, int number)
 {
     kernel_t *kernel = &thread->kernels[number];
     char counts[256] = "", times[256] = "", *count = counts, *time = times;
     int first = one_way ? number % n_ways : 0, end = one_way ? first + 1 : n_ways;
     for (int i = first; i < end; i++) {
-        double ns = launch_all(thread, kernel, ways[i]);
+        double ns = deeper ? launch_deeper(thread, kernel, ways[i], deeper) : launch_all(thread, kernel, ways[i]);
         if (ns < 0)
             continue;
         const char *comma = count == counts ? "" : ", ";

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import COPY, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
@@ -73,6 +74,16 @@ def rows(reader: CaptureReader) -> dict[int, dict[str, Any]]:
 def ends(reader: CaptureReader) -> dict[str, Any]:
     found: dict[str, Any] = reader.header["stack_ends"]["launches"]
     return found
+
+
+def test_stacks_that_come_one_by_one_share_a_row_group(tmp_path: Path) -> None:
+    folders = tmp_path / "one", tmp_path / "many"
+    for folder, count in zip(folders, (1, 50), strict=True):
+        folder.mkdir()
+        found = captured(folder, *((FrameKind.STACKS, stack(number + 1, DRIVER + number)) for number in range(count)))
+        assert len(rows(found)) == count
+    one, many = (pq.read_metadata(folder / "cap.parquet").num_row_groups for folder in folders)
+    assert one == many
 
 
 def test_stacks_say_how_they_ended(tmp_path: Path) -> None:

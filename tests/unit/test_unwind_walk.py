@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,12 +88,13 @@ def walked(
     rbp: int = 0,
     mapped: tuple[Mapping, ...] = (),
     open_image: Callable[[int], int | None] = lambda _: None,
+    rbx: int = 0,
 ) -> Finished:
     """Walks a stack of these words."""
     pages = {address & -PAGE: bytearray(PAGE) for address in (rsp, *words)}
     for address, word in words.items():
         pages[address & -PAGE][address % PAGE : address % PAGE + 8] = word.to_bytes(8, "little")
-    copy = Copy({16: rip, 7: rsp, 6: rbp}, Found.INTERRUPTED, {at: bytes(page) for at, page in pages.items()})
+    copy = Copy({16: rip, 7: rsp, 6: rbp, 3: rbx}, Found.INTERRUPTED, {at: bytes(page) for at, page in pages.items()})
     with Finishing(open_image) as finishing:
         return finishing.finish(1, mapped, copy, 20)
 
@@ -122,6 +124,25 @@ def test_a_frame_pointer_that_leads_in_a_circle_ends_the_walk() -> None:
     assert done.ips == [0x10010, 0x10100]
     assert done.ending is Walked.STUCK
     assert done.rules[0x10100, False] == HARD
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_data_on_the_stack_is_passed_over_for_a_return_address(keeps: bool) -> None:
+    # given code of which nothing is told, with 30 KiB of data on its stack, of which only the ends were touched; it
+    # keeps the stack pointer of before in rbx, or not
+    at, before, base = 0x7FFF_0000_1000, 0x7FFF_0000_1000 + (30 << 10), 0x7000_0000_0000
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line)
+    content = Path(libc).read_bytes()
+    left, right = [base + each.end() for each in re.finditer(rb"\xe8.{4}", content[0x40000:0x80000], re.DOTALL)][:2]
+    left, right = left + 0x40000, right + 0x40000
+    mapped = (*GENERATED, Mapping(base, base + len(content), 0, 0))
+    # when an earlier call has left a return address in it
+    words = {at + 64: left, before + 96: right} if keeps else {before + 96: right}
+    done = walked(words, 0x10010, at, 0, mapped, lambda _: os.open(libc, os.O_RDONLY), before if keeps else 0)
+    # then
+    assert done.ips[:2] == [0x10010, right]
+    assert done.found[:2] == [Found.INTERRUPTED, Found.BY_GUESS]
+    assert done.rules[0x10010, True] == HARD
 
 
 def test_an_image_that_nobody_can_read_is_like_generated_code() -> None:

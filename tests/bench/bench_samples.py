@@ -1,0 +1,165 @@
+"""What CPU samples cost, and how many of their stacks are whole, in a program that computes with NumPy.
+
+The program, NumPy as its wheel comes, takes singular values and sorts, on one CPU. The recorder samples it. The BPF
+programs add up how many samples they took and how long these took, for each CPU: read a thousand times a second, most
+of these counts have grown by one sample, whose time is the difference. So there is a time for each sample, and their
+median. The capture says how the stacks ended.
+
+    sudo .venv/bin/python tests/bench/bench_samples.py [--seconds 20] [--hz 199]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.measuring import Recorder, machine, needs_root, print_table
+from iaprof.bpf.perf_event import possible_cpus
+from iaprof.bpf.syscall import BPF_MAP_LOOKUP_ELEM, bpf
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import Counter as Counted
+from standin.hardware import Hardware
+
+MEDIAN_NS, LEAST_WHOLE = 4000, 0.98
+COPIED_NS = 10_000  # less than it takes to copy a stack, more than it takes to walk one
+PROGRAM = """\
+import numpy, os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+generator = numpy.random.default_rng(1)
+matrix, numbers = generator.random((300, 300)), generator.random(1_000_000)
+print("ready", flush=True)
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    numpy.linalg.svd(matrix)
+    numpy.sort(numbers)
+"""
+_PIDFD_GETFD = 438
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20, help="of sampling")
+    parser.add_argument("--hz", type=int, default=199, help="samples a second")
+    arguments = parser.parse_args()
+    needs_root("recording")
+    print(machine())
+    cpu = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {cpu})  # with the recorder, which inherits it
+    with tempfile.TemporaryDirectory(prefix="iaprof-bench-") as name, Hardware(Path(name) / "gpu") as hardware:
+        found = sample(Path(name) / "samples.parquet", hardware, cpu, arguments.hz, arguments.seconds)
+    times, ends = found.times_ns, found.ends
+    median, whole = statistics.median(times), ends["whole"] / ends.total()
+    low, *_, high = statistics.quantiles(times, n=10)
+    row = [
+        f"{ends.total():,}",
+        f"{median / 1000:.1f}",
+        f"{MEDIAN_NS / 1000:.1f}",
+        f"{low / 1000:.1f} - {high / 1000:.1f}",
+    ]
+    row += [f"{statistics.mean(times) / 1000:.1f}", f"{100 * whole:.2f} %", f"{100 * LEAST_WHOLE:g} %"]
+    heads = ["CPU samples", "median us", "at most", "10 - 90 %", "mean", "whole stacks", "at least", "learner"]
+    row.append(f"{100 * found.learner_s / arguments.seconds:.2f} %")
+    print_table(f"NumPy at {arguments.hz} samples/s", ["", *heads], [["svd and sort", *row]])
+    print(f"\n  stacks: {', '.join(f'{count:,} {ended}' for ended, count in ends.most_common())}")
+    print(f"  {len(times):,} samples were timed, {sum(each > COPIED_NS for each in times):,} of them took longer than")
+    print(f"  {COPIED_NS / 1000:g} us: they lacked a rule, and their stack was copied")
+    if median > MEDIAN_NS:
+        print(f"  the median is more than {MEDIAN_NS / 1000:g} us")
+    if whole < LEAST_WHOLE:
+        sys.exit(f"less than {LEAST_WHOLE:.0%} of the stacks are whole")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The samples of a program."""
+
+    times_ns: list[int]  # in BPF, of those that were seen one by one
+    ends: Counter[str]  # all of them, by how the stacks of the program ended
+    learner_s: float  # CPU
+
+
+def sample(capture: Path, hardware: Hardware, cpu: int, hz: int, seconds: float) -> Sampled:
+    options = ("--metric-interval", "0", "--cpu-freq", str(hz))
+    with Recorder(hardware, capture, options) as recorder:
+        words = [sys.executable, "-c", PROGRAM, str(cpu), str(seconds)]
+        program = subprocess.Popen(words, stdout=subprocess.PIPE, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
+        assert program.stdout is not None
+        program.stdout.readline()
+        before = sum(part.cpu_s for part in recorder.parts()[2:])
+        times = times_of(recorder.process.pid, program, cpu)
+        learner_s = sum(part.cpu_s for part in recorder.parts()[2:]) - before
+        recorder.stop()
+    reader = CaptureReader(capture)
+    ends = dict(zip(*(reader.table("stack").column(name).to_pylist() for name in ("id", "ended")), strict=True))
+    samples = reader.table("cpu_sample", ("pid", "stack")).to_pylist()
+    found = Counter(ends.get(row["stack"], "none") for row in samples if row["pid"] == program.pid)
+    return Sampled(times, found, learner_s)
+
+
+def times_of(recorder: int, program: subprocess.Popen[bytes], cpu: int) -> list[int]:
+    """Until the program ends: the time of each sample on a CPU, ns, in BPF."""
+    counters = PerCpu(recorder)
+    times, last = [], counters.read(cpu)
+    try:
+        while program.poll() is None:
+            time.sleep(0.001)
+            now = counters.read(cpu)
+            samples, ns = (int(now[which] - last[which]) for which in (Counted.SAMPLES, Counted.SAMPLE_NS))
+            if samples and not ns:
+                continue  # it is not over yet
+            if samples == 1:
+                times.append(ns)
+            last = now
+    finally:
+        counters.close()
+    return times
+
+
+class PerCpu:
+    """The counters of a recorder's BPF programs, for each CPU."""
+
+    def __init__(self, recorder: int) -> None:
+        """Takes a descriptor of that map from the recorder."""
+        self._values = np.zeros((len(possible_cpus()), len(Counted)), np.uint64)
+        wanted = {"map_type": "6", "value_size": str(8 * len(Counted)), "max_entries": "1"}
+        for entry in Path(f"/proc/{recorder}/fdinfo").iterdir():
+            told = dict(line.split(":", 1) for line in entry.read_text().splitlines() if ":" in line)
+            if all(told.get(name, "").strip() == value for name, value in wanted.items()):
+                break
+        else:
+            raise RuntimeError("the recorder has no map of counters")
+        process = os.pidfd_open(recorder)
+        self._fd = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(entry.name), 0)
+        os.close(process)
+        if self._fd < 0:
+            raise RuntimeError("the recorder's map of counters cannot be had")
+
+    def read(self, cpu: int) -> NDArray[np.uint64]:
+        """Those of a CPU."""
+        key = ctypes.c_uint32(0)
+        bpf(BPF_MAP_LOOKUP_ELEM, struct.pack("<IxxxxQQQ", self._fd, ctypes.addressof(key), self._values.ctypes.data, 0))
+        values: NDArray[np.uint64] = self._values[cpu].copy()
+        return values
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        os.close(self._fd)
+
+
+if __name__ == "__main__":
+    main()
