@@ -388,13 +388,13 @@ class Walk:
         return None
 
     def _words(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Addresses and words of the stack. Pages that were never touched are not there; those above them may be."""
+        """Addresses and words of the stack, up to a page that is not there: nothing was ever pushed so far down."""
         for page in range(start & -PAGE, end, PAGE):
             first, last = max(start, page), min(end, page + PAGE)
             try:
                 content = self._word(first, last - first).to_bytes(last - first, "little")
             except LookupError:
-                continue
+                return
             words = struct.unpack(f"<{(last - first) // 8}Q", content[: (last - first) & ~7])
             yield from zip(range(first, last, 8), words, strict=False)
 
