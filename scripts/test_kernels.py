@@ -35,7 +35,7 @@ from standin import runtime  # noqa: E402
 
 SUITES = ("bookworm", "trixie", "trixie-backports", "unstable")
 PROBED = ("usdt", "layout", "attach", "inject", "opencl")
-CHECKS = ("programs", *PROBED, "side-band")
+CHECKS = ("programs", "stacks", *PROBED, "side-band")
 # A kernel without what iaprof needs says so in these words; nothing else of it is tried.
 TOO_OLD = {"bookworm": "came with Linux 6.6"}
 LAUNCHES = 3  # of each kernel, as in guest.py
@@ -175,9 +175,10 @@ def add_python(files: Initramfs, python: Path) -> None:
     source = Path(iaprof.__file__).parent
     files.text(str(packages / "guest.pth"), f"{source.parent}\n{ROOT / 'tests'}\n")
     files.add(source / "__init__.py")
-    for name in ("bpf", "formats", "record"):
+    for name in ("bpf", "formats", "record", "sandbox", "symbols"):
         files.add(source / name, but=lambda path: path.name == "__pycache__")
-    files.add(ROOT / "tests" / "kernels" / "guest.py")
+    for name in ("kernels/guest.py", "integration/walking.py"):
+        files.add(ROOT / "tests" / name)
 
 
 def standin(files: Initramfs, folder: Path) -> dict[str, Any]:
@@ -186,8 +187,9 @@ def standin(files: Initramfs, folder: Path) -> dict[str, Any]:
     module = runtime.debug_elf("bmg", "matmul")
     for path in (programs.library, programs.workload, module):
         files.add(path)
-    words = runtime.command([module], "--launches", 3 * LAUNCHES, "--rate", 0, programs=programs)
-    return {"library": str(programs.library), "command": words, "environment": {}}
+    launches = 3 * LAUNCHES
+    words = runtime.command([module], "--launches", launches, "--rate", 0, programs=programs)
+    return {"library": str(programs.library), "command": words, "environment": {}, "launches": launches}
 
 
 def played(files: Initramfs, folder: Path) -> dict[str, Any]:

@@ -26,7 +26,9 @@ from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.unwind_rules import Walked
 from iaprof.record.injection import Injection
+from integration.walking import Walking
 
 REPORT = "/dev/ttyS1"
 LAUNCHES = 3
@@ -72,14 +74,19 @@ class Checks:
         """
         self._tell("kernel", True, os.uname().release)
         begun = time.monotonic()
-        probes = LaunchProbes()
+        by_rules, probes = LaunchProbes(), LaunchProbes(frame_pointers_only=True)
         with self._check("programs") as say:
+            by_rules.ready()
             probes.ready()
-            assert probes._loaded is not None
-            programs = {name for name in probes._loaded.fds if name.startswith("on_")}
+            assert by_rules._loaded is not None
+            programs = {name for name in by_rules._loaded.fds if name.startswith("on_")}
             assert programs == set(plan["programs"]), programs
-            say(f"{len(programs)} loaded in {time.monotonic() - begun:.1f} s of an emulated CPU")
+            assert not by_rules.follows_frame_pointers
+            say(f"{len(programs)} loaded, twice, in {time.monotonic() - begun:.1f} s of an emulated CPU")
         if probes._loaded is not None:
+            with self._check("stacks") as say:
+                say(self._stacks(by_rules, plan["usdt"]))
+            by_rules.close()
             for name in ("usdt", "layout", "attach", "inject", "opencl"):
                 with self._check(name) as say:
                     say(getattr(self, f"_{name}")(probes, plan[name]))
@@ -104,6 +111,34 @@ class Checks:
     def _tell(self, name: str, ok: bool, said: str) -> None:
         self._write(json.dumps({"check": name, "ok": ok, "said": said}) + "\n")
         self._flush()
+
+    def _stacks(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
+        """Whole stacks without frame pointers, by rules that are learnt meanwhile."""
+        _taken(probes, plan["library"])
+        told, full = os.pipe()
+        os.set_blocking(full, False)
+        filled = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filled += os.write(full, bytes(1 << 12))
+        os.set_blocking(full, True)
+        # The program waits where it says what it did: its stacks are finished before it ends.
+        environment = os.environ | plan["environment"]
+        with Walking(probes) as walking, subprocess.Popen(plan["command"], env=environment, stdout=full) as process:
+            launched: list[int] = []
+            while len(launched) < plan["launches"] and process.poll() is None:
+                launched += probes.launches.read()["stack"].tolist()
+                time.sleep(0.1)
+            ends = {number: walked for number, (_, walked) in walking.stacks().items()}
+            os.close(full)
+            while os.read(told, 1 << 16):
+                pass
+        os.close(told)
+        assert process.returncode == 0
+        assert len(launched) == plan["launches"]
+        assert set(launched) <= ends.keys()
+        assert set(ends.values()) == {Walked.WHOLE}, ends
+        return f"{len(ends)} stacks are whole"
 
     def _usdt(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
         """The probes of the stand-in's runtime, with semaphores."""
