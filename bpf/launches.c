@@ -231,18 +231,33 @@ static __always_inline u64 own_id(u64 time) {
     return 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
 }
 
-/* A walk that lacked a rule: a copy of the stack is sent, unless one of the same path is on its way. Gives what follows. */
-static __always_inline u32 missed(struct scratch *scratch, u64 is_sample) {
+/* The walks of a thread that end alike. */
+static __always_inline u64 alike(struct scratch *scratch, u32 tid) {
+    return mixed(scratch->hashes[0], ~(u64)tid);
+}
+
+/* A walk that lacked a rule: a copy of the stack has to be sent, unless one of the same path is on its way, or so many of others that
+ * end alike; but where nothing is known of a process yet, all walks end alike. Gives what follows. */
+static __always_inline u32 missed(struct scratch *scratch) {
     struct launched *launch = &room_of(scratch)->launched;
-    u64 key = way_of(scratch, launch->tid);
-    struct way *known = ways.lookup(&key);
-    if (known && known->until > launch->time) {
-        launch->stack = known->id;
-        launch->flags |= LAUNCH_PRESUMED;
-        launch->remark = STACKS_PRESUMED;
-        return scratch->then;
-    }
-    struct way fresh = {.id = own_id(launch->time), .until = launch->time + WAY_NS};
+    u64 key = way_of(scratch, launch->tid), of_all = alike(scratch, launch->tid);
+    scratch->copied.way = key;
+    struct way *known = ways.lookup(&key), *all = ways.lookup(&of_all);
+    u64 is_known = hidden(known ? known->until : 0) > launch->time, id = hidden(known ? known->id : 0);
+    u64 is_other = hidden(all ? all->until : 0) > launch->time, copies = hidden(all ? all->copies : 0);
+    if (!hidden(is_known | (is_other & (copies >= MOST_COPIES) & (scratch->depth > 1))))
+        return COPY;
+    launch->stack = choose(is_known, id, hidden(all ? all->id : 0));
+    launch->flags |= LAUNCH_PRESUMED;
+    launch->remark = STACKS_PRESUMED;
+    return scratch->then;
+}
+
+/* Sends the copy. Gives what follows. */
+static __always_inline u32 copied(struct scratch *scratch, u64 is_sample) {
+    struct launched *launch = &room_of(scratch)->launched;
+    u64 key = scratch->copied.way, of_all = alike(scratch, launch->tid);
+    struct way fresh = {.id = own_id(launch->time), .until = launch->time + WAY_NS, .copies = 1};
     launch->remark = STACKS_LOST;
     if (send_stack(scratch, launch, fresh.id))
         return scratch->then;
@@ -252,12 +267,19 @@ static __always_inline u32 missed(struct scratch *scratch, u64 is_sample) {
     scratch->copied.time = launch->time;
     scratch->copied.pid = launch->pid;
     scratch->copied.tid = launch->tid;
-    scratch->copied.way = key;
     scratch->copied.is_sample = is_sample;
-    if (send_copy(scratch))
+    if (send_copy(scratch)) {
         count(COPIES_LOST, 1);
-    else
-        ways.update(&key, &fresh);
+        return scratch->then;
+    }
+    ways.update(&key, &fresh);
+    struct way *all = ways.lookup(&of_all);
+    if (all && all->until > launch->time) {
+        all->id = fresh.id;
+        __sync_fetch_and_add(&all->copies, 1);
+    } else {
+        ways.update(&of_all, &fresh);
+    }
     return scratch->then;
 }
 
@@ -283,14 +305,28 @@ static __always_inline void met(struct scratch *scratch, struct launched *launch
 int on_miss(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (scratch)
-        phases.call(ctx, missed(scratch, 0));
+        phases.call(ctx, missed(scratch));
+    return 0;
+}
+
+int on_copy(struct pt_regs *ctx) {
+    struct scratch *scratch = own_scratch(owner_of(0));
+    if (scratch)
+        phases.call(ctx, copied(scratch, 0));
     return 0;
 }
 
 int on_sample_miss(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
-        sample_phases.call(ctx, missed(scratch, 1));
+        sample_phases.call(ctx, missed(scratch));
+    return 0;
+}
+
+int on_sample_copy(struct bpf_perf_event_data *ctx) {
+    struct scratch *scratch = own_scratch(owner_of(1));
+    if (scratch)
+        sample_phases.call(ctx, copied(scratch, 1));
     return 0;
 }
 

@@ -26,6 +26,7 @@ _FUNCTIONS = (
     "on_describe",
     "on_walk",
     "on_miss",
+    "on_copy",
     "on_compile",
     "on_kernel_gone",
     "on_module_gone",
@@ -33,13 +34,14 @@ _FUNCTIONS = (
     "on_sample",
     "on_sample_walk",
     "on_sample_miss",
+    "on_sample_copy",
     "on_sampled",
 )
-SAMPLING = ("on_sample", "on_sample_walk", "on_sample_miss", "on_sampled")
+SAMPLING = ("on_sample", "on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sampled")
 """Of these, those for perf events; the others are for uprobes."""
 PHASES = {  # enum phase of unwind.c
-    "phases": ("on_walk", "on_miss", "on_launched", "on_handle_launched", "on_describe", None),
-    "sample_phases": ("on_sample_walk", "on_sample_miss", None, None, None, "on_sampled"),
+    "phases": ("on_walk", "on_miss", "on_copy", "on_launched", "on_handle_launched", "on_describe", None),
+    "sample_phases": ("on_sample_walk", "on_sample_miss", "on_sample_copy", None, None, None, "on_sampled"),
 }
 """The maps of programs that go on after others, and what is in them."""
 _DEFINES = {

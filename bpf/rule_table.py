@@ -14,7 +14,7 @@ ADDRESS_BITS = 47
 _BUCKET_BYTES, _SLOTS = 64, 4
 _ODD = 0x9E3779B97F4A7C15
 _SPACE = struct.Struct("<5Q")  # struct space of unwind.c
-_WAY = struct.Struct("<2Q")  # struct way
+_WAY = struct.Struct("<3Q")  # struct way
 
 
 class Generation(NamedTuple):
@@ -104,4 +104,4 @@ class Spaces:
 
     def stays(self, way: int, stack: int, until_ns: int) -> None:
         """A copy was answered, and no rules lead on: launches of its path get its stack until then."""
-        write_element(self._ways, struct.pack("<Q", way), _WAY.pack(stack, until_ns))
+        write_element(self._ways, struct.pack("<Q", way), _WAY.pack(stack, until_ns, 0))

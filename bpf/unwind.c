@@ -10,7 +10,7 @@
  * state is another now has no rules, until user space gives it a new space.
  *
  * What is done at a launch is done by several programs, one after the other: one that begins, `on_walk` as often as it takes (it walks
- * FRAMES_A_TURN frames), and one that sends what came of it. Each has to be small: the verifier follows every way through a program.
+ * FRAMES_A_TURN frames), where a rule is missing `on_miss` and perhaps `on_copy`, and one that sends what came of it. Each has to be small: the verifier follows every way through a program.
  * They leave to each other what they know in the scratch.
  *
  * Numbers without a definition here: MAX_DEPTH is set by the compiler; STACK_DEPTH, COPY_PAGES, RULES_SHIFT, FRAME_POINTERS_ONLY,
@@ -22,8 +22,9 @@
 #define MOST_ABSENT 16   /* pages in a row; behind so many nothing of the stack is expected */
 #define ADDRESS_BITS 47
 #define WAY_NS 1000000000ULL
+#define MOST_COPIES 64   /* in that time, of the walks of a thread that end alike: what lies on the stack may differ each time */
 #define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
-#define WAY_WORDS 512    /* of the stack above the end of a walk, that tell paths apart */
+#define WAY_WORDS 1024   /* of the stack above the end of a walk, that tell paths apart */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address that code has: 2 or 4 MiB where it is not moved */
 #define SCRATCHES 4
 #define FRAMES_A_TURN 32
@@ -60,10 +61,12 @@ struct space {
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
 
-/* Copies that are on their way, and the stack that launches of the same path get until then. */
+/* Copies that are on their way, and the stack that launches of the same path get until then; and of all paths of a thread whose walks
+ * end alike, the last copy. */
 struct way {
     u64 id;
     u64 until;           /* after that time another copy is sent */
+    u64 copies;          /* of all such paths; no more than MOST_COPIES are sent */
 };
 BPF_TABLE("lru_hash", u64, struct way, ways, ANY);
 
@@ -256,7 +259,7 @@ static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
     bits[next / 64] |= bit << (next & 63);
 }
 
-enum phase { WALK, MISS, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, PHASES };
+enum phase { WALK, MISS, COPY, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, PHASES };
 BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */
 
@@ -378,8 +381,9 @@ static __always_inline u64 way_of(struct scratch *scratch, u32 tid) {
     u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), from = scratch->sp;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < WAY_WORDS; i++, from += 8) {
+        scratch->pair[0] = 0;
         if (read_word(scratch, from, &scratch->pair[0]))
-            break;
+            from |= PAGE - 8; /* a page that was never touched; those above may be there */
         u64 word = scratch->pair[0];
         hash = choose(!!(word >> LEAST_CODE) & !(word >> ADDRESS_BITS), mixed(hash, word), hash);
     }

@@ -39,6 +39,7 @@ class Call:
     presumed: bool  # it has the stack of another call of its path, which was on its way
     ips: tuple[int, ...]  # the innermost first
     walked: Walked
+    kept: bool  # it was left to the recording's end
 
 
 class Probed:
@@ -59,6 +60,7 @@ class Probed:
                 bool(each["flags"] & LaunchFlags.PRESUMED),
                 tuple(stacks[int(each["stack"])][0]),
                 stacks[int(each["stack"])][1],
+                int(each["stack"]) in self.walking.kept,
             )
             for each in launches
         ]

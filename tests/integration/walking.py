@@ -24,7 +24,8 @@ class Walking:
         self._probes, self.learning = probes, Learning(probes)
         self._dtype = stack_dtype(probes.depth)
         self._stacks: dict[int, tuple[list[int], Walked]] = {}
-        self.finished = self.kept = 0  # stacks that it finished, and that it left to the recording's end
+        self.finished = 0  # stacks that it finished
+        self.kept: set[int] = set()  # those that it left to the recording's end
         self._take(self.learning.wait())
         self.stacks()
         self._stacks.clear()
@@ -51,7 +52,7 @@ class Walking:
                 self._add(record, [])
         for message in messages:
             if len(message) == COPY.itemsize:
-                self.kept += 1
+                self.kept.add(int(np.frombuffer(message, COPY)["id"][0]))
                 continue
             (record,) = np.frombuffer(message, self._dtype)
             self.finished += 1
