@@ -21,7 +21,7 @@ from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
 THREADS = 4
-ROUNDS, CHILDREN, FORKS = 40, 20, 1000  # of lineage.c
+ROUNDS, CHILDREN, FORKS = 40, 20, 500  # of lineage.c
 
 BUILDS = {
     "g++ -O2": ("g++", "-O2"),
@@ -99,13 +99,16 @@ def test_many_processes_that_launch_once_and_end(tmp_path: Path) -> None:
 
 
 def libgcc_agrees(lines: list[str], reader: CaptureReader) -> int:
-    """Each launch of a thread has the stack that libgcc had then; gives how many there are."""
+    """Each launch of a thread has the stack that libgcc had then; gives how many there are.
+
+    Only copies for which the ring buffer had no room, as it may be on a busy machine, are not finished, and counted.
+    """
     expected = defaultdict(list)
     for line in lines:
         if line.startswith("launch "):
             pid, tid, *ips = (int(word, 16) for word in line.split()[1:])
             expected[pid, tid].append(ips)
-    found, wrong = defaultdict(list), []
+    found, wrong, unfinished = defaultdict(list), [], 0
     stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
     for launch in sorted(reader.table("launch").to_pylist(), key=lambda row: row["time_ns"]):
         if (launch["pid"], launch["tid"]) in expected:
@@ -113,7 +116,10 @@ def libgcc_agrees(lines: list[str], reader: CaptureReader) -> int:
     assert {key: len(each) for key, each in found.items()} == {key: len(each) for key, each in expected.items()}
     for key, each in found.items():
         for stack, ips in zip(each, expected[key], strict=True):
-            if stack["ended"] != "whole" or stack["ips"][-len(ips) :] != ips:
+            if stack["ended"] == "unfinished":
+                unfinished += 1
+            elif stack["ended"] != "whole" or stack["ips"][-len(ips) :] != ips:
                 wrong.append((key, stack["ended"], [hex(ip) for ip in stack["ips"]], [hex(ip) for ip in ips]))
     assert not wrong
+    assert unfinished <= reader.header["probes"]["copies_lost"]
     return sum(map(len, found.values()))
