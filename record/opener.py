@@ -21,6 +21,10 @@ from iaprof.sandbox.closing import Closing
 
 TIMEOUT_S = 2.0
 MAX_HANGS = 8  # of one user: a file system in user space may hang at every file
+LATE, DIED = "opening it took too long", "the process that opens it died"
+OTHERS_LATE = "other files of its user took too long to open"
+LATER = (LATE, DIED, OTHERS_LATE)
+"""Why a file was not opened that may be opened at another time."""
 _MAPS = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ \S+ (\d+) *(.*)$", re.MULTILINE)
 _MOST_MAPS = 1 << 24  # bytes
 
@@ -93,24 +97,27 @@ class Opener(Closing):
 
     def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
         if self._hangs[rights.uid] >= MAX_HANGS:
-            return "other files of its user took too long to open"
+            return OTHERS_LATE
         if self._child is None:
             self._start()
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
         try:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [] if root is None else [root])
             data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
-            answer = json.loads(data) if data else {"refused": "the process that opens it died"}
+            answer = json.loads(data) if data else {"refused": DIED}
         except (OSError, ValueError) as error:
             self._hangs[rights.uid] += 1
             self.close()
-            late = isinstance(error, TimeoutError)
-            return "opening it took too long" if late else "the process that opens it died"
+            return LATE if isinstance(error, TimeoutError) else DIED
         if fds and "refused" not in answer:
             return fds[0]
         for fd in fds:
             os.close(fd)
         return str(answer.get("refused", "it cannot be opened"))
+
+    def forgive(self) -> None:
+        """From now on files of all users are opened again, whatever took too long."""
+        self._hangs.clear()
 
     def _start(self) -> None:
         self._child, self._channel = start_child()

@@ -139,6 +139,7 @@ class Learner:
         if time.monotonic() > self._forgiven + FORGIVEN_S:
             self._failures.clear()
             self._failures_of.clear()
+            self._opener.forgive()
             self._forgiven = time.monotonic()
         uid = rights.uid if rights is not None else -1  # it has ended
         if self._failures[pid] >= MOST_FAILURES or self._failures_of[uid] >= MOST_FAILURES_OF_A_USER:

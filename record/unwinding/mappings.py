@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from iaprof.formats.errors import IaprofError
 from iaprof.record.mapped_files import FileIdentity
-from iaprof.record.opener import Opener, Rights
+from iaprof.record.opener import LATER, Opener, Rights
 from iaprof.symbols.unwind.walk import PAGE, Mapping
 from iaprof.symbols.vdso import open_vdso
 
@@ -24,7 +24,7 @@ _ALWAYS_NS = 1 << 62  # before which a file has to have changed last: a program 
 
 
 class ImageGone(IaprofError):
-    """A file is not mapped any more where it was."""
+    """A file is not mapped any more where it was, or cannot be opened now."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Images:
         """A descriptor, which the caller closes; None if the file can be read by nobody.
 
         Raises:
-            ImageGone: no process has it mapped any more where it was.
+            ImageGone: no process has it mapped any more where it was; or it took too long, and at another time may not.
         """
         if not 0 <= number < len(self._images):
             raise ImageGone
@@ -77,6 +77,8 @@ class Images:
             opened = None if rights is None else self._opener.open_mapping(pid, start, end, rights, same)
             if isinstance(opened, int):
                 return opened
+            if opened in LATER:
+                raise ImageGone
             if (start, end) in _spans(pid, image):
                 return None
         raise ImageGone

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from iaprof.record.opener import LATER
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.symbols.unwind.walk import PAGE
 
@@ -17,10 +18,12 @@ RUNS = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
 class Closed:
-    """Opens nothing."""
+    """Opens nothing, and says why."""
 
-    def open_mapping(self, *of: object) -> None:
-        return None
+    why = "it may not be read"
+
+    def open_mapping(self, *of: object) -> str:
+        return self.why
 
 
 @pytest.fixture
@@ -59,6 +62,17 @@ def test_generated_code_is_of_no_file_and_the_vdso_is_one(images: Images) -> Non
     assert descriptor is not None
     assert os.pread(descriptor, 4, 0) == b"\x7fELF"
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("why", LATER)
+def test_a_file_that_could_not_be_opened_in_time_may_be_opened_later(
+    images: Images, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = next(each.image for each in executable(os.getpid(), images) if each.image >= 0)
+    assert images.open(image) is None
+    monkeypatch.setattr(Closed, "why", why)
+    with pytest.raises(ImageGone):
+        images.open(image)
 
 
 def test_a_file_that_nobody_maps_any_more_is_gone(images: Images) -> None:
