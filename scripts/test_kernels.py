@@ -43,7 +43,7 @@ MEMORY = 2048  # MiB; the initramfs is there twice while it is unpacked
 LIMIT = 1500  # seconds, of an emulated machine on a busy one
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iaprof-tests" / "kernels"
 FAILED = "FAILED"
-SOURCES = (ROOT / "bpf" / "launches.c", ROOT / "bpf" / "handles.c")
+SOURCES = sorted((ROOT / "bpf").glob("*.c"))
 PAGE = ROOT / "docs" / "platforms.md"
 _FIRST_COLUMNS = "| Kernel of | Date |"
 

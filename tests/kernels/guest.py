@@ -181,7 +181,8 @@ class Checks:
         _taken(probes, plan["library"])
         kernels = [json.loads(line) for line in _run(plan, environment).stdout.splitlines()]
         launches = sum(sum(kernel["launches"].values()) for kernel in kernels)
-        return _arrived(probes, kernels[0]["pid"], launches, {kernel["kernel"].encode() for kernel in kernels})
+        # By frame pointers, which the OpenCL driver has none of: one frame is all that has to be there.
+        return _arrived(probes, kernels[0]["pid"], launches, {kernel["kernel"].encode() for kernel in kernels}, depth=1)
 
     def _side_band(self) -> str:
         """perf's records of what is mapped."""
@@ -216,15 +217,15 @@ def _run(plan: dict[str, Any], environment: Environment = dict) -> subprocess.Co
     return done
 
 
-def _arrived(probes: LaunchProbes, pid: int, launches: int, names: set[bytes]) -> str:
-    """Whether exactly these launches came, with a stack each."""
+def _arrived(probes: LaunchProbes, pid: int, launches: int, names: set[bytes], depth: int = 2) -> str:
+    """Whether exactly these launches came, with a stack each of at least so many frames."""
     read, stacks = probes.launches.read(), probes.stacks.read()
     assert len(read) == launches > 0, f"{len(read)} of {launches} launches arrived"
     assert set(read["pid"].tolist()) == {pid}
     assert set(read["name"].tolist()) == names, set(read["name"].tolist())
     assert set(read["flags"].tolist()) == {0}, set(read["flags"].tolist())
     assert set(read["stack"].tolist()) <= set(stacks["id"].tolist())
-    assert (stacks["depth"] >= 2).all()
+    assert (stacks["depth"] >= depth).all()
     return f"{launches} of {launches} launches arrived, {len(stacks)} stacks"
 
 
