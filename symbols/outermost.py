@@ -43,7 +43,8 @@ def outermost(content: Bytes, addresses: NDArray[np.uint64]) -> NDArray[np.bool_
 
 def _has_no_caller(frames: CallFrames, address: int, ends_thread: dict[int, bool]) -> bool:
     try:
-        function, row = frames.function(address), frames.row(address)
+        function = frames.function(address)
+        row = frames.row_in(function, address)
     except CfiError:
         return False
     if function is None or (row is not None and row.is_outermost):

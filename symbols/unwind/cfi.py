@@ -262,12 +262,16 @@ class CallFrames:
         Raises:
             CfiError: the entry of its function is damaged.
         """
-        function = self.function(address)
+        return self.row_in(self.function(address), address)
+
+    def row_in(self, function: Function | None, address: int) -> Row | None:
+        """Likewise, for who has asked for the function."""
+        if function is None:
+            # The dynamic linker's start may have no entry; the kernel jumps there, and nothing calls it.
+            is_start = self.entry and 0 <= address - self.entry < ENTRY_BYTES
+            return OUTERMOST if is_start else None
         with _damaged():
-            row = None if function is None else self._row(function, address)
-        # The dynamic linker's start may have no entry; the kernel jumps there, and nothing calls it.
-        is_start = self.entry and 0 <= address - self.entry < ENTRY_BYTES
-        return OUTERMOST if row is None and is_start else row
+            return self._row(function, address)
 
     def _entry_of(self, address: int) -> int | None:
         """The offset of the entry of the function that may hold an address."""

@@ -7,7 +7,7 @@
  * time that this thread spends, not how many launches fit through a buffer. Ends when stdin does.
  *
  * FRAMES counts all of a stack, from the runtime's function to the program's first one. */
-#include "ze_api.h"
+#include "one_kernel.h"
 
 #include <execinfo.h>
 #include <stdint.h>
@@ -56,18 +56,13 @@ OPAQUE static int from_deeper(int calls, long launches)
 
 int main(int argc, char **argv)
 {
-    static uint8_t elf[16 << 20];
     static void *callers[512];
-    FILE *file = argc < 5 ? NULL : fopen(argv[1], "rb");
-    if (!file)
-        return 2;
-    ze_module_desc_t module_desc = {ZE_MODULE_FORMAT_NATIVE, fread(elf, 1, sizeof(elf), file), elf};
-    ze_kernel_desc_t kernel_desc = {argv[2]};
     ze_module_handle_t module;
     char line[16];
     const int around = 2 + backtrace(callers, 512); /* the runtime's function, from_here; main and what called it */
-    fclose(file);
-    if (zeInit(0) || zeModuleCreate(NULL, NULL, &module_desc, &module, NULL) || zeKernelCreate(module, &kernel_desc, &kernel))
+    if (argc < 5)
+        return 2;
+    if (make_kernel(argv[1], argv[2], &module, &kernel))
         return 1;
     while (fgets(line, sizeof(line), stdin)) {
         for (int i = 4; i < argc; i++)

@@ -18,7 +18,7 @@ FRAMES = 16  # of each stack
 _KERNEL = "attention_scores"
 _HEAD = """\
 #define _GNU_SOURCE
-#include "ze_api.h"
+#include "one_kernel.h"
 #include <execinfo.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -44,21 +44,15 @@ OPAQUE static int deeper(path *which, int calls)
 /* ELF LAUNCHES PER_SECOND FRAMES OWN: launches from all paths in turn, at that rate, and tells how many. */
 int main(int argc, char **argv)
 {
-    static uint8_t elf[16 << 20];
     static void *callers[512];
-    FILE *file = argc == 6 ? fopen(argv[1], "rb") : NULL;
-    if (!file)
-        return 2;
-    ze_module_desc_t module_desc = {ZE_MODULE_FORMAT_NATIVE, fread(elf, 1, sizeof(elf), file), elf};
-    ze_kernel_desc_t kernel_desc = {KERNEL};
     ze_module_handle_t module;
     struct timespec turn;
+    if (argc != 6)
+        return 2;
     long launches = atol(argv[2]), rate = atol(argv[3]), at_once = rate / 1000 ? rate / 1000 : 1, launched = 0;
     /* Around those of its own: the launching function's, those of main and before main, and one of deeper. */
     int calls = atoi(argv[4]) - atoi(argv[5]) - 2 - backtrace(callers, 512);
-    fclose(file);
-    if (calls < 0 || zeInit(0) || zeModuleCreate(NULL, NULL, &module_desc, &module, NULL) ||
-        zeKernelCreate(module, &kernel_desc, &kernel))
+    if (calls < 0 || make_kernel(argv[1], KERNEL, &module, &kernel))
         return 1;
     clock_gettime(CLOCK_MONOTONIC, &turn);
     while (launched < launches) {

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from elftools.elf.elffile import ELFFile
 from numpy.typing import NDArray
 
 from iaprof.bpf.launches import LaunchProbes, Sizes
@@ -21,6 +20,7 @@ from iaprof.bpf.usdt import Arg, ArgKind, Probe
 from iaprof.formats.launches import Counter, LaunchFlags
 from iaprof.formats.unwind_rules import Walked
 from integration.walking import Walking
+from stacks.debugger import offset_of
 
 FUNCTION = "probe_me"
 _BEHIND_ENDBR64 = 4  # bytes; the kernel emulates the nop there
@@ -76,18 +76,10 @@ def probed(*files: Path) -> Iterator[Probed]:
     with contextlib.closing(LaunchProbes(_SIZES)) as probes:
         for path in files:
             with path.open("rb") as file:
-                probe = Probe("", LAUNCH, _offset(path, FUNCTION) + _BEHIND_ENDBR64, 0, (_FIRST_ARGUMENT, *[_NONE] * 3))
+                probe = Probe(
+                    "", LAUNCH, offset_of(path, FUNCTION) + _BEHIND_ENDBR64, 0, (_FIRST_ARGUMENT, *[_NONE] * 3)
+                )
                 assert probes._attach(file.fileno(), [probe]) == ""
         probes.libraries._watch_c_libraries(os.getpid(), Path("/proc/self/maps").read_bytes())
         with Walking(probes) as walking:
             yield Probed(walking, probes)
-
-
-def _offset(path: Path, function: str) -> int:
-    """Where a function is in a file."""
-    with path.open("rb") as file:
-        elf = ELFFile(file)
-        tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
-        symbols = [symbol for table in tables if table for symbol in table.get_symbol_by_name(function) or ()]
-        (offset,) = elf.address_offsets(symbols[0]["st_value"])
-    return int(offset)

@@ -18,6 +18,7 @@ from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.calls import calls
 from iaprof.symbols.modules import ModuleKind
 from integration.recording import LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
+from stacks.debugger import offset_of, stops
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -26,25 +27,6 @@ LIBRARY = "libstrays.so"
 EACH = 20  # launches with each kind of data
 KINDS = ("heap", "code", "none")
 CUT = f"[cut in {LIBRARY}: no call frame information]"
-GDB = """\
-import gdb, os
-gdb.execute("set breakpoint pending on")
-gdb.execute("set debuginfod enabled off")
-gdb.execute("break zeCommandListAppendLaunchKernel")
-gdb.execute("run")
-mapped = []
-for line in open(f"/proc/{gdb.selected_inferior().pid}/maps"):
-    span, _, offset, _, _, *path = line.split()
-    start, end = (int(number, 16) for number in span.split("-"))
-    mapped.append((start, end, int(offset, 16), os.path.basename(path[0]) if path else ""))
-frame = gdb.newest_frame()
-while frame is not None:
-    for start, end, offset, name in mapped:
-        if frame.type() != gdb.INLINE_FRAME and start <= frame.pc() < end:
-            print("FRAME", name, hex(frame.pc() - start + offset))
-    frame = frame.older()
-gdb.execute("kill")
-"""
 
 
 @dataclass(frozen=True)
@@ -93,15 +75,12 @@ def hardware(tmp_path: Path) -> Iterator[Hardware]:
 
 def of_gdb(strays: Strays, told: Path) -> list[tuple[str, int]]:
     """The frames of one launch, the innermost first: file and offset of what the next one returns to."""
-    script = told.with_name("backtrace.py")
-    script.write_text(GDB)
-    command = ["gdb", "-nx", "-batch", "-x", script, "--args", strays.program, "1", "heap"]
-    done = subprocess.run(
-        command, env=os.environ | strays.environment(told), capture_output=True, text=True, timeout=120, check=True
-    )
-    frames = re.findall(r"^FRAME (\S+) 0x([0-9a-f]+)$", done.stdout, re.MULTILINE)
-    assert len(frames) > 5, done.stdout + done.stderr
-    return [(name, int(offset, 16)) for name, offset in frames]
+    library = strays.runtime / "libze_intel_gpu.so.1"
+    at = {library: [offset_of(library, "zeCommandListAppendLaunchKernel")]}
+    command = [strays.program, "1", "heap"]
+    (stop,) = stops(command, told.parent, memory=True, places=at, environment=strays.environment(told))
+    assert len(stop.places) > 5
+    return [(path.name, offset) for path, offset in stop.places]
 
 
 def test_stacks_are_gdb_s(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:

@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -33,6 +36,17 @@ class Stop:
     registers: dict[int, int] = field(default_factory=dict)  # by their numbers in DWARF
     maps: list[list[str]] = field(default_factory=list)  # lines of /proc/PID/maps
     pages: dict[int, bytes] = field(default_factory=dict)  # by address
+
+    @property
+    def places(self) -> list[tuple[Path, int]]:
+        """File, and offset in it, of each pc that lies in a file; of a stop with `memory`."""
+        found = []
+        for pc in self.pcs:
+            for span, _, offset, _, _, *path in self.maps:
+                start, end = (int(number, 16) for number in span.split("-"))
+                if start <= pc < end and path and path[0].startswith("/"):
+                    found.append((Path(path[0].rstrip("\n")), pc - start + int(offset, 16)))
+        return found
 
 
 def build(folder: Path, source: str, *options: str | Path, compiler: str = "") -> Path:
@@ -51,19 +65,31 @@ def library(folder: Path, source: str, name: str, *options: str) -> Path:
     return path
 
 
+def offset_of(path: Path, function: str) -> int:
+    """Where a function is in a file."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        tables = [section for section in elf.iter_sections() if isinstance(section, SymbolTableSection)]
+        symbols = [symbol for table in tables for symbol in table.get_symbol_by_name(function) or ()]
+        (offset,) = elf.address_offsets(symbols[0]["st_value"])
+    return int(offset)
+
+
 def stops(
     command: Sequence[str | Path | int],
     folder: Path,
     memory: bool = False,
     before_the_end: Callable[[], object] | None = None,
+    places: Mapping[Path, Sequence[int]] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Stop]:
     """Run it under gdb to its end; gives each stop, with `memory` also what its stack can be walked with.
 
-    `before_the_end` is called when the program has done all, and is still there.
+    `before_the_end` is called when the program has done all, and is still there. `places`: see under_gdb.
     """
     output, hold = folder / "stops", folder / "hold"
-    words, settings = under_gdb(command, output)
-    environment = os.environ | settings | ({"MEMORY": "1"} if memory else {})
+    words, settings = under_gdb(command, output, places)
+    environment = os.environ | dict(environment or {}) | settings | ({"MEMORY": "1"} if memory else {})
     if before_the_end is not None:
         hold.touch()
         hold.with_suffix(".reached").unlink(missing_ok=True)

@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ze_api.h"
+#include "one_kernel.h"
 
 enum { MOST = 64, AGAIN = 4, PAUSE_US = 3000, DURATION_NS = 1000 };
 
@@ -23,13 +23,8 @@ static ze_kernel_handle_t kernel;
 
 static void prepare(void)
 {
-    static uint8_t elf[16 << 20];
-    FILE *file = fopen(getenv("LAUNCHING_ELF"), "rb");
-    ze_module_desc_t module_desc = {ZE_MODULE_FORMAT_NATIVE, fread(elf, 1, sizeof(elf), file), elf};
-    ze_kernel_desc_t kernel_desc = {getenv("LAUNCHING_KERNEL")};
     ze_module_handle_t module;
-    fclose(file);
-    if (zeInit(0) || zeModuleCreate(NULL, NULL, &module_desc, &module, NULL) || zeKernelCreate(module, &kernel_desc, &kernel))
+    if (make_kernel(getenv("LAUNCHING_ELF"), getenv("LAUNCHING_KERNEL"), &module, &kernel))
         abort();
     zexStandinSetLaunch("launch", 0, DURATION_NS);
     void *frame;

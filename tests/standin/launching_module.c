@@ -6,7 +6,7 @@
  *   LAUNCHING_KERNEL   the kernel's name
  *
  * CPython's headers need not be there: what is used of them is the stable ABI, which is the same in all versions. */
-#include "ze_api.h"
+#include "one_kernel.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -67,15 +67,8 @@ static struct module module = {.base = {.references = 1}, .name = "launching", .
 
 ZE_APIEXPORT void *PyInit_launching(void)
 {
-    static uint8_t elf[16 << 20];
-    FILE *file = fopen(getenv("LAUNCHING_ELF"), "rb");
-    if (!file)
-        return NULL;
-    ze_module_desc_t module_desc = {ZE_MODULE_FORMAT_NATIVE, fread(elf, 1, sizeof(elf), file), elf};
-    ze_kernel_desc_t kernel_desc = {getenv("LAUNCHING_KERNEL")};
     ze_module_handle_t gpu_module;
-    fclose(file);
-    if (zeInit(0) || zeModuleCreate(NULL, NULL, &module_desc, &gpu_module, NULL) || zeKernelCreate(gpu_module, &kernel_desc, &kernel))
+    if (make_kernel(getenv("LAUNCHING_ELF"), getenv("LAUNCHING_KERNEL"), &gpu_module, &kernel))
         return NULL;
     zexStandinSetLaunch("launch_kernel", 0, DURATION_NS);
     return PyModule_Create2(&module, API_VERSION);

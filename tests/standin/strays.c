@@ -40,7 +40,7 @@ __attribute__((visibility("default"))) void through_library(void (*launch)(void)
 
 #else
 
-#include "ze_api.h"
+#include "one_kernel.h"
 
 enum { DURATION_NS = 5000000, OBJECTS = 64 };
 
@@ -71,20 +71,15 @@ OPAQUE static void step(const char *kind)
 
 int main(int argc, char **argv)
 {
-    static uint8_t elf[16 << 20];
-    FILE *file = fopen(getenv("LAUNCHING_ELF"), "rb");
-    ze_module_desc_t module_desc = {ZE_MODULE_FORMAT_NATIVE, fread(elf, 1, sizeof(elf), file), elf};
-    ze_kernel_desc_t kernel_desc = {getenv("LAUNCHING_KERNEL")};
     ze_module_handle_t module;
-    fclose(file);
-    if (zeInit(0) || zeModuleCreate(NULL, NULL, &module_desc, &module, NULL) || zeKernelCreate(module, &kernel_desc, &kernel))
+    if (make_kernel(getenv("LAUNCHING_ELF"), getenv("LAUNCHING_KERNEL"), &module, &kernel))
         return 1;
     zexStandinSetLaunch("launch_kernel", 0, DURATION_NS);
     for (int kind = 2; kind < argc; kind++)
         for (int i = 0; i < atoi(argv[1]); i++)
             step(argv[kind]);
     zeCommandQueueSynchronize(NULL, UINT64_MAX);
-    file = fopen(getenv("LAUNCHING_TOLD"), "w");
+    FILE *file = fopen(getenv("LAUNCHING_TOLD"), "w");
     fprintf(file, "%d", getpid());
     return fclose(file);
 }

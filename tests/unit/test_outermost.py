@@ -14,37 +14,7 @@ import pytest
 from iaprof.symbols import outermost as subject
 from iaprof.symbols.elf import read_elf
 from iaprof.symbols.outermost import outermost
-
-PROGRAM = """\
-#include <pthread.h>
-__attribute__((noipa)) void work(void) { __asm__ volatile(""); }
-static void *thread(void *unused) { work(); __asm__ volatile(""); return unused; }
-int main(void)
-{
-    pthread_t id;
-    work();
-    pthread_create(&id, 0, thread, 0);
-    return pthread_join(id, 0);
-}
-"""
-GDB = """\
-import gdb, os
-gdb.execute("set debuginfod enabled off")
-gdb.execute("set backtrace past-main on")
-gdb.execute("set backtrace past-entry on")
-gdb.execute("break work")
-gdb.execute("run")
-for stop in ("MAIN", "THREAD"):
-    frame = gdb.newest_frame()
-    maps = [line.split() for line in open(f"/proc/{gdb.selected_inferior().pid}/maps")]
-    while frame is not None:
-        for span, _, offset, _, _, *path in maps:
-            start, end = (int(number, 16) for number in span.split("-"))
-            if start <= frame.pc() < end:
-                print(stop, hex(frame.pc() - start + int(offset, 16)), path[0])
-        frame = frame.older()
-    gdb.execute("continue")
-"""
+from stacks.debugger import build, stops
 
 
 @dataclass(frozen=True)
@@ -66,25 +36,21 @@ class Place:
 @pytest.mark.parametrize("flags", [(), ("-static-pie",), ("-fno-omit-frame-pointer",)])
 def test_where_main_and_threads_begin(tmp_path: Path, flags: tuple[str, ...]) -> None:
     # given what gdb finds above a function
-    program, script = tmp_path / "program", tmp_path / "script.py"
-    (tmp_path / "program.c").write_text(PROGRAM)
-    script.write_text(GDB)
-    subprocess.run(["cc", "-O1", "-pthread", *flags, "-o", program, tmp_path / "program.c"], check=True)
-    done = subprocess.run(
-        ["gdb", "-nx", "-batch", "-x", script, program], capture_output=True, text=True, timeout=100, check=False
-    )
-    found: dict[str, list[Place]] = {"MAIN": [], "THREAD": []}
-    for stop, offset, path in re.findall(r"^(MAIN|THREAD) 0x([0-9a-f]+) (\S+)$", done.stdout, re.MULTILINE):
-        found[stop].append(Place(int(offset, 16), Path(path)))
+    program = build(tmp_path, "beginnings.c", "-O1", *flags)
+    main_s, thread_s = stops([program], tmp_path, memory=True)
+    found = {
+        name: [Place(offset, path) for path, offset in stop.places]
+        for name, stop in {"MAIN": main_s, "THREAD": thread_s}.items()
+    }
     # when, in the file as it is without names
     for place in {place.file for places in found.values() for place in places} & {program}:
         subprocess.run(["strip", place], check=True)
     begun = {stop: [place.is_outermost for place in places] for stop, places in found.items()}
     # then it is what calls main or a thread's function, and the very first, and nothing before them
     _, main, caller, *_, first = begun["MAIN"]
-    assert (main, caller, first) == (False, True, True), done.stdout
+    assert (main, caller, first) == (False, True, True)
     _, function, caller, *_, first = begun["THREAD"]
-    assert (function, caller, first) == (False, True, True), done.stdout
+    assert (function, caller, first) == (False, True, True)
 
 
 def test_of_all_functions_of_the_c_library_four_begin_something() -> None:
