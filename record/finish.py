@@ -5,6 +5,7 @@ The same code ends a recording and recovers one whose recorder died.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -157,8 +158,11 @@ class _Finishing:
             self._damaged(frame, error)
 
     def add_mappings(self, frame: Frame) -> None:
-        """Takes what a frame of the side-band says of processes, before everything else: stacks are cut by that."""
+        """Takes what the header and the side-band say, before everything else: how stacks are cut depends on it."""
         self._first_ns = self._first_ns or frame.time
+        if frame.kind is FrameKind.HEADER:
+            with contextlib.suppress(*_DAMAGE):  # which `add` counts
+                self._add_header(frame)
         if frame.kind is not FrameKind.SIDEBAND:
             return
         try:
@@ -173,7 +177,7 @@ class _Finishing:
         known = self._for_symbols
         known.spaces = AddressSpaces(known.table("mapping"), known.table("process"))
         walks = Walks(known.spaces, not self._lost_sideband)
-        self._stacks = LaunchStacks(walks, known.ends)
+        self._stacks = LaunchStacks(walks, known.ends, bool(self._header.get("follows_frame_pointers")))
 
     def _damaged(self, frame: Frame, error: Exception) -> None:
         self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])

@@ -29,14 +29,15 @@ _NAMES = np.array([ENDED[each] for each in Walked])
 class LaunchStacks:
     """Makes rows of stacks, and remembers under which id each was kept."""
 
-    def __init__(self, walks: Walks, ends: StackEnds) -> None:
+    def __init__(self, walks: Walks, ends: StackEnds, follows_frame_pointers: bool = False) -> None:
         """Begins with none.
 
         Args:
             walks: knows where addresses lie.
             ends: is told where stacks end.
+            follows_frame_pointers: whether all were walked by these: nobody finishes them, and they may lead astray.
         """
-        self._walks, self._ends = walks, ends
+        self._walks, self._ends, self._are_cut = walks, ends, follows_frame_pointers
         self._kept: dict[int, int] = {}  # by the id that a stack came with: that of the first one like it
         self._first: dict[int, int] = {}  # that id by what is in the stack
         self._content = StackIds()
@@ -50,6 +51,8 @@ class LaunchStacks:
             depth: addresses that a stack can have at most.
             late: whether they were finished when the recording had ended.
         """
+        if self._are_cut:
+            return self._rows(records, depth)
         is_missed = records["walked"] == Walked.MISSED
         for record in records[is_missed]:
             if int(record["id"]) not in self._kept:
@@ -104,6 +107,10 @@ class LaunchStacks:
         marks |= _bits(records["interrupted"])[:, :depth] * np.uint8(Mark.INTERRUPTED)
         marks[:, 0] &= ~np.uint8(Mark.INTERRUPTED)  # the innermost is never a return address
         marks = marks[inside[:, : marks.shape[1]]]
+        if self._are_cut:
+            stacks, ends = self._walks.cut(stacks)
+            walked[(walked != Walked.DEEP) | (stacks.depths < depths)] = Walked.MISSED
+            marks = np.zeros(len(stacks.ips), np.uint8)
         # Stacks of the same addresses differ if they ended differently.
         owners = stacks.pids.astype(np.uint64) | walked.astype(np.uint64) << np.uint64(32)
         new = np.zeros(len(records), bool)
@@ -114,13 +121,14 @@ class LaunchStacks:
         chosen = np.flatnonzero(new)
         kept, how = stacks.of(chosen), walked[new]
         truncated = how == Walked.DEEP
-        guessed = np.array(records["guessed"][new].any(axis=1), bool)
-        self._ends.stacks(records["id"][new], kept.pids, self._walks.ends(kept, how), truncated, guessed, late)
+        guessed = np.array(records["guessed"][new].any(axis=1) & (not self._are_cut), bool)
+        ends = ends.of(new) if self._are_cut else self._walks.ends(kept, how)
+        self._ends.stacks(records["id"][new], kept.pids, ends, truncated, guessed, late)
         columns = [
             *map(pa.array, (records["id"][new], kept.times, kept.pids, truncated)),
             kept.lists(),
-            pa.array(_NAMES[how].tolist(), pa.string()),
-            _marks_of(np.repeat(new, depths), marks, kept.depths),
+            pa.nulls(len(how), pa.string()) if self._are_cut else pa.array(_NAMES[how].tolist(), pa.string()),
+            _marks_of(np.repeat(new, stacks.depths), marks, kept.depths),
         ]
         return pa.StructArray.from_arrays(columns, fields=list(KINDS["stack"]))
 

@@ -64,7 +64,7 @@ def look(seconds: float = SECONDS) -> Launching | None:
         return None
     finally:
         probes.close()
-    return _ends(launches, stacks, probes.depth)
+    return _ends(launches, stacks, probes)
 
 
 def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
@@ -82,7 +82,7 @@ def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDA
     return ids, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
 
 
-def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -> Launching:
+def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], probes: LaunchProbes) -> Launching:
     band, first = SideBand(), int(records["time"].min()) if len(records) else 0
     for pid in np.unique(records["pid"]).tolist():
         decode(describe(pid, first), band)
@@ -92,8 +92,8 @@ def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], depth: int) -
         for kind in ("mapping", "process")
     )
     spaces, ends = AddressSpaces(mappings, processes), StackEnds()
-    stacks = LaunchStacks(Walks(spaces, True), ends)
-    stacks.rows(records, depth)
+    stacks = LaunchStacks(Walks(spaces, True), ends, probes.follows_frame_pointers)
+    stacks.rows(records, probes.depth)
     stacks.rows_of_unfinished()
     ends.launches(stacks.ids(launches))
     files = {}

@@ -19,15 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from iaprof.bpf.btf import VMLINUX
+from stacks.without_btf import WITHOUT_BTF
 from standin.hardware import Hardware
 
 IAPROF = [sys.executable, "-m", "iaprof"]
 STARTED_BYTES = 1000  # of a spool whose recorder has written its header and the snapshot of all processes
 SETTLE_S = 0.5  # after that, until the probes are in and the streams run
 LONGEST_WAIT_S = 120.0
-# Without the kernel's BTF, for this process alone: its recorder walks stacks by frame pointers.
-_WITHOUT_BTF = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null "$0" && exec "$@"', str(VMLINUX)]
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -202,7 +200,7 @@ class Recorder:
         words = [*IAPROF, "record", "--quiet", "--force", "--symbols", "none", "-o", str(self.capture), *self.options]
         # Set for itself only: what it starts would not get it from a program that starts it.
         words = ["env", *(f"{name}={value}" for name, value in self.hardware.env().items()), *words]
-        words = [*_WITHOUT_BTF, *words] if self.frame_pointers_only else words
+        words = [*WITHOUT_BTF, *words] if self.frame_pointers_only else words
         started = time.monotonic()
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
         while not spool.exists() or spool.stat().st_size < STARTED_BYTES:

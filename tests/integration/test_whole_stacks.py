@@ -17,8 +17,9 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.calls import calls
 from iaprof.symbols.modules import ModuleKind
-from integration.recording import LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
+from integration.recording import IAPROF, LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
 from stacks.debugger import offset_of, stops
+from stacks.without_btf import WITHOUT_BTF
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -164,6 +165,29 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert {frames for frames in shown_stacks if frames and frames[-1] == LAUNCH_FUNCTION} == {
         (CUT, "deeper", "launch_kernel", LAUNCH_FUNCTION)
     }
+
+
+def test_without_btf_a_stack_ends_where_frame_pointers_do(tmp_path: Path, hardware: Hardware, strays: Strays) -> None:
+    # given a kernel that does not say what walking by rules needs, and a library without frame pointers
+    capture, told = tmp_path / "cap.parquet", tmp_path / "told"
+    words = ("record", "-o", capture, "--", strays.program, str(EACH), *KINDS)
+    # when
+    settings = [
+        f"{name}={value}" for name, value in environment(hardware).items()
+    ]  # for itself, not for what starts it
+    command = [*WITHOUT_BTF, "env", *settings, *IAPROF, *map(str, words)]
+    done = subprocess.run(
+        command, env=os.environ | strays.environment(told), capture_output=True, text=True, timeout=120
+    )
+    # then it says so, and the walk ends in that library
+    assert done.returncode == 0, done.stderr
+    assert "stacks are walked by frame pointers" in done.stderr
+    pid = told.read_text()
+    shown = {
+        tuple(line.split(";-;")[0].split(";")[2:]) for line in folded(capture).splitlines() if line.split(";")[1] == pid
+    }
+    assert {frames[-2:] for frames in shown} == {("launch_kernel", LAUNCH_FUNCTION)}
+    assert {frames[0] for frames in shown} == {f"[no frame pointers: {LIBRARY}]"}
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,14 @@ def mappings(pid: int = PID) -> bytes:
 
 
 def captured(
-    folder: Path, *frames: tuple[FrameKind, bytes], finish_stacks: FinishStacks | None = None
+    folder: Path,
+    *frames: tuple[FrameKind, bytes],
+    finish_stacks: FinishStacks | None = None,
+    follows_frame_pointers: bool = False,
 ) -> CaptureReader:
     spool = Spool(folder / "cap.spool")
-    spool.write(FrameKind.HEADER, b'{"stack_depth": %d}' % DEPTH, time=1)
+    header = {"stack_depth": DEPTH, "follows_frame_pointers": follows_frame_pointers}
+    spool.write(FrameKind.HEADER, json.dumps(header).encode(), time=1)
     spool.write(FrameKind.SIDEBAND, mappings() + mappings(OTHER), time=2)
     for kind, payload in frames:
         spool.write(kind, payload, time=300, part=DEPTH)
@@ -84,6 +89,26 @@ def test_stacks_that_come_one_by_one_share_a_row_group(tmp_path: Path) -> None:
         assert len(rows(found)) == count
     one, many = (pq.read_metadata(folder / "cap.parquet").num_row_groups for folder in folders)
     assert one == many
+
+
+def test_stacks_by_frame_pointers_are_cut_where_they_leave_the_code(tmp_path: Path) -> None:
+    # given the same path twice, with other data behind it, a deep one, and one that the side-band cannot tell
+    whole = [DRIVER + number for number in range(DEPTH)]
+    sent = [stack(5, *PATH, 0x900000), stack(6, *PATH, 0x910000, LIBRARY + 8), stack(8, 1, 2, 3, pid=99)]
+    sent = [*sent, stack(7, *whole, walked=Walked.DEEP, guessed=0b111110)]
+    reader = captured(
+        tmp_path,
+        *((FrameKind.STACKS, each) for each in sent),
+        (FrameKind.LAUNCHES, launches(5, 6, 7, 8)),
+        follows_frame_pointers=True,
+    )
+    # then they are one, and nothing says how they ended, or that each caller is a guess
+    found = rows(reader)
+    assert {id_: row["ips"] for id_, row in found.items()} == {5: [*PATH], 7: whole, 8: [1, 2, 3]}
+    assert {id_ for id_, row in found.items() if row["truncated"]} == {7}
+    assert {(row["ended"], row["marks"]) for row in found.values()} == {(None, None)}
+    assert reader.table("launch")["stack"].to_pylist() == [5, 5, 7, 8]
+    assert [ends(reader)[name] for name in ("stacks", "whole", "deep", "guessed")] == [4, 0, 1, 0]
 
 
 def test_stacks_say_how_they_ended(tmp_path: Path) -> None:
