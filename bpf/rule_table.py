@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
-from iaprof.formats.unwind_rules import Rule
+from iaprof.formats.unwind_rules import BLOCK_BYTES, Rule, RuleScope
 
 ADDRESS_BITS = 47
 _BUCKET_BYTES, _SLOTS = 64, 4
@@ -43,9 +43,13 @@ class RuleTable:
         self._words = memoryview(self._memory).cast("Q")
         self.written = self.evicted = 0
 
-    def write(self, space: int, address: int, is_exact: bool, rule: Rule) -> None:
-        """Sets the rule for an address of a space; `is_exact` if it is an instruction's, no return address."""
-        key = address | is_exact << ADDRESS_BITS | space << 48
+    def write(self, space: int, address: int, scope: RuleScope, rule: Rule) -> None:
+        """Sets the rule for an address of a space."""
+        key = address | space << 48
+        if scope is not RuleScope.RETURN:
+            key |= 1 << ADDRESS_BITS
+        if scope is RuleScope.BLOCK:
+            key = key & -BLOCK_BYTES | 1 << 63
         bucket = (key * _ODD & (1 << 64) - 1) >> 64 - self._bits
         first = bucket * _BUCKET_BYTES // 8
         keys = [self._words[first + 2 * slot] for slot in range(_SLOTS)]

@@ -21,6 +21,7 @@
 #define PAGE 4096
 #define MOST_ABSENT 16   /* pages in a row; behind so many nothing of the stack is expected */
 #define ADDRESS_BITS 47
+#define BLOCK 64         /* bytes of code, aligned, that one rule may be for */
 #define WAY_NS 1000000000ULL
 #define MOST_COPIES 64   /* in that time, of the walks of a thread that end alike: what lies on the stack may differ each time */
 #define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
@@ -30,7 +31,7 @@
 #define FRAMES_A_TURN 32
 #define ROOM 64
 
-enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, SIGNAL, END, HARD };
+enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD };
 
 /* struct rule, as a number: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/unwind_rules.py). */
 #define RULE_CFA(rule) ((s64)(s32)(rule))
@@ -56,7 +57,7 @@ struct generation {
 };
 struct space {
     struct generation of;
-    u64 number;          /* 16 bits */
+    u64 number;          /* 15 bits */
 };
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
@@ -118,6 +119,16 @@ struct scratch {
     u64 bp;
     u64 bp_at;           /* where the caller's rbp is, which is read only when a rule asks for it: nearly never; 0: it is bp */
     u64 exact;           /* 1: ip is an instruction's; 0: a return address */
+    u64 is_guess;        /* how ip was found */
+    struct {             /* where the last guess was made */
+        u64 ip;
+        u64 sp;
+        u64 bp;
+        u64 bp_at;
+        u64 exact;
+        u64 depth;
+        u64 hashes[2];
+    } before;
     u64 sent;            /* pages */
     u64 absent;          /* pages in a row */
     u64 guessed[MAX_DEPTH / 64]; /* bits: the address was found by a frame pointer, in code of which nothing is told */
@@ -242,15 +253,23 @@ static __always_inline u64 if_equal(u64 one, u64 other, u64 value) {
     return value & ((hidden(difference | -difference) >> 63) - 1);
 }
 
-/* The rule for an address of a space; RULE_NONE where there is none. */
-static __always_inline u64 rule_for(u64 ip, u64 exact, u64 space) {
-    u64 key = ip | exact << ADDRESS_BITS | space << 48;
+/* The rule of this key; RULE_NONE where there is none. */
+static __always_inline u64 rule_of(u64 key) {
     u32 index = key * 0x9e3779b97f4a7c15ULL >> RULES_SHIFT;
     struct bucket *bucket = rules.lookup(&index);
     if (!bucket)
         return 0;
     return if_equal(bucket->slots[0].key, key, bucket->slots[0].rule) | if_equal(bucket->slots[1].key, key, bucket->slots[1].rule) |
            if_equal(bucket->slots[2].key, key, bucket->slots[2].rule) | if_equal(bucket->slots[3].key, key, bucket->slots[3].rule);
+}
+
+/* The rule for an address of a space. A return address has its own. An instruction may have one, or the block that it is in: a CPU
+ * sample comes at any instruction, and most of them would be met for the first time. */
+static __always_inline u64 rule_for(u64 ip, u64 exact, u64 space) {
+    u64 key = ip | exact << ADDRESS_BITS | space << 48, rule = rule_of(key);
+    if (hidden(exact) && !rule)
+        rule = rule_of((key & -(u64)BLOCK) | 1ULL << 63);
+    return forgotten(rule, ip);
 }
 
 /* Sets a bit, if it is 1, for the address behind the one at `at`. */
@@ -275,13 +294,14 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->bp = scratch->copied.start.bp;
     scratch->bp_at = 0;
     scratch->exact = 1;
-    scratch->depth = scratch->base = scratch->limit = 0;
+    scratch->is_guess = scratch->depth = scratch->base = scratch->limit = 0;
 }
 
 /* Walks some frames; gives what follows. */
 static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
+    u64 is_guess = scratch->is_guess;
     int goes_on = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= FRAMES_A_TURN; i++) {
@@ -296,19 +316,41 @@ static __always_inline u32 walk(struct scratch *scratch) {
         /* Or the verifier walks once more for each value that it knows these to have. */
         exact = forgotten(exact, ip);
         bp_at = forgotten(bp_at, ip);
+        is_guess = forgotten(is_guess, ip);
         scratch->ips[at] = ip;
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
-        if (ip >> ADDRESS_BITS)
-            break;
-        u64 rule = FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for(ip, exact, space);
+        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for(ip, exact, space);
         u64 kind = RULE_KIND(rule);
-        if (kind == RULE_NONE || kind >= HARD)
+        if (hidden(is_guess) && kind == RULE_NONE) {
+            /* Nobody knows the address that it led to, so it may be none. */
+            ip = scratch->before.ip;
+            sp = scratch->before.sp;
+            bp = scratch->before.bp;
+            bp_at = scratch->before.bp_at;
+            exact = scratch->before.exact;
+            depth = scratch->before.depth;
+            id = scratch->before.hashes[0];
+            check = scratch->before.hashes[1];
+            break;
+        }
+        if (kind == RULE_NONE || kind >= HARD || (kind == BY_RBX && hidden(depth) != 1))
             break;
         if (kind == END) {
             scratch->walked = WHOLE;
             break;
+        }
+        is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule);
+        if (hidden(is_guess)) {
+            scratch->before.ip = ip;
+            scratch->before.sp = sp;
+            scratch->before.bp = bp;
+            scratch->before.bp_at = bp_at;
+            scratch->before.exact = exact;
+            scratch->before.depth = depth;
+            scratch->before.hashes[0] = id;
+            scratch->before.hashes[1] = check;
         }
         mark_next(scratch->guessed, at, RULE_GUESSES(rule));
         if (kind == SIGNAL) {
@@ -322,7 +364,8 @@ static __always_inline u32 walk(struct scratch *scratch) {
             exact = 1;
             continue;
         }
-        u64 by_bp = kind != BY_RSP, deref = kind == BY_DEREF;
+        kind = hidden(kind);
+        u64 by_bp = (1 << BY_RBP | 1 << BY_DEREF) >> kind & 1, deref = 1 << BY_DEREF >> kind & 1, by_bx = 1 << BY_RBX >> kind & 1;
         if (hidden(by_bp) && bp_at) {
             if (read_user(&scratch->pair[0], 8, (void *)bp_at))
                 break;
@@ -331,15 +374,18 @@ static __always_inline u32 walk(struct scratch *scratch) {
         }
         by_bp = forgotten(by_bp, ip);
         bp_at = forgotten(bp_at, ip);
-        u64 cfa = choose(by_bp, bp, sp) + RULE_CFA(rule), of_bp = choose(deref, bp, cfa) + RULE_RBP(rule);
+        u64 base = choose(by_bp, bp, choose(by_bx, scratch->copied.start.bx, sp));
+        u64 cfa = base + RULE_CFA(rule), of_bp = choose(deref, bp, cfa) + RULE_RBP(rule);
         if (hidden(deref)) {
             if (read_user(&scratch->pair[0], 8, (void *)cfa))
                 break;
             cfa = scratch->pair[0];
         }
-        bp_at = choose(!!RULE_RBP(rule), of_bp, bp_at);
+        bp_at = choose(deref | !!RULE_RBP(rule), of_bp, bp_at);
         /* A caller's frame lies further up. */
         if (cfa & 7 || cfa <= sp || read_word(scratch, cfa - 8, &scratch->pair[1]))
+            break;
+        if (!scratch->pair[1] && hidden(is_guess))
             break;
         ip = scratch->pair[1];
         sp = cfa;
@@ -354,6 +400,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
     scratch->bp = bp;
     scratch->bp_at = bp_at;
     scratch->exact = exact;
+    scratch->is_guess = is_guess;
     scratch->depth = depth;
     scratch->hashes[0] = id;
     scratch->hashes[1] = check;

@@ -15,10 +15,11 @@ class RuleKind(IntEnum):
     NONE = 0
     BY_RSP = 1  # CFA = rsp + cfa
     BY_RBP = 2  # CFA = rbp + cfa
-    BY_DEREF = 3  # CFA = what lies at rbp + cfa: a stack that was aligned anew
-    SIGNAL = 4  # rsp points to the ucontext of a signal
-    END = 5  # nothing called it
-    HARD = 6  # none of the above: user space finishes such stacks
+    BY_DEREF = 3  # CFA = what lies at rbp + cfa: a stack that was aligned anew, and rbp saved
+    BY_RBX = 4  # CFA = rbx + cfa; only where a walk begins, as rbx is known only there
+    SIGNAL = 5  # rsp points to the ucontext of a signal
+    END = 6  # nothing called it
+    HARD = 7  # none of the above: user space finishes such stacks
 
 
 class Walked(IntEnum):
@@ -43,15 +44,26 @@ class Mark(IntFlag):
 class RuleFlags(IntFlag):
     """What is to be known of the caller that a rule leads to."""
 
-    GUESS = 1  # there is no call frame information; the frame pointer led to a likely caller
+    GUESS = 1  # there is no call frame information; BPF believes it where it leads to an address that has a rule
+
+
+class RuleScope(IntEnum):
+    """What a rule is for, at an address."""
+
+    RETURN = 0  # a return address
+    INSTRUCTION = 1
+    BLOCK = 2  # all instructions of so many bytes, aligned, that have none of their own
+
+
+BLOCK_BYTES = 64
 
 
 class Rule(NamedTuple):
-    """One rule, for one address of one process image."""
+    """One rule, of one process image."""
 
     kind: RuleKind
     cfa: int = 0  # int32
-    rbp: int = 0  # int16: from the CFA to the caller's rbp, for BY_DEREF from rbp; 0: it is in rbp still
+    rbp: int = 0  # int16: from the CFA to the caller's rbp, 0 if it is in rbp still; for BY_DEREF from rbp
     flags: RuleFlags = RuleFlags(0)
 
     def pack(self) -> int:

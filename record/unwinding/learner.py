@@ -35,7 +35,7 @@ from iaprof.symbols.unwind.walk import Mapping
 MOST_WAITING = 256  # copies of launches' stacks that wait for their turn; 64 KiB each
 MOST_SAMPLES = 64  # and of CPU samples', which wait until no launch's does
 MOST_PROCESSES = 512  # that are remembered with their mappings
-MOST_SPACES = (1 << 14) - 1  # numbers of one learner, of 16 bits; another one that takes its place has others
+MOST_SPACES = (1 << 13) - 1  # numbers of one learner, of 15 bits; another one that takes its place has others
 MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
 FORGIVEN_S = 60.0
 STALE_S = 1.0  # after which a copy is as whole as it gets
@@ -202,8 +202,8 @@ class Learner:
         self._next_space = self._first_space
 
     def _teach(self, pid: int, process: Process, miss: Miss, finished: Finished) -> None:
-        for (address, is_exact), rule in finished.rules.items():
-            self._table.write(process.space, address, is_exact, rule)
+        for (address, scope), rule in finished.rules.items():
+            self._table.write(process.space, address, scope, rule)
         self._spaces.set(pid, process.generation, process.space)
         way = int(miss.record["way"])
         leads = finished.ending in (Walked.WHOLE, Walked.DEEP) and all(

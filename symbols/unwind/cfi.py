@@ -71,6 +71,8 @@ class Row:
     cfa: tuple[int, int] | bytes | None = None  # register and what is added to it, or a DWARF expression
     registers: dict[int, Where] = field(default_factory=dict)  # those that are not told of are the same
     is_signal_frame: bool = False
+    before: int = 0  # bytes in front of the address that it was asked for, for which it is in force, too
+    behind: int = 0  # and from that address on
 
     @property
     def is_outermost(self) -> bool:
@@ -416,6 +418,7 @@ class CallFrames:
         row = Row(is_signal_frame=cie.is_signal_frame)
         left = self._execute(row, cie.start, cie.end, start, _MASK, cie, function.bias, {}, MOST_INSTRUCTIONS)
         initial = dict(row.registers)
+        row.before, row.behind = address - start, start + function.size - address
         self._execute(row, function.instructions, function.end, start, address, cie, function.bias, initial, left)
         return row
 
@@ -451,7 +454,9 @@ class CallFrames:
                     size = 1 << (code - 2)
                     location += reader.number(_SIZES[size], size) * cie.code_unit
                 if location > address:
+                    row.behind = location - address
                     break
+                row.before = address - location
             elif high == 0x80:
                 registers[low] = (How.OFFSET, reader.uleb() * data_unit)
             elif high == 0xC0:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping as Mapped, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iaprof.formats.unwind_rules import Rule, Walked
+from iaprof.formats.unwind_rules import Rule, RuleScope, Walked
 from iaprof.sandbox.answers import AnswerError, integers
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox
@@ -48,8 +48,8 @@ class Finished:
     ips: Sequence[int]  # innermost first
     found: Sequence[Found]  # how each was found
     ending: Walked
-    rules: dict[tuple[int, bool], Rule] = field(default_factory=dict)
-    """By address, and whether it is an instruction's, no return address."""
+    rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)
+    """By address and what they are for."""
 
 
 class Finishing(Closing):
@@ -145,11 +145,11 @@ def _checked(answer: Any, limit: int) -> tuple[Finished, list[tuple[int, int, in
     raise AnswerError
 
 
-def _rule(answer: Any) -> tuple[tuple[int, bool], Rule]:
+def _rule(answer: Any) -> tuple[tuple[int, RuleScope], Rule]:
     match answer:
-        case [int(address), bool(is_exact), int(packed)] if 0 <= address < 1 << 47 and 0 <= packed < 1 << 64:
+        case [int(address), int(scope), int(packed)] if 0 <= address < 1 << 47 and 0 <= packed < 1 << 64:
             try:
-                return (address, is_exact), Rule.unpack(packed)
+                return (address, RuleScope(scope)), Rule.unpack(packed)
             except ValueError:
                 pass
     raise AnswerError

@@ -70,7 +70,7 @@ class _Server:
             "ips": walk.ips,
             "found": walk.found,
             "ending": ending,
-            "rules": [[address, is_exact, rule.pack()] for (address, is_exact), rule in walk.rules.items()],
+            "rules": [[address, scope, rule.pack()] for (address, scope), rule in walk.rules.items()],
             "interrupted": walk.interrupted,
         }
 

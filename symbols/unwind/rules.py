@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iaprof.formats.unwind_rules import END, HARD, SIGNAL, Rule, RuleKind
+from iaprof.formats.unwind_rules import END, HARD, SIGNAL, Rule, RuleFlags, RuleKind
 from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP, How, Row
 from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
 
@@ -31,14 +31,14 @@ def rule_of(row: Row, address: int, is_exact: bool) -> Rule:
     if row.cfa is None or how not in (How.SAME, How.OFFSET) or row.cfa[0] not in (RSP, RBP):
         return HARD
     assert isinstance(value, int)
-    return _checked(RuleKind.BY_RSP if row.cfa[0] == RSP else RuleKind.BY_RBP, row.cfa[1], value, how is How.OFFSET)
+    return checked(RuleKind.BY_RSP if row.cfa[0] == RSP else RuleKind.BY_RBP, row.cfa[1], value, how is How.OFFSET)
 
 
 def _of_expression(cfa: bytes, how: How, value: int | bytes, address: int, is_exact: bool) -> Rule:
     if cfa[:1] == bytes([_BREG_RBP]) and cfa[-1:] == bytes([_DEREF]):
         if how is How.EXPRESSION and isinstance(value, bytes) and value[:1] == bytes([_BREG_RBP]):
             try:
-                return _checked(RuleKind.BY_DEREF, _constant(cfa[:-1]), _constant(value), True)
+                return checked(RuleKind.BY_DEREF, _constant(cfa[:-1]), _constant(value), True)
             except ExpressionError:
                 pass
         return HARD
@@ -48,7 +48,7 @@ def _of_expression(cfa: bytes, how: How, value: int | bytes, address: int, is_ex
         offsets = {_signed(_evaluated(cfa, {RSP: rsp, RETURN_ADDRESS: address}) - rsp) for rsp in _STACK_POINTERS}
     except ExpressionError:
         return HARD
-    return _checked(RuleKind.BY_RSP, offsets.pop(), 0, False) if len(offsets) == 1 else HARD
+    return checked(RuleKind.BY_RSP, offsets.pop(), 0, False) if len(offsets) == 1 else HARD
 
 
 def _constant(expression: bytes) -> int:
@@ -67,11 +67,12 @@ def _nothing(address: int, _size: int) -> int:
     raise LookupError(f"memory at {address:#x}")
 
 
-def _checked(kind: RuleKind, cfa: int, rbp: int, is_saved: bool) -> Rule:
-    """A rule has so much room for its numbers, and 0 says that rbp was not saved."""
-    if not -(1 << 31) <= cfa < 1 << 31 or not -(1 << 15) <= rbp < 1 << 15 or (is_saved and not rbp):
+def checked(kind: RuleKind, cfa: int, rbp: int, is_saved: bool, is_guess: bool = False) -> Rule:
+    """A rule, which has so much room for its numbers; else HARD. But for BY_DEREF, 0 says that rbp was not saved."""
+    is_too_large = not -(1 << 31) <= cfa < 1 << 31 or not -(1 << 15) <= rbp < 1 << 15
+    if is_too_large or (is_saved and not rbp and kind is not RuleKind.BY_DEREF) or kind is RuleKind.HARD:
         return HARD
-    return Rule(kind, cfa, rbp if is_saved else 0)
+    return Rule(kind, cfa, rbp if is_saved else 0, RuleFlags.GUESS if is_guess else RuleFlags(0))
 
 
 def _signed(value: int) -> int:

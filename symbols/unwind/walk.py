@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from iaprof.formats.unwind_rules import BY_FRAME_POINTER, END, HARD, SIGNAL, Rule, Walked
+from iaprof.formats.unwind_rules import (
+    BLOCK_BYTES,
+    BY_FRAME_POINTER,
+    END,
+    HARD,
+    SIGNAL,
+    Rule,
+    RuleKind,
+    RuleScope,
+    Walked,
+)
 from iaprof.symbols.return_addresses import BYTES_BEFORE, ends_a_call
 from iaprof.symbols.unwind.cfi import (
     R12,
@@ -32,12 +42,13 @@ from iaprof.symbols.unwind.cfi import (
     Row,
 )
 from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
-from iaprof.symbols.unwind.rules import rule_of
+from iaprof.symbols.unwind.rules import checked, rule_of
 
 PAGE = 4096
 SCANNED_BYTES = 36 << 10  # of the stack, for a word that looks like a return address; OpenBLAS has frames of 32 KiB
 MOST_CHECKED = 1 << 13  # words of one walk, that are looked at as return addresses: 10 ms
 _LARGEST_FRAME = 1 << 20  # bytes that a frame pointer may lead upwards
+_LEARNT_BYTES = 1024  # of code on each side of an instruction, for which rules are learnt with it
 _KEPT = (RBX, RBP, R12, R13, R14, R15)  # registers that a function gives back as they were
 _OUTERMOST_BYTES = 64  # before the call of what has no caller, in which it clears rbp
 _CLEARS_RBP = b"\x31\xed"  # xor %ebp,%ebp
@@ -229,7 +240,7 @@ class Walk:
     limit: int  # frames
     ips: list[int] = field(default_factory=list)  # innermost first
     found: list[Found] = field(default_factory=list)  # of each address
-    rules: dict[tuple[int, bool], Rule] = field(default_factory=dict)  # by address, and whether it is an instruction's
+    rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)  # by address and what they are for
     interrupted: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each signal frame where its saved rsp lies, that, and the saved rip behind it."""
     checked: int = 0  # words of the stack, for want of call frame information
@@ -275,10 +286,12 @@ class Walk:
     ) -> tuple[Registers, Found] | Walked:
         """The caller's registers, and how it was found."""
         row = self.space.row(address, is_exact, mapping)
+        scope = RuleScope.INSTRUCTION if is_exact else RuleScope.RETURN
         if row is None:
-            return self._step_without(address, is_exact, registers)
-        rule = rule_of(row, address, is_exact)
-        self.rules[address, is_exact] = rule
+            return self._step_without(address, scope, registers)
+        rule = self.rules[address, scope] = rule_of(row, address, is_exact)
+        if is_exact and rule != HARD and (rule.kind is RuleKind.BY_DEREF or not isinstance(row.cfa, bytes)):
+            self._learn_blocks(address, row, rule, mapping)
         if row.is_outermost:
             return Walked.WHOLE
         callers = self._unwound(row, registers)
@@ -286,6 +299,14 @@ class Walk:
             return callers, Found.BY_RULE
         self._note_signal(registers[RSP])
         return callers, Found.INTERRUPTED
+
+    def _learn_blocks(self, address: int, row: Row, rule: Rule, mapping: Mapping) -> None:
+        """The same rule for the code around an instruction, for which the same row is in force."""
+        start = max(address - min(row.before, _LEARNT_BYTES), mapping.start)
+        end = min(address + min(row.behind, _LEARNT_BYTES), mapping.end)
+        first = start + BLOCK_BYTES - 1 & -BLOCK_BYTES
+        for block in range(first, end - BLOCK_BYTES + 1, BLOCK_BYTES):
+            self.rules[block, RuleScope.BLOCK] = rule
 
     def _unwound(self, row: Row, registers: Registers) -> Registers:
         cfa = self._cfa(row, registers)
@@ -338,7 +359,7 @@ class Walk:
         at = ucontext + _UCONTEXT[RSP]
         self.interrupted.append((at, self._word(at), self._word(at + 8)))
 
-    def _step_without(self, address: int, is_exact: bool, registers: Registers) -> tuple[Registers, Found] | Walked:
+    def _step_without(self, address: int, scope: RuleScope, registers: Registers) -> tuple[Registers, Found] | Walked:
         """A step out of code without call frame information."""
         rsp = registers[RSP]
         try:
@@ -346,18 +367,18 @@ class Walk:
         except LookupError:
             rbp = 0
         if self.space.code_at(address, len(_SIGNAL_RETURN)) == _SIGNAL_RETURN:
-            self.rules[address, is_exact] = SIGNAL
+            self.rules[address, scope] = SIGNAL
             before = {number: self._word(rsp + at) for number, at in _UCONTEXT.items()}
             self._note_signal(rsp)
             return Registers(self._word, before, {}), Found.INTERRUPTED
         if rbp == 0 and _CLEARS_RBP in self.space.code_before(address, _OUTERMOST_BYTES):
-            self.rules[address, is_exact] = END
+            self.rules[address, scope] = END
             return Walked.WHOLE
         callers = self._by_frame_pointer(rsp, rbp)
-        # What a scan finds holds for this stack only.
-        self.rules[address, is_exact] = HARD if callers is None else BY_FRAME_POINTER
+        rule = BY_FRAME_POINTER
         if callers is None:
-            callers = self._by_scan(rsp, registers)
+            callers, rule = self._by_scan(rsp, registers)
+        self.rules[address, scope] = rule
         return Walked.STUCK if callers is None else (callers, Found.BY_GUESS)
 
     def _by_frame_pointer(self, rsp: int, rbp: int) -> Registers | None:
@@ -371,21 +392,25 @@ class Walk:
         except LookupError:
             return None
 
-    def _by_scan(self, rsp: int, registers: Registers) -> Registers | None:
-        start, end = rsp + 7 & ~7, rsp + SCANNED_BYTES
+    def _by_scan(self, rsp: int, registers: Registers) -> tuple[Registers | None, Rule]:
+        """The caller's registers, None if nothing was found; and a rule for that, which may hold at another time."""
+        start, end, base, kind = rsp + 7 & ~7, rsp + SCANNED_BYTES, rsp, RuleKind.BY_RSP
         with contextlib.suppress(LookupError):
             # OpenBLAS's functions make room for data, and keep in rbx what rsp was before. Below is what others left.
             if start < registers[RBX] < end and not registers[RBX] & 7:
-                start = registers[RBX]
+                start = base = registers[RBX]
+                kind = RuleKind.BY_RBX if len(self.ips) == 1 else RuleKind.HARD
         for at, word in self._words(start, end):
             if not self.space.low <= word < self.space.high:
                 continue
             self.checked += 1
             if self.space.is_after_call(word, unread=False):
-                return registers.but({**self._saved_rbp(at), RSP: at + 8, RETURN_ADDRESS: word})
+                saved = self._saved_rbp(at)
+                rule = checked(kind, at + 8 - base, -16 if saved else 0, bool(saved), is_guess=True)
+                return registers.but({**saved, RSP: at + 8, RETURN_ADDRESS: word}), rule
             if self.checked == MOST_CHECKED:
                 break
-        return None
+        return None, HARD
 
     def _words(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Addresses and words of the stack, up to a page that is not there: nothing was ever pushed so far down."""

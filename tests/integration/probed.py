@@ -65,6 +65,12 @@ class Probed:
             for each in launches
         ]
 
+    def probe(self, path: Path, function: str = FUNCTION, behind: int = _BEHIND_ENDBR64) -> None:
+        """Calls are seen there, too, so many bytes behind the start of a function."""
+        probe = Probe("", LAUNCH, offset_of(path, function) + behind, 0, (_FIRST_ARGUMENT, *[_NONE] * 3))
+        with path.open("rb") as file:
+            assert self._probes._attach(file.fileno(), [probe]) == ""
+
     def counted(self, counter: Counter) -> int:
         """What the BPF programs counted."""
         return self._probes.counters()[counter]
@@ -74,12 +80,9 @@ class Probed:
 def probed(*files: Path) -> Iterator[Probed]:
     """Probes probe_me in these files, and what the C library loads."""
     with contextlib.closing(LaunchProbes(_SIZES)) as probes:
-        for path in files:
-            with path.open("rb") as file:
-                probe = Probe(
-                    "", LAUNCH, offset_of(path, FUNCTION) + _BEHIND_ENDBR64, 0, (_FIRST_ARGUMENT, *[_NONE] * 3)
-                )
-                assert probes._attach(file.fileno(), [probe]) == ""
         probes.libraries._watch_c_libraries(os.getpid(), Path("/proc/self/maps").read_bytes())
         with Walking(probes) as walking:
-            yield Probed(walking, probes)
+            seen = Probed(walking, probes)
+            for path in files:
+                seen.probe(path)
+            yield seen

@@ -25,6 +25,7 @@ PLT = bytes.fromhex("77088000 3f1a 3b2a 3324 22".replace(" ", ""))
         (Row((6, 16), {**RA, 6: (How.OFFSET, -16)}), Rule(RuleKind.BY_RBP, 16, -16)),
         (Row((6, 16), {**RA, 6: (How.SAME, 0)}), Rule(RuleKind.BY_RBP, 16)),
         (Row(DEREF, {**RA, 6: (How.EXPRESSION, bytes.fromhex("7678"))}), Rule(RuleKind.BY_DEREF, -16, -8)),
+        (Row(DEREF, {**RA, 6: (How.EXPRESSION, AT_RBP)}), Rule(RuleKind.BY_DEREF, -16)),
         (Row((7, 8), {16: (How.UNDEFINED, 0)}), END),
         (Row(bytes.fromhex("77a00106"), {16: (How.EXPRESSION, b"\x77\xa8\x01")}, True), SIGNAL),
         # what eight bytes cannot say
@@ -36,7 +37,6 @@ PLT = bytes.fromhex("77088000 3f1a 3b2a 3324 22".replace(" ", ""))
         (Row((7, 16), {**RA, 6: (How.OFFSET, -40_000)}), HARD),
         (Row((7, 16), {**RA, 6: (How.OFFSET, 0)}), HARD),
         (Row((7, 1 << 31), {**RA}), HARD),
-        (Row(DEREF, {**RA, 6: (How.EXPRESSION, AT_RBP)}), HARD),  # 0 would say that rbp was not saved
         (Row(DEREF, {**RA}), HARD),
         (Row(b"\x73\x00\x06", {**RA}), HARD),
         (Row((7, 160), {**RA}, True), HARD),

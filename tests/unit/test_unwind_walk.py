@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, Walked
+from iaprof.formats.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.symbols.unwind.finishing import Copy, Finished, Finishing
 from iaprof.symbols.unwind.walk import PAGE, Found, Mapping
 from iaprof.symbols.vdso import open_vdso
@@ -115,7 +115,9 @@ def test_generated_code_is_left_by_its_frame_pointer() -> None:
     # then its callers are marked
     assert done.ips == [0x10010, 0x10100, 0x10200]
     assert done.found == [Found.INTERRUPTED, Found.BY_GUESS, Found.BY_GUESS]
-    assert done.rules[0x10100, False] == Rule(RuleKind.BY_RBP, 16, -16, done.rules[0x10100, False].flags)
+    assert done.rules[0x10100, RuleScope.RETURN] == Rule(
+        RuleKind.BY_RBP, 16, -16, done.rules[0x10100, RuleScope.RETURN].flags
+    )
 
 
 def test_a_frame_pointer_that_leads_in_a_circle_ends_the_walk() -> None:
@@ -123,7 +125,7 @@ def test_a_frame_pointer_that_leads_in_a_circle_ends_the_walk() -> None:
     done = walked({at + 64: at + 64, at + 72: 0x10100}, 0x10010, at, at + 64, GENERATED)
     assert done.ips == [0x10010, 0x10100]
     assert done.ending is Walked.STUCK
-    assert done.rules[0x10100, False] == HARD
+    assert done.rules[0x10100, RuleScope.RETURN] == HARD
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -142,7 +144,9 @@ def test_data_on_the_stack_is_passed_over_where_a_register_leads_behind_it(keeps
     # then
     assert done.ips[:2] == ([0x10010, right] if keeps else [0x10010])
     assert done.found[:2] == ([Found.INTERRUPTED, Found.BY_GUESS] if keeps else [Found.INTERRUPTED])
-    assert done.rules[0x10010, True] == HARD
+    # and a rule for the next time
+    expected = Rule(RuleKind.BY_RBX, 96 + 8, 0, RuleFlags.GUESS) if keeps else HARD
+    assert done.rules[0x10010, RuleScope.INSTRUCTION] == expected
 
 
 def test_an_image_that_nobody_can_read_is_like_generated_code() -> None:

@@ -1,0 +1,85 @@
+"""Rules that are learnt from one stack and tried on others: guesses, and rules for blocks of code."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.launches import Counter
+from iaprof.formats.unwind_rules import Walked
+from integration.probed import Call, Probed, probed
+from stacks.debugger import build
+
+pytestmark = pytest.mark.bpf
+
+
+@dataclass
+class Asked:
+    """asked.c, which calls when it is asked to."""
+
+    process: subprocess.Popen[str]
+    seen: Probed
+    places: tuple[int, ...] = ()  # where `through` and its caller go on, and main
+
+    def call(self, size: int, word: int = 0) -> list[Call]:
+        """The calls that were seen, with finished stacks."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{size} {word}\n")
+        self.process.stdin.flush()
+        self.places = tuple(int(each, 16) for each in self.process.stdout.readline().split())
+        return [call for call in self.seen.calls() if call.pid == self.process.pid]
+
+    @property
+    def missed(self) -> int:
+        """How many walks lacked a rule so far."""
+        return self.seen.counted(Counter.STACKS_MISSED) + self.seen.counted(Counter.STACKS_PRESUMED)
+
+
+@contextlib.contextmanager
+def asked(program: Path) -> Iterator[Asked]:
+    with probed(program) as seen:
+        process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with process:
+            yield Asked(process, seen)
+
+
+def test_a_guess_is_believed_only_where_it_leads_to_a_known_caller(tmp_path: Path) -> None:
+    program = build(tmp_path, "asked.c", "-O2")
+    with asked(program) as process:
+        # given a stack that was finished by a guess
+        (first,) = process.call(16)
+        below, caller, main = process.places
+        missed = process.missed
+        # when the same function calls again with the same frame
+        (again,) = process.call(16)
+        # then BPF walks that
+        assert (again.ips, again.walked, process.missed) == (first.ips, Walked.WHOLE, missed)
+        assert again.ips[1:3] == (below, caller)
+        # and others, where it finds nothing, code that nobody returns to, or no address, are finished by user space
+        for size, word in ((4096, 0), (2048, main), (1024, 1 << 60), (512, -1), (16, 0)):
+            (other,) = process.call(size, word)
+            assert (other.ips, other.walked) == (first.ips, Walked.WHOLE), (size, word)
+        assert process.missed >= missed + 4
+
+
+def test_a_rule_holds_for_all_instructions_of_a_block(tmp_path: Path) -> None:
+    program = build(tmp_path, "asked.c", "-O2")
+    with asked(program) as process:
+        # given the stack at one instruction of a function
+        process.seen.probe(program, "plain", 70)
+        first = process.call(16)[-1]
+        missed = process.missed
+        # when others are met, in the same block and in another one
+        for at in (71, 127, 128, 200):
+            process.seen.probe(program, "plain", at)
+        calls = process.call(16)[1:]
+        # then BPF knows rules for them
+        assert process.missed == missed
+        start = first.ips[0] - 70
+        assert [call.ips[0] - start for call in calls] == [70, 71, 127, 128, 200]
+        assert {(call.ips[1:], call.walked) for call in calls} == {(first.ips[1:], Walked.WHOLE)}
