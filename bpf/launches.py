@@ -59,7 +59,7 @@ class Sizes:
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
     stack_pages: int = 1024  # 4 MiB: 1,900 distinct stacks of 256 frames
     copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
-    rule_bits: int = 15  # 2 MiB: 131,072 rules
+    rule_bits: int = 15  # 2 MiB: 131,072 rules, once that many are known
     processes_remembered: int = 1 << 14
     ways_remembered: int = 1 << 14
     compiled_pages: int = 128
@@ -83,7 +83,6 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         "STACK_ID_BITS": sizes.stack_id_bits,
         "FRAME_POINTERS_ONLY": int(offsets is None),
         **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0)).named(),
-        "RULES_SHIFT": 64 - sizes.rule_bits,
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),

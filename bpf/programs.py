@@ -60,7 +60,6 @@ _CONSTANTS = (
     "TASK_SAS_SS_SP",
     "TASK_SAS_SS_SIZE",
     "MM_EXEC_VM",
-    "RULES_SHIFT",
     "COPY_PAGES",
     "STACK_DEPTH",
     "STACK_ID_BITS",

@@ -12,8 +12,9 @@ from iaprof.formats.unwind_rules import BLOCK_BYTES, Rule, RuleScope
 
 ADDRESS_BITS = 47
 _BUCKET_BYTES, _SLOTS = 64, 4
-_ODD = 0x9E3779B97F4A7C15
-_SPACE = struct.Struct("<5Q")  # struct space of unwind.c
+_FIRST_BITS, _MORE_BITS = 10, 2  # of the number of buckets that are used at first, and that this grows by
+_ODD, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_SPACE = struct.Struct("<6Q")  # struct space of unwind.c
 _WAY = struct.Struct("<3Q")  # struct way
 
 
@@ -29,7 +30,8 @@ class Generation(NamedTuple):
 class RuleTable:
     """The `rules` map: a hash table of 64-byte buckets, written through a mapping while BPF programs read it.
 
-    A full bucket loses one of its rules. That costs time, as the rule is learnt again, and nothing else.
+    A full bucket loses one of its rules. That costs time, as the rule is learnt again, and nothing else. At first only
+    the first buckets are used, as what is looked up is seldom in the caches.
     """
 
     def __init__(self, fd: int, bits: int) -> None:
@@ -38,10 +40,26 @@ class RuleTable:
         Raises:
             OSError: it cannot be mapped.
         """
-        self._bits = bits
+        self._most_bits = bits
+        self.bits = min(_FIRST_BITS, bits)  # binary logarithm of the number of buckets that are used
         self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
         self._words = memoryview(self._memory).cast("Q")
+        self._used = 0  # slots
         self.written = self.evicted = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of what is used is full, and it may grow."""
+        return self._used > _SLOTS << self.bits >> 1 and self.bits < self._most_bits
+
+    def grow(self) -> None:
+        """Uses more buckets; no space may have rules meanwhile."""
+        words = self._words[: _BUCKET_BYTES // 8 << self.bits].tolist()
+        self.clear()
+        self.bits = min(self.bits + _MORE_BITS, self._most_bits)
+        for key, packed in zip(words[::2], words[1::2], strict=True):
+            if key:
+                self._write(key, packed)
 
     def write(self, space: int, address: int, scope: RuleScope, rule: Rule) -> None:
         """Sets the rule for an address of a space."""
@@ -50,18 +68,23 @@ class RuleTable:
             key |= 1 << ADDRESS_BITS
         if scope is RuleScope.BLOCK:
             key = key & -BLOCK_BYTES | 1 << 63
-        bucket = (key * _ODD & (1 << 64) - 1) >> 64 - self._bits
+        self._write(key, rule.pack())
+
+    def _write(self, key: int, packed: int) -> None:
+        hashed = key * _ODD & _MASK
+        hashed = (hashed ^ hashed >> 32) * _ODD & _MASK
+        bucket = hashed >> 64 - self.bits
         first = bucket * _BUCKET_BYTES // 8
         keys = [self._words[first + 2 * slot] for slot in range(_SLOTS)]
-        packed = rule.pack()
         if key in keys:
             slot = keys.index(key)
             if self._words[first + 2 * slot + 1] == packed:
                 return
         elif 0 in keys:
             slot = keys.index(0)
+            self._used += 1
         else:
-            slot = address >> 2 & 3
+            slot = hashed & 3
             self.evicted += 1
         # A program may read it meanwhile: it must not take the old rule for the new address.
         self._words[first + 2 * slot] = 0
@@ -73,6 +96,7 @@ class RuleTable:
         """Forgets all rules."""
         for at in range(0, len(self._words), 2):
             self._words[at] = 0
+        self._used = 0
 
     def close(self) -> None:
         """Unmaps the table."""
@@ -87,9 +111,9 @@ class Spaces:
         """Args: the maps' descriptors, which stay the caller's."""
         self._spaces, self._loads, self._ways = spaces, loads, ways
 
-    def set(self, pid: int, generation: Generation, number: int) -> None:
-        """From now on the rules of a space hold for a process, as long as it stays as it was."""
-        write_element(self._spaces, struct.pack("<I", pid), _SPACE.pack(*generation, number))
+    def set(self, pid: int, generation: Generation, number: int, bits: int) -> None:
+        """From now on the rules of a space hold for a process, as long as it stays as it was; see RuleTable.bits."""
+        write_element(self._spaces, struct.pack("<I", pid), _SPACE.pack(*generation, number, 64 - bits))
 
     def forget(self, pid: int) -> None:
         """From now on no rules hold for a process."""

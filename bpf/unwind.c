@@ -13,7 +13,7 @@
  * FRAMES_A_TURN frames), where a rule is missing `on_miss` and perhaps `on_copy`, and one that sends what came of it. Each has to be
  * small: the verifier follows every way through a program. They leave to each other what they know in the scratch.
  *
- * Numbers without a definition here: MAX_DEPTH is set by the compiler; STACK_DEPTH, COPY_PAGES, RULES_SHIFT, FRAME_POINTERS_ONLY,
+ * Numbers without a definition here: MAX_DEPTH is set by the compiler; STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY,
  * TASK_* and MM_* (where the kernel has members of structures) by the loader.
  */
 
@@ -58,6 +58,7 @@ struct generation {
 struct space {
     struct generation of;
     u64 number;          /* 15 bits */
+    u64 shift;           /* 64 less the binary logarithm of how many buckets are used: the fewer, the more of them are in the caches */
 };
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
@@ -114,6 +115,7 @@ struct scratch {
     u64 limit;           /* offset of the last word in it */
     u64 then;            /* enum phase: what follows the walk */
     u64 space;           /* whose rules it goes by */
+    u64 shift;           /* of that */
     u64 ip;              /* where it is */
     u64 sp;
     u64 bp;
@@ -239,12 +241,17 @@ static __always_inline void generation_of(u32 pid, struct generation *now) {
         generation_of(who, &(scratch)->copied.of);                                                                                     \
     })
 
-static __always_inline u64 space_of(u32 pid, const struct generation *now) {
+/* Whose rules a walk goes by. */
+static __always_inline void find_space(struct scratch *scratch, u32 pid) {
+    const struct generation *now = &scratch->copied.of;
     struct space *space = spaces.lookup(&pid);
+    scratch->space = 0;
+    scratch->shift = 63;
     if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.exec_vm ^ now->exec_vm) |
                       (space->of.loads ^ now->loads))
-        return 0;
-    return space->number;
+        return;
+    scratch->space = space->number;
+    scratch->shift = space->shift;
 }
 
 /* A value, or 0, without a branch. */
@@ -254,8 +261,9 @@ static __always_inline u64 if_equal(u64 one, u64 other, u64 value) {
 }
 
 /* The rule of this key; RULE_NONE where there is none. */
-static __always_inline u64 rule_of(u64 key) {
-    u32 index = key * 0x9e3779b97f4a7c15ULL >> RULES_SHIFT;
+static __always_inline u64 rule_of(u64 key, u64 shift) {
+    u64 hash = key * 0x9e3779b97f4a7c15ULL;
+    u32 index = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15ULL >> (shift & 63);
     struct bucket *bucket = rules.lookup(&index);
     if (!bucket)
         return 0;
@@ -265,10 +273,10 @@ static __always_inline u64 rule_of(u64 key) {
 
 /* The rule for an address of a space. A return address has its own. An instruction may have one, or the block that it is in: a CPU
  * sample comes at any instruction, and most of them would be met for the first time. */
-static __always_inline u64 rule_for(u64 ip, u64 exact, u64 space) {
-    u64 key = ip | exact << ADDRESS_BITS | space << 48, rule = rule_of(key);
+static __always_inline u64 rule_for(u64 ip, u64 exact, u64 space, u64 shift) {
+    u64 key = ip | exact << ADDRESS_BITS | space << 48, rule = rule_of(key, shift);
     if (hidden(exact) && !rule)
-        rule = rule_of((key & -(u64)BLOCK) | 1ULL << 63);
+        rule = rule_of((key & -(u64)BLOCK) | 1ULL << 63, shift);
     return forgotten(rule, ip);
 }
 
@@ -284,11 +292,10 @@ BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of 
 
 /* Begins a walk, after BEGIN_WALK. */
 static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase then) {
-    u64 space = space_of(pid, &scratch->copied.of);
-    scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + space;
-    scratch->hashes[1] = pid + (epoch << 32) + (space << 16);
+    find_space(scratch, pid);
+    scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + scratch->space;
+    scratch->hashes[1] = pid + (epoch << 32) + (scratch->space << 16);
     scratch->then = then;
-    scratch->space = space;
     scratch->ip = scratch->copied.start.ip;
     scratch->sp = scratch->copied.start.sp;
     scratch->bp = scratch->copied.start.bp;
@@ -301,7 +308,7 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
 static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
-    u64 is_guess = scratch->is_guess;
+    u64 is_guess = scratch->is_guess, shift = scratch->shift;
     int goes_on = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= FRAMES_A_TURN; i++) {
@@ -321,7 +328,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
-        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for(ip, exact, space);
+        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for(ip, exact, space, shift);
         u64 kind = RULE_KIND(rule);
         if (hidden(is_guess) && kind == RULE_NONE) {
             /* Nobody knows the address that it led to, so it may be none. */

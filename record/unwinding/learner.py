@@ -201,10 +201,19 @@ class Learner:
         self._finishing.close()
         self._next_space = self._first_space
 
+    def _grow(self) -> None:
+        for pid in self._processes:
+            self._spaces.forget(pid)
+        self._table.grow()
+        for pid, process in self._processes.items():
+            self._spaces.set(pid, process.generation, process.space, self._table.bits)
+
     def _teach(self, pid: int, process: Process, miss: Miss, finished: Finished) -> None:
         for (address, scope), rule in finished.rules.items():
             self._table.write(process.space, address, scope, rule)
-        self._spaces.set(pid, process.generation, process.space)
+        if self._table.is_crowded:
+            self._grow()
+        self._spaces.set(pid, process.generation, process.space, self._table.bits)
         way = int(miss.record["way"])
         leads = finished.ending in (Walked.WHOLE, Walked.DEEP) and all(
             rule.kind is not RuleKind.HARD for rule in finished.rules.values()

@@ -16,6 +16,7 @@ from integration.probed import Call, Probed, probed
 from stacks.debugger import build
 
 pytestmark = pytest.mark.bpf
+FUNCTIONS, AT_ONCE = 3000, 100
 
 
 @dataclass
@@ -65,6 +66,48 @@ def test_a_guess_is_believed_only_where_it_leads_to_a_known_caller(tmp_path: Pat
             (other,) = process.call(size, word)
             assert (other.ips, other.walked) == (first.ips, Walked.WHOLE), (size, word)
         assert process.missed >= missed + 4
+
+
+def test_more_rules_than_there_is_room_for_at_first(tmp_path: Path) -> None:
+    # given a program that calls from many functions, some of them whenever it is asked to
+    numbers = range(FUNCTIONS)
+    lines = [
+        "#include <stdio.h>",
+        "void probe_me(long);",
+        *(f'__attribute__((noinline)) void f{n}(void) {{ probe_me({n}); __asm__(""); }}' for n in numbers),
+        f"void (*all[])(void) = {{{', '.join(f'f{n}' for n in numbers)}}};",
+        "int main(void) {",
+        f"    for (int next = 0; getchar() != EOF; next = (next + {AT_ONCE}) % {FUNCTIONS}) {{",
+        f"        for (int i = next; i < next + {AT_ONCE}; i++) all[i]();",
+        "        putchar('x'); fflush(stdout);",
+        "    }",
+        "}",
+    ]
+    (tmp_path / "many.c").write_text("\n".join(lines))
+    program = build(tmp_path, str(tmp_path / "many.c"), "-O1")
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with probed(program) as seen, subprocess.Popen([program], **piped) as process:
+
+        def call_all() -> dict[int, Call]:
+            calls: dict[int, Call] = {}
+            for _ in range(FUNCTIONS // AT_ONCE):
+                process.stdin.write(b"x")
+                process.stdout.read(1)
+                calls |= {call.number: call for call in seen.calls() if call.pid == process.pid}
+            return calls
+
+        # when all were met, and met again
+        first = call_all()
+        missed = seen.counted(Counter.STACKS_MISSED) + seen.counted(Counter.STACKS_PRESUMED)
+        again = call_all()
+        process.stdin.close()
+        # then BPF has rules for nearly all of them, and no stack changed
+        assert missed > FUNCTIONS / 2
+        missed_again = seen.counted(Counter.STACKS_MISSED) + seen.counted(Counter.STACKS_PRESUMED) - missed
+        assert missed_again < FUNCTIONS / 20
+    assert len({call.ips for call in again.values()}) == FUNCTIONS
+    assert {call.walked for call in again.values()} == {Walked.WHOLE}
+    assert all(call.ips == again[number].ips for number, call in first.items() if not call.presumed)
 
 
 def test_a_rule_holds_for_all_instructions_of_a_block(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import COPY, stack_dtype
-from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, Walked
+from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, RuleScope, Walked
 from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.learner import (
@@ -43,10 +43,12 @@ def copied(number: int, pid: int, is_sample: bool = False) -> np.ndarray:
 class Table:
     """Rules that were written."""
 
+    bits, is_crowded = 10, False
+
     def __init__(self) -> None:
         self.written: list[tuple[int, int, RuleKind]] = []
 
-    def write(self, space: int, address: int, is_exact: bool, rule: Rule) -> None:
+    def write(self, space: int, address: int, scope: RuleScope, rule: Rule) -> None:
         self.written.append((space, address, rule.kind))
 
 
@@ -60,7 +62,7 @@ class Spaces:
     def loads(self, pid: int) -> int:
         return self.times_loaded
 
-    def set(self, pid: int, generation: object, space: int) -> None:
+    def set(self, pid: int, generation: object, space: int, bits: int) -> None:
         self.said.append(("space", space))
 
     def arrived(self, way: int) -> None:
