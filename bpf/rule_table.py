@@ -71,8 +71,7 @@ class RuleTable:
         self._write(key, rule.pack())
 
     def _write(self, key: int, packed: int) -> None:
-        hashed = key * _ODD & _MASK
-        hashed = (hashed ^ hashed >> 32) * _ODD & _MASK
+        hashed = (key ^ key >> 13) * _ODD & _MASK
         bucket = hashed >> 64 - self.bits
         first = bucket * _BUCKET_BYTES // 8
         keys = [self._words[first + 2 * slot] for slot in range(_SLOTS)]

@@ -262,8 +262,7 @@ static __always_inline u64 if_equal(u64 one, u64 other, u64 value) {
 
 /* The rule of this key; RULE_NONE where there is none. */
 static __always_inline u64 rule_of(u64 key, u64 shift) {
-    u64 hash = key * 0x9e3779b97f4a7c15ULL;
-    u32 index = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15ULL >> (shift & 63);
+    u32 index = (key ^ key >> 13) * 0x9e3779b97f4a7c15ULL >> (shift & 63); /* by one number alone, those of a stride would crowd */
     struct bucket *bucket = rules.lookup(&index);
     if (!bucket)
         return 0;
