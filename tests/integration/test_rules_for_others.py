@@ -96,13 +96,14 @@ def test_more_rules_than_there_is_room_for_at_first(tmp_path: Path) -> None:
                 calls |= {call.number: call for call in seen.calls() if call.pid == process.pid}
             return calls
 
-        # when all were met, and met again
+        # when all were met twice, as some rules were lost while there was little room, and met again
         first = call_all()
+        assert seen.counted(Counter.STACKS_MISSED) > FUNCTIONS / 2
+        call_all()
         missed = seen.counted(Counter.STACKS_MISSED) + seen.counted(Counter.STACKS_PRESUMED)
         again = call_all()
         process.stdin.close()
         # then BPF has rules for nearly all of them, and no stack changed
-        assert missed > FUNCTIONS / 2
         missed_again = seen.counted(Counter.STACKS_MISSED) + seen.counted(Counter.STACKS_PRESUMED) - missed
         assert missed_again < FUNCTIONS / 20
     assert len({call.ips for call in again.values()}) == FUNCTIONS
