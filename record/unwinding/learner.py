@@ -27,6 +27,7 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import COPY
 from iaprof.formats.unwind_rules import RuleKind, Walked
 from iaprof.record.opener import Opener
+from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.misses import Miss, Waiting
 from iaprof.symbols.unwind.finishing import Finished, Finishing
@@ -38,6 +39,10 @@ MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 13) - 1  # numbers of one learner, of 15 bits; another one that takes its place has others
 MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
 FORGIVEN_S = 60.0
+SAMPLES_SHARE, SAMPLES_MOST_S = (
+    0.2,
+    1.0,
+)  # of the time, for CPU samples' stacks: on a busy machine most come from new processes
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
@@ -73,6 +78,8 @@ class Learner:
         self._finishing = Finishing(self._images.open)
         self._coming: OrderedDict[int, Miss] = OrderedDict()  # by id
         self._launches, self._samples = Waiting(MOST_WAITING), Waiting(MOST_SAMPLES)
+        self._for_samples = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
+        self.is_ending = False  # nothing more comes, and what waits is finished without regard to the time
         self._left_out: list[bytes] = []  # COPY records of launches' stacks for which there is no time
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
@@ -94,12 +101,18 @@ class Learner:
     @property
     def patience_ms(self) -> float | None:
         """For how long nothing has to be done if nothing comes; None for ever."""
-        return 0.0 if self.waits else 1000 * STALE_S if self._coming else None
+        if self.waits:
+            return 0.0
+        waits_s = [self._for_samples.wait_s] if self._samples else []
+        waits_s += [STALE_S] if self._coming else []
+        return 1000 * min(waits_s) if waits_s else None
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to do."""
-        return bool(self._left_out or self._launches or self._samples)
+        """Whether there is something to do now."""
+        if self._left_out or self._launches:
+            return True
+        return bool(self._samples) and (self.is_ending or not self._for_samples.wait_s)
 
     def is_done_with(self, until: float) -> bool:
         """Whether nothing waits that came until then, time.monotonic()."""
@@ -133,7 +146,12 @@ class Learner:
         if self._left_out:
             left_out, self._left_out = self._left_out, []
             return left_out
-        miss = (self._launches or self._samples).take()
+        if self._launches:
+            return self._answer(self._launches.take())
+        with self._for_samples.spent():
+            return self._answer(self._samples.take())
+
+    def _answer(self, miss: Miss) -> list[bytes]:
         pid = miss.pid
         rights = rights_of(pid)
         if time.monotonic() > self._forgiven + FORGIVEN_S:
@@ -262,7 +280,7 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
         is_told = channel.fileno() in ready and not is_over
         if is_told:
             is_asked = bool(channel.recv(len(SYNC)))
-            is_over = not is_asked
+            is_over = learner.is_ending = not is_asked
         learner.take(ring.read())
         if is_told:
             asked = time.monotonic()

@@ -14,6 +14,7 @@ from iaprof.formats.launches import COPY, stack_dtype
 from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, RuleScope, Walked
 from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
+from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.learner import (
     MOST_FAILURES,
     MOST_FAILURES_OF_A_USER,
@@ -124,6 +125,25 @@ def whole(numbers: Sequence[int]) -> list[tuple[int, Walked]]:
 
 def test_processes_take_turns(tried: Tried) -> None:
     assert tried.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
+
+
+def test_cpu_samples_take_no_more_than_their_share_of_the_time(tried: Tried) -> None:
+    # given no time is left for them
+    now = [0.0]
+    tried.learner._for_samples = Budget(0.1, 1.0, lambda: now[0])
+    with tried.learner._for_samples.spent():
+        now[0] += 1.5
+    # when both come, only the launch's is finished
+    assert tried.finish(copied(1, 100, is_sample=True), copied(2, 100)) == whole([2])
+    assert tried.learner.patience_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
+    # but later, or when the recording ends
+    now[0] += 10
+    assert tried.finish(copied(3, 200)) == whole([3, 1])
+    with tried.learner._for_samples.spent():
+        now[0] += 20
+    assert tried.finish(copied(4, 100, is_sample=True)) == []
+    tried.learner.is_ending = True
+    assert tried.finish(copied(5, 200)) == whole([5, 4])
 
 
 def test_cpu_samples_wait_until_no_launch_does(tried: Tried) -> None:
