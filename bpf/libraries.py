@@ -18,7 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from iaprof.bpf.driver_layout import Layout, find_layout
+from iaprof.bpf.driver_layout import Action, Layout, find_layout
+from iaprof.bpf.emulation import single_stepped
 from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import running_pids
 from iaprof.bpf.usdt import Probe, read_probes
@@ -49,6 +50,7 @@ SYSTEM_FOLDERS = (
 )
 PROVIDER = "level_zero"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
+_LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
 # Anybody can map any number of files of that name. What one user's files take, others still have.
 MAX_MAPS_BYTES = 16 << 20  # of a process: 100,000 mappings, and more than it can have unless somebody allowed it
 MAX_LIBRARIES = 256
@@ -73,6 +75,8 @@ class Outcome:
     way: Way | None = None  # None where there are none
     build_id: str = ""  # in hexadecimal; empty where there is none, or it was not looked at
     doubt: str = ""  # why probes that are attached may not fire
+    # Functions that launch, or names of probes, where the probed instruction is single-stepped: formats.slow_launches.
+    single_stepped: tuple[str, ...] = ()
 
 
 class Libraries:
@@ -204,11 +208,15 @@ class Libraries:
                 return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
             if probes:
                 doubt = self._attach(file.fileno(), probes)
-                return Outcome(path, len(probes), "", way_of(path), build_id, doubt)
+                slow = single_stepped(
+                    file.fileno(), ((each.name, each.offset) for each in probes if each.name == LAUNCH)
+                )
+                return Outcome(path, len(probes), "", way_of(path), build_id, doubt, slow)
             if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)
-                return Outcome(path, len(offsets), "", Way.ATTACH, build_id)
+                slow = single_stepped_launches(file.fileno(), layout, offsets)
+                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, single_stepped=slow)
             problem = self._no_way(path, build_id)
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"
@@ -235,6 +243,18 @@ class Libraries:
             f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run "
             "'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
         )
+
+
+def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]) -> tuple[str, ...]:
+    """Names of a layout's functions that launch and are probed where the kernel single-steps.
+
+    Args:
+        file_fd: the open driver.
+        layout: of it.
+        offsets: in the file, of the layout's entries.
+    """
+    where = zip(layout.entries, offsets, strict=True)
+    return single_stepped(file_fd, ((entry.name, at) for entry, at in where if entry.action in _LAUNCHING))
 
 
 def open_regular(location: str) -> BinaryIO:

@@ -12,6 +12,7 @@ import typer
 
 from iaprof.cli.stdout import answering
 from iaprof.formats.profile import clean
+from iaprof.formats.slow_launches import slow_launches
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout
@@ -60,6 +61,7 @@ def _as_dict(library: Path, found: Calibration, path: Path) -> dict[str, Any]:
         "library": clean(str(library)),
         "devices": found.devices,
         "left_out": found.left_out,
+        "single_stepped": found.single_stepped,
         "layout": asdict(found.layout),
         "written": clean(str(path)),
     }
@@ -79,6 +81,8 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
     print("\nProbes at")
     for entry in layout.entries:
         print(f"  {entry.address:<#12x}{entry.name}")
+    if found.single_stepped:
+        print(f"\nWarning: {slow_launches(found.single_stepped)}")
     print(f"\nWritten to {clean(str(path))}")
 
 

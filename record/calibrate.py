@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from iaprof.bpf.driver_layout import CACHE, Action, Entry, Field, Layout, LayoutError
-from iaprof.bpf.libraries import SYSTEM_FOLDERS
+from iaprof.bpf.libraries import SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import can_be_strangers, check_output, make_for_everyone, replacing
@@ -100,6 +100,7 @@ class Calibration:
     layout: Layout
     devices: tuple[str, ...]  # that agree
     left_out: Mapping[str, str]  # devices, and why
+    single_stepped: tuple[str, ...]  # functions whose probes cost more: see formats.slow_launches
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,10 @@ def calibrate(library: Path) -> Calibration:
             if not build_id:
                 raise _Problem("it has no build-id")
             answers, left_out = _ask(library, file)
-            return Calibration(_layout(build_id, elf, file, list(answers.values())), tuple(answers), left_out)
+            layout = _layout(build_id, elf, file, list(answers.values()))
+            offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
+            slow = single_stepped_launches(file.fileno(), layout, offsets)
+            return Calibration(layout, tuple(answers), left_out, slow)
     except OSError as error:
         raise CalibrationError(library, str(error.strerror)) from error
     except (_Problem, ProbeError, LayoutError) as error:

@@ -1,7 +1,7 @@
 """Where in a function to put a uprobe, so that it costs least, and its arguments are still in their registers.
 
-Some instructions the kernel emulates (arch/x86/kernel/uprobes.c, Linux 6.1): pushes, nops, relative jumps and calls. A
-uprobe there costs 1.5 us. Others, such as the endbr64 that begins a function, it executes apart, which costs 10 us.
+Some instructions the kernel emulates (bpf/emulation.py): pushes, nops, relative jumps and calls. A uprobe there costs
+1.5 us. Others, such as the endbr64 that begins a function, it single-steps, which costs up to 10 us.
 
 So what a function begins with is followed up to the first that is emulated, as long as it only makes room on the stack
 and moves registers and what is there. Encodings are those of Intel's Software Developer's Manual, volume 2.
@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-# push, with the prefix for r8 to r15; nop; jump if, near and far; jump and call.
-_EMULATED = re.compile(rb"\x41?[\x50-\x57]|\x90|[\x70-\x7f]|\x0f[\x80-\x8f]|[\xe8\xe9\xeb]", re.DOTALL)
+from iaprof.bpf.emulation import EMULATED
+
 _ENDBR64 = re.compile(rb"\xf3\x0f\x1e\xfa")
 _SUB_RSP = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(..\x00\x00))", re.DOTALL)
 _CANARY = re.compile(rb"\x64([\x48\x4c])\x8b([\x04-\x3c])\x25\x28\x00\x00\x00")  # mov %fs:0x28, to a register
@@ -42,7 +42,7 @@ def probe_offset(code: bytes, arguments: Set[int]) -> int:
     kept = {_ARGUMENTS[argument] for argument in arguments} | {_RSP}
     at = 0
     try:
-        while not _EMULATED.match(code, at):
+        while not EMULATED.match(code, at):
             at = _after(code, at, kept)
     except _UnknownError:
         return 0

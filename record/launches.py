@@ -18,6 +18,7 @@ from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Outcome
 from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf, stack_dtype
+from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
@@ -302,9 +303,13 @@ class Launches:
             now = time.monotonic_ns()
             way = str(outcome.way) if outcome.way else None
             library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": now, "way": way}
+            if outcome.single_stepped:
+                library[SINGLE_STEPPED] = list(outcome.single_stepped)
             self.libraries.append(library)
             self._journal.append("libraries", library)
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")
+            if slow := sentence(library):
+                self._journal.warn(slow)
             if outcome.problem:
                 problem = f"{outcome.path} is not probed: {outcome.problem}"
                 self._journal.loss("launches", "library", None, problem, now, now)

@@ -14,12 +14,14 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import sums
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
+from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
 _STALLS = "totals", "stalls"
+_MOST_LIBRARIES = 256  # of which something is said; a recorder takes no more
 _ROWS = {
     "stall_reads": "stall",
     "launches": "launch",
@@ -170,7 +172,6 @@ def _part(capture: CaptureReader) -> Part:
     paused = [last - first for first, last in map(_span, header.items("paused"))]
     libraries = map(_Header, header.items("libraries"))
     streams = [_stream(each) for each in map(_Header, header.items("streams"))]
-    unseen = capture.header.get(NO_LAUNCHES)
     return Part(
         label=clean(capture.label),
         file=header.text("file"),
@@ -198,13 +199,19 @@ def _part(capture: CaptureReader) -> Part:
         losses=_losses(header),
         cost=_cost(header, duration),
         symbols=_symbols(header),
-        warnings=[*_guesses(streams), *filter(None, [clean(no_launches_sentence(unseen, header.number(*_STALLS)))])],
+        warnings=[*_guesses(streams), *filter(None, map(clean, _warnings(capture.header, header)))],
         matched=_matched(header),
         stack_ends=_stack_ends(capture.header),
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
         recovered=capture.header.get("recovered") is True,
     )
+
+
+def _warnings(header: dict[str, Any], read: _Header) -> Iterator[str]:
+    """Sentences about the recording; empty ones where there is nothing to say."""
+    yield no_launches_sentence(header.get(NO_LAUNCHES), read.number(*_STALLS))
+    yield from dict.fromkeys(map(slow_launches, read.items("libraries")[:_MOST_LIBRARIES]))
 
 
 class _Header:

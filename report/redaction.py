@@ -22,6 +22,7 @@ from iaprof.formats.capture import MAX_TEXT_BYTES
 from iaprof.formats.dictionaries import in_one, mapped
 from iaprof.formats.iaprof_lines import cut_text
 from iaprof.formats.iaprof_text import UNKNOWN_FILE
+from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named
@@ -169,7 +170,7 @@ def redacted_header(header: dict[str, Any]) -> dict[str, Any]:
         kept[name] = [hashed("word", str(word)) for word in words] if isinstance(words, list) else []
     libraries = header.get("libraries")
     kept["libraries"] = [
-        {**_without_texts(library, frozenset({"way"})), "path": redacted_path(str(library.get("path")))}
+        {**_without_texts(library, frozenset({"way", SINGLE_STEPPED})), "path": redacted_path(str(library.get("path")))}
         for library in (libraries if isinstance(libraries, list) else ())
         if isinstance(library, dict)
     ]

@@ -6,11 +6,13 @@ import itertools
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.slow_launches import slow_launches
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.injection import built_library, check_folders
@@ -57,7 +59,7 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
-        return Check(GROUP, what, Level.OK, text, file=file)
+        return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
     if outcome.way is Way.INJECT:
         return Check(GROUP, what, Level.OK, "launches by a library that iaprof put into its command", file=file)
     if outcome.way is None:
@@ -68,7 +70,15 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     if missing := [name for name in (LAUNCH, COMPILE) if name not in names]:
         text = f"has no {missing[0]} probe: it was built without all of intel/iaprof's patches"
         return Check(GROUP, what, Level.WARNING, text, file=file)
-    return Check(GROUP, what, Level.OK, "launches by its probes, which tell of modules, too", file=file)
+    text = "launches by its probes, which tell of modules, too"
+    return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
+
+
+def _with_cost(check: Check, outcome: Outcome) -> Check:
+    """The same, a warning if launches cost more than they should."""
+    if not outcome.single_stepped:
+        return check
+    return replace(check, level=Level.WARNING, text=f"{check.text}; {slow_launches(outcome.single_stepped)}")
 
 
 def _injection() -> Check:

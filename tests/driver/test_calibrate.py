@@ -58,6 +58,7 @@ def test_finds_what_ships_for_the_real_driver(driver: Driver, tmp_path: Path) ->
     assert told["devices"] == list(calibrate.DEVICES)
     assert output.read_text() == find_layout(build_id_of(driver.library)).to_json()  # type: ignore[union-attr]
     assert told["layout"] == json.loads(output.read_text())
+    assert told["single_stepped"] == []
 
 
 def test_finds_the_same_for_a_build_that_nobody_knows(
@@ -86,7 +87,8 @@ def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatc
     monkeypatch.setattr("iaprof.bpf.driver_layout.CACHE", tmp_path / "cache")
     monkeypatch.setattr(calibrate, "CACHE", tmp_path / "cache")
 
-    layout = calibrate.calibrate(library).layout
+    found = calibrate.calibrate(library)
+    layout = found.layout
     calibrate.store(layout, None)
 
     immutable, module, code, size, allocation, name, address, of, binary, length, bias = (ctypes.c_uint32 * 11).in_dll(
@@ -110,6 +112,7 @@ def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatc
         (Action.MODULE_GONE, at["module_gone"]),
     }
     assert find_layout(layout.build_id) == layout
+    assert found.single_stepped == ("zeCommandListAppendLaunchKernelIndirect",)
 
 
 @pytest.mark.parametrize(

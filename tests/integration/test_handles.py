@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 import re
@@ -724,6 +725,32 @@ def test_a_recording_by_a_calibrated_layout_goes_on_in_another_file(known: Built
         assert {each["pid"]: told for each in launches} == kernels_of(part, {each["pid"] for each in launches})
     assert len(counted) == 2 * kernels
     assert set(counted.values()) == {3 * each_thread // kernels}
+
+
+@IN_TURN
+def test_a_driver_whose_launches_cost_more_is_told_of(known: Built, tmp_path: Path) -> None:
+    # given two functions that launch and are probed at an endbr64 and at a sub
+    program = [known.program, "kernel", 1, 1, 1, 1, 1000]
+    # when
+    with Hardware(tmp_path / "gpu") as hardware:
+        done = iaprof(
+            "record", "-o", tmp_path / "c.parquet", *NO_SYMBOLS, "--", *map(str, program),
+            env=hardware.env() | {"LD_LIBRARY_PATH": str(known.library.parent)},
+        )  # fmt: skip
+    # then
+    assert done.code == 0, done.err
+    said = (
+        f"{known.library}: a launch by launch_sub, launch_start costs 2 to 10 µs more: "
+        "the kernel single-steps the instruction at the probe"
+    )
+    assert done.err.splitlines().count(f"iaprof: {said}") == 1
+    (library,) = (
+        each for each in CaptureReader(tmp_path / "c.parquet").header["libraries"] if each["path"] == str(known.library)
+    )
+    assert library["single_stepped"] == ["launch_sub", "launch_start"]
+    # and whoever reads the capture is told again
+    (part,) = json.loads(iaprof("info", "--json", tmp_path / "c.parquet").out)["parts"]
+    assert said in part["warnings"]
 
 
 def kernels_of(part: CaptureReader, pids: set[int]) -> dict[int, dict[tuple[str, int], bytes]]:
