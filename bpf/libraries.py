@@ -11,8 +11,9 @@ import contextlib
 import os
 import re
 import stat
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import running_pids
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.unprobed import Unprobed
 
 # A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
 MAPPING = re.compile(
@@ -75,8 +77,17 @@ class Outcome:
     way: Way | None = None  # None where there are none
     build_id: str = ""  # in hexadecimal; empty where there is none, or it was not looked at
     doubt: str = ""  # why probes that are attached may not fire
+    since_ns: int = 0  # when all of them were attached, CLOCK_MONOTONIC; 0 where there are none
     # Functions that launch, or names of probes, where the probed instruction is single-stepped: formats.slow_launches.
     single_stepped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """That a process mapped files which have libraries' names."""
+
+    time_ns: int  # the first one, CLOCK_MONOTONIC
+    paths: set[bytes]  # as the process has them
 
 
 class Libraries:
@@ -104,7 +115,9 @@ class Libraries:
         # Build-ids of drivers that the injected library leaves alone; None where nothing is injected.
         self.not_injected: frozenset[str] | None = None
         # A file with probes in it keeps its inode; that of another may become a new file's.
-        self._attached: set[tuple[int, ...]] = set()
+        self._attached: dict[tuple[int, ...], int] = {}  # and since when
+        self._paths: set[bytes] = set()  # of those that were taken, as we have them
+        self._unprobed = Unprobed()
         self._loading: set[tuple[int, ...]] = set()  # C libraries that were looked at
         self._refused: set[tuple[int, ...]] = set()
         self._by_owner: Counter[int] = Counter()
@@ -131,21 +144,42 @@ class Libraries:
         for pid in running_pids():
             yield from self.mapped(pid)
 
-    def mapped(self, pid: int) -> Iterator[Outcome]:
-        """Takes the libraries that one process has mapped."""
-        try:
-            with open(f"/proc/{pid}/maps", "rb") as file:
-                maps = file.read(MAX_MAPS_BYTES)
-        except OSError:
-            return
+    def mapped(self, pid: int, just: Mapped | None = None) -> Iterator[Outcome]:
+        """Takes the libraries that one process has mapped.
+
+        Args:
+            pid: of the process.
+            just: what it has mapped since this was called last for it, so that it is counted if launches may be
+                missing; None if it is not to be counted.
+        """
+        maps = _maps(pid)
         drivers = list(MAPPING.finditer(maps))
-        if drivers:
-            self._watch_c_libraries(pid, maps)
+        since = 0
         for found in drivers:
             path = found[3].decode("utf-8", "backslashreplace")
             # Names in map_files have no leading zeros, addresses in maps may have.
             start, end = int(found[1], 16), int(found[2], 16)
-            yield from self._take(f"/proc/{pid}/map_files/{start:x}-{end:x}", path)
+            since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{start:x}-{end:x}", path)))
+        if just is not None and since > just.time_ns:
+            self._unprobed.waited(pid, since - just.time_ns)
+        elif just is not None and not drivers:
+            self._gone(pid, just)
+        if drivers:  # after the drivers, as a program may launch soon
+            self._watch_c_libraries(pid, maps)
+
+    def missed(self, pid: int, just: Mapped) -> None:
+        """Counts a process if it has ended, and nobody looked at what it had mapped."""
+        if not _maps(pid):
+            self._gone(pid, just)
+
+    def _gone(self, pid: int, just: Mapped) -> None:
+        if not just.paths <= self._paths:
+            self._unprobed.gone(pid)
+
+    def take_unprobed(self) -> Unprobed:
+        """The processes that were counted since this was called last."""
+        unprobed, self._unprobed = self._unprobed, Unprobed()
+        return unprobed
 
     def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
         """Sees to it that BPF learns when a process of a driver's loads or unloads libraries."""
@@ -164,37 +198,42 @@ class Libraries:
                 if offsets:
                     self._watch_loads(file.fileno(), offsets)
 
-    def _take(self, location: str, path: str) -> Iterator[Outcome]:
+    def _take(self, location: str, path: str) -> Generator[Outcome, None, int]:
+        """Takes one; returns since when it has probes, 0 if it has none."""
         try:
             fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
-            return  # the process ended, or unmapped it
+            return 0  # the process ended, or unmapped it
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            return
+            return 0
         with open(fd, "rb") as file:
             inode = (status.st_dev, status.st_ino)
             # The overlays of two containers show one file of their image on two devices, all else alike. A probe is
             # in the file below, so a second one would fire for both.
             content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_uid)
-            if inode in self._attached or content in self._attached or content in self._refused:
-                return
+            since = self._attached.get(inode, 0) or self._attached.get(content, 0)
+            if since or content in self._refused:
+                return since
             owner = status.st_uid
             if self._by_owner[owner] >= MAX_OF_ONE_OWNER or self._by_owner.total() >= MAX_LIBRARIES:
                 if owner not in self._full:
                     self._full.add(owner)
                     yield Outcome(path, 0, f"user {owner} has too many different libraries: the rest is not probed")
-                return
+                return 0
             outcome = self._probe(file, path)
             if outcome.problem and location == path and OPENCL in path:
-                return  # most machines have it, and most programs use none of it: it is told of when it is mapped
+                return 0  # most machines have it, and most programs use none of it: it is told of when it is mapped
             self._by_owner[owner] += 1
+            with contextlib.suppress(OSError):
+                self._paths.add(os.fsencode(os.readlink(f"/proc/self/fd/{fd}")))
             if outcome.probes:
-                self._attached |= {inode, content}
+                self._attached |= dict.fromkeys((inode, content), outcome.since_ns)
             else:
                 self._refused.add(content)
             yield outcome
+            return outcome.since_ns
 
     def _probe(self, file: BinaryIO, path: str) -> Outcome:
         """Probes it in the best way that it has."""
@@ -208,15 +247,17 @@ class Libraries:
                 return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
             if probes:
                 doubt = self._attach(file.fileno(), probes)
+                since = time.monotonic_ns()
                 slow = single_stepped(
                     file.fileno(), ((each.name, each.offset) for each in probes if each.name == LAUNCH)
                 )
-                return Outcome(path, len(probes), "", way_of(path), build_id, doubt, slow)
+                return Outcome(path, len(probes), "", way_of(path), build_id, doubt, since, slow)
             if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)
+                since = time.monotonic_ns()
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
-                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, single_stepped=slow)
+                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, since_ns=since, single_stepped=slow)
             problem = self._no_way(path, build_id)
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"
@@ -255,6 +296,15 @@ def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]
     """
     where = zip(layout.entries, offsets, strict=True)
     return single_stepped(file_fd, ((entry.name, at) for entry, at in where if entry.action in _LAUNCHING))
+
+
+def _maps(pid: int) -> bytes:
+    """What /proc says that a process has mapped; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return file.read(MAX_MAPS_BYTES)
+    except OSError:
+        return b""
 
 
 def open_regular(location: str) -> BinaryIO:

@@ -12,7 +12,7 @@ import typer
 
 from iaprof.cli.progress import Progress
 from iaprof.cli.quantities import pids, size, size_or_time
-from iaprof.cli.summary import end_line, no_launches_warning, say, say_end
+from iaprof.cli.summary import end_line, launch_warnings, say, say_end
 from iaprof.cli.symbol_options import WhichSymbols, which_symbols
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
@@ -206,7 +206,7 @@ def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
 
     def part(path: Path, header: dict[str, Any], size: int) -> None:
         progress.say(end_line("record", path, header, size))
-        if warning := no_launches_warning(header):
+        for warning in launch_warnings(header):
             progress.say(warning)
 
     def nothing(*_: object) -> None:

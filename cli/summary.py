@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from iaprof.formats.no_launches import MEMBER, sentence
+from iaprof.formats.no_launches import MEMBER, sentence as no_launches
 from iaprof.formats.profile import clean
 from iaprof.formats.quantities import in_bytes
+from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.whole_stacks import WholeStacks
 
 MOST_LOSSES = 20  # that are listed
@@ -52,16 +53,15 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
 
 
 def say_end(verb: str, output: Path, header: dict[str, Any], size: int) -> None:
-    """Prints `end_line`, and a warning if there are stalls without launches."""
-    say(end_line(verb, output, header, size))
-    if warning := no_launches_warning(header):
-        say(warning)
+    """Prints `end_line`, and warnings if launches are missing."""
+    for line in (end_line(verb, output, header, size), *launch_warnings(header)):
+        say(line)
 
 
-def no_launches_warning(header: dict[str, Any]) -> str:
-    """The warning about stalls without launches; empty if there is none to give."""
-    text = sentence(header.get(MEMBER), header.get("totals", {}).get("stalls"))
-    return clean(f"iaprof: {text}") if text else ""
+def launch_warnings(header: dict[str, Any]) -> list[str]:
+    """Warnings about launches that are missing; a line each."""
+    texts = (unprobed(header.get(UNPROBED)), no_launches(header.get(MEMBER), header.get("totals", {}).get("stalls")))
+    return [clean(f"iaprof: {text}") for text in texts if text]
 
 
 def _stack_ends(header: dict[str, Any]) -> list[str]:

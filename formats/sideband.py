@@ -133,12 +133,16 @@ def _add_process(
     rows.comm.append(comm)
 
 
-def mapped_paths(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Process and path of each mapping in `data`."""
+def mapped_paths(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Time, process and path of each mapping in `data`."""
     for kind, _, start, end in _records(data)[0]:
         if kind == MMAP2 and end - _TRAILER.size >= start + _MMAP2.size:
             pid = struct.unpack_from("<I", data, start)[0]
-            yield pid, data[start + _MMAP2.size : end - _TRAILER.size].split(b"\0", 1)[0]
+            yield (
+                _TRAILER.unpack_from(data, end - _TRAILER.size)[2],
+                pid,
+                data[start + _MMAP2.size : end - _TRAILER.size].split(b"\0", 1)[0],
+            )
 
 
 def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.libraries import Outcome
+from iaprof.bpf.libraries import MAX_OF_ONE_OWNER, Mapped, Outcome
 from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf, stack_dtype
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
 from iaprof.formats.zebin import placed_ranges
@@ -63,7 +63,8 @@ class Launches:
     def __init__(self, probes: LaunchProbes, intake: Intake, scope: Scope | None = None) -> None:
         self._probes, self._intake, self._scope = probes, intake, scope
         self._learning: Learning | None = None
-        self._mapping: dict[int, None] = {}  # processes that mapped a library, in order
+        self._mapping: dict[int, Mapped] = {}  # by process that mapped a library, in order
+        self._ready_ns = 0  # since when probes are in the drivers that were there
         self._described: dict[int, None] = {}
         self.libraries: list[dict[str, object]] = []  # as the capture's header has them
         self._last_counters = dict.fromkeys(Counter, 0)
@@ -97,6 +98,7 @@ class Launches:
         self._journal, self._loop, self._on_process = journal, loop, on_process
         self._took(libraries)
         self._took(self._probes.libraries.running())
+        self._ready_ns = time.monotonic_ns()
         # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
         # we read those before it.
         for ring in (
@@ -282,9 +284,11 @@ class Launches:
 
     # Libraries
 
-    def mapped(self, pid: int) -> None:
-        """A process mapped a file that has a library's name."""
-        self._mapping[pid] = None
+    def mapped(self, time_ns: int, pid: int, path: bytes) -> None:
+        """A process mapped a file that has a library's name, and this path for the process."""
+        mapped = self._mapping.setdefault(pid, Mapped(time_ns, set()))
+        if len(mapped.paths) < MAX_OF_ONE_OWNER:
+            mapped.paths.add(path)
         self._loop.go_on_with("libraries", self._look_into_processes)
 
     def _look_into_processes(self) -> None:
@@ -292,9 +296,9 @@ class Launches:
         turn_ends = time.monotonic_ns() + TURN_NS
         while self._mapping and time.monotonic_ns() < turn_ends:
             pid = next(iter(self._mapping))
-            del self._mapping[pid]
+            mapped = self._mapping.pop(pid)
             self.on_mapped(pid)
-            self._took(self._probes.libraries.mapped(pid))
+            self._took(self._probes.libraries.mapped(pid, mapped if self._is_counted(pid, mapped) else None))
         if not self._mapping:
             self._loop.done_with("libraries")
 
@@ -302,7 +306,8 @@ class Launches:
         for outcome in outcomes:
             now = time.monotonic_ns()
             way = str(outcome.way) if outcome.way else None
-            library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": now, "way": way}
+            since = outcome.since_ns or now
+            library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": since, "way": way}
             if outcome.single_stepped:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
             self.libraries.append(library)
@@ -317,6 +322,20 @@ class Launches:
             if outcome.doubt:
                 self._journal.loss("launches", "library", None, f"{outcome.path}: {outcome.doubt}", now, now)
                 self._journal.warn(f"{outcome.path}: {outcome.doubt}")
+
+    def _is_counted(self, pid: int, mapped: Mapped) -> bool:
+        """Whether it matters that launches may be missing: not of processes that ran before the recording."""
+        return mapped.time_ns > self._ready_ns and (self._scope is None or pid not in self._scope.others)
+
+    def count_missed(self) -> None:
+        """Counts processes that ended before anybody could look at their drivers, once all mappings were told."""
+        for pid, mapped in self._mapping.items():
+            if self._is_counted(pid, mapped):
+                self._probes.libraries.missed(pid, mapped)
+
+    def unprobed(self) -> dict[str, int]:
+        """The header's `unprobed`, of processes since this was asked last."""
+        return self._probes.libraries.take_unprobed().to_json()
 
     # Counts and end
 

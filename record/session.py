@@ -25,6 +25,7 @@ from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import Counter
+from iaprof.formats.unprobed import MEMBER as UNPROBED
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.drivers import Drivers
@@ -405,6 +406,7 @@ class Session:
         self._cpu_clock.close()
         self._launches.finish()
         self._watch.finish()
+        self._launches.count_missed()
         self._roots.look()
         self._write_metrics()
         if self._pause_began is not None:
@@ -482,7 +484,9 @@ class Session:
 
     def _footer(self, stopped: int) -> dict[str, Any]:
         counters = self._probes.counters()
+        unprobed = self._launches.unprobed()
         return {
+            **({UNPROBED: unprobed} if unprobed else {}),
             "end_ns": stopped,
             "clock_end": _clocks(),
             "probes": {counter.name.lower(): value for counter, value in counters.items()},

@@ -26,7 +26,7 @@ class Watch:
         self,
         journal: Journal,
         loop: Loop,
-        on_library: Callable[[int], None],
+        on_library: Callable[[int, int, bytes], None],
         on_records: Callable[[list[bytes]], None] | None,
     ) -> None:
         """Begins to be read by `loop`.
@@ -34,7 +34,8 @@ class Watch:
         Args:
             journal: gets what comes.
             loop: calls back.
-            on_library: is told the pid of a process that mapped a library of the runtime's name.
+            on_library: is told when (CLOCK_MONOTONIC ns) which process mapped a file of a driver's name, and its path
+                there.
             on_records: gets all records too, if somebody follows processes.
         """
         self._journal, self._loop, self._on_library, self._on_records = journal, loop, on_library, on_records
@@ -48,8 +49,9 @@ class Watch:
             self._journal.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=cpu)
             together.append(data)
             if names := [name for name in NAMES if name in data]:
-                for pid in {pid for pid, path in mapped_paths(data) if any(name in path for name in names)}:
-                    self._on_library(pid)
+                for time_ns, pid, path in mapped_paths(data):
+                    if any(name in path for name in names):
+                        self._on_library(time_ns, pid, path)
         if self._on_records is not None and together:
             self._on_records(together)
 

@@ -16,6 +16,7 @@ from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_lau
 from iaprof.formats.profile import clean
 from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
+from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.platforms import Platform
 
@@ -211,6 +212,7 @@ def _part(capture: CaptureReader) -> Part:
 def _warnings(header: dict[str, Any], read: _Header) -> Iterator[str]:
     """Sentences about the recording; empty ones where there is nothing to say."""
     yield no_launches_sentence(header.get(NO_LAUNCHES), read.number(*_STALLS))
+    yield unprobed(header.get(UNPROBED))
     yield from dict.fromkeys(map(slow_launches, read.items("libraries")[:_MOST_LIBRARIES]))
 
 

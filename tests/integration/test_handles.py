@@ -753,6 +753,49 @@ def test_a_driver_whose_launches_cost_more_is_told_of(known: Built, tmp_path: Pa
     assert said in part["warnings"]
 
 
+@IN_TURN
+@pytest.mark.parametrize("found", ["before it is mapped", "when it is mapped"])
+def test_a_driver_that_is_mapped_before_it_has_probes_is_told_of(known: Built, found: str, tmp_path: Path) -> None:
+    # given two processes that have the driver beside them, where the recorder is led or not
+    environment = {"LD_LIBRARY_PATH": str(known.library.parent)} if found.startswith("before") else {}
+    threads, each_thread = 2, 1000
+    program, everything = [known.program, "kernel", 1, threads, 1, each_thread, 1000], 2 * threads * each_thread
+    # when
+    with Hardware(tmp_path / "gpu") as hardware:
+        done = iaprof(
+            "record",
+            "-o",
+            tmp_path / "c.parquet",
+            *NO_SYMBOLS,
+            "--",
+            *map(str, program),
+            env=hardware.env() | environment,
+        )
+    # then
+    assert done.code == 0, done.err
+    capture = CaptureReader(tmp_path / "c.parquet")
+    (since,) = (each["since_ns"] for each in capture.header["libraries"] if each["path"] == str(known.library))
+    mapped = {
+        row["pid"]: row["time_ns"] for row in capture.table("mapping").to_pylist() if row["path"] == str(known.library)
+    }
+    launches = [row["time_ns"] for row in capture.table("launch").to_pylist() if row["comm"] == "program"]
+    told = [line for line in done.err.splitlines() if "before it had probes" in line]
+    (part,) = json.loads(iaprof("info", "--json", tmp_path / "c.parquet").out)["parts"]
+    if environment:
+        assert since < min(mapped.values())
+        assert len(launches) == everything
+        assert "unprobed" not in capture.header
+        assert told == []
+        return
+    # the children have it from the process that mapped it
+    assert capture.header["unprobed"] == {"processes": 1, "longest_ns": since - min(mapped.values()), "ended": 0}
+    assert 0 < len(launches) <= everything
+    ms = f"{(since - min(mapped.values())) / 1e6:,.0f} ms"
+    said = f"1 process mapped a driver {ms} before it had probes: launches in that time, if any, are missing"
+    assert told == [f"iaprof: {said}"]
+    assert said in part["warnings"]
+
+
 def kernels_of(part: CaptureReader, pids: set[int]) -> dict[int, dict[tuple[str, int], bytes]]:
     """Code by name and address, of each process, in a file; all of it was put together."""
     found: dict[int, dict[tuple[str, int], bytes]] = {pid: {} for pid in pids}

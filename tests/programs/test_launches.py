@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.formats.capture import CaptureReader
 from programs.programs import LEVEL_ZERO_V1, LEVEL_ZERO_V2, OPENCL, Programs, Run
 from programs.recording import Recording, ledger, record, record_running
 from programs.sycl import launched, tracing
@@ -14,6 +15,7 @@ from programs.sycl import launched, tracing
 ADAPTERS = {"level-zero-v1": LEVEL_ZERO_V1, "level-zero-v2": LEVEL_ZERO_V2, "opencl": OPENCL}
 # clpeak launches 20,000 times and more; OpenVINO has kernels of its own, of oneDNN and with random names.
 CLPEAK = ("--iters", "3", "--global-bandwidth", "--compute-sp", "--compute-integer", "--kernel-latency")
+MOST_UNSEEN = 5  # launches, while a driver that is found when it is mapped gets its probes
 SCRIPTS = {"pyopencl": "with_pyopencl.py", "openvino": "with_openvino.py"}
 
 
@@ -33,8 +35,26 @@ def sycl(programs: Programs, adapter: str, folder: Path, *arguments: Path) -> Ru
 
 def assert_complete(recording: Recording) -> None:
     """All launches are there, with the code of their kernels, and nothing was lost."""
+    assert len(recording.recorded) == recording.launches
+    assert "unprobed" not in CaptureReader(recording.capture).header
+    assert_intact(recording)
+
+
+def assert_complete_but_the_first(recording: Recording) -> None:
+    """Launches are missing at most from before the driver had its probes, which is said."""
+    capture = CaptureReader(recording.capture)
+    assert capture.header["unprobed"]["processes"] == 1
+    assert "1 process mapped a driver " in recording.said
+    assert 0 <= recording.launches - len(recording.recorded) <= MOST_UNSEEN
+    since = max(each["since_ns"] for each in capture.header["libraries"] if each["probes"])
+    assert len(recording.recorded) == recording.launches or recording.recorded[0]["time_ns"] >= since
+    assert_intact(recording)
+
+
+def assert_intact(recording: Recording) -> None:
+    """The recorded launches have the code of their kernels, and nothing was lost that anybody knows of."""
     assert recording.code == 0, recording.said
-    assert len(recording.recorded) == recording.launches > 0
+    assert recording.recorded
     assert recording.recorded_names[""] == 0
     assert recording.losses == []
 
@@ -93,11 +113,12 @@ def test_dpnp_in_its_own_root(programs: Programs, tmp_path: Path) -> None:
 
     recording = record(programs, run.with_settings(**LEVEL_ZERO_V1, **tracing("/work/trace")), tmp_path)
 
-    assert_complete(recording)
-    assert_launched(recording, tmp_path / "trace")
+    assert_complete_but_the_first(recording)
+    if len(recording.recorded) == recording.launches:
+        assert_launched(recording, tmp_path / "trace")
 
 
 def test_clpeak_in_its_own_root(programs: Programs, tmp_path: Path) -> None:
     recording = record(programs, programs.in_its_own_root(tmp_path, "clpeak", *CLPEAK), tmp_path)
 
-    assert_complete(recording)
+    assert_complete_but_the_first(recording)
