@@ -173,7 +173,7 @@ class Libraries:
             self._gone(pid, just)
 
     def _gone(self, pid: int, just: Mapped) -> None:
-        if not just.paths <= self._paths:
+        if not just.paths <= self._paths and self.not_injected is None:
             self._unprobed.gone(pid)
 
     def take_unprobed(self) -> Unprobed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from iaprof.cli.summary import losses, say
 from iaprof.formats.profile import clean
 from iaprof.formats.quantities import percent
+from iaprof.formats.whole_stacks import COUNTED, recorded
 
 if TYPE_CHECKING:
     from iaprof.report.facts import Facts
@@ -24,7 +25,7 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
     say(
         clean(
             f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
-            f"{_matched(facts) if facts.stalls else ''}lost while recording: {losses(header)} ]"
+            f"{_matched(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
         )
     )
 
@@ -39,6 +40,12 @@ def _matched(facts: Facts) -> str:
         f"matched to a kernel {percent(shares['kernel'])}, an instruction {percent(shares['instruction'])}, "
         f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}{whole}; "
     )
+
+
+def _recorded(header: dict[str, Any]) -> str:
+    """How the launches' and CPU samples' stacks were had, if some were had late or presumed: the report cannot tell."""
+    told = [ends.short(COUNTED[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
+    return f"recorded stacks: {'; '.join(told)}; " if told else ""
 
 
 def _scaled(header: dict[str, Any]) -> str:

@@ -7,14 +7,24 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from iaprof.cli.stdout import answering
 from iaprof.cli.table import HEADING, WARM, Column, Table, coloured, terminal_width
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording, warnings
+from iaprof.report.inventory_texts import (
+    MOST_ROWS,
+    Fact,
+    holds,
+    lost,
+    own_cost,
+    quality,
+    recording,
+    stack_quality,
+    warnings,
+)
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Inventory, Part
@@ -48,9 +58,18 @@ def info(
     found = inventory(CaptureReader(capture))
     with answering():
         if as_json:
-            print(json.dumps(asdict(found), indent=2))
+            print(json.dumps(_as_dict(found), indent=2))
         else:
             print("\n".join(text(found, terminal_width(), coloured())))
+
+
+def _as_dict(found: Inventory) -> dict[str, Any]:
+    parts = [asdict(part) | {"stack_ends": _stack_ends(part)} for part in found.parts]
+    return asdict(found) | {"parts": parts}
+
+
+def _stack_ends(part: Part) -> dict[str, Any] | None:
+    return None if part.stack_ends is None else {kind: ends.to_json() for kind, ends in part.stack_ends.items()}
 
 
 def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
@@ -74,7 +93,9 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
     page.facts("Holds", holds(found.counts))
     missing = list(lost(found.losses, (part.stack_ends for part in found.parts)))
     page.texts("Lost", iter(missing), WARM if missing != ["nothing"] else "")
-    if not found.merged:
+    if found.merged:
+        page.facts("Quality", stack_quality(found.parts))
+    else:
         page.facts("Quality", quality(first))
         page.facts("Own cost", own_cost(first.cost))
         page.facts("Libraries", _libraries(first))

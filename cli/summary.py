@@ -11,7 +11,7 @@ from iaprof.formats.no_launches import MEMBER, sentence as no_launches
 from iaprof.formats.profile import clean
 from iaprof.formats.quantities import in_bytes
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.whole_stacks import COUNTED, recorded
 
 MOST_LOSSES = 20  # that are listed
 
@@ -65,10 +65,11 @@ def launch_warnings(header: dict[str, Any]) -> list[str]:
 
 
 def _stack_ends(header: dict[str, Any]) -> list[str]:
-    """Where the stacks of launches end; nothing if there are none."""
-    told = header.get("stack_ends")
-    launches = WholeStacks.from_json(told.get("launches")) if isinstance(told, dict) else None
-    return [f"stacks: {launches.text('launches')}"] if launches is not None and launches.stacks else []
+    """Where the stacks of launches end, and in short those of CPU samples; nothing if there are none."""
+    ends = {kind: each for kind, each in recorded(header).items() if each.stacks}
+    said = [ends[kind].text(COUNTED[kind]) for kind in ("launches",) if kind in ends]
+    said += [ends[kind].short(COUNTED[kind]) for kind in ("cpu_samples",) if kind in ends]
+    return [f"stacks: {'; '.join(said)}"] if said else []
 
 
 def losses(header: dict[str, Any]) -> str:

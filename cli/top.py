@@ -16,6 +16,7 @@ from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
 from iaprof.cli.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.formats.errors import UsageError
+from iaprof.formats.json_stacks import stack_ends
 from iaprof.formats.stalls import REASONS
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def show(profile: Profile, by: str, limit: int, as_json: bool, per_interval: boo
     from iaprof.report.ranking import Ranker
 
     ranker = Ranker(profile, by)
-    ends = {} if profile.whole is None else {"stack_ends": profile.whole.to_json()}
+    ends = stack_ends(profile)
     if not per_interval:
         ranking = ranker.table(limit)
         if as_json:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import IO
+from typing import IO, Any
 
 from iaprof.formats.export import Export
 from iaprof.formats.frames import launch_frames
-from iaprof.formats.profile import UNKNOWN_KERNEL, Shape
+from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, Shape
 from iaprof.formats.stalls import REASONS
 from iaprof.formats.writer import Writer
+
+
+def stack_ends(profile: Profile) -> dict[str, Any]:
+    """Where stacks end: of the samples that were launched, and of all that was recorded."""
+    if profile.whole is None:
+        return {}
+    return {
+        "stack_ends": profile.whole.to_json(),
+        "recorded_stack_ends": {kind: ends.to_json() for kind, ends in profile.recorded.items()},
+    }
 
 
 class JsonStacks(Writer):
@@ -47,7 +57,7 @@ class JsonStacks(Writer):
         ]
         head = {
             "matched": profile.matched,
-            **({} if profile.whole is None else {"stack_ends": profile.whole.to_json()}),
+            **stack_ends(profile),
             "intervals": list(profile.intervals),
             "launches": launches,
             "kernels": kernels,

@@ -6,7 +6,7 @@ stack, stands once beside the columns, and they say its index: work on texts is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -102,6 +102,8 @@ class Profile:
     launch_counts: dict[int, int] = field(default_factory=dict)  # launches that were recorded, by index of kernels
     matched: dict[str, float] = field(default_factory=dict)  # shares of samples that found their place: report.profile
     whole: WholeStacks | None = None  # samples by where the stack ends that launched them; None where that is not known
+    # The same of all launches and CPU samples that were recorded, whatever is selected: formats.whole_stacks.recorded.
+    recorded: Mapping[str, WholeStacks] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.interval)

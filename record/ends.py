@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.unwind_rules import Walked
-from iaprof.formats.whole_stacks import ProcessEnd, WholeStacks
+from iaprof.formats.whole_stacks import KINDS, ProcessEnd, WholeStacks
 from iaprof.record.walks import UNKNOWN, Ends
 from iaprof.symbols.modules import Module
 from iaprof.symbols.names import Named
@@ -42,8 +42,29 @@ class _Counts:
         return self._ids, self._counts
 
 
-_PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("walked", "u1"), ("guessed", "?")])
-"""Where and how a stack ends: of the modules that `Ends` means, see there."""
+NO_GUESS = -2
+"""In place of the module in whose code a caller was guessed."""
+_PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("walked", "u1"), ("guessed_in", "<i4")])
+"""Where and how a stack ends: of the modules that `Ends` means, see there; and where a caller was guessed first."""
+
+
+class _Counted:
+    """Launches, or samples: how many have each stack, and whose have the stack of another one or a late one."""
+
+    def __init__(self) -> None:
+        self.stacks, self.presumed, self.late = _Counts(), _Counts(), _Counts()  # by stack, process and process
+
+    def add(
+        self,
+        stacks: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        presumed: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> None:
+        self.stacks.add(stacks, np.ones(len(stacks), np.int64))
+        for counts, chosen in ((self.presumed, presumed), (self.late, late)):
+            of = pids[chosen].astype(np.uint64)
+            counts.add(of, np.ones(len(of), np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +74,20 @@ class _Stacks:
     ids: NDArray[np.uint64]  # [n]
     pids: NDArray[np.uint32]  # [n]
     places: NDArray[np.void]  # _PLACE[n]
-    late: NDArray[np.bool_]  # [n] whether each was finished when the recording had ended
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What stacks have in common that end at one place."""
+
+    end: End
+    library: str  # where they end
+    truncated: bool
+    guessed_in: str | None  # where a caller was guessed first
+
+    @property
+    def is_deep(self) -> bool:
+        return self.truncated and self.end is End.CUT
 
 
 class StackEnds:
@@ -61,8 +95,7 @@ class StackEnds:
 
     def __init__(self) -> None:
         self._stacks: list[_Stacks] = []
-        self._launches, self._samples = _Counts(), _Counts()
-        self._presumed = {"launches": 0, "cpu_samples": 0}
+        self._launches, self._samples = _Counted(), _Counted()
         self._named: dict[tuple[object, ...], Named] = {}
         self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
 
@@ -72,8 +105,7 @@ class StackEnds:
         pids: NDArray[np.uint32],
         ends: Ends,
         truncated: NDArray[np.bool_],
-        guessed: NDArray[np.bool_],
-        late: bool,
+        guessed_in: NDArray[np.int32],
     ) -> None:
         """Adds the ends of distinct stacks.
 
@@ -82,24 +114,40 @@ class StackEnds:
             pids: whose they are.
             ends: where they end.
             truncated: whether each is as deep as the limit.
-            guessed: whether each has a caller that was guessed.
-            late: whether they were finished when the recording had ended.
+            guessed_in: in which module the caller of each was guessed first, NO_GUESS if none was.
         """
         places = np.empty(len(ids), _PLACE)
-        columns = (ends.modules, ends.addresses, truncated, ends.walked, guessed)
+        columns = (ends.modules, ends.addresses, truncated, ends.walked, guessed_in)
         for name, column in zip(_PLACE.names or (), columns, strict=True):
             places[name] = column
-        self._stacks.append(_Stacks(ids, pids, places, np.full(len(ids), late)))
+        self._stacks.append(_Stacks(ids, pids, places))
 
-    def launches(self, stacks: NDArray[np.uint64], presumed: int = 0) -> None:
-        """Counts launches by the ids of their stacks; so many of them have that of another one."""
-        self._launches.add(stacks, np.ones(len(stacks), np.int64))
-        self._presumed["launches"] += presumed
+    def launches(
+        self,
+        stacks: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        presumed: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> None:
+        """Counts launches.
 
-    def samples(self, stacks: NDArray[np.uint64], presumed: int = 0) -> None:
-        """Counts CPU samples by the ids of their stacks; so many of them have that of another one."""
-        self._samples.add(stacks, np.ones(len(stacks), np.int64))
-        self._presumed["cpu_samples"] += presumed
+        Args:
+            stacks: uint64[n], the ids of their stacks.
+            pids: uint32[n], whose they are.
+            presumed: bool[n], whether each has the stack of another one.
+            late: bool[n], whether its stack was finished when the recording had ended.
+        """
+        self._launches.add(stacks, pids, presumed, late)
+
+    def samples(
+        self,
+        stacks: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        presumed: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> None:
+        """Counts CPU samples; see `launches`."""
+        self._samples.add(stacks, pids, presumed, late)
 
     def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
         """Each module in which stacks end, and the distinct addresses where they do, sorted.
@@ -130,27 +178,23 @@ class StackEnds:
         """
         ids = np.concatenate([np.empty(0, np.uint64), *(stacks.ids for stacks in self._stacks)])
         pids = np.concatenate([np.empty(0, np.uint32), *(stacks.pids for stacks in self._stacks)])
-        late = np.concatenate([np.empty(0, bool), *(stacks.late for stacks in self._stacks)])
         places = np.concatenate([np.empty(0, _PLACE), *(stacks.places for stacks in self._stacks)])
         distinct, which = np.unique(places, return_inverse=True)
         kinds = [
-            (*self._kind(modules, number, address, truncated, walked), truncated, guessed)
-            for number, address, truncated, walked, guessed in distinct.tolist()
+            _Kind(*self._kind(modules, number, address, truncated, walked), truncated, _guesser(modules, guessed_in))
+            for number, address, truncated, walked, guessed_in in distinct.tolist()
         ]
-        is_whole = np.array([end is End.WHOLE for end, *_ in kinds], bool)[which]
         order = np.argsort(ids, kind="stable")
         found = {}
-        for name, counts in (("launches", self._launches), ("cpu_samples", self._samples)):
-            met, times = counts.total()
+        for name, counted in zip(KINDS, (self._launches, self._samples), strict=True):
+            met, times = counted.stacks.total()
             at = np.searchsorted(ids[order], met)
             there = at < len(ids)
             there[there] = ids[order[at[there]]] == met[there]
             rows, times = order[at[there]], times[there]
             by_place = np.bincount(which[rows], times, len(distinct)).astype(np.int64)
-            processes = _by_process(pids[rows], times, is_whole[rows])
-            of_late = int(times[late[rows]].sum())
-            added_up = _added_up(kinds, by_place.tolist(), processes, of_late, self._presumed[name])
-            found[name] = added_up.to_json()
+            processes = [*_by_process(kinds, pids[rows], which[rows], times), *_by_finishing(counted)]
+            found[name] = _added_up(kinds, by_place.tolist(), processes).to_json()
         return found
 
     def _kind(self, modules: list[Module], number: int, address: int, truncated: bool, walked: int) -> tuple[End, str]:
@@ -172,32 +216,54 @@ class StackEnds:
         return End.CUT if truncated and end is not End.WHOLE else end, code_of(module)
 
 
+def _guesser(modules: list[Module], number: int) -> str | None:
+    """What the code is called in which a caller was guessed."""
+    return None if number == NO_GUESS else code_of(modules[number] if number >= 0 else None)
+
+
 def _by_process(
-    pids: NDArray[np.uint32], times: NDArray[np.int64], is_whole: NDArray[np.bool_]
+    kinds: list[_Kind], pids: NDArray[np.uint32], which: NDArray[np.int64], times: NDArray[np.int64]
 ) -> Iterator[ProcessEnd]:
-    """Those that have stacks which are not whole."""
-    distinct, which = np.unique(pids, return_inverse=True)
-    stacks = np.bincount(which, times, len(distinct)).astype(np.int64)
-    counts = np.bincount(which, times * ~is_whole, len(distinct)).astype(np.int64)
-    some = counts > 0
-    return map(ProcessEnd, distinct[some].tolist(), stacks[some].tolist(), counts[some].tolist())
+    """Each process once; rows are of stacks: whose, of which kind, and how many have it."""
+    early, deep, guessed = (
+        np.array(flags, bool)[which]
+        for flags in (
+            [kind.end is not End.WHOLE for kind in kinds],
+            [kind.is_deep for kind in kinds],
+            [kind.guessed_in is not None for kind in kinds],
+        )
+    )
+    distinct, process = np.unique(pids, return_inverse=True)
+    counts = (
+        np.bincount(process, times * flags, len(distinct)).astype(np.int64).tolist()
+        for flags in (1, early, deep, guessed)
+    )
+    return map(ProcessEnd, distinct.tolist(), *counts)
 
 
-def _added_up(
-    kinds: list[tuple[End, str, bool, bool]],
-    counts: list[int],
-    processes: Iterator[ProcessEnd],
-    late: int,
-    presumed: int,
-) -> WholeStacks:
-    whole = unknown = deep = guesses = 0
+def _by_finishing(counted: _Counted) -> Iterator[ProcessEnd]:
+    """How many were presumed and finished late, by process."""
+    for pid, count in zip(*(each.tolist() for each in counted.presumed.total()), strict=True):
+        yield ProcessEnd(pid, 0, 0, presumed=count)
+    for pid, count in zip(*(each.tolist() for each in counted.late.total()), strict=True):
+        yield ProcessEnd(pid, 0, 0, late=count)
+
+
+def _added_up(kinds: list[_Kind], counts: list[int], processes: list[ProcessEnd]) -> WholeStacks:
+    whole = unknown = deep = 0
     ends: Counter[str] = Counter()
-    for (end, library, truncated, guessed), count in zip(kinds, counts, strict=True):
-        guesses += count * guessed
-        deep += count * (truncated and end is End.CUT)
-        if end is End.WHOLE:
+    deep_in: Counter[str] = Counter()
+    guesses: Counter[str] = Counter()
+    for kind, count in zip(kinds, counts, strict=True):
+        if kind.guessed_in is not None:
+            guesses[kind.guessed_in] += count
+        if kind.end is End.WHOLE:
             whole += count
         elif count:
-            unknown += count * (end is End.UNKNOWN)
-            ends[library] += count
-    return WholeStacks.of(whole, unknown, ends, processes, deep=deep, guessed=guesses, late=late, presumed=presumed)
+            deep += count * kind.is_deep
+            unknown += count * (kind.end is End.UNKNOWN)
+            ends[kind.library] += count
+            deep_in[kind.library] += count * kind.is_deep
+    late, presumed = (sum(getattr(each, name) for each in processes) for name in ("late", "presumed"))
+    sums = {"deep": deep, "guessed": guesses.total(), "late": late, "presumed": presumed}
+    return WholeStacks.of(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)

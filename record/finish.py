@@ -336,7 +336,9 @@ class _Finishing:
 
     def _write_samples(self, samples: NDArray[np.void]) -> None:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
-        self._for_symbols.ends.samples(stacks, int(np.count_nonzero(samples["flags"] & LaunchFlags.PRESUMED)))
+        late = self._stacks.late(samples["stack"])
+        presumed = samples["flags"] & LaunchFlags.PRESUMED > 0
+        self._for_symbols.ends.samples(stacks, samples["pid"], presumed, late)
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
     def _add_processes(self, frame: Frame) -> None:
@@ -438,12 +440,12 @@ class _Finishing:
         if not self._launches:
             return
         launches = np.concatenate(self._launches)
-        stacks = self._stacks.ids(launches["stack"])
+        stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
         self._launches, self._launch_rows = [], 0
         # What was launched in the file before this one is counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
-        presumed = launches["flags"][~is_carried] & LaunchFlags.PRESUMED > 0
-        self._for_symbols.ends.launches(stacks[~is_carried], int(np.count_nonzero(presumed)))
+        own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
+        self._for_symbols.ends.launches(stacks[own], launches["pid"][own], presumed[own], late[own])
         carried = int(np.count_nonzero(is_carried))
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture import KINDS
 from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH
 from iaprof.formats.unwind_rules import Mark, Walked
-from iaprof.record.ends import StackEnds
+from iaprof.record.ends import NO_GUESS, StackEnds
 from iaprof.record.stack_ids import StackIds
 from iaprof.record.walks import Walked as Stacks, Walks
 
@@ -42,6 +42,7 @@ class LaunchStacks:
         self._first: dict[int, int] = {}  # that id by what is in the stack
         self._content = StackIds()
         self._unfinished: dict[int, tuple[NDArray[np.void], int]] = {}  # what BPF sent, and its depth; by id
+        self._late: list[int] = []  # ids of those that were finished when the recording had ended
 
     def rows(self, records: NDArray[np.void], depth: int, late: bool = False) -> pa.StructArray:
         """Rows of kind `stack` for the stacks that are new and finished.
@@ -57,7 +58,10 @@ class LaunchStacks:
         for record in records[is_missed]:
             if int(record["id"]) not in self._kept:
                 self._unfinished[int(record["id"])] = record, depth
-        return self._rows(self._joined(records[~is_missed], depth), depth, late)
+        finished = records[~is_missed]
+        if late:
+            self._late += (number for number in finished["id"].tolist() if number not in self._kept)
+        return self._rows(self._joined(finished, depth), depth)
 
     def rows_of_unfinished(self) -> pa.StructArray:
         """Rows of those that nobody finished, once all others were added."""
@@ -94,7 +98,7 @@ class LaunchStacks:
             self._unfinished.pop(number, None)
         return records
 
-    def _rows(self, records: NDArray[np.void], depth: int, late: bool = False) -> pa.StructArray:
+    def _rows(self, records: NDArray[np.void], depth: int) -> pa.StructArray:
         # The BPF program sends a stack again if it has forgotten its id: it is kept once.
         records = records[np.sort(np.unique(records["id"], return_index=True)[1])]
         records = records[np.fromiter((int(i) not in self._kept for i in records["id"]), bool, len(records))]
@@ -121,9 +125,9 @@ class LaunchStacks:
         chosen = np.flatnonzero(new)
         kept, how = stacks.of(chosen), walked[new]
         truncated = how == Walked.DEEP
-        guessed = np.array(records["guessed"][new].any(axis=1) & (not self._are_cut), bool)
+        guessed = _bits(records["guessed"][new]) * np.uint8(not self._are_cut)
         ends = ends.of(new) if self._are_cut else self._walks.ends(kept, how)
-        self._ends.stacks(records["id"][new], kept.pids, ends, truncated, guessed, late)
+        self._ends.stacks(records["id"][new], kept.pids, ends, truncated, self._guessed_in(kept, guessed))
         columns = [
             *map(pa.array, (records["id"][new], kept.times, kept.pids, truncated)),
             kept.lists(),
@@ -131,6 +135,23 @@ class LaunchStacks:
             _marks_of(np.repeat(new, stacks.depths), marks, kept.depths),
         ]
         return pa.StructArray.from_arrays(columns, fields=list(KINDS["stack"]))
+
+    def _guessed_in(self, stacks: Stacks, guessed: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """In which module the caller of each stack was guessed first: int32[n], NO_GUESS if none was."""
+        found = np.full(len(stacks.pids), NO_GUESS, np.int32)
+        has = np.flatnonzero(guessed.any(axis=1) & (stacks.depths > 0))
+        if len(has):
+            frames = np.clip(
+                guessed[has].argmax(axis=1) - 1, 0, stacks.depths[has] - 1
+            )  # that of which it is the caller
+            starts = (np.cumsum(stacks.depths) - stacks.depths)[has]
+            places = stacks.ips[starts + frames] - (frames > 0).astype(np.uint64)  # of a return address the call
+            found[has] = self._walks.modules_of(stacks.pids[has], places, stacks.times[has])
+        return found
+
+    def late(self, sent: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Of ids in launch records, whether each stack was finished when the recording had ended."""
+        return np.isin(sent, np.array(self._late, np.uint64))
 
     def ids(self, sent: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The ids in the capture for the ids in launch records; that of an unknown stack stays as it is."""

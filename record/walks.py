@@ -110,6 +110,12 @@ class Walks:
         modules, addresses, _ = self._locate(walked.pids, places, walked.times)
         return _ends(walked.depths, modules, addresses, how)
 
+    def modules_of(
+        self, pids: NDArray[np.uint32], places: NDArray[np.uint64], times: NDArray[np.uint64]
+    ) -> NDArray[np.int32]:
+        """The module of each place in the memory of a process, as an index into `modules`."""
+        return self._locate(pids, places, times)[0]
+
     def _locate(
         self, pids: NDArray[np.uint32], places: NDArray[np.uint64], times: NDArray[np.uint64]
     ) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.bool_]]:

@@ -15,7 +15,17 @@ from iaprof.formats.profile import clean
 from iaprof.formats.quantities import and_more, counted, in_time, in_utc, or_dash, percent
 from iaprof.report.facts import Facts
 from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory
-from iaprof.report.inventory_texts import MOST_ROWS, Fact, holds, lost, own_cost, quality, recording, warnings
+from iaprof.report.inventory_texts import (
+    MOST_ROWS,
+    Fact,
+    holds,
+    lost,
+    own_cost,
+    quality,
+    recording,
+    stack_quality,
+    warnings,
+)
 from iaprof.report.parts import whole_ns
 from iaprof.report.selection import Selection
 from iaprof.report.source_files import NO_SOURCES, SourceFiles
@@ -85,6 +95,7 @@ def _groups(found: Inventory, facts: Facts | None, selection: Selection) -> Iter
     yield "Lost", (("", text) for text in lost(found.losses, (part.stack_ends for part in parts)))
     if found.merged:
         yield "Own cost", ((part.label, text) for part in parts[:MOST_ROWS] if (text := _cost_of(part)))
+        yield "Quality", stack_quality(parts)
     else:
         yield "Quality", quality(parts[0])
         yield "Own cost", own_cost(parts[0].cost)

@@ -17,7 +17,7 @@ from iaprof.formats.profile import clean
 from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
@@ -262,11 +262,9 @@ class _Header:
 
 
 def _stack_ends(header: dict[str, Any]) -> dict[str, WholeStacks] | None:
-    told = header.get("stack_ends")
-    if not isinstance(told, dict):
+    if not isinstance(header.get(STACK_ENDS), dict):
         return None
-    found = {what: WholeStacks.from_json(told.get(what)) for what in ("launches", "cpu_samples")}
-    return {what: each.cleaned(clean) for what, each in found.items() if each is not None}
+    return {what: each.cleaned(clean) for what, each in recorded(header).items()}
 
 
 def _span(span: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.whole_stacks import COUNTED, KINDS, WholeStacks
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part
@@ -32,7 +32,6 @@ _MATCHED = {
     "ambiguous": "ambiguous",
 }
 _STACKS = {"launches": "launch", "cpu_samples": "CPU"}
-_COUNTED = {"launches": "launches", "cpu_samples": "CPU samples"}
 Fact = tuple[str, str]
 """A name, and what is to be said of it."""
 
@@ -121,15 +120,20 @@ def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None]
 
 def quality(part: Part) -> Iterator[Fact]:
     """What recording itself found of names and places."""
-    for what, ends in (part.stack_ends or {}).items():
-        if ends.stacks:
-            yield f"{_STACKS[what]} stacks", ends.text(_COUNTED[what])
+    yield from stack_quality([part])
     matched = part.matched or {}
     if shares := [f"{100 * matched[what]:.1f} % {text}" for what, text in _MATCHED.items() if what in matched]:
         yield "matched", ", ".join(shares)
     if (symbols := part.symbols) is not None:
         named = f"{or_dash(symbols.named)} of {or_dash(symbols.addresses)} CPU addresses"
         yield "named", f"{named} in {or_dash(symbols.modules)} files"
+
+
+def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
+    """How many stacks are whole, of all parts together, and what there is to say of the others."""
+    for kind in KINDS:
+        told = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
+        yield from WholeStacks.together(told).facts(f"{_STACKS[kind]} stacks", COUNTED[kind])
 
 
 def own_cost(cost: Cost) -> Iterator[Fact]:

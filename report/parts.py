@@ -15,7 +15,7 @@ import numpy as np
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.profile import Launch, Profile
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.whole_stacks import WholeStacks, recorded
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu_module import GpuKernel, GpuModules
@@ -155,6 +155,7 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         launch_counts=_counts(profiles),
         matched=facts.matched.shares(),
         whole=facts.whole,
+        recorded=recorded(capture.header),
     )
     binaries: list[GpuKernel | None] = [binary for report in reports for binary in report.binaries]
     return Report(together, facts, capture.header, binaries)

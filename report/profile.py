@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.whole_stacks import recorded
 from iaprof.report.attribution import Joined, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
@@ -122,7 +123,14 @@ def _build(
         int(joined.alone.sum()),
         int(totals[ambiguous[joined.site]].sum()),
     )
-    profile = replace(profile, intervals=intervals, gauges=measured, matched=facts.matched.shares(), whole=facts.whole)
+    profile = replace(
+        profile,
+        intervals=intervals,
+        gauges=measured,
+        matched=facts.matched.shares(),
+        whole=facts.whole,
+        recorded=recorded(capture.header),
+    )
     return Report(profile, facts, capture.header, binaries)
 
 

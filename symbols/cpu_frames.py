@@ -88,7 +88,7 @@ class CpuFrames:
         # How each stack ended; None where the capture does not say.
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
-        self._guessed, self._pids = _with_guesses(stacks), stacks["pid"].to_numpy()
+        self._guessed, self._pids = _guesses(stacks), stacks["pid"].to_numpy()
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
         self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
@@ -194,25 +194,32 @@ class CpuFrames:
         Args:
             weights: of stacks, by id.
         """
-        whole = unknown = deep = guessed = 0
-        ends: Counter[str] = Counter()
+        whole = unknown = deep = 0
+        ends, deep_in, guesses = Counter[str](), Counter[str](), Counter[str]()
         processes = []
         for stack, weight in weights.items():
             row = self._rows.get(stack)
             if row is None:
                 continue
-            guessed += weight * bool(self._guessed[row])
+            if guessed := int(self._guessed[row]):
+                # That is the number of a caller: of the address before it, counted from the innermost.
+                inner = min(int(self._ends[row]) + guessed - 1, len(self._numbers) - 1)
+                guesses[code_of(self._modules[self._numbers[inner]])] += weight
             frames = [frame for place in self._places(row) for frame in self._at(*place)]
             end, module = self._end(row, frames if self._are_cut else without_strays(frames, self._keeps))
-            processes.append(ProcessEnd(int(self._pids[row]), weight, weight * (end is not End.WHOLE)))
-            if end is End.WHOLE:
-                whole += weight
-            else:
-                truncated = self._is_truncated(row)
+            is_early = end is not End.WHOLE
+            truncated = is_early and self._is_truncated(row)
+            counts = weight * is_early, weight * truncated, weight * bool(guessed)
+            processes.append(ProcessEnd(int(self._pids[row]), weight, *counts))
+            if is_early:
                 deep += weight * truncated
                 unknown += weight * (end is End.UNKNOWN and not truncated)
                 ends[code_of(module)] += weight
-        return WholeStacks.of(whole, unknown, ends, processes, deep=deep, guessed=guessed)
+                deep_in[code_of(module)] += weight * truncated
+            else:
+                whole += weight
+        sums = {"deep": deep, "guessed": guesses.total()}
+        return WholeStacks.of(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""
@@ -272,11 +279,14 @@ def unnamed(module: Module, address: int) -> str:
     return module.path  # [vdso] or [kernel]
 
 
-def _with_guesses(stacks: pa.Table) -> NDArray[np.bool_]:
-    """Of each stack, whether a caller in it was guessed."""
-    found = np.zeros(len(stacks), bool)
+def _guesses(stacks: pa.Table) -> NDArray[np.int64]:
+    """Of each stack, the number of the first caller that was guessed, from the innermost frame on; 0 if none was."""
+    found = np.zeros(len(stacks), np.int64)
     if "marks" in stacks.column_names:  # which came with format 6
         marks = stacks["marks"].combine_chunks()
         of = pc.list_parent_indices(marks).to_numpy()
-        found[of[(pc.list_flatten(marks).to_numpy() & Mark.GUESSED) != 0]] = True
+        numbers = np.arange(len(of)) - np.searchsorted(of, of)
+        guessed = np.flatnonzero((pc.list_flatten(marks).to_numpy() & Mark.GUESSED) != 0)
+        rows, first = np.unique(of[guessed], return_index=True)
+        found[rows] = np.maximum(numbers[guessed[first]], 1)
     return found

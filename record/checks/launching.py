@@ -15,7 +15,7 @@ from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.processes import describe
 from iaprof.formats.capture import KINDS
-from iaprof.formats.launches import LaunchFlags, stack_dtype
+from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.sideband import SideBand, decode
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.record.ends import StackEnds
@@ -67,22 +67,22 @@ def look(seconds: float = SECONDS) -> Launching | None:
     return _ends(launches, stacks, probes)
 
 
-def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-    """The id of each launch's stack, and the stacks."""
-    end, ids, stacks = time.monotonic() + seconds, np.empty(0, np.uint64), []
-    while (left := end - time.monotonic()) > 0 and len(ids) < ENOUGH:
+def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """The launches that have a stack, and the stacks."""
+    end, found, stacks = time.monotonic() + seconds, np.empty(0, LAUNCH), []
+    while (left := end - time.monotonic()) > 0 and len(found) < ENOUGH:
         select.select([probes.launches.fileno()], [], [], min(left, 0.05))
         launches = probes.launches.read()
         stacks.append(probes.stacks.read())
         walked = launches[launches["flags"] & (LaunchFlags.OTHER | LaunchFlags.NO_STACK) == 0]
-        ids = np.concatenate([ids, walked["stack"]])
+        found = np.concatenate([found, walked])
     probes.detach()
     dtype = stack_dtype(probes.depth)
     finished = b"".join(each for each in learning.finish() if len(each) == dtype.itemsize)
-    return ids, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
+    return found, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
 
 
-def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], probes: LaunchProbes) -> Launching:
+def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchProbes) -> Launching:
     band, first = SideBand(), int(records["time"].min()) if len(records) else 0
     for pid in np.unique(records["pid"]).tolist():
         decode(describe(pid, first), band)
@@ -95,7 +95,8 @@ def _ends(launches: NDArray[np.uint64], records: NDArray[np.void], probes: Launc
     stacks = LaunchStacks(Walks(spaces, True), ends, probes.follows_frame_pointers)
     stacks.rows(records, probes.depth)
     stacks.rows_of_unfinished()
-    ends.launches(stacks.ids(launches))
+    presumed, late = launches["flags"] & LaunchFlags.PRESUMED > 0, np.zeros(len(launches), bool)
+    ends.launches(stacks.ids(launches["stack"]), launches["pid"], presumed, late)
     files = {}
     known = MappedFiles()
     known.add(band.mappings)

@@ -139,14 +139,16 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert done.code == 0, done.err
     assert f"stacks: {said}" in done.err
     shown = re.sub(r"\s+", " ", iaprof("info", capture).out)
-    assert f"launch stacks {said}" in shown
+    assert f"launch stacks {said.split(';')[0]}; {total} cut" in shown
+    assert f" end in {LIBRARY} ({total}) process {told.read_text()}: {total} of {total} end early" in shown
     assert f"Lost callers: of {total} launches, whose stacks do not reach the program's start" in shown
     ends = json.loads(iaprof("info", capture, "--json").out)["parts"][0]["stack_ends"]["launches"]
-    library = {"library": LIBRARY, "count": total}
-    process = {"pid": int(told.read_text()), "stacks": total, "count": total}
-    assert ends.pop("presumed") < total
-    counts = {"stacks": total, "whole": 0, "unknown": 0, "more": 0, "deep": 0, "guessed": 0, "late": 0}
-    assert ends == counts | {"ends": [library], "processes": [process]}
+    library = {"library": LIBRARY, "count": total, "deep": 0}
+    others = {"deep": 0, "guessed": 0, "late": 0, "presumed": ends["presumed"]}
+    process = {"pid": int(told.read_text()), "stacks": total, "count": total, **others}
+    assert ends["presumed"] < total
+    counts = {"stacks": total, "whole": 0, "unknown": 0, "cut": total, "more": 0, **others}
+    assert ends == counts | {"ends": [library], "processes": [process], "guesses": []}
     assert f", in process {process['pid']} ({total} of {total})" in done.err
     report = iaprof("report", capture, "--json")
     document = json.loads(report.out)
@@ -160,6 +162,12 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert iaprof("report", capture, "-o", page).code == 0
     top = json.loads(iaprof("top", capture, "--json").out)
     assert top["stack_ends"] == document["stack_ends"]
+    assert top["recorded_stack_ends"] == document["recorded_stack_ends"] == CaptureReader(capture).header["stack_ends"]
+    assert document["recorded_stack_ends"]["launches"] == ends
+    # and the same of CPU samples
+    stacks = [row["stack"] for row in CaptureReader(capture).table("cpu_sample").to_pylist() if row["stack"]]
+    assert document["recorded_stack_ends"]["cpu_samples"]["stacks"] == len(stacks)
+    assert f" of {len(stacks):,} CPU samples (" in done.err or not stacks
     # and why stands in place of the missing frames
     shown_stacks = {tuple(line.split(";-;")[0].split(";")[2:]) for line in folded(capture).splitlines()}
     assert {frames for frames in shown_stacks if frames and frames[-1] == LAUNCH_FUNCTION} == {

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 
 from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import COPY, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.launches import COPY, CPU_SAMPLE, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.sideband import comm_record, mapping_record
 from iaprof.formats.unwind_rules import Walked
 from iaprof.record.finish import finish
@@ -124,9 +125,12 @@ def test_stacks_say_how_they_ended(tmp_path: Path) -> None:
     # and those that are not whole are counted where they end
     assert [ends(reader)[name] for name in ("stacks", "whole", "unknown", "deep", "guessed")] == [7, 1, 0, 1, 0]
     assert ends(reader)["ends"] == [
-        {"library": "libfoo.so", "count": 4},
-        {"library": "libze_intel_gpu.so.1", "count": 2},
+        {"library": "libfoo.so", "count": 4, "deep": 1},
+        {"library": "libze_intel_gpu.so.1", "count": 2, "deep": 0},
     ]
+    assert ends(reader)["cut"] == 5
+    (process,) = ends(reader)["processes"]
+    assert (process["pid"], process["stacks"], process["count"], process["deep"]) == (PID, 7, 6, 1)
 
 
 def test_a_finished_stack_takes_the_place_of_the_one_that_bpf_sent(tmp_path: Path) -> None:
@@ -220,7 +224,75 @@ def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> 
     # and it is said how many launches that concerns, and of which process the unfinished are
     told = ends(reader)
     assert (told["stacks"], told["whole"], told["late"], told["presumed"]) == (6, 4, 3, 3)
-    assert told["processes"] == [{"pid": PID, "stacks": 6, "count": 2}]
+    (process,) = told["processes"]
+    assert process == {"pid": PID, "stacks": 6, "count": 2, "deep": 0, "guessed": 0, "late": 3, "presumed": 3}
+
+
+@pytest.mark.parametrize("kind", ["launches", "cpu_samples"])
+def test_what_was_finished_late_or_presumed_is_counted_by_process(tmp_path: Path, kind: str) -> None:
+    # given three equal stacks, of which one is finished while recording, and one of another process
+    ids = {5: PID, 6: PID, 7: PID, 8: OTHER}
+    late = (5, 7, 8)
+    copies = np.zeros(len(late), COPY)
+    copies["id"] = late
+
+    def finish_stacks(recorded: object, some: Any, depth: int) -> Any:
+        for records in some:
+            yield stack(int(records["id"][0]), *PATH, pid=ids[int(records["id"][0])])
+
+    missed = b"".join(stack(id_, *PATH[:1], pid=pid, walked=Walked.MISSED) for id_, pid in ids.items())
+    counts = {5: 3, 6: 40, 7: 2, 8: 1}
+    records = np.zeros(sum(counts.values()), LAUNCH if kind == "launches" else CPU_SAMPLE)
+    records["stack"] = np.repeat([*counts], [*counts.values()])
+    records["pid"] = np.where(records["stack"] == 8, OTHER, PID)
+    records["flags"][[0, 4, -1]] = LaunchFlags.PRESUMED  # one of 5, one of 6, the one of 8
+    # when
+    reader = captured(
+        tmp_path,
+        (FrameKind.STACKS, missed),
+        (FrameKind.COPY, copies.tobytes()[: COPY.itemsize]),
+        (FrameKind.COPY, copies.tobytes()[COPY.itemsize : 2 * COPY.itemsize]),
+        (FrameKind.COPY, copies.tobytes()[2 * COPY.itemsize :]),
+        (FrameKind.STACKS, stack(6, *PATH)),
+        (FrameKind.LAUNCHES if kind == "launches" else FrameKind.CPU_SAMPLES, records.tobytes()),
+        finish_stacks=finish_stacks,
+    )
+    # then
+    assert len(rows(reader)) == 2
+    told = reader.header["stack_ends"][kind]
+    assert (told["stacks"], told["whole"], told["late"], told["presumed"]) == (46, 46, 3 + 2 + 1, 3)
+    nothing = {"count": 0, "deep": 0, "guessed": 0}
+    assert told["processes"] == [
+        {"pid": PID, "stacks": 45, **nothing, "late": 5, "presumed": 2},
+        {"pid": OTHER, "stacks": 1, **nothing, "late": 1, "presumed": 1},
+    ]
+
+
+def test_the_library_is_told_in_which_a_caller_was_guessed(tmp_path: Path) -> None:
+    # given a caller of the library's code, one of the driver's, and two of the library's, each with a whole stack
+    sent = (
+        stack(5, LIBRARY + 1, DRIVER + 8, LIBRARY + 64, guessed=0b10)
+        + stack(6, LIBRARY + 1, DRIVER + 8, LIBRARY + 64, LIBRARY + 65, guessed=0b100)
+        + stack(7, DRIVER, LIBRARY + 8, LIBRARY + 64, guessed=0b100, pid=OTHER)
+        + stack(8, DRIVER, LIBRARY + 8, LIBRARY + 65, LIBRARY + 66, guessed=0b1100)
+        + stack(9, DRIVER, LIBRARY + 9)
+    )
+    reader = captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6, 6, 7, 8, 9)))
+    told = ends(reader)
+    assert (told["stacks"], told["whole"], told["guessed"]) == (6, 6, 5)
+    assert told["guesses"] == [
+        {"library": "libfoo.so", "count": 3},
+        {"library": "libze_intel_gpu.so.1", "count": 2},
+    ]
+    assert [(each["pid"], each["stacks"], each["guessed"]) for each in told["processes"]] == [
+        (PID, 5, 4),
+        (OTHER, 1, 1),
+    ]
+    # and reports tell the same from the stacks themselves
+    stacks = reader.stacks(np.array([5, 6, 7, 8, 9], np.uint64))
+    spaces = AddressSpaces(reader.table("mapping"), reader.table("process"))
+    weights = {5: 1, 6: 2, 7: 1, 8: 1, 9: 1}
+    assert CpuFrames(stacks, spaces, CaptureNames(reader), are_cut=True).ends(weights).to_json() == told
 
 
 def test_what_says_that_it_ended_in_a_way_that_does_not_exist_is_unfinished(tmp_path: Path) -> None:

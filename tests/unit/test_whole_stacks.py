@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.whole_stacks import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks
+from iaprof.formats.whole_stacks import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks, recorded
 
 SOME = WholeStacks.of(
     3,
@@ -64,6 +64,86 @@ def test_what_is_not_quite_known_is_said() -> None:
     said = SOME.text("launches")
     assert "; 6 have the stack of another one that looked the same" in said
     assert "; 5 were finished when the recording had ended" in said
+
+
+CPU = WholeStacks.of(
+    90,
+    2,
+    Counter({"libfoo.so": 9, "python3": 1}),
+    [ProcessEnd(7, 80, 9, deep=3, guessed=4), ProcessEnd(8, 20, 1), ProcessEnd(7, 0, 0, late=5), ProcessEnd(9, 0, 0)],
+    deep=3,
+    guessed=4,
+    late=5,
+    presumed=1,
+    deep_in={"libfoo.so": 3},
+    guesses=Counter({"libbar.so": 4}),
+)
+
+
+def test_all_of_it_as_lines() -> None:
+    assert WholeStacks.from_json(CPU.to_json()) == CPU
+    assert (CPU.cut, CPU.to_json()["cut"]) == (5, 5)
+    assert list(CPU.facts("CPU stacks", "CPU samples")) == [
+        (
+            "CPU stacks",
+            "90 of 100 CPU samples (90.0 %) reach the program's start; 5 cut; of 2 of them it is not known whether "
+            "that is the start; 3 of them have too many frames; 4 have callers that were guessed; 1 has the stack of "
+            "another one that looked the same; 5 were finished when the recording had ended",
+        ),
+        ("  end in", "libfoo.so (9), python3 (1)"),
+        ("  guessed in", "libbar.so (4)"),
+        ("  process", "7: 9 of 80 end early, 3 of these too deep, 4 with guessed callers, 5 finished late"),
+        ("  process", "8: 1 of 20 end early"),
+    ]
+    assert list(SOME.facts("x", "launches"))[-1] == ("", "and at least 17 processes more")
+    assert list(WholeStacks.of(0, 0, Counter()).facts("x", "launches")) == []
+
+
+def test_in_short() -> None:
+    assert CPU.short("CPU samples") == (
+        "90 of 100 CPU samples (90.0 %) reach the program's start, 5 cut, 3 too deep, 2 unknown, 4 guessed, "
+        "1 presumed, 5 finished late"
+    )
+    assert WholeStacks.of(7, 0, Counter()).short("launches") == "7 of 7 launches (100.0 %) reach the program's start"
+
+
+def test_processes_that_only_were_finished_late_are_told_but_do_not_end_early() -> None:
+    told = WholeStacks.of(3, 0, Counter(), [ProcessEnd(7, 3, 0), ProcessEnd(7, 0, 0, late=2)], late=2)
+    assert told.processes == (ProcessEnd(7, 3, 0, late=2),)
+    assert "process" not in told.text("launches")
+
+
+def test_what_was_recorded_in_all_parts() -> None:
+    one = {"stack_ends": {"launches": SOME.to_json(), "cpu_samples": CPU.to_json()}}
+    assert recorded(one) == {"launches": SOME, "cpu_samples": CPU}
+    both = recorded({"parts": [one, {}, {"stack_ends": {"launches": SOME.to_json(), "cpu_samples": 7}}]})
+    assert both["launches"] == WholeStacks.together([SOME, SOME])
+    assert both["cpu_samples"] == CPU
+    twice = WholeStacks.together([CPU, CPU])
+    assert (twice.guesses, twice.ends[0]) == ((LibraryEnd("libbar.so", 8),), LibraryEnd("libfoo.so", 18, 6))
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"stack_ends": 7}, {"parts": [7]}, {"parts": 7, "stack_ends": {"launches": []}}]
+)
+def test_headers_from_anyone(header: dict[str, Any]) -> None:
+    assert recorded(header) == {}
+
+
+@pytest.mark.parametrize("wrong", [{"library": 7, "count": 1}, {"library": "x", "count": -1}, 7])
+def test_guesses_that_cannot_be_true_are_left_out(wrong: object) -> None:
+    found = WholeStacks.from_json(CPU.to_json() | {"guesses": [wrong]})
+    assert found is not None
+    assert found.guesses == ()
+
+
+@pytest.mark.parametrize("wrong", [{"late": 81}, {"late": -1}, {"guessed": "4"}, {"deep": True}])
+def test_processes_with_counts_that_cannot_be_true_are_left_out(wrong: dict[str, Any]) -> None:
+    told = CPU.to_json()
+    told["processes"] = [told["processes"][0] | wrong, told["processes"][1]]
+    found = WholeStacks.from_json(told)
+    assert found is not None
+    assert found.processes == (ProcessEnd(8, 20, 1),)
 
 
 @pytest.mark.parametrize("wrong", [{"whole": SOME.stacks + 1}, {"unknown": SOME.stacks}, {"more": 0}, {"ends": []}])
