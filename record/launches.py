@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.libraries import MAX_OF_ONE_OWNER, Mapped, Outcome
+from iaprof.bpf.libraries import Mapped, Outcome
 from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf, stack_dtype
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
 from iaprof.formats.zebin import placed_ranges
@@ -33,6 +33,7 @@ COUNTERS_EVERY_NS = 1_000_000_000
 INTAKE_WAIT_S = 3.0
 MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
 MAX_PROCESSES = 1 << 16  # that are remembered as described
+MOST_PATHS = 16  # of drivers that one process mapped at once, that are remembered
 # Of stacks that are to be finished when the recording has ended, in one recording: of launches, and of CPU samples.
 MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
 
@@ -287,7 +288,7 @@ class Launches:
     def mapped(self, time_ns: int, pid: int, path: bytes) -> None:
         """A process mapped a file that has a library's name, and this path for the process."""
         mapped = self._mapping.setdefault(pid, Mapped(time_ns, set()))
-        if len(mapped.paths) < MAX_OF_ONE_OWNER:
+        if len(mapped.paths) < MOST_PATHS:
             mapped.paths.add(path)
         self._loop.go_on_with("libraries", self._look_into_processes)
 
