@@ -38,6 +38,7 @@ enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD 
 #define RULE_RBP(rule) ((s64)((rule) << 16) >> 48)
 #define RULE_KIND(rule) ((rule) >> 48 & 255)
 #define RULE_GUESSES(rule) ((rule) >> 56 & 1)
+#define RULE_LEAVES(rule) ((rule) >> 57 & 1) /* the stack: Go's calls of C, and of its runtime, have one of their own */
 #define BY_FRAME_POINTER (16ULL | (u64)(u16)-16 << 32 | (u64)BY_RBP << 48 | 1ULL << 56)
 
 struct bucket {
@@ -347,7 +348,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             scratch->walked = WHOLE;
             break;
         }
-        is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule);
+        is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule) & ~RULE_LEAVES(rule); /* the other stack has to be copied first */
         if (hidden(is_guess)) {
             scratch->before.ip = ip;
             scratch->before.sp = sp;
@@ -388,8 +389,8 @@ static __always_inline u32 walk(struct scratch *scratch) {
             cfa = scratch->pair[0];
         }
         bp_at = choose(deref | !!RULE_RBP(rule), of_bp, bp_at);
-        /* A caller's frame lies further up. */
-        if (cfa & 7 || cfa <= sp || read_word(scratch, cfa - 8, &scratch->pair[1]))
+        /* A caller's frame lies further up, or on another stack. */
+        if (cfa & 7 || (cfa <= sp && !RULE_LEAVES(rule)) || read_word(scratch, cfa - 8, &scratch->pair[1]))
             break;
         if (!scratch->pair[1] && hidden(is_guess))
             break;

@@ -45,6 +45,7 @@ class RuleFlags(IntFlag):
     """What is to be known of the caller that a rule leads to."""
 
     GUESS = 1  # there is no call frame information; BPF believes it where it leads to an address that has a rule
+    OTHER_STACK = 2  # the caller's frame lies on another stack, so it may lie further down, and BPF believes it
 
 
 class RuleScope(IntEnum):
@@ -81,3 +82,4 @@ HARD = Rule(RuleKind.HARD)
 END = Rule(RuleKind.END)
 SIGNAL = Rule(RuleKind.SIGNAL)
 BY_FRAME_POINTER = Rule(RuleKind.BY_RBP, 16, -16, RuleFlags.GUESS)
+TO_OTHER_STACK = BY_FRAME_POINTER._replace(flags=RuleFlags.GUESS | RuleFlags.OTHER_STACK)

@@ -25,7 +25,7 @@ from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.rule_table import Generation, RuleTable, Spaces
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import COPY
-from iaprof.formats.unwind_rules import RuleKind, Walked
+from iaprof.formats.unwind_rules import RuleFlags, RuleKind, Walked
 from iaprof.record.opener import Opener
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
@@ -175,15 +175,22 @@ class Learner:
         """Raises ImageGone if the process is not any more what it was, other errors if something failed."""
         generation = Generation(*miss.record["generation"].tolist())
         process = self._process(pid, generation)
-        memory = Memory(pid)
-        finished = self._finishing.finish(
-            process.space, process.mappings, miss.copy(), miss.limit(self._depth), memory.page
-        )
+        finished = self._walk(process, pid, miss)
+        if finished.met_unknown:
+            # A JIT maps more memory for its code. What can be written, too, the kernel does not count as code.
+            mappings = executable(pid, self._images)
+            if mappings and mappings != process.mappings:
+                process = self._processes[pid] = Process(generation, mappings, self._number(mappings))
+                finished = self._walk(process, pid, miss)
         # Other code may have been at these addresses, or another program.
         if self._spaces.loads(pid) != generation.loads or finished.ending is Walked.NOWHERE:
             raise ImageGone
         self._teach(pid, process, miss, finished)
         return finished
+
+    def _walk(self, process: Process, pid: int, miss: Miss) -> Finished:
+        limit, read_page = miss.limit(self._depth), Memory(pid).page
+        return self._finishing.finish(process.space, process.mappings, miss.copy(), limit, read_page)
 
     def _process(self, pid: int, generation: Generation) -> Process:
         known = self._processes.get(pid)
@@ -233,8 +240,10 @@ class Learner:
             self._grow()
         self._spaces.set(pid, process.generation, process.space, self._table.bits)
         way = int(miss.record["way"])
-        leads = finished.ending in (Walked.WHOLE, Walked.DEEP) and all(
-            rule.kind is not RuleKind.HARD for rule in finished.rules.values()
+        rules = finished.rules.values()
+        leads = all(rule.kind is not RuleKind.HARD for rule in rules) and (
+            # What leads to another stack, which was not copied, does so in BPF from now on.
+            finished.ending in (Walked.WHOLE, Walked.DEEP) or any(RuleFlags.OTHER_STACK in rule.flags for rule in rules)
         )
         if leads:
             self._spaces.arrived(way)

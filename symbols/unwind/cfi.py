@@ -307,7 +307,7 @@ class CallFrames:
 
     def _entries(self) -> Iterator[tuple[int, int]]:
         """The start of each function, and the offset of its entry."""
-        at, end = self._eh_frame() or (0, 0)
+        at, end = self._section(b".eh_frame") or (0, 0)
         for _ in range(MOST_SCANNED):
             if at + 8 > end:
                 break
@@ -320,15 +320,22 @@ class CallFrames:
                 yield self._pointer(reader, encoding, self._bias(reader.at), 0), at
             at += 4 + length
 
-    def _eh_frame(self) -> tuple[int, int] | None:
-        """Offsets of the section .eh_frame."""
+    @cached_property
+    def is_go(self) -> bool:
+        """Whether Go's compiler made it: such code keeps frame pointers, and has no call frame information."""
+        with contextlib.suppress(CfiError), _damaged():
+            return self._section(b".go.buildinfo") is not None
+        return False
+
+    def _section(self, wanted: bytes) -> tuple[int, int] | None:
+        """Offsets of the start and the end of a section; None if there is none of that name."""
         if self._section_size != 64 or self._names >= min(self._section_count, MOST_SECTIONS):
             return None
         headers = struct.Struct("<IIQQQQ")
         names = headers.unpack_from(self.data, self._sections + 64 * self._names)[4]
         for number in range(min(self._section_count, MOST_SECTIONS)):
             name, _, _, _, offset, size = headers.unpack_from(self.data, self._sections + 64 * number)
-            if self.data[names + name : names + name + 10] == b".eh_frame\0":
+            if self.data[names + name : names + name + len(wanted) + 1] == wanted + b"\0":
                 return offset, min(offset + size, len(self.data))
         return None
 

@@ -50,6 +50,7 @@ class Finished:
     ending: Walked
     rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)
     """By address and what they are for."""
+    met_unknown: bool = False  # what may be a return address lies in none of the mappings
 
 
 class Finishing(Closing):
@@ -135,13 +136,22 @@ class Finishing(Closing):
 def _checked(answer: Any, limit: int) -> tuple[Finished, list[tuple[int, int, int]]]:
     """The stack, and its signals' frames as Walk.interrupted has them."""
     match answer:
-        case {"ips": ips, "found": found, "ending": int(ending), "rules": list(rules), "interrupted": list(signals)}:
+        case {
+            "ips": ips,
+            "found": found,
+            "ending": int(ending),
+            "rules": list(rules),
+            "interrupted": list(signals),
+            "met_unknown": bool(met_unknown),
+        }:
             ips = integers(ips, _MOST_ADDRESS)
             hows = [Found(each) for each in integers(found, len(Found))]
             frames = [integers(each, _MOST_ADDRESS) for each in signals]
             if len(ips) == len(hows) <= limit and 0 <= ending < len(Walked) and all(len(each) == 3 for each in frames):
                 learnt = dict(_rule(each) for each in rules)
-                return Finished(ips, hows, Walked(ending), learnt), [(each[0], each[1], each[2]) for each in frames]
+                return Finished(ips, hows, Walked(ending), learnt, met_unknown), [
+                    (each[0], each[1], each[2]) for each in frames
+                ]
     raise AnswerError
 
 

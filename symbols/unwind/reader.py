@@ -72,6 +72,7 @@ class _Server:
             "ending": ending,
             "rules": [[address, scope, rule.pack()] for (address, scope), rule in walk.rules.items()],
             "interrupted": walk.interrupted,
+            "met_unknown": walk.met_unknown,
         }
 
 

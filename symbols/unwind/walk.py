@@ -21,12 +21,13 @@ from iaprof.formats.unwind_rules import (
     END,
     HARD,
     SIGNAL,
+    TO_OTHER_STACK,
     Rule,
     RuleKind,
     RuleScope,
     Walked,
 )
-from iaprof.symbols.return_addresses import BYTES_BEFORE, ends_a_call
+from iaprof.symbols.return_addresses import BYTES_BEFORE, BYTES_FROM, begins_goroutine, ends_a_call
 from iaprof.symbols.unwind.cfi import (
     R12,
     R13,
@@ -183,6 +184,21 @@ class Space:
             return None, 0
         return self.image(mapping), address - mapping.start + mapping.offset
 
+    def is_go(self, address: int) -> bool:
+        """Whether the code at an address is of a file that Go's compiler made."""
+        image, _ = self._place(address)
+        return image is not None and image.frames.is_go
+
+    def begins_goroutine(self, address: int) -> bool:
+        """Whether a goroutine begins at an address, which no call leads to."""
+        before, after = self.code_before(address, BYTES_BEFORE), self.code_at(address, BYTES_FROM)
+        return begins_goroutine(before, after) and not ends_a_call(before) and self.is_go(address)
+
+    def is_unread(self, address: int) -> bool:
+        """Whether an address lies in code that cannot be read, such as a JIT's."""
+        mapping = self.mapping(address)
+        return mapping is not None and self.image(mapping) is None
+
     def is_after_call(self, address: int, unread: bool) -> bool:
         """Whether a call ends at an address; `unread` says so for code that cannot be read, such as a JIT's."""
         mapping = self.mapping(address)
@@ -244,6 +260,9 @@ class Walk:
     interrupted: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each signal frame where its saved rsp lies, that, and the saved rip behind it."""
     checked: int = 0  # words of the stack, for want of call frame information
+    met_unknown: bool = False  # what may be a return address, in no code that is known to be mapped
+    searched: tuple[int, tuple[int, RuleScope]] | None = None
+    """Which address was the first that was found by looking through the stack, and the key of the rule that says so."""
 
     def run(self, start: Mapped[int, int], how: Found = Found.INTERRUPTED) -> Walked:
         """Walks from an address on, to be called once.
@@ -260,12 +279,13 @@ class Walk:
         while True:
             address = registers[RETURN_ADDRESS]
             if not address:
-                return Walked.WHOLE
+                return self._unless_astray(Walked.WHOLE)
             if len(self.ips) >= self.limit:
                 return Walked.DEEP
             mapping = self.space.mapping(address)
             if mapping is None:
-                return Walked.NOWHERE
+                self.met_unknown = True
+                return self._unless_astray(Walked.NOWHERE)
             self.ips.append(address)
             self.found.append(how)
             try:
@@ -280,6 +300,15 @@ class Walk:
             if step[1] is not Found.INTERRUPTED and step[0][RSP] <= registers[RSP]:
                 return Walked.STUCK
             registers, how = step
+
+    def _unless_astray(self, ending: Walked) -> Walked:
+        """How a walk ended that came to no code. What was found by looking through the stack was no caller, then."""
+        if self.searched is None:
+            return ending
+        count, at = self.searched
+        del self.ips[count:], self.found[count:]
+        self.rules[at] = HARD
+        return Walked.STUCK
 
     def _step(
         self, address: int, is_exact: bool, mapping: Mapping, registers: Registers
@@ -371,35 +400,72 @@ class Walk:
             before = {number: self._word(rsp + at) for number, at in _UCONTEXT.items()}
             self._note_signal(rsp)
             return Registers(self._word, before, {}), Found.INTERRUPTED
-        if rbp == 0 and _CLEARS_RBP in self.space.code_before(address, _OUTERMOST_BYTES):
+        clears_rbp = rbp == 0 and _CLEARS_RBP in self.space.code_before(address, _OUTERMOST_BYTES)
+        if clears_rbp or self.space.begins_goroutine(address):
             self.rules[address, scope] = END
             return Walked.WHOLE
         callers = self._by_frame_pointer(rsp, rbp)
+        if callers is None and self.space.is_go(address):
+            # All of its functions that call others keep frame pointers. What else is on the stack is of earlier calls.
+            self.rules[address, scope] = TO_OTHER_STACK if self._has_called_c(rsp, rbp) else HARD
+            return Walked.STUCK
         rule = BY_FRAME_POINTER
         if callers is None:
-            callers, rule = self._by_scan(rsp, registers)
+            callers, rule = self._by_scan(rsp, registers, self.space.is_unread(address))
+            if self.searched is None:
+                self.searched = len(self.ips), (address, scope)
         self.rules[address, scope] = rule
         return Walked.STUCK if callers is None else (callers, Found.BY_GUESS)
+
+    def _has_called_c(self, rsp: int, rbp: int) -> bool:
+        """Whether the last frame is of Go's code that called C on another stack, so that rbp leads to its own.
+
+        Not so where C has called Go: what rbp is there is C's affair.
+        """
+        was_called_by_rule = len(self.found) > 1 and self.found[-1] is Found.BY_RULE
+        return was_called_by_rule and rbp > 0 and not rbp & 7 and not rsp <= rbp < rsp + _LARGEST_FRAME
 
     def _by_frame_pointer(self, rsp: int, rbp: int) -> Registers | None:
         if not rsp <= rbp < rsp + _LARGEST_FRAME or rbp & 7:
             return None
         try:
             address = self._word(rbp + 8)
-            if not self.space.is_after_call(address, unread=True):
+            self.met_unknown |= 0 < address < _USER_END and self.space.mapping(address) is None
+            if not self.space.is_after_call(address, unread=True) and not self.space.begins_goroutine(address):
                 return None
             return Registers(self._word, {RBP: self._word(rbp), RSP: rbp + 16, RETURN_ADDRESS: address}, {})
         except LookupError:
             return None
 
-    def _by_scan(self, rsp: int, registers: Registers) -> tuple[Registers | None, Rule]:
+    def _by_scan(self, rsp: int, registers: Registers, from_generated: bool) -> tuple[Registers | None, Rule]:
         """The caller's registers, None if nothing was found; and a rule for that, which may hold at another time."""
-        start, end, base, kind = rsp + 7 & ~7, rsp + SCANNED_BYTES, rsp, RuleKind.BY_RSP
+        start, end = rsp + 7 & ~7, rsp + SCANNED_BYTES
         with contextlib.suppress(LookupError):
             # OpenBLAS's functions make room for data, and keep in rbx what rsp was before. Below is what others left.
+            # But where nothing follows, as at the start of musl's threads, rbx points to something else.
             if start < registers[RBX] < end and not registers[RBX] & 7:
-                start = base = registers[RBX]
                 kind = RuleKind.BY_RBX if len(self.ips) == 1 else RuleKind.HARD
+                found = self._search(registers[RBX], registers[RBX], end, kind, registers, from_generated)
+                if found[0] is not None:
+                    return found
+                end = registers[RBX]
+        return self._search(start, rsp, end, RuleKind.BY_RSP, registers, from_generated)
+
+    def _search(
+        self, start: int, base: int, end: int, kind: RuleKind, registers: Registers, from_generated: bool
+    ) -> tuple[Registers | None, Rule]:
+        """Likewise, by the first word in a part of the stack that looks like a return address.
+
+        None if it may be one of generated code, from where generated code may have been called.
+
+        Args:
+            start: of the part.
+            base: what the rule counts from.
+            end: of the part.
+            kind: of the rule.
+            registers: of the frame.
+            from_generated: whether its code is generated.
+        """
         for at, word in self._words(start, end):
             if not self.space.low <= word < self.space.high:
                 continue
@@ -408,7 +474,7 @@ class Walk:
                 saved = self._saved_rbp(at)
                 rule = checked(kind, at + 8 - base, -16 if saved else 0, bool(saved), is_guess=True)
                 return registers.but({**saved, RSP: at + 8, RETURN_ADDRESS: word}), rule
-            if self.checked == MOST_CHECKED:
+            if self.checked == MOST_CHECKED or (from_generated and self.space.is_unread(word)):
                 break
         return None, HARD
 

@@ -40,6 +40,7 @@ class Call:
     ips: tuple[int, ...]  # the innermost first
     walked: Walked
     kept: bool  # it was left to the recording's end
+    guessed: tuple[bool, ...]  # of each address
 
 
 class Probed:
@@ -61,13 +62,16 @@ class Probed:
                 tuple(stacks[int(each["stack"])][0]),
                 stacks[int(each["stack"])][1],
                 int(each["stack"]) in self.walking.kept,
+                tuple(self.walking.guessed[int(each["stack"])]),
             )
             for each in launches
         ]
 
-    def probe(self, path: Path, function: str = FUNCTION, behind: int = _BEHIND_ENDBR64) -> None:
-        """Calls are seen there, too, so many bytes behind the start of a function."""
-        probe = Probe("", LAUNCH, offset_of(path, function) + behind, 0, (_FIRST_ARGUMENT, *[_NONE] * 3))
+    def probe(
+        self, path: Path, function: str = FUNCTION, behind: int = _BEHIND_ENDBR64, number: Arg = _FIRST_ARGUMENT
+    ) -> None:
+        """Calls are seen there, too, so many bytes behind the start of a function; `number` tells them apart."""
+        probe = Probe("", LAUNCH, offset_of(path, function) + behind, 0, (number, *[_NONE] * 3))
         with path.open("rb") as file:
             assert self._probes._attach(file.fileno(), [probe]) == ""
 

@@ -29,6 +29,7 @@ BUILDS = {
     "native, no PLT": ("g++", "-O3", "-march=native", "-fno-plt"),
     "clang": ("clang++", "-O2"),
     "stripped": ("g++", "-O2", "-s", "-rdynamic"),  # so that gdb still finds probe_me
+    "static": ("g++", "-O2", "-static"),
     "static-pie": ("g++", "-Os", "-static-pie"),
     "realigned": ("g++", "-O2", "-mstackrealign", "-mavx2"),
 }

@@ -24,6 +24,7 @@ class Walking:
         self._probes, self.learning = probes, Learning(probes)
         self._dtype = stack_dtype(probes.depth)
         self._stacks: dict[int, tuple[list[int], Walked]] = {}
+        self.guessed: dict[int, list[bool]] = {}  # of each address of a stack, by id: whether it was a guess
         self.finished = 0  # stacks that it finished
         self.kept: set[int] = set()  # those that it left to the recording's end
         self._take(self.learning.wait())
@@ -60,5 +61,8 @@ class Walking:
             self._add(record, before[: int(record["walked"]) >> KEPT_SHIFT])
 
     def _add(self, record: np.void, before: list[int]) -> None:
-        ips = before + record["ips"][: int(record["depth"])].tolist()
-        self._stacks[int(record["id"])] = ips, Walked(int(record["walked"]) & (1 << KEPT_SHIFT) - 1)
+        number, depth = int(record["id"]), int(record["depth"])
+        bits = np.unpackbits(record["guessed"].view(np.uint8), count=depth, bitorder="little")
+        self.guessed[number] = self.guessed.get(number, [])[: len(before)] + bits.astype(bool).tolist()
+        ips = before + record["ips"][:depth].tolist()
+        self._stacks[number] = ips, Walked(int(record["walked"]) & (1 << KEPT_SHIFT) - 1)

@@ -164,6 +164,7 @@ else:
     Stop("probe_me_after")
 if "HOLD" in os.environ:
     End("_exit")
+    End("_Exit")  # which musl calls
 gdb.execute("run")
 out.close()
 code = gdb.convenience_variable("_exitcode")

@@ -188,6 +188,26 @@ def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(
     ]
 
 
+def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process whose code grows without the kernel counting it
+    tried.finish(copied(1, 100))
+    grown = (*MAPPED, Mapping(0x9000, 0xA000, 0, -1))
+    monkeypatch.setattr(module, "executable", lambda pid, images: grown)
+    tried.finish(copied(2, 100))
+    # when a stack leads there
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.STUCK, met_unknown=True)
+    before = tried.finishing.asked
+    tried.finish(copied(3, 100))
+    # then it is walked again, in another space
+    assert tried.finishing.asked == before + 2
+    assert [space for said, space in tried.spaces.said if said == "space"] == [1, 1, 2]
+    # and once only if nothing has changed
+    tried.finish(copied(4, 100))
+    assert tried.finishing.asked == before + 3
+
+
 def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tried: Tried) -> None:
     # given
     tried.spaces.times_loaded = 1  # and the copy says 0

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from iaprof.formats.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
+from iaprof.formats.unwind_rules import (
+    END,
+    HARD,
+    TO_OTHER_STACK,
+    Rule,
+    RuleFlags,
+    RuleKind,
+    RuleScope,
+    Walked,
+)
 from iaprof.symbols.unwind.finishing import Copy, Finished, Finishing
 from iaprof.symbols.unwind.walk import PAGE, Found, Mapping
 from iaprof.symbols.vdso import open_vdso
-from stacks.debugger import Stop, build, stops
+from stacks.debugger import Stop, build, offset_of, stops
 
 LIMIT = 400
 WALKED = (3, 6, 7, 12, 13, 14, 15, 16)  # registers that a probe tells
@@ -128,25 +138,129 @@ def test_a_frame_pointer_that_leads_in_a_circle_ends_the_walk() -> None:
     assert done.rules[0x10100, RuleScope.RETURN] == HARD
 
 
+def calls_in_libc(base: int) -> tuple[int, int, tuple[Mapping, ...], Callable[[int], int]]:
+    """Two return addresses of libc at this address, what is mapped then beside GENERATED, and what opens it."""
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line)
+    content = Path(libc).read_bytes()
+    left, right = [base + each.end() for each in re.finditer(rb"\xe8.{4}", content[0x40000:0x80000], re.DOTALL)][:2]
+    mapped = (*GENERATED, Mapping(base, base + len(content), 0, 0))
+    return left + 0x40000, right + 0x40000, mapped, lambda _: os.open(libc, os.O_RDONLY)
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_data_on_the_stack_is_passed_over_where_a_register_leads_behind_it(keeps: bool) -> None:
     # given code of which nothing is told, with 30 KiB of data on its stack, of which only the ends were touched; it
     # keeps the stack pointer of before in rbx, or not
     at, before, base = 0x7FFF_0000_1000, 0x7FFF_0000_1000 + (30 << 10), 0x7000_0000_0000
-    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line)
-    content = Path(libc).read_bytes()
-    left, right = [base + each.end() for each in re.finditer(rb"\xe8.{4}", content[0x40000:0x80000], re.DOTALL)][:2]
-    left, right = left + 0x40000, right + 0x40000
-    mapped = (*GENERATED, Mapping(base, base + len(content), 0, 0))
+    left, right, mapped, open_libc = calls_in_libc(base)
     # when an earlier call has left a return address in the data
     words = {at + 64: left, before + 96: right} if keeps else {before + 96: right}
-    done = walked(words, 0x10010, at, 0, mapped, lambda _: os.open(libc, os.O_RDONLY), before if keeps else 0)
+    words |= dict.fromkeys(range(before + 104, (before | PAGE - 1) - 7, 8), 0x10100)
+    done = walked(words, 0x10010, at, 0, mapped, open_libc, before if keeps else 0)
     # then
     assert done.ips[:2] == ([0x10010, right] if keeps else [0x10010])
     assert done.found[:2] == ([Found.INTERRUPTED, Found.BY_GUESS] if keeps else [Found.INTERRUPTED])
     # and a rule for the next time
     expected = Rule(RuleKind.BY_RBX, 96 + 8, 0, RuleFlags.GUESS) if keeps else HARD
     assert done.rules[0x10010, RuleScope.INSTRUCTION] == expected
+
+
+def test_a_register_that_points_to_something_else_hides_no_caller() -> None:
+    # given that nothing follows where rbx points to, as at the start of a thread of musl
+    at = 0x7FFF_0000_1000
+    caller, _, mapped, open_libc = calls_in_libc(0x7000_0000_0000)
+    words = {at + 24: caller} | dict.fromkeys(range(at + 32, at + PAGE, 8), 0x10100)
+    # when
+    done = walked(words, 0x10010, at, 0, mapped, open_libc, at + 512)
+    # then
+    assert done.ips[:2] == [0x10010, caller]
+    assert done.found[:2] == [Found.INTERRUPTED, Found.BY_GUESS]
+
+
+@pytest.mark.parametrize("beyond", [0, 0x1234])
+def test_callers_that_lead_nowhere_were_no_callers(beyond: int) -> None:
+    # given a stack in which something looks like a return address, but what would be its caller's is none
+    at = 0x7FFF_0000_1000
+    stale, _, mapped, open_libc = calls_in_libc(0x7000_0000_0000)
+    words = {at + 24: stale} | dict.fromkeys(range(at + 32, at + PAGE, 8), beyond)
+    # when
+    done = walked(words, 0x10010, at, 0, mapped, open_libc)
+    # then it ends before that, and nobody takes it for whole
+    assert done.ips == [0x10010]
+    assert done.ending is Walked.STUCK
+
+
+GO = """
+.section .go.buildinfo, "a"
+.quad 0
+.text
+.globl goexit, caller, in_c
+goexit: nop
+    call goexit
+    nop
+caller: call goexit
+    nop
+in_c:
+.cfi_startproc
+    ret
+.cfi_endproc
+"""
+
+
+def test_callers_of_generated_code_that_may_be_generated_are_not_passed_over() -> None:
+    # given generated code that keeps no frame pointers, and was called by some more; a library called that
+    at = 0x7FFF_0000_1000
+    caller, _, mapped, open_libc = calls_in_libc(0x7000_0000_0000)
+    words = {at + 24: 0x10100, at + 64: caller}
+    # then the library is not taken for what called the first
+    done = walked(words, 0x10010, at, 0, mapped, open_libc)
+    assert (done.ips, done.ending) == ([0x10010], Walked.STUCK)
+
+
+class Go:
+    """A library that looks like Go's, at BASE: call frame information tells only of a function in C."""
+
+    BASE = 0x7000_0000_0000
+
+    def __init__(self, folder: Path, source: str = GO) -> None:
+        self.path, assembly = folder / "go.so", folder / "go.S"
+        assembly.write_text(source)
+        subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", self.path], check=True)
+        mapped = Mapping(self.BASE, self.BASE + self.path.stat().st_size, 0, 0)
+        self.mapped = (*GENERATED, mapped)
+        self.goexit = self.BASE + offset_of(self.path, "goexit") + 1  # as Go puts it on a goroutine's stack
+        self.in_c = self.BASE + offset_of(self.path, "in_c")
+        self.called = self.BASE + offset_of(self.path, "caller") + 5  # behind the call
+
+    def walked(self, words: dict[int, int], rsp: int, rbp: int, rip: int = 0x10010) -> Finished:
+        """Walks a stack; without an address from generated code on."""
+        return walked(words, rip, rsp, rbp, self.mapped, lambda _: os.open(self.path, os.O_RDONLY))
+
+
+def test_a_stack_of_go_ends_where_its_goroutine_began(tmp_path: Path) -> None:
+    at, go = 0x7FFF_0000_1000, Go(tmp_path)
+    words = {at: at + 64, at + 8: go.called, at + 64: 0, at + 72: go.goexit}
+    done = go.walked(words, at, at)
+    assert (done.ips, done.ending) == ([0x10010, go.called, go.goexit], Walked.WHOLE)
+    assert done.rules[go.goexit, RuleScope.RETURN] == END
+
+
+def test_what_lies_on_another_stack_is_not_searched_on_this_one(tmp_path: Path) -> None:
+    # given Go's code that has changed stacks and called C, and what looks like a return address on the stack of now
+    at, go = 0x7FFF_0000_1000, Go(tmp_path)
+    words = {at: go.called, at + 64: go.called}
+    # when
+    done = go.walked(words, at, 0xC000_0000_1000, go.in_c)
+    # then nothing was guessed, and BPF can follow the frame pointer
+    assert (done.ips, done.ending) == ([go.in_c, go.called], Walked.STUCK)
+    assert done.rules[go.called, RuleScope.RETURN] == TO_OTHER_STACK
+    # but not where Go's own code was called on another stack
+    done = go.walked({at: 0xC000_0000_1000, at + 8: go.called, at + 64: go.called}, at, at)
+    assert (done.ips, done.ending) == ([0x10010, go.called], Walked.STUCK)
+    assert done.rules[go.called, RuleScope.RETURN] == HARD
+    # and in another compiler's code it is a guess
+    other = Go(tmp_path, GO.replace(".go.buildinfo", ".other"))
+    assert other.walked(words, at, 0xC000_0000_1000, other.in_c).ips == [other.in_c, other.called, other.called]
 
 
 def test_an_image_that_nobody_can_read_is_like_generated_code() -> None:
