@@ -89,10 +89,11 @@ class LaunchStacks:
             ips = np.concatenate([first, record["ips"][: int(record["depth"])]])[:depth]
             record["ips"][: len(ips)], record["depth"] = ips, len(ips)
             for name in ("guessed", "interrupted"):
-                behind = _bits(record[name])[: MAX_DEPTH - len(first)]
-                record[name] = np.packbits(
-                    np.concatenate([_bits(before[0][name])[: len(first)], behind]), bitorder="little"
-                ).view(np.uint64)
+                known, behind = _bits(before[0][name]), _bits(record[name])[: MAX_DEPTH - len(first)]
+                # How the address was found from which it was finished, only BPF knows.
+                behind[:1] |= known[len(first) : len(first) + 1]
+                joined = np.concatenate([known[: len(first)], behind])
+                record[name] = np.packbits(joined, bitorder="little").view(np.uint64)
             record["walked"] &= np.uint64((1 << KEPT_SHIFT) - 1)
         for number in records["id"].tolist():
             self._unfinished.pop(number, None)

@@ -63,6 +63,9 @@ class Walking:
     def _add(self, record: np.void, before: list[int]) -> None:
         number, depth = int(record["id"]), int(record["depth"])
         bits = np.unpackbits(record["guessed"].view(np.uint8), count=depth, bitorder="little")
-        self.guessed[number] = self.guessed.get(number, [])[: len(before)] + bits.astype(bool).tolist()
+        known = self.guessed.get(number, [])
+        self.guessed[number] = known[: len(before)] + bits.astype(bool).tolist()
+        if before and known[len(before)]:  # how that was found, only BPF knows
+            self.guessed[number][len(before)] = True
         ips = before + record["ips"][:depth].tolist()
         self._stacks[number] = ips, Walked(int(record["walked"]) & (1 << KEPT_SHIFT) - 1)

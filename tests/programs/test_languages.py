@@ -120,13 +120,11 @@ def test_methods_of_java_are_named_by_its_perf_map(languages: Languages, tmp_pat
     reader = CaptureReader(capture)
     process = int(pid.read_text())
     Path(f"/tmp/perf-{process}.map").unlink()
-    ends = [row["ended"] for row in reader.table("stack").to_pylist() if row["pid"] == process]
-    # on a busy machine the ring buffer may have no room for a copy
-    assert ends.count("unfinished") <= reader.header["probes"]["copies_lost"], reader.header["probes"]
-    assert set(ends) - {"unfinished"} == {"whole"}
+    launched = {row["stack"] for row in reader.table("launch").to_pylist() if row["pid"] == process}
+    assert {row["ended"] for row in reader.table("stack").to_pylist() if row["id"] in launched} == {"whole"}
     shown = {line.split(";-;")[0] for line in folded(capture).splitlines() if line.split(";")[1] == str(process)}
     assert len(shown) > 4
     for stack in shown:
         assert "Java_Stacks_look;" in stack
-        assert "[cut in" not in stack or "not finished in time" in stack
+        assert "[cut in" not in stack
     assert any(";long Stacks.deep(int);" in stack for stack in shown)

@@ -152,7 +152,7 @@ def test_what_was_finished_from_the_middle_has_what_was_walked_before(tmp_path: 
     rest = stack(5, 3, 4, 5, 6, 7, walked=Walked.STUCK | 2 << KEPT_SHIFT, guessed=0b1000, interrupted=0b10)
     (row,) = rows(captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.STACKS, rest))).values()
     assert row["ips"] == [1, 2, 3, 4, 5, 6]  # no more than the limit
-    assert row["marks"] == [0, 0, 0, 2, 0, 1]
+    assert row["marks"] == [0, 0, 1, 2, 0, 1]  # where BPF's walk ended is a guess, too
     assert row["ended"] == "stuck"
 
 
