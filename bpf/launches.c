@@ -65,6 +65,19 @@ struct stack {
     u64 ips[]; /* STACK_DEPTH */
 };
 
+/* What is to be known of a stack with frames of Python, besides its addresses. */
+struct python_stack {
+    u64 id;
+    u64 time;
+    u32 pid;
+    u32 depth;           /* addresses of the C stack */
+    u32 count;           /* frames and ends */
+    u32 state;           /* enum python_state */
+    u64 sp;              /* of the innermost frame of C */
+    u64 cfas[MAX_DEPTH];
+    struct python_frame frames[MAX_PYTHON];
+};
+
 struct compiled {
     u64 time;
     u32 pid;
@@ -72,39 +85,6 @@ struct compiled {
     u32 uid;
     u32 gid;
     char path[PATH_BYTES];
-};
-
-/* Each thing is counted once: what a launch lacks is counted only if the launch itself arrives. */
-enum counter {
-    LAUNCHES,        /* the probe fired */
-    LAUNCHES_LOST,   /* no room in the ring buffer, or more than MOST_AT_ONCE of one call */
-    BAD_ARGS,        /* launches whose arguments could not be read */
-    STACKS,          /* travelled */
-    STACKS_LOST,     /* launches without one: no room in the ring buffer; tried again at the next with that stack */
-    STACKS_FAILED,   /* launches without one: other programs used the scratch, too */
-    STACKS_COLLIDED, /* travelled under an id of their own */
-    COMPILED,        /* the probe fired */
-    COMPILED_LOST,   /* no room, or the path could not be read */
-    PROBE_NS,        /* time spent in these programs */
-    OTHERS,          /* launches of processes that are not to be recorded */
-    STACKS_TRUNCATED, /* launches whose stack is as deep as the limit, and so may be deeper */
-    HANDLES_UNREADABLE, /* launches of which a pointer led nowhere */
-    HANDLES_UNKNOWN,  /* launches whose handle is none that the driver's layout knows */
-    HANDLES_ASTRAY,   /* launches whose address is none, or not in the memory that holds the code */
-    HANDLES_CHANGED,  /* launches whose handle had another address before */
-    KERNELS,          /* described */
-    PIECES_LOST,      /* of names, code and modules: no room, or not to be read */
-    STACKS_MISSED,    /* launches whose stack lacked a rule: it was copied */
-    STACKS_PRESUMED,  /* launches that lacked the same rule while that copy was on its way: they are said to have its stack */
-    COPIES_LOST,      /* no room for all of it */
-    SAMPLES,          /* of CPUs */
-    SAMPLES_LOST,     /* no room in the ring buffer */
-    SAMPLE_NS,        /* time spent in on_sample */
-    COUNTERS,
-};
-
-struct counters {
-    u64 values[COUNTERS];
 };
 
 struct settings {
@@ -116,22 +96,11 @@ BPF_ARRAY(probes, struct probe, ANY);
 BPF_ARRAY(settings, struct settings, 1);
 /* The processes that are not to be recorded. One that was forgotten, or of which nobody knows yet, is recorded. */
 BPF_TABLE("lru_hash", u32, u32, others, ANY);
-BPF_PERCPU_ARRAY(counters, struct counters, 1);
 BPF_RINGBUF_OUTPUT(launches, ANY);
 BPF_RINGBUF_OUTPUT(stacks, ANY);
+BPF_RINGBUF_OUTPUT(python_stacks, ANY);
 BPF_RINGBUF_OUTPUT(compilations, ANY);
 BPF_TABLE("lru_hash", u64, u64, stacks_sent, ANY);
-
-/* Returns how many it makes on this CPU, which is only exact enough to wake the reader by. */
-static __always_inline u64 count(enum counter what, u64 n) {
-    u32 zero = 0;
-    struct counters *counted = counters.lookup(&zero);
-    if (!counted)
-        return 0;
-    u64 which = __builtin_constant_p(what) ? what : at_most(COUNTERS - 1, what);
-    __sync_fetch_and_add(&counted->values[which], n); /* atomic: a preempted program may be about to add, too */
-    return counted->values[which];
-}
 
 #define NO_REGISTER 17
 
@@ -181,12 +150,6 @@ static __always_inline int read_arg(const u64 *regs, const struct arg *arg, u64 
     return 0;
 }
 
-/* The reader looks every so often anyway, and waking it costs the application: so only once in `every` of this CPU's
- * records, which the loader chooses as a fraction of what the buffer holds. */
-static __always_inline u64 wakeup(u64 nth, u64 every) {
-    return nth % every == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
-}
-
 /* What a launch is, however that was found out. */
 struct launched {
     u64 time;
@@ -209,6 +172,24 @@ static __always_inline struct room *room_of(struct scratch *scratch) {
     return (struct room *)scratch->more;
 }
 
+static __always_inline void send_python(struct scratch *scratch, const struct launched *launch, u64 id) {
+    struct python_stack *record = python_stacks.ringbuf_reserve(sizeof(struct python_stack));
+    if (!record) {
+        count(PYTHON_LOST, 1);
+        return;
+    }
+    record->id = id;
+    record->time = launch->time;
+    record->pid = launch->pid;
+    record->depth = scratch->depth;
+    record->count = scratch->python;
+    record->state = scratch->python_state;
+    record->sp = scratch->copied.start.sp;
+    bpf_probe_read_kernel(record->cfas, sizeof(scratch->cfas), scratch->cfas);
+    bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
+    python_stacks.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
 /* Gives 0 when there was room. */
 static __always_inline long send_stack(struct scratch *scratch, const struct launched *launch, u64 id) {
     struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(u64) * STACK_DEPTH);
@@ -222,6 +203,8 @@ static __always_inline long send_stack(struct scratch *scratch, const struct lau
     bpf_probe_read_kernel(record->guessed, sizeof(scratch->guessed), scratch->guessed);
     bpf_probe_read_kernel(record->interrupted, sizeof(scratch->interrupted), scratch->interrupted);
     bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
+    if (scratch->python_state != PYTHON_NONE)
+        send_python(scratch, launch, id);
     stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
     return 0;
 }
@@ -357,7 +340,7 @@ static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum pha
         } else {
             BEGIN_WALK(scratch, pid, ctx);
             start_walk(scratch, pid, set->epoch, then);
-            phases.call(ctx, WALK);
+            phases.call(ctx, begin_python(scratch, bpf_get_current_pid_tgid(), time));
         }
         give_back(scratch);
     }

@@ -25,11 +25,13 @@ from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.launches import (
+    CODE,
     COMPILED,
     CPU_SAMPLE,
     LAUNCH as LAUNCH_RECORD,
     MAX_DEPTH,
     PIECE,
+    PYTHON_STACK,
     Counter,
     stack_dtype,
 )
@@ -58,6 +60,9 @@ class Sizes:
 
     launch_pages: int = 1024  # 4 MiB: 29,000 launches
     stack_pages: int = 1024  # 4 MiB: 1,900 distinct stacks of 256 frames
+    python_pages: int = 2048  # 8 MiB: 1,350 distinct stacks with frames of Python
+    code_pages: int = 2048  # 8 MiB: 2,200 code objects
+    pythons_remembered: int = 1 << 12
     copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
     rule_bits: int = 15  # 2 MiB: 131,072 rules, once that many are known
     processes_remembered: int = 1 << 14
@@ -82,11 +87,12 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         "STACK_DEPTH": depth,
         "STACK_ID_BITS": sizes.stack_id_bits,
         "FRAME_POINTERS_ONLY": int(offsets is None),
-        **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0)).named(),
+        **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0, 0)).named(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
         "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
+        "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
         "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
     }
@@ -101,6 +107,7 @@ class KernelOffsets:
     task_mm: int
     task_sas_ss_sp: int
     task_sas_ss_size: int
+    task_fsbase: int
     mm_exec_vm: int
 
     def named(self) -> dict[str, int]:
@@ -108,14 +115,14 @@ class KernelOffsets:
         return {name.upper(): offset for name, offset in asdict(self).items()}
 
 
-_TASK = ("group_leader", "start_boottime", "mm", "sas_ss_sp", "sas_ss_size")
+_TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
 
 
 def kernel_offsets() -> KernelOffsets | None:
     """Those of the running kernel; None if its BTF does not tell."""
     try:
         btf = Btf()
-        found = [btf.offset("task_struct", name) for name in _TASK]
+        found = [btf.offset("task_struct", *names) for names in _TASK]
         found.append(btf.offset("mm_struct", "exec_vm"))
     except BtfError:
         return None
@@ -136,6 +143,12 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "modules_seen": sizes.kernels_remembered,
         "launches": sizes.launch_pages * _PAGE,
         "stacks": sizes.stack_pages * _PAGE,
+        "python_stacks": sizes.python_pages * _PAGE,
+        "codes": sizes.code_pages * _PAGE,
+        "pythons": sizes.pythons_remembered,
+        "python_threads": sizes.processes_remembered,
+        "codes_checked": sizes.stacks_remembered,
+        "codes_sent": sizes.stacks_remembered,
         "compilations": sizes.compiled_pages * _PAGE,
         "samples": sizes.sample_pages * _PAGE,
         "copies": sizes.copied_pages * _PAGE,
@@ -222,6 +235,16 @@ class LaunchProbes:
     def stacks(self) -> RingBuffer:
         """Sends records of stack_dtype(depth). All that launches name which were read before were sent by then."""
         return self._now().stacks
+
+    @property
+    def python_stacks(self) -> RingBuffer:
+        """Sends PYTHON_STACK records, each after the record of its stack."""
+        return self._now().python_stacks
+
+    @property
+    def codes(self) -> RingBuffer:
+        """Sends CODE records."""
+        return self._now().codes
 
     @property
     def maps(self) -> Mapping[str, int]:
@@ -359,6 +382,8 @@ class _Loaded:
         try:
             self.launches = self._ring("launches", sizes.launch_pages, LAUNCH_RECORD)
             self.stacks = self._ring("stacks", sizes.stack_pages, stack)
+            self.python_stacks = self._ring("python_stacks", sizes.python_pages, PYTHON_STACK)
+            self.codes = self._ring("codes", sizes.code_pages, CODE)
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)

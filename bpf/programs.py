@@ -17,7 +17,7 @@ MAX_STEPS = 16  # of all the paths of a layout that are walked one after the oth
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
 MOST_MODULE_PIECES = 256  # of its module: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
-_FILES = ("bounds.c", "unwind.c", "launches.c", "samples.c", "handles.c")
+_FILES = ("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "samples.c", "handles.c")
 _FUNCTIONS = (
     "on_launch",
     "on_launched",
@@ -27,6 +27,9 @@ _FUNCTIONS = (
     "on_walk",
     "on_miss",
     "on_copy",
+    "on_state",
+    "on_python",
+    "on_codes",
     "on_compile",
     "on_kernel_gone",
     "on_module_gone",
@@ -35,13 +38,23 @@ _FUNCTIONS = (
     "on_sample_walk",
     "on_sample_miss",
     "on_sample_copy",
+    "on_sample_state",
+    "on_sample_python",
+    "on_sample_codes",
     "on_sampled",
 )
-SAMPLING = ("on_sample", "on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sampled")
+SAMPLING = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 """Of these, those for perf events; the others are for uprobes."""
 PHASES = {  # enum phase of unwind.c
-    "phases": ("on_walk", "on_miss", "on_copy", "on_launched", "on_handle_launched", "on_describe", None),
-    "sample_phases": ("on_sample_walk", "on_sample_miss", "on_sample_copy", None, None, None, "on_sampled"),
+    "phases": (
+        *("on_walk", "on_miss", "on_copy", "on_state", "on_python", "on_codes"),
+        *("on_launched", "on_handle_launched", "on_describe", None),
+    ),
+    "sample_phases": (
+        *("on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sample_state"),
+        *("on_sample_python", "on_sample_codes"),
+        *(None, None, None, "on_sampled"),
+    ),
 }
 """The maps of programs that go on after others, and what is in them."""
 _DEFINES = {
@@ -59,6 +72,7 @@ _CONSTANTS = (
     "TASK_MM",
     "TASK_SAS_SS_SP",
     "TASK_SAS_SS_SIZE",
+    "TASK_FSBASE",
     "MM_EXEC_VM",
     "COPY_PAGES",
     "STACK_DEPTH",
@@ -66,6 +80,7 @@ _CONSTANTS = (
     "LAUNCH_WAKE_EVERY",
     "SAMPLE_WAKE_EVERY",
     "STACK_WAKE_EVERY",
+    "CODE_WAKE_EVERY",
     "PIECE_WAKE_EVERY",
     "MODULE_WAKE_EVERY",
 )

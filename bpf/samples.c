@@ -35,6 +35,7 @@ static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct
     scratch->hashes[1] = check;
     scratch->depth = depth;
     scratch->walked = WHOLE;
+    scratch->python_state = PYTHON_NONE;
     __builtin_memset(scratch->guessed, 0, sizeof(scratch->guessed));
     __builtin_memset(scratch->interrupted, 0, sizeof(scratch->interrupted));
     met(scratch, kernel);
@@ -61,7 +62,7 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
         sample_phases.call(ctx, SAMPLED);
     }
     start_walk(scratch, user->pid, epoch, SAMPLED);
-    sample_phases.call(ctx, WALK);
+    sample_phases.call(ctx, begin_python(scratch, who, time));
 }
 
 int on_sample(struct bpf_perf_event_data *ctx) {

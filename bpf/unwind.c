@@ -30,6 +30,7 @@
 #define SCRATCHES 4
 #define FRAMES_A_TURN 32
 #define ROOM 64
+#define MAX_PYTHON 256   /* frames of Python, and ends of loops */
 
 enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD };
 
@@ -104,6 +105,14 @@ struct copied {
 };
 BPF_RINGBUF_OUTPUT(copies, ANY);
 
+enum python_state { PYTHON_NONE, PYTHON_WHOLE, PYTHON_DEEP, PYTHON_DAMAGED };
+
+/* A frame of Python, or what ends those of an evaluation loop. */
+struct python_frame {
+    u64 code;            /* 0: an end */
+    u64 instruction;     /* of an end where it lies on the C stack */
+};
+
 /* What a program works on. A program on a uprobe can be preempted, and another thread's run on the same CPU then takes another one.
  * `owner` is 0 while nobody has it. */
 struct scratch {
@@ -134,10 +143,23 @@ struct scratch {
     } before;
     u64 sent;            /* pages */
     u64 absent;          /* pages in a row */
+    u64 python;          /* frames of Python, and ends of loops */
+    u64 python_state;    /* enum python_state */
+    u64 interpreter;     /* where the thread's state is looked for */
+    u64 thread;
+    u64 searched;
+    u64 frame;           /* the next one of Python */
+    u64 cframe;          /* what ends its loop */
+    u64 frames_base;     /* of their window */
+    u64 frames_limit;
+    u64 codes;           /* code objects of them that were seen to */
     u64 guessed[MAX_DEPTH / 64]; /* bits: the address was found by a frame pointer, in code of which nothing is told */
     u64 interrupted[MAX_DEPTH / 64]; /* bits: no return address, a signal came there */
     u64 ips[MAX_DEPTH];
+    u64 cfas[MAX_DEPTH]; /* where each one's caller has its frame */
     u64 window[WINDOW / 8];
+    u64 frames_window[WINDOW / 8];
+    struct python_frame frames[MAX_PYTHON]; /* the innermost first */
     struct copied copied;
     u64 more[ROOM];      /* what launches.c and handles.c keep here */
 };
@@ -286,7 +308,7 @@ static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
     bits[next / 64] |= bit << (next & 63);
 }
 
-enum phase { WALK, MISS, COPY, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, PHASES };
+enum phase { WALK, MISS, COPY, STATE, PYTHON, CODES, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, PHASES };
 BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */
 
@@ -366,7 +388,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             if (read_user(scratch->pair, 16, (void *)(sp + 160)))
                 break;
             bp_at = sp + 120;
-            sp = scratch->pair[0];
+            sp = scratch->cfas[at] = scratch->pair[0];
             ip = scratch->pair[1];
             exact = 1;
             continue;
@@ -395,7 +417,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
         if (!scratch->pair[1] && hidden(is_guess))
             break;
         ip = scratch->pair[1];
-        sp = cfa;
+        sp = scratch->cfas[at] = cfa;
         exact = 0;
         if (!ip) {
             scratch->walked = WHOLE;

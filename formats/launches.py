@@ -115,6 +115,47 @@ def stack_dtype(depth: int) -> np.dtype[np.void]:
     )
 
 
+MAX_PYTHON = 256  # frames of Python of a stack, and ends of evaluation loops among them
+CODE_TEXT_BYTES, CODE_TABLE_BYTES = 320, 3104
+PYTHON_STACK = np.dtype(
+    [
+        ("id", "<u8"),  # of the stack
+        ("time", "<u8"),
+        ("pid", "<u4"),
+        ("depth", "<u4"),  # addresses of the C stack that BPF walked
+        ("count", "<u4"),  # of frames
+        ("state", "<u4"),  # PythonState
+        ("sp", "<u8"),  # of the innermost frame of C
+        ("cfas", "<u8", (MAX_DEPTH,)),  # where the caller of each address has its frame
+        # The innermost first. Where code is 0: the end of an evaluation loop's frames, and where that lies on the C stack.
+        ("frames", np.dtype([("code", "<u8"), ("instruction", "<u8")]), (MAX_PYTHON,)),
+    ]
+)
+"""Frames of Python of a stack, as BPF sends them besides it."""
+CODE = np.dtype(
+    [
+        ("time", "<u8"),
+        ("pid", "<u4"),
+        ("first_line", "<i4"),
+        ("code", "<u8"),  # its address
+        ("identity", "<u8"),  # differs between code objects that were at one address
+        ("filename", "u1", (CODE_TEXT_BYTES,)),  # of the str object, from its start
+        ("qualname", "u1", (CODE_TEXT_BYTES,)),
+        ("table", "u1", (CODE_TABLE_BYTES,)),  # of the bytes object with the lines
+    ]
+)
+"""A code object of Python."""
+
+
+class PythonState(IntEnum):
+    """How a walk through frames of Python ended."""
+
+    NONE = 0  # no interpreter is known, or the thread runs nothing in it
+    WHOLE = 1
+    DEEP = 2  # there are more than MAX_PYTHON
+    DAMAGED = 3  # memory that could not be read
+
+
 class LaunchFlags(IntFlag):
     """What could not be read of a launch, or was not to be."""
 
@@ -153,3 +194,6 @@ class Counter(IntEnum):
     SAMPLES = 21
     SAMPLES_LOST = 22
     SAMPLE_NS = 23
+    CODES_SENT = 24
+    CODES_LOST = 25
+    PYTHON_LOST = 26
