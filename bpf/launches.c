@@ -72,7 +72,8 @@ struct python_stack {
     u32 pid;
     u32 depth;           /* addresses of the C stack */
     u32 count;           /* frames and ends */
-    u32 state;           /* enum python_state */
+    u16 state;           /* enum python_state */
+    u16 kept;            /* for user space */
     u64 sp;              /* of the innermost frame of C */
     u64 cfas[MAX_DEPTH];
     struct python_frame frames[MAX_PYTHON];
@@ -184,6 +185,7 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
     record->depth = scratch->depth;
     record->count = scratch->python;
     record->state = scratch->python_state;
+    record->kept = 0;
     record->sp = scratch->copied.start.sp;
     bpf_probe_read_kernel(record->cfas, sizeof(scratch->cfas), scratch->cfas);
     bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
@@ -251,6 +253,7 @@ static __always_inline u32 copied(struct scratch *scratch, u64 is_sample) {
     scratch->copied.pid = launch->pid;
     scratch->copied.tid = launch->tid;
     scratch->copied.is_sample = is_sample;
+    scratch->copied.has_python = scratch->python_state != PYTHON_NONE;
     if (send_copy(scratch)) {
         count(COPIES_LOST, 1);
         return scratch->then;

@@ -17,7 +17,6 @@
 #define PYTHON_A_TURN 64
 #define CODES_A_TURN 64
 #define STATES_A_TURN 128
-#define FRAME_BYTES 96      /* of a frame are read; a layout's fields lie in them */
 #define MOST_STATES 512     /* of threads and interpreters that are looked through for a thread's */
 #define NO_STATE_NS 20000000ULL /* for how long a thread without a state is not looked for again */
 #define TICK_NS 10000000ULL
@@ -45,7 +44,8 @@ struct python_layout {
     u16 code_linetable;
     u16 code_first_line;
     u16 code_version;       /* 0: there is none */
-    u16 pad[2];
+    u16 frame_bytes;        /* of a frame that are read */
+    u16 pad;
 };
 
 struct python {
@@ -98,16 +98,16 @@ static __always_inline u64 byte_field(const struct scratch *scratch, u64 at, u16
 }
 
 /* Reads the frame at `at`, and what lies below it in its page, where its callers are. */
-static __always_inline long read_frame(struct scratch *scratch, u64 at) {
+static __always_inline long read_frame(struct scratch *scratch, u64 at, u64 frame_bytes) {
     if (at - scratch->frames_base <= scratch->frames_limit)
         return 0;
-    u64 page = at & -(u64)PAGE, start = at + FRAME_BYTES - WINDOW;
+    u64 page = at & -(u64)PAGE, start = at + frame_bytes - WINDOW;
     start = start > at || start < page ? page : start;
-    u64 bytes = at_most(WINDOW, at + FRAME_BYTES - start);
-    if (bytes < FRAME_BYTES || read_user(scratch->frames_window, bytes, (void *)start))
+    u64 bytes = at_most(WINDOW, at + frame_bytes - start);
+    if (bytes < frame_bytes || read_user(scratch->frames_window, bytes, (void *)start))
         return -1;
     scratch->frames_base = start;
-    scratch->frames_limit = bytes - FRAME_BYTES;
+    scratch->frames_limit = bytes - frame_bytes;
     return 0;
 }
 
@@ -202,7 +202,7 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
             scratch->python_state = PYTHON_DEEP;
             break;
         }
-        if (at & 7 || read_frame(scratch, at))
+        if (at & 7 || read_frame(scratch, at, layout->frame_bytes))
             break;
         u64 code = field(scratch, at, layout->frame_code) & ~7ULL, instruction = field(scratch, at, layout->frame_instruction);
         u64 has_entry = layout->frame_is_entry != 0;

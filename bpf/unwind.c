@@ -100,7 +100,8 @@ struct copied {
     u64 bp;
     u32 depth;           /* addresses, that one included */
     u16 is_exact;        /* it is an instruction's, no return address */
-    u16 is_sample;       /* it is of a CPU sample, not of a launch */
+    u8 is_sample;        /* it is of a CPU sample, not of a launch */
+    u8 has_python;       /* frames of Python were found */
     u64 address;         /* of the page; 0 of the last record */
 };
 BPF_RINGBUF_OUTPUT(copies, ANY);

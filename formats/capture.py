@@ -29,13 +29,16 @@ from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.stalls import REASONS
 
-FORMAT = 6
+FORMAT = 7
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
 _name = pa.string()
 _words = pa.list_(pa.field("element", _u64, nullable=False))
 _marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
+_python = pa.list_(
+    pa.field("element", pa.struct([("name", _name), ("file", _name), ("line", _u32), ("at", _u16)]), nullable=False)
+)
 
 KINDS: dict[str, pa.StructType] = {
     "stall": pa.struct(
@@ -65,6 +68,8 @@ KINDS: dict[str, pa.StructType] = {
             ("ips", _words),
             ("ended", _name),
             ("marks", _marks),
+            ("python", _python),
+            ("python_ended", _name),
         ]
     ),
     "mapping": pa.struct(
@@ -200,6 +205,8 @@ _DICTIONARY = [
 NULLABLE = {
     "stack.ended",
     "stack.marks",
+    "stack.python",
+    "stack.python_ended",
     "stall.w2",
     "mapping.build_id",
     "mapping.inode",
@@ -239,6 +246,7 @@ _SINCE = {
     4: {"part", "sample"},
     5: {"module.no_calls", "module.outermost"},
     6: {"stack.ended", "stack.marks"},
+    7: {"stack.python", "stack.python_ended"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

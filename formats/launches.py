@@ -78,7 +78,8 @@ COPY = np.dtype(
         ("end", "<u8", (3,)),  # where it ended: ip, sp, bp
         ("depth", "<u4"),  # addresses, that of the end included
         ("is_exact", "<u2"),  # the end's is an instruction's, no return address
-        ("is_sample", "<u2"),  # of a CPU sample, not of a launch
+        ("is_sample", "u1"),  # of a CPU sample, not of a launch
+        ("has_python", "u1"),  # frames of Python were found
         ("address", "<u8"),  # of the page; 0 of the last record, which has none
         ("page", f"V{PAGE_BYTES}"),
     ]
@@ -124,10 +125,11 @@ PYTHON_STACK = np.dtype(
         ("pid", "<u4"),
         ("depth", "<u4"),  # addresses of the C stack that BPF walked
         ("count", "<u4"),  # of frames
-        ("state", "<u4"),  # PythonState
+        ("state", "<u2"),  # PythonState
+        ("kept", "<u2"),  # of user space: so many addresses that BPF walked go before
         ("sp", "<u8"),  # of the innermost frame of C
         ("cfas", "<u8", (MAX_DEPTH,)),  # where the caller of each address has its frame
-        # The innermost first. Where code is 0: the end of an evaluation loop's frames, and where that lies on the C stack.
+        # The innermost first. Where code is 0: what ends a loop's frames, and where that lies on the C stack.
         ("frames", np.dtype([("code", "<u8"), ("instruction", "<u8")]), (MAX_PYTHON,)),
     ]
 )
@@ -145,6 +147,10 @@ CODE = np.dtype(
     ]
 )
 """A code object of Python."""
+
+
+INTERPRETER = b"python  "
+"""Begins the learner's messages about interpreters, JSON. No stack has it as its id."""
 
 
 class PythonState(IntEnum):

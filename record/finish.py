@@ -5,7 +5,6 @@ The same code ends a recording and recovers one whose recorder died.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -24,11 +23,13 @@ from iaprof.formats import metric_values
 from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import (
+    CODE,
     COPY,
     CPU_SAMPLE,
     LAUNCH,
     MAX_DEPTH,
     PIECE_BYTES,
+    PYTHON_STACK,
     LaunchFlags,
     PieceOf,
     stack_dtype,
@@ -42,10 +43,12 @@ from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
 from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
+from iaprof.record.python_stacks import PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.python.layout import Layout
 
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
@@ -96,9 +99,9 @@ def finish(
     with replacing(output) as file:
         writer = CaptureWriter(file)
         work = _Finishing(writer, write_symbols)
-        for frame in spool.frames({FrameKind.HEADER, FrameKind.SIDEBAND}):
-            work.add_mappings(frame)
-        work.all_mappings_known()
+        for frame in spool.frames(_FIRST.keys()):
+            work.add_first(frame)
+        work.all_first_known()
         for frame in spool.frames():
             work.add(frame)
             if look is not None:
@@ -119,6 +122,7 @@ class _Finishing:
         self._writer = writer
         self._write_symbols = write_symbols
         self._for_symbols = ForSymbols()
+        self._python = PythonStacks()
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
@@ -157,27 +161,34 @@ class _Finishing:
         except _DAMAGE as error:
             self._damaged(frame, error)
 
-    def add_mappings(self, frame: Frame) -> None:
-        """Takes what the header and the side-band say, before everything else: how stacks are cut depends on it."""
+    def add_first(self, frame: Frame) -> None:
+        """Takes what stacks depend on, before everything else: where they are cut, and their frames of Python."""
         self._first_ns = self._first_ns or frame.time
-        if frame.kind is FrameKind.HEADER:
-            with contextlib.suppress(*_DAMAGE):  # which `add` counts
-                self._add_header(frame)
-        if frame.kind is not FrameKind.SIDEBAND:
-            return
         try:
-            self._add_processes(frame)
+            _FIRST[frame.kind](self, frame)
         except _DAMAGE as error:
-            self._lost_sideband = True
-            self._damaged(frame, error)
+            self._lost_sideband |= frame.kind is FrameKind.SIDEBAND
+            if frame.kind is not FrameKind.HEADER:  # which is read again
+                self._damaged(frame, error)
 
-    def all_mappings_known(self) -> None:
-        """Ends `add_mappings`."""
+    def all_first_known(self) -> None:
+        """Ends `add_first`."""
         self._flush_processes()
         known = self._for_symbols
         known.spaces = AddressSpaces(known.table("mapping"), known.table("process"))
         walks = Walks(known.spaces, not self._lost_sideband)
-        self._stacks = LaunchStacks(walks, known.ends, bool(self._header.get("follows_frame_pointers")))
+        follows_frame_pointers = bool(self._header.get("follows_frame_pointers"))
+        self._stacks = LaunchStacks(walks, known.ends, self._python, follows_frame_pointers)
+
+    def _add_python(self, frame: Frame) -> None:
+        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK))
+
+    def _add_codes(self, frame: Frame) -> None:
+        self._python.add_codes(np.frombuffer(frame.payload, CODE))
+
+    def _add_interpreter(self, frame: Frame) -> None:
+        told = _object(frame.payload)
+        self._python.add_interpreter(int(told["pid"]), Layout(**told["layout"]))
 
     def _damaged(self, frame: Frame, error: Exception) -> None:
         self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
@@ -307,7 +318,10 @@ class _Finishing:
             left = self._stacks.unfinished()
             copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in left)
             for record in finish_stacks(self._for_symbols, copies, depth):
-                self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
+                if len(record) == PYTHON_STACK.itemsize:
+                    self._python.add(np.frombuffer(record, PYTHON_STACK))
+                else:
+                    self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
 
@@ -320,7 +334,7 @@ class _Finishing:
                 self._flush_launches()
         self._flush_launches()
 
-    def _add_sideband(self, _frame: Frame) -> None:
+    def _was_first(self, _frame: Frame) -> None:
         """It was taken before everything else."""
 
     def write_samples(self, spool: SpoolReader) -> None:
@@ -515,7 +529,6 @@ _READERS = {
     FrameKind.LAUNCHES: _Finishing._add_launches,
     FrameKind.STACKS: _Finishing._add_stacks,
     FrameKind.KERNEL: _Finishing._add_kernel,
-    FrameKind.SIDEBAND: _Finishing._add_sideband,
     FrameKind.CPU_SAMPLES: _Finishing._add_samples,
     FrameKind.LOSS: _Finishing._add_loss,
     FrameKind.END: _Finishing._add_end,
@@ -524,6 +537,17 @@ _READERS = {
     FrameKind.PROCESS: _Finishing._add_process,
     FrameKind.PIECE: _Finishing._add_piece,
     FrameKind.COPY: _Finishing._add_copy,
+    FrameKind.SIDEBAND: _Finishing._was_first,
+    FrameKind.INTERPRETER: _Finishing._was_first,
+    FrameKind.PYTHON: _Finishing._was_first,
+    FrameKind.CODES: _Finishing._was_first,
+}
+_FIRST = {
+    FrameKind.HEADER: _Finishing._add_header,
+    FrameKind.SIDEBAND: _Finishing._add_processes,
+    FrameKind.INTERPRETER: _Finishing._add_interpreter,
+    FrameKind.PYTHON: _Finishing._add_python,
+    FrameKind.CODES: _Finishing._add_codes,
 }
 
 

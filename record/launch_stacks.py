@@ -10,6 +10,7 @@ from iaprof.formats.capture import KINDS
 from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH
 from iaprof.formats.unwind_rules import Mark, Walked
 from iaprof.record.ends import NO_GUESS, StackEnds
+from iaprof.record.python_stacks import PythonStacks
 from iaprof.record.stack_ids import StackIds
 from iaprof.record.walks import Walked as Stacks, Walks
 
@@ -29,15 +30,18 @@ _NAMES = np.array([ENDED[each] for each in Walked])
 class LaunchStacks:
     """Makes rows of stacks, and remembers under which id each was kept."""
 
-    def __init__(self, walks: Walks, ends: StackEnds, follows_frame_pointers: bool = False) -> None:
+    def __init__(
+        self, walks: Walks, ends: StackEnds, python: PythonStacks, follows_frame_pointers: bool = False
+    ) -> None:
         """Begins with none.
 
         Args:
             walks: knows where addresses lie.
             ends: is told where stacks end.
+            python: has frames of Python.
             follows_frame_pointers: whether all were walked by these: nobody finishes them, and they may lead astray.
         """
-        self._walks, self._ends, self._are_cut = walks, ends, follows_frame_pointers
+        self._walks, self._ends, self._python, self._are_cut = walks, ends, python, follows_frame_pointers
         self._kept: dict[int, int] = {}  # by the id that a stack came with: that of the first one like it
         self._first: dict[int, int] = {}  # that id by what is in the stack
         self._content = StackIds()
@@ -118,6 +122,7 @@ class LaunchStacks:
             marks = np.zeros(len(stacks.ips), np.uint8)
         # Stacks of the same addresses differ if they ended differently.
         owners = stacks.pids.astype(np.uint64) | walked.astype(np.uint64) << np.uint64(32)
+        owners ^= self._python.contents(records["id"])
         new = np.zeros(len(records), bool)
         contents = self._content.of(stacks.depths, stacks.ips, owners)
         for index, (id_, content) in enumerate(zip(records["id"].tolist(), contents.tolist(), strict=True)):
@@ -134,6 +139,7 @@ class LaunchStacks:
             kept.lists(),
             pa.nulls(len(how), pa.string()) if self._are_cut else pa.array(_NAMES[how].tolist(), pa.string()),
             _marks_of(np.repeat(new, stacks.depths), marks, kept.depths),
+            *self._python.columns(records["id"][new]),
         ]
         return pa.StructArray.from_arrays(columns, fields=list(KINDS["stack"]))
 

@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Mapped, Outcome
-from iaprof.formats.launches import COPY, PIECE, PIECE_BYTES, Counter, LaunchFlags, PieceOf, stack_dtype
+from iaprof.formats.launches import (
+    COPY,
+    INTERPRETER,
+    PIECE,
+    PIECE_BYTES,
+    PYTHON_STACK,
+    Counter,
+    LaunchFlags,
+    PieceOf,
+    stack_dtype,
+)
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
@@ -47,6 +57,7 @@ _LOSSES = {
         "launches from a stack that is deeper than what is recorded of one",
     ),
     Counter.COPIES_LOST: ("stacks", "not copied", "no room in the ring buffer to finish them: they are cut"),
+    Counter.PYTHON_LOST: ("stacks", "without Python", "no room in the ring buffer for their frames of Python"),
     Counter.SAMPLES_LOST: ("cpu samples", "lost", "no room in the ring buffer"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
     Counter.HANDLES_UNREADABLE: ("launches", "unreadable", "what their kernels' handles point to could not be read"),
@@ -125,7 +136,11 @@ class Launches:
         # In this order: a launch's or sample's stack was sent before it, so all that these name will be there.
         launches, samples = self._probes.launches.read(), self._probes.samples.read()
         stacks = self._probes.stacks.read()
+        frames, codes = self._probes.python_stacks.read(), self._probes.codes.read()
         now = time.monotonic_ns()
+        for kind, records in ((FrameKind.PYTHON, frames), (FrameKind.CODES, codes)):
+            if len(records):
+                self._journal.write(kind, records.view("u1").data, time=now)
         self._write_stacks(stacks, now)
         if len(launches):
             self._journal.totals.launches += len(launches)
@@ -196,6 +211,13 @@ class Launches:
     def _keep_finished(self, messages: Iterable[bytes]) -> None:
         depth = self._probes.depth
         for message in messages:  # one a path
+            if message.startswith(INTERPRETER):
+                self._journal.write(FrameKind.INTERPRETER, message[len(INTERPRETER) :], time=time.monotonic_ns())
+                continue
+            if len(message) == PYTHON_STACK.itemsize:
+                (frames,) = np.frombuffer(message, PYTHON_STACK, 1)
+                self._journal.write_late(FrameKind.PYTHON, message, int(frames["time"]), depth)
+                continue
             is_copy = len(message) == COPY.itemsize
             (record,) = np.frombuffer(message, COPY if is_copy else stack_dtype(depth), 1)
             if is_copy and not self._has_room_for(record):

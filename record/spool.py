@@ -45,6 +45,9 @@ class FrameKind(IntEnum):
     PIECE = 12  # a PIECE record, cut behind the bytes that count
     STACKS = 14  # stack records; `part` is the depth they have room for
     CPU_SAMPLES = 13  # CPU_SAMPLE records
+    PYTHON = 16  # PYTHON_STACK records
+    CODES = 17  # CODE records
+    INTERPRETER = 18  # JSON, where a process's CPython keeps its frames
     COPY = 15  # COPY records: a copy of a stack that was not finished while recording
 
 

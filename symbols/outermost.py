@@ -50,6 +50,6 @@ def _has_no_caller(frames: CallFrames, address: int, ends_thread: dict[int, bool
     if function is None or (row is not None and row.is_outermost):
         return row is not None
     if function.start not in ends_thread:
-        code = frames.code(function.start, function.size) if function.size <= _MOST_FUNCTION_BYTES else b""
+        code = frames.at(function.start, function.size) if function.size <= _MOST_FUNCTION_BYTES else b""
         ends_thread[function.start] = _ENDS_THREAD.search(code) is not None
     return ends_thread[function.start]

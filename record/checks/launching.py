@@ -22,6 +22,7 @@ from iaprof.record.ends import StackEnds
 from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.naming import RecordedNaming
+from iaprof.record.python_stacks import PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.unwinding.learning import Learning
 from iaprof.record.walks import Walks
@@ -92,7 +93,7 @@ def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchP
         for kind in ("mapping", "process")
     )
     spaces, ends = AddressSpaces(mappings, processes), StackEnds()
-    stacks = LaunchStacks(Walks(spaces, True), ends, probes.follows_frame_pointers)
+    stacks = LaunchStacks(Walks(spaces, True), ends, PythonStacks(), probes.follows_frame_pointers)
     stacks.rows(records, probes.depth)
     stacks.rows_of_unfinished()
     presumed, late = launches["flags"] & LaunchFlags.PRESUMED > 0, np.zeros(len(launches), bool)

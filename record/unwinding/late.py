@@ -34,7 +34,7 @@ class LateFinishing:
         self._of_mappings: dict[tuple[Mapping, ...], int] = {}
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
-        """Records of stack_dtype(depth).
+        """Records of stack_dtype(depth), and PYTHON_STACK for those with such frames.
 
         Args:
             copies: COPY[n], those of one stack behind one another.
@@ -50,11 +50,11 @@ class LateFinishing:
                 if miss is None or time.monotonic() > end:
                     return
                 try:
-                    yield self._finish(finishing, miss)
+                    yield from self._finish(finishing, miss)
                 except IaprofError:
                     continue  # it stays as it is
 
-    def _finish(self, finishing: Finishing, miss: Miss) -> bytes:
+    def _finish(self, finishing: Finishing, miss: Miss) -> list[bytes]:
         told = self._spaces.mapped(int(miss.record["pid"]), int(miss.record["time"]))
         mappings = tuple(
             Mapping(start, end, 0 if module.kind is ModuleKind.VDSO else offset, self._number(module))

@@ -13,6 +13,7 @@ import json
 import os
 import select
 import socket
+import struct
 import sys
 import time
 from collections import Counter, OrderedDict
@@ -28,6 +29,7 @@ from iaprof.formats.launches import COPY
 from iaprof.formats.unwind_rules import RuleFlags, RuleKind, Walked
 from iaprof.record.opener import Opener
 from iaprof.record.unwinding.budget import Budget
+from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.misses import Miss, Waiting
 from iaprof.symbols.unwind.finishing import Finished, Finishing
@@ -46,6 +48,7 @@ SAMPLES_SHARE, SAMPLES_MOST_S = (
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
+LOOK = struct.Struct("<I")  # the request to look for an interpreter in a process
 SYNC = b"s"  # the question whether all that were copied before are finished, and the answer that they are
 _NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
 _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -63,7 +66,7 @@ class Process:
 class Learner:
     """All of it but the waiting."""
 
-    def __init__(self, table: RuleTable, spaces: Spaces, depth: int, first_space: int) -> None:
+    def __init__(self, table: RuleTable, spaces: Spaces, depth: int, first_space: int, pythons: int) -> None:
         """Begins with nothing learnt.
 
         Args:
@@ -71,11 +74,14 @@ class Learner:
             spaces: of processes; likewise.
             depth: addresses that a stack can have at most.
             first_space: from which number on it numbers spaces.
+            pythons: the descriptor of the map of interpreters; likewise.
         """
         self._table, self._spaces, self._depth = table, spaces, depth
         self._opener = Opener()
         self._images = Images(self._opener)
         self._finishing = Finishing(self._images.open)
+        self._interpreters = Interpreters(self._finishing, self._images, pythons)
+        self._found: list[bytes] = []  # messages about interpreters
         self._coming: OrderedDict[int, Miss] = OrderedDict()  # by id
         self._launches, self._samples = Waiting(MOST_WAITING), Waiting(MOST_SAMPLES)
         self._for_samples = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
@@ -110,7 +116,7 @@ class Learner:
     @property
     def waits(self) -> bool:
         """Whether there is something to do now."""
-        if self._left_out or self._launches:
+        if self._left_out or self._found or self._launches:
             return True
         return bool(self._samples) and (self.is_ending or not self._for_samples.wait_s)
 
@@ -143,6 +149,9 @@ class Learner:
         Returns:
             A record of stack_dtype; or copies, as COPY records, for the recording's end to finish; or nothing.
         """
+        if self._found:
+            found, self._found = self._found, []
+            return found
         if self._left_out:
             left_out, self._left_out = self._left_out, []
             return left_out
@@ -163,13 +172,17 @@ class Learner:
         if self._failures[pid] >= MOST_FAILURES or self._failures_of[uid] >= MOST_FAILURES_OF_A_USER:
             return []
         try:
-            return [miss.finished(self._finish(pid, miss), self._depth)]
+            return miss.finished(self._finish(pid, miss), self._depth)
         except ImageGone:
             return miss.records()
         except IaprofError:
             self._failures[pid] += 1
             self._failures_of[uid] += 1
             return []
+
+    def look_for_python(self, pid: int) -> None:
+        """Looks for an interpreter in a process that has not launched anything yet."""
+        self._found += self._interpreters.look(pid, _born(pid) // _TICKS_NS, executable(pid, self._images))
 
     def _finish(self, pid: int, miss: Miss) -> Finished:
         """Raises ImageGone if the process is not any more what it was, other errors if something failed."""
@@ -201,6 +214,7 @@ class Learner:
         if not mappings or abs(_born(pid) - generation.born) > _TICKS_NS:
             raise ImageGone
         process = self._processes[pid] = Process(generation, mappings, self._number(mappings))
+        self._found += self._interpreters.look(pid, _born(pid) // _TICKS_NS, mappings)
         if len(self._processes) > MOST_PROCESSES:
             self._spaces.forget(self._processes.popitem(last=False)[0])
         return process
@@ -270,7 +284,7 @@ def main(settings: str) -> None:
     ring = RingBuffer(given["copies"], given["copies_bytes"], COPY)
     table = RuleTable(given["rules"], given["bits"])
     spaces = Spaces(given["spaces"], given["loads"], given["ways"])
-    learner = Learner(table, spaces, given["depth"], 1 + given["starts"] * MOST_SPACES)
+    learner = Learner(table, spaces, given["depth"], 1 + given["starts"] * MOST_SPACES, given["pythons"])
     learner.start()
     with contextlib.suppress(ConnectionError):  # the recorder ended without waiting for what it had asked for
         _serve(learner, ring, channel)
@@ -288,10 +302,13 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
         ready = dict(poll.poll(0 if is_over else learner.patience_ms))
         is_told = channel.fileno() in ready and not is_over
         if is_told:
-            is_asked = bool(channel.recv(len(SYNC)))
-            is_over = learner.is_ending = not is_asked
+            message = channel.recv(LOOK.size)
+            if len(message) == LOOK.size:
+                learner.look_for_python(*LOOK.unpack(message))
+            is_asked = is_asked or message == SYNC
+            is_over = learner.is_ending = not message
         learner.take(ring.read())
-        if is_told:
+        if is_told and message == SYNC:
             asked = time.monotonic()
         if learner.waits:
             for message in learner.next():

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -24,11 +25,12 @@ SYNC_S = 5.0
 LAST_WAIT_S = 3.0  # for what is left, when the recording ends
 _MOST_MESSAGES = 1000  # that are taken at once
 _LONGEST = 1 << 16
+_LOOK = struct.Struct("<I")
 _SO_SNDBUFFORCE, _CHANNEL_BYTES = 32, 8 << 20  # asm-generic/socket.h
 _DYING_S = 0.2
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START = "import sys; sys.path[:] = sys.argv[2:]; from iaprof.record.unwinding.learner import main; main(sys.argv[1])"
-_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "ways")
+_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "ways", "pythons")
 
 
 class Learning:
@@ -108,6 +110,12 @@ class Learning:
             select.select([self._channel], [], [], left)
             sent += self.read()
         return sent
+
+    def look_for_python(self, pid: int) -> None:
+        """Has it look for an interpreter in a process."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(_LOOK.pack(pid))
 
     def has_finished(self) -> bool:
         """Whether all stacks are finished that were copied when this was asked first; true, too, after SYNC_S."""

@@ -33,6 +33,7 @@ class Image:
 
     device: int  # major number << 32 | minor number
     inode: int  # 0 of the vDSO
+    may_be_python: bool  # by its name
     places: list[tuple[int, int, int]] = field(
         default_factory=list
     )  # pid, start and end of mappings, the last the latest
@@ -53,12 +54,16 @@ class Images:
             return _NO_FILE
         number = self._numbers.setdefault((device, inode), len(self._images))
         if number == len(self._images):
-            self._images.append(Image(device, inode))
+            self._images.append(Image(device, inode, b"python" in name.rpartition(b"/")[2]))
         places = self._images[number].places
         if (pid, start, end) not in places:
             places.append((pid, start, end))
             del places[:-_LOCATIONS]
         return number
+
+    def may_be_python(self, number: int) -> bool:
+        """Whether an image has an interpreter's name."""
+        return self._images[number].may_be_python
 
     def open(self, number: int) -> int | None:
         """A descriptor, which the caller closes; None if the file can be read by nobody.

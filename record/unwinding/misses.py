@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
+from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
 from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
 from iaprof.symbols.unwind.finishing import Copy, Finished
 from iaprof.symbols.unwind.walk import PAGE, Found
@@ -62,8 +62,8 @@ class Miss:
         found = Found.INTERRUPTED if record["is_exact"] else Found.BY_RULE
         return Copy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
 
-    def finished(self, finished: Finished, depth: int) -> bytes:
-        """The record, of stack_dtype(depth), of this stack when it is finished."""
+    def finished(self, finished: Finished, depth: int) -> list[bytes]:
+        """This stack when it is finished: a record of stack_dtype(depth), and before it PYTHON_STACK if that helps."""
         record = np.zeros((), stack_dtype(depth))
         for name in ("id", "time", "pid"):
             record[name] = self.record[name]
@@ -74,7 +74,16 @@ class Miss:
         record["ips"][: len(finished.ips)] = np.array(finished.ips, np.uint64)
         record["guessed"] = _bits(finished, Found.BY_GUESS)
         record["interrupted"] = _bits(finished, Found.INTERRUPTED)
-        return record.tobytes()
+        if not self.record["has_python"]:
+            return [record.tobytes()]
+        frames = np.zeros((), PYTHON_STACK)
+        for name in ("id", "time", "pid"):
+            frames[name] = self.record[name]
+        frames["depth"] = len(finished.ips)
+        frames["kept"] = 0 if self.is_from_the_top else int(self.record["depth"]) - 1
+        frames["sp"] = self.record["start"][1]
+        frames["cfas"][: len(finished.cfas)] = np.array(finished.cfas, np.uint64)
+        return [frames.tobytes(), record.tobytes()]
 
     def records(self) -> list[bytes]:
         """The COPY records of it."""

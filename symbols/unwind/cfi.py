@@ -30,7 +30,7 @@ RBX, RBP, RSP, R12, R13, R14, R15, RETURN_ADDRESS = 3, 6, 7, 12, 13, 14, 15, 16
 """Registers by their numbers in DWARF (System V ABI for x86-64, table 3.36)."""
 _MOST_REGISTERS = 144
 
-_PT_LOAD, _PT_GNU_EH_FRAME = 1, 0x6474E550
+_PT_LOAD, _PT_DYNAMIC, _PT_GNU_EH_FRAME = 1, 2, 0x6474E550
 _OMITTED, _USUAL_TABLE = 0xFF, 0x3B  # encodings of pointers: none; relative to the header, 4 bytes
 _PC_RELATIVE, _DATA_RELATIVE = 0x10, 0x30
 _MASK = (1 << 64) - 1
@@ -186,11 +186,14 @@ class CallFrames:
         self.entry, headers, self._sections = struct.unpack_from("<QQQ", self.data, 24)
         size, count, self._section_size, self._section_count, self._names = struct.unpack_from("<5H", self.data, 54)
         self.segments: list[_Segment] = []
+        self.dynamic: tuple[int, int] | None = None  # address and size of the dynamic section
         table = None
         for number in range(min(count, MOST_SEGMENTS)):
             kind, _, offset, address, _, in_file = struct.unpack_from("<IIQQQQ", self.data, headers + number * size)
             if kind == _PT_LOAD:
                 self.segments.append(_Segment(offset, address, in_file))
+            elif kind == _PT_DYNAMIC:
+                self.dynamic = address, in_file
             elif kind == _PT_GNU_EH_FRAME:
                 table = offset, address
         self._count = 0
@@ -223,7 +226,7 @@ class CallFrames:
                 return address - segment.address + segment.offset
         raise CfiError("an address outside of the image")
 
-    def code(self, address: int, count: int) -> bytes:
+    def at(self, address: int, count: int) -> bytes:
         """The bytes from an address of the image on; fewer at the end of a segment, none if it is not loaded."""
         for segment in self.segments:
             if segment.address <= address < segment.address + segment.size:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Mapping as Mapped, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from iaprof.formats.unwind_rules import Rule, RuleScope, Walked
 from iaprof.sandbox.answers import AnswerError, integers
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox
+from iaprof.symbols.python.layout import LARGEST_OFFSET, Layout
 from iaprof.symbols.unwind.reader import MAPPING
 from iaprof.symbols.unwind.walk import PAGE, Found, Mapping
 
@@ -23,6 +24,7 @@ MOST_IMAGES = 2000
 MOST_ROUNDS = 256  # of questions, for one stack
 _MOST_PAGES = 64  # that the child may ask for, for one stack
 _MOST_ADDRESS = 1 << 64
+_LONGEST_PROBLEM, _LONGEST_VERSION = 300, 20  # characters
 _SECONDS = 1.5  # for one question; a busy machine may keep the child from running
 _LIMITS = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, files=MOST_IMAGES, answer_bytes=1 << 20)
 
@@ -51,6 +53,7 @@ class Finished:
     rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)
     """By address and what they are for."""
     met_unknown: bool = False  # what may be a return address lies in none of the mappings
+    cfas: Sequence[int] = ()  # where the caller of each address has its frame, 0 if it has none
 
 
 class Finishing(Closing):
@@ -120,6 +123,35 @@ class Finishing(Closing):
                     return _before_the_signal(finished)
         raise AnswerError
 
+    def interpreter(self, image: int, offset: int) -> tuple[int, Layout, str] | str | None:
+        """The CPython interpreter in an image.
+
+        Args:
+            image: its number.
+            offset: of a mapping, in the image.
+
+        Returns:
+            Where _PyRuntime is, in bytes from the start of that mapping, the layout, and the version; why its frames
+            cannot be walked; or None if it is none.
+
+        Raises:
+            SandboxError: the child died or took too long.
+            AnswerError: it answered nonsense.
+        """
+        for _ in range(2):
+            match self._sandbox.call("interpreter", {"image": image, "offset": offset}, seconds=_SECONDS):
+                case {"image": int(number)}:
+                    self._give(number)
+                case {"problem": str(problem)}:
+                    return problem[:_LONGEST_PROBLEM]
+                case {"runtime": int(runtime), "version": str(version), "layout": dict(layout)} if _is_layout(layout):
+                    return runtime, Layout(**layout), version[:_LONGEST_VERSION]
+                case None:
+                    return None
+                case _:
+                    break
+        raise AnswerError
+
     def _give(self, number: int) -> None:
         if self._given == MOST_IMAGES:
             self._sandbox.close()
@@ -133,23 +165,34 @@ class Finishing(Closing):
                 os.close(file)
 
 
+def _is_layout(layout: dict[Any, Any]) -> bool:
+    return layout.keys() == {each.name for each in fields(Layout)} and all(
+        value is None or (isinstance(value, int) and 0 <= value < LARGEST_OFFSET) for value in layout.values()
+    )
+
+
 def _checked(answer: Any, limit: int) -> tuple[Finished, list[tuple[int, int, int]]]:
     """The stack, and its signals' frames as Walk.interrupted has them."""
     match answer:
         case {
             "ips": ips,
             "found": found,
+            "cfas": cfas,
             "ending": int(ending),
             "rules": list(rules),
             "interrupted": list(signals),
             "met_unknown": bool(met_unknown),
         }:
-            ips = integers(ips, _MOST_ADDRESS)
+            ips, cfas = integers(ips, _MOST_ADDRESS), integers(cfas, _MOST_ADDRESS)
             hows = [Found(each) for each in integers(found, len(Found))]
             frames = [integers(each, _MOST_ADDRESS) for each in signals]
-            if len(ips) == len(hows) <= limit and 0 <= ending < len(Walked) and all(len(each) == 3 for each in frames):
+            if (
+                len(ips) == len(hows) == len(cfas) <= limit
+                and 0 <= ending < len(Walked)
+                and all(len(each) == 3 for each in frames)
+            ):
                 learnt = dict(_rule(each) for each in rules)
-                return Finished(ips, hows, Walked(ending), learnt, met_unknown), [
+                return Finished(ips, hows, Walked(ending), learnt, met_unknown, cfas), [
                     (each[0], each[1], each[2]) for each in frames
                 ]
     raise AnswerError
@@ -179,4 +222,5 @@ def _still_stand(signals: list[tuple[int, int, int]], read_page: ReadPage) -> bo
 
 def _before_the_signal(finished: Finished) -> Finished:
     count = next((at for at, how in enumerate(finished.found) if at and how is Found.INTERRUPTED), len(finished.ips))
-    return Finished(finished.ips[:count], finished.found[:count], Walked.MEMORY, {})
+    kept = slice(count)
+    return Finished(finished.ips[kept], finished.found[kept], Walked.MEMORY, {}, cfas=finished.cfas[kept])

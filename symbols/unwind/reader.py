@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from iaprof.sandbox.reader import Operation
+from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
 from iaprof.symbols.unwind.cfi import CallFrames, CfiError
 from iaprof.symbols.unwind.walk import PAGE, Absent, Found, Image, Mapping, NeedsImage, NeedsMemory, Space, Walk
 
@@ -22,7 +23,7 @@ MOST_SPACES = 512
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """What the sandbox can be asked for."""
     server = _Server()
-    return {"image": server.image, "space": server.space, "finish": server.finish}
+    return {"image": server.image, "space": server.space, "finish": server.finish, "interpreter": server.interpreter}
 
 
 class _Server:
@@ -52,6 +53,23 @@ class _Server:
         self._spaces[int(parameters["space"])] = Space(mappings, self._images)
         return None
 
+    def interpreter(self, parameters: dict[str, Any], _data: bytearray, _files: list[int]) -> object:
+        """What the file of an interpreter says of it; None if it is none."""
+        number = int(parameters["image"])
+        if number not in self._images:
+            return {"image": number}
+        image = self._images[number]
+        if image is None:
+            return None
+        try:
+            found = read_interpreter(image.frames)
+            start = image.frames.address_of(int(parameters["offset"]))
+        except InterpreterError as error:
+            return {"problem": str(error)}
+        if found is None or start is None:
+            return None
+        return {"runtime": found.runtime - start, "version": str(found.version), "layout": vars(found.layout)}
+
     def finish(self, parameters: dict[str, Any], data: bytearray, _files: list[int]) -> object:
         """Walks a stack; or says what it needs for that first."""
         space = self._spaces.get(int(parameters["space"]))
@@ -69,6 +87,7 @@ class _Server:
         return {
             "ips": walk.ips,
             "found": walk.found,
+            "cfas": walk.cfas,
             "ending": ending,
             "rules": [[address, scope, rule.pack()] for (address, scope), rule in walk.rules.items()],
             "interrupted": walk.interrupted,

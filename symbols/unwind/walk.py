@@ -256,6 +256,7 @@ class Walk:
     limit: int  # frames
     ips: list[int] = field(default_factory=list)  # innermost first
     found: list[Found] = field(default_factory=list)  # of each address
+    cfas: list[int] = field(default_factory=list)  # where the caller of each has its frame; 0 if it has none
     rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)  # by address and what they are for
     interrupted: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each signal frame where its saved rsp lies, that, and the saved rip behind it."""
@@ -288,6 +289,7 @@ class Walk:
                 return self._unless_astray(Walked.NOWHERE)
             self.ips.append(address)
             self.found.append(how)
+            self.cfas.append(0)
             try:
                 step = self._step(address, how is Found.INTERRUPTED, mapping, registers)
             except CfiError:
@@ -300,6 +302,7 @@ class Walk:
             if step[1] is not Found.INTERRUPTED and step[0][RSP] <= registers[RSP]:
                 return Walked.STUCK
             registers, how = step
+            self.cfas[-1] = registers[RSP]
 
     def _unless_astray(self, ending: Walked) -> Walked:
         """How a walk ended that came to no code. What was found by looking through the stack was no caller, then."""

@@ -92,7 +92,7 @@ class Tried:
 
     def __init__(self) -> None:
         self.table, self.spaces, self.finishing = Table(), Spaces(), Finishing()
-        self.learner = Learner(self.table, self.spaces, DEPTH, 1)  # type: ignore[arg-type]
+        self.learner = Learner(self.table, self.spaces, DEPTH, 1, -1)  # type: ignore[arg-type]
         self.learner._finishing = self.finishing  # type: ignore[assignment]
 
     def finish(self, *copies: np.ndarray) -> list[tuple[int, Walked] | int]:
