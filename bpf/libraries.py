@@ -22,7 +22,7 @@ from typing import BinaryIO
 from iaprof.bpf.driver_layout import Action, Layout, find_layout
 from iaprof.bpf.emulation import single_stepped
 from iaprof.bpf.library_file import LibraryFile, load_functions
-from iaprof.bpf.processes import running_pids
+from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.unprobed import Unprobed
@@ -54,7 +54,6 @@ PROVIDER = "level_zero"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
 _LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
 # Anybody can map any number of files of that name. What one user's files take, others still have.
-MAX_MAPS_BYTES = 16 << 20  # of a process: 100,000 mappings, and more than it can have unless somebody allowed it
 MAX_LIBRARIES = 256
 MAX_OF_ONE_OWNER = 16
 
@@ -152,7 +151,7 @@ class Libraries:
             just: what it has mapped since this was called last for it, so that it is counted if launches may be
                 missing; None if it is not to be counted.
         """
-        maps = _maps(pid)
+        maps = maps_of(pid)
         drivers = list(MAPPING.finditer(maps))
         since = 0
         for found in drivers:
@@ -169,7 +168,7 @@ class Libraries:
 
     def missed(self, pid: int, just: Mapped) -> None:
         """Counts a process if it has ended, and nobody looked at what it had mapped."""
-        if not _maps(pid):
+        if not maps_of(pid):
             self._gone(pid, just)
 
     def _gone(self, pid: int, just: Mapped) -> None:
@@ -296,15 +295,6 @@ def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]
     """
     where = zip(layout.entries, offsets, strict=True)
     return single_stepped(file_fd, ((entry.name, at) for entry, at in where if entry.action in _LAUNCHING))
-
-
-def _maps(pid: int) -> bytes:
-    """What /proc says that a process has mapped; empty if it has ended."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            return file.read(MAX_MAPS_BYTES)
-    except OSError:
-        return b""
 
 
 def open_regular(location: str) -> BinaryIO:

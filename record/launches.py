@@ -110,6 +110,9 @@ class Launches:
         self._journal, self._loop, self._on_process = journal, loop, on_process
         self._took(libraries)
         self._took(self._probes.libraries.running())
+        for pid in processes.running_pids():
+            if b"python" in processes.maps_of(pid):
+                self.look_for_python(pid)
         self._ready_ns = time.monotonic_ns()
         # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
         # we read those before it.
@@ -194,6 +197,11 @@ class Launches:
         """Waits until stacks can be finished as they come, but not for long."""
         if self._learning is not None:
             self._keep_finished(self._learning.wait())
+
+    def look_for_python(self, pid: int) -> None:
+        """Has it looked whether a process has an interpreter, before it launches."""
+        if self._learning is not None:
+            self._learning.look_for_python(pid)
 
     def has_finished_stacks(self) -> bool:
         """Whether all stacks are finished, or have been waited for long enough; to be asked again."""

@@ -218,7 +218,7 @@ class Session:
             follow = self._scope.follow
         self._roots.start(journal, loop)
         self._launches.start(journal, loop, self._on_process, self._drivers.outcomes)
-        self._watch.start(journal, loop, self._launches.mapped, follow)
+        self._watch.start(journal, loop, self._launches.mapped, self._launches.look_for_python, follow)
         self._metrics = self._open_metrics()
         self._gpus.start(journal, loop, self._on_stream)
         loop.wait_for(self._signals.fileno(), self._on_signal)

@@ -14,6 +14,7 @@ from iaprof.record.loop import Loop
 from iaprof.record.spool import FrameKind
 
 REST_NS = 10_000_000
+PYTHON = b"python"  # in the names of interpreters, programs and libraries
 
 
 class Watch:
@@ -27,6 +28,7 @@ class Watch:
         journal: Journal,
         loop: Loop,
         on_library: Callable[[int, int, bytes], None],
+        on_python: Callable[[int], None],
         on_records: Callable[[list[bytes]], None] | None,
     ) -> None:
         """Begins to be read by `loop`.
@@ -36,9 +38,11 @@ class Watch:
             loop: calls back.
             on_library: is told when (CLOCK_MONOTONIC ns) which process mapped a file of a driver's name, and its path
                 there.
+            on_python: is told which process mapped a file of an interpreter's name.
             on_records: gets all records too, if somebody follows processes.
         """
-        self._journal, self._loop, self._on_library, self._on_records = journal, loop, on_library, on_records
+        self._journal, self._loop, self._on_records = journal, loop, on_records
+        self._on_library, self._on_python = on_library, on_python
         loop.wait_for(self._buffers.fileno(), self._read_and_rest, select.EPOLLONESHOT)
         self.read()
 
@@ -52,6 +56,9 @@ class Watch:
                 for time_ns, pid, path in mapped_paths(data):
                     if any(name in path for name in names):
                         self._on_library(time_ns, pid, path)
+            if PYTHON in data:
+                for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
+                    self._on_python(pid)
         if self._on_records is not None and together:
             self._on_records(together)
 

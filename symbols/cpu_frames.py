@@ -89,6 +89,7 @@ class CpuFrames:
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
         self._guessed, self._pids = _guesses(stacks), stacks["pid"].to_numpy()
+        self._python = stacks["python"].to_pylist() if "python" in stacks.column_names else None
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
         self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
@@ -147,6 +148,23 @@ class CpuFrames:
                 break
         return places[::-1]
 
+    def _frames(self, row: int) -> list[CpuFrame]:
+        """A stack's frames, the outermost first, with those of Python in the place of their evaluation loop's."""
+        places = self._places(row)
+        python = self._python[row] if self._python is not None else None
+        if not python:
+            return [frame for place in places for frame in self._at(*place)]
+        groups: dict[int, Sequence[CpuFrame]] = {}
+        for frame in reversed(python):
+            number = self._numbers[int(self._ends[row]) + min(frame["at"], len(places) - 1)]
+            name = f"{PYTHON_FUNCTION}{frame['name']}:{frame['file']}"
+            made = CpuFrame(name, self._modules[number], frame["file"], frame["line"], True, False, frame["name"])
+            groups[frame["at"]] = (*groups.get(frame["at"], ()), made)
+        frames: list[CpuFrame] = []
+        for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
+            frames += groups.pop(at, ()) or self._at(*place)
+        return [*(frame for group in groups.values() for frame in group), *frames]
+
     def _is_truncated(self, row: int) -> bool:
         """Whether more frames may be missing behind the last one."""
         return bool(self._truncated[row]) and len(self._places(row)) == self._ends[row + 1] - self._ends[row]
@@ -163,7 +181,7 @@ class CpuFrames:
         row = self._rows.get(stack)
         if row is None:
             return (), ()
-        frames = [frame for place in self._places(row) for frame in self._at(*place)]
+        frames = self._frames(row)
         if not self._are_cut:
             frames = without_strays(frames, self._keeps)
         end = mark(*self._end(row, frames), self._is_truncated(row), self._ended[row]) if frames else None
