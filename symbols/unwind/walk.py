@@ -309,7 +309,8 @@ class Walk:
         if self.searched is None:
             return ending
         count, at = self.searched
-        del self.ips[count:], self.found[count:]
+        del self.ips[count:], self.found[count:], self.cfas[count:]
+        self.cfas[-1] = 0
         self.rules[at] = HARD
         return Walked.STUCK
 
