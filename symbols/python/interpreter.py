@@ -1,0 +1,82 @@
+"""What the file of a CPython interpreter says of it: its version, and where it keeps its frames.
+
+The file is the program, or libpython. It is a stranger's: nothing but numbers is taken from it, and these are checked.
+Whether a running interpreter really is like this has to be looked at in its memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from iaprof.symbols.elf import Elf
+from iaprof.symbols.exports import exported
+from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR, Layout, LayoutError, layout_of
+
+_RUNTIME, _VERSION = b"_PyRuntime", b"Py_Version"
+_VERSION_BYTES = 8
+_CANDIDATE = 0xC  # the release level of release candidates; alphas and betas have less
+
+
+class InterpreterError(Exception):
+    """Its frames cannot be walked; the text says why, as the second part of a sentence."""
+
+
+class Version(NamedTuple):
+    """Of CPython."""
+
+    major: int
+    minor: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.micro}"
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython interpreter whose frames can be walked."""
+
+    version: Version
+    runtime: int  # the address of _PyRuntime in the image
+    layout: Layout
+
+
+def read_interpreter(elf: Elf) -> Interpreter | None:
+    """The interpreter in a file; None if there is none in it.
+
+    Raises:
+        InterpreterError: there is one, but its frames cannot be walked.
+    """
+    runtime = exported(elf, _RUNTIME)
+    if runtime is None:
+        return None
+    version = exported(elf, _VERSION)
+    if version is None:
+        raise InterpreterError(f"it is older than Python 3.{FIRST_MINOR}, or does not export its version")
+    content = elf.at(version, _VERSION_BYTES)
+    if len(content) < _VERSION_BYTES:
+        raise InterpreterError("its version lies outside of the file")
+    hexversion = int.from_bytes(content, "little")
+    return Interpreter(_checked(hexversion), runtime, _layout(elf, runtime, hexversion))
+
+
+def _checked(hexversion: int) -> Version:
+    """The version in Py_Version, as PY_VERSION_HEX of Include/patchlevel.h has it."""
+    version = Version(hexversion >> 24, hexversion >> 16 & 255, hexversion >> 8 & 255)
+    if version.major != 3 or version.minor < FIRST_MINOR:
+        raise InterpreterError(
+            f"what it exports as its version ({hexversion:#x}) is that of no Python with such frames"
+        )
+    if version.minor > LAST_MINOR:
+        raise InterpreterError(f"it is Python {version}, which is newer than what is known here (3.{LAST_MINOR})")
+    if hexversion >> 4 & 15 < _CANDIDATE:
+        raise InterpreterError(f"it is a preview of Python {version}, whose frames may be kept in another way")
+    return version
+
+
+def _layout(elf: Elf, runtime: int, hexversion: int) -> Layout:
+    try:
+        return layout_of(hexversion >> 16 & 255, hexversion, lambda count: elf.at(runtime, count))
+    except LayoutError as error:
+        raise InterpreterError(str(error)) from None

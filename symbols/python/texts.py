@@ -1,0 +1,74 @@
+"""What stands in `str` and `bytes` objects of CPython whose first bytes were copied from a process's memory.
+
+PEP 393 and Include/cpython/unicodeobject.h: a string whose characters lie behind its head is called compact. It has 1,
+2 or 4 bytes a character.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from iaprof.symbols.python.layout import Layout
+
+_KIND, _KIND_SHIFT, _COMPACT, _ASCII = 7, 2, 1 << 5, 1 << 6  # bits of PyASCIIObject.state
+_ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+_LONGEST = 1 << 62  # what is more is no length
+
+
+class TextError(ValueError):
+    """The bytes are no object of that kind; the text says why."""
+
+
+class Text(NamedTuple):
+    """What a string says."""
+
+    value: str  # valid Unicode: in place of surrogates, as in file names that are not UTF-8, it has U+FFFD
+    is_cut: bool  # there are characters that were not copied
+
+
+class Content(NamedTuple):
+    """What a bytes object holds."""
+
+    value: bytes
+    is_cut: bool  # there are bytes that were not copied
+
+
+def text_of(copied: bytes, layout: Layout) -> Text:
+    """Reads a string.
+
+    Args:
+        copied: the object's first bytes.
+        layout: of its interpreter.
+
+    Raises:
+        TextError: it is no compact string, or not even its head was copied.
+    """
+    length = _number(copied, layout.string_length, "<q")
+    state = _number(copied, layout.string_state, "<I")
+    size, is_ascii = state >> _KIND_SHIFT & _KIND, bool(state & _ASCII)
+    if size not in _ENCODINGS or not state & _COMPACT or (is_ascii and size != 1):
+        raise TextError("it is no string whose characters lie behind its head")
+    data = layout.string_ascii_data if is_ascii else layout.string_other_data
+    content, is_cut = _content(copied, data, length, size)
+    return Text(content.decode("ascii" if is_ascii else _ENCODINGS[size], "replace"), is_cut)
+
+
+def bytes_of(copied: bytes, layout: Layout) -> Content:
+    """Reads a bytes object; arguments and errors as of `text_of`."""
+    return Content(*_content(copied, layout.bytes_data, _number(copied, layout.bytes_length, "<q"), 1))
+
+
+def _content(copied: bytes, start: int, length: int, size: int) -> tuple[bytes, bool]:
+    """So many items of a size from an offset on, and whether there are more than were copied."""
+    if not 0 <= length < _LONGEST:
+        raise TextError(f"its length is absurd ({length})")
+    there = min(length, max(len(copied) - start, 0) // size)
+    return copied[start : start + there * size], there < length
+
+
+def _number(copied: bytes, offset: int, form: str) -> int:
+    try:
+        return int(struct.unpack_from(form, copied, offset)[0])
+    except struct.error:
+        raise TextError("not all of its head was copied") from None
