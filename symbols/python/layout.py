@@ -50,7 +50,7 @@ class Layout:
     cframe_previous: int | None = None  # _PyCFrame.previous; 3.11 and 3.12
     frame_code: int  # _PyInterpreterFrame.f_code, since 3.13 f_executable
     frame_previous: int  # _PyInterpreterFrame.previous
-    frame_instruction: int  # _PyInterpreterFrame.prev_instr, since 3.13 instr_ptr; a call in progress in both
+    frame_instruction: int  # _PyInterpreterFrame.prev_instr, since 3.13 instr_ptr; in a caller, the call
     frame_owner: int  # _PyInterpreterFrame.owner, 1 byte
     frame_is_entry: int | None = None  # _PyInterpreterFrame.is_entry, 1 byte; 3.11
     code_filename: int  # PyCodeObject.co_filename
