@@ -111,6 +111,12 @@ static __always_inline long read_frame(struct scratch *scratch, u64 at, u64 fram
     return 0;
 }
 
+static __always_inline u64 first_frame(const struct python_layout *layout, u64 state) {
+    if (layout->thread_cframe)
+        state = word_of(state + layout->thread_cframe);
+    return word_of(state + layout->thread_frame);
+}
+
 /* Begins with the frames of a thread; gives what follows. */
 static __always_inline enum phase begin_frames(struct scratch *scratch, const struct python *python, u64 state) {
     scratch->cframe = 0;
@@ -160,7 +166,8 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         u64 interpreter = *(volatile u64 *)&scratch->interpreter, state = *(volatile u64 *)&scratch->thread;
         if (!interpreter)
             break;
-        if (state && word_of(state + layout->thread_id) == id) {
+        /* Who creates a subinterpreter has a state in that, too, without frames. */
+        if (state && word_of(state + layout->thread_id) == id && first_frame(layout, state)) {
             found.state = state;
             break;
         }

@@ -36,9 +36,7 @@ _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
 _name = pa.string()
 _words = pa.list_(pa.field("element", _u64, nullable=False))
 _marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
-_python = pa.list_(
-    pa.field("element", pa.struct([("name", _name), ("file", _name), ("line", _u32), ("at", _u16)]), nullable=False)
-)
+_python = pa.list_(pa.field("element", pa.struct([("code", _u32), ("line", _u32), ("at", _u16)]), nullable=False))
 
 KINDS: dict[str, pa.StructType] = {
     "stall": pa.struct(
@@ -72,6 +70,7 @@ KINDS: dict[str, pa.StructType] = {
             ("python_ended", _name),
         ]
     ),
+    "python_code": pa.struct([("id", _u32), ("pid", _u32), ("name", _name), ("file", _name), ("first_line", _u32)]),
     "mapping": pa.struct(
         [
             ("time_ns", _u64),
@@ -246,7 +245,7 @@ _SINCE = {
     4: {"part", "sample"},
     5: {"module.no_calls", "module.outermost"},
     6: {"stack.ended", "stack.marks"},
-    7: {"stack.python", "stack.python_ended"},
+    7: {"python_code", "stack.python", "stack.python_ended"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

@@ -207,6 +207,7 @@ class _Finishing:
         if not self._footer:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
+        self._write_rows("python_code", self._python.code_rows())
         self._flush_stalls()
         self._flush_kernels()
         self._flush_metrics()
@@ -511,6 +512,7 @@ class _Finishing:
 
 _PLURALS = {
     "launch": "launches",
+    "python_code": "python_codes",
     "stack": "stacks",
     "mapping": "mappings",
     "process": "process_events",

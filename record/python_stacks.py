@@ -23,6 +23,8 @@ from iaprof.symbols.python.texts import TextError, bytes_of, text_of
 
 NOWHERE = (1 << 16) - 1
 """In place of a frame of C: it is not known which one runs a frame of Python."""
+UNKNOWN = (1 << 32) - 1
+"""In place of a code object's number: it was not copied, or cannot be read."""
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
@@ -43,9 +45,8 @@ class _Walked:
 class _Code:
     """A code object that was copied."""
 
+    number: int  # of its row
     time: int
-    name: str
-    file: str
     first_line: int
     table: bytes
     bytecode: int  # where its instructions begin
@@ -64,6 +65,8 @@ class PythonStacks:
         self._layouts: dict[int, Layout] = {}  # by process
         self._waiting: list[NDArray[np.void]] = []  # CODE
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
+        self._rows: list[dict[str, object]] = []  # of python_code
+        self._read = 0  # code objects
         self._ids = StackIds()
         self.unreadable = 0  # code objects whose names or lines are none
 
@@ -106,18 +109,23 @@ class PythonStacks:
         ended = [_ENDED[self._walked[id_].state] if id_ in self._walked else None for id_ in ids.tolist()]
         return pa.array(frames, _STACK.field("python").type), pa.array(ended, pa.string())
 
-    def _frames(self, id_: int) -> list[dict[str, object]]:
+    def _frames(self, id_: int) -> list[dict[str, int]]:
         walked = self._walked[id_]
         cfas = walked.cfas
         if id_ in self._finished:
             before, finished = self._finished[id_]
             cfas = np.concatenate([cfas[:before], finished])
-        frames: list[dict[str, object]] = []
+        frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
             found = self._code(walked.pid, code, walked.time)
-            name, file, line = (found.name, found.file, found.line(instruction)) if found else ("", "", 0)
-            frames.append({"name": name, "file": file, "line": line, "at": at})
+            number, line = (found.number, found.line(instruction)) if found else (UNKNOWN, 0)
+            frames.append({"code": number, "line": line, "at": at})
         return frames
+
+    def code_rows(self) -> pa.StructArray:
+        """Rows of kind `python_code`, of all code objects."""
+        rows, self._rows = self._rows, []
+        return pa.array(rows, KINDS["python_code"])
 
     def _code(self, pid: int, address: int, time: int) -> _Code | None:
         """The code object that was at an address then: the last one that was copied before, else the next one."""
@@ -138,8 +146,10 @@ class PythonStacks:
                 self.unreadable += 1
                 continue
             pid, address = int(record["pid"]), int(record["code"])
-            first_line, bytecode = int(record["first_line"]), address + layout.code_bytecode
-            code = _Code(int(record["time"]), name, file, first_line, table, bytecode)
+            number, first_line = self._read, int(record["first_line"])
+            self._read += 1
+            self._rows.append({"id": number, "pid": pid, "name": name, "file": file, "first_line": max(first_line, 0)})
+            code = _Code(number, int(record["time"]), first_line, table, address + layout.code_bytecode)
             bisect.insort(self._codes[pid, address], code, key=lambda code: code.time)
 
 

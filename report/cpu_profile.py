@@ -39,7 +39,9 @@ def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamp
     first, launch = distinct(pid, stack, kernel_stack)
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     spaces = AddressSpaces(capture.table("mapping"), processes)
-    cpu = CpuFrames(capture.stacks(ids), spaces, naming, wanted.look, capture.has_cut_stacks)
+    cpu = CpuFrames(
+        capture.stacks(ids), spaces, naming, wanted.look, capture.has_cut_stacks, capture.table("python_code")
+    )
     launches = [
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
         for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)

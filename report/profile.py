@@ -106,7 +106,14 @@ def _build(
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     weights = _weights(joined, placed, totals)
     stacks = capture.stacks(np.array(sorted(weights), np.uint64))
-    cpu = CpuFrames(stacks, spaces, naming or CaptureNames(capture), wanted.look, capture.has_cut_stacks)
+    cpu = CpuFrames(
+        stacks,
+        spaces,
+        naming or CaptureNames(capture),
+        wanted.look,
+        capture.has_cut_stacks,
+        capture.table("python_code"),
+    )
     facts.cpu_modules = _shares(cpu, weights)
     facts.whole = cpu.ends(weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1

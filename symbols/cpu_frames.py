@@ -59,6 +59,8 @@ class ModuleNames:
     no_calls: frozenset[int] = frozenset()  # of the addresses, those where no call ends
 
 
+NOT_COPIED = "[unknown]"
+"""In place of the name of a function of Python whose code object could not be read."""
 _MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
 
 
@@ -72,6 +74,7 @@ class CpuFrames:
         naming: Naming,
         look: Look = Look(),
         are_cut: bool = False,
+        codes: pa.Table | None = None,
     ) -> None:
         """Asks for all names.
 
@@ -80,6 +83,7 @@ class CpuFrames:
             spaces: of the same capture.
             naming: knows the names.
             look: how frames are to look.
+            codes: `python_code` rows of the same capture.
             are_cut: the stacks have no frames that are none, as in captures of format 5 and later.
         """
         self._look, self._are_cut = look, are_cut
@@ -89,6 +93,10 @@ class CpuFrames:
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
         self._guessed, self._pids = _guesses(stacks), stacks["pid"].to_numpy()
+        self._codes: dict[int, tuple[str, str]] = {}
+        if codes is not None:
+            columns = (codes[name].to_pylist() for name in ("id", "name", "file"))
+            self._codes = {number: (name, file) for number, name, file in zip(*columns, strict=True)}
         self._python = stacks["python"].to_pylist() if "python" in stacks.column_names else None
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
@@ -157,8 +165,9 @@ class CpuFrames:
         groups: dict[int, Sequence[CpuFrame]] = {}
         for frame in reversed(python):
             number = self._numbers[int(self._ends[row]) + min(frame["at"], len(places) - 1)]
-            name = f"{PYTHON_FUNCTION}{frame['name']}:{frame['file']}"
-            made = CpuFrame(name, self._modules[number], frame["file"], frame["line"], True, False, frame["name"])
+            name, file = self._codes.get(frame["code"], (NOT_COPIED, ""))
+            text = f"{PYTHON_FUNCTION}{name}:{file}" if file else f"{PYTHON_FUNCTION}{name}"
+            made = CpuFrame(text, self._modules[number], file, frame["line"], True, False, name)
             groups[frame["at"]] = (*groups.get(frame["at"], ()), made)
         frames: list[CpuFrame] = []
         for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):

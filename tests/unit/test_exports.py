@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.symbols.elf import Elf
 from iaprof.symbols.exports import LONGEST_CHAIN, exported
 from iaprof.symbols.unwind.cfi import CallFrames
 
@@ -45,8 +47,8 @@ def test_a_chain_without_an_end_is_left(style: str, tmp_path: Path) -> None:
     words = [os.environ.get("CC", "cc"), "-shared", "-nostdlib", f"-Wl,--hash-style={style}", "-x", "c", "-", "-o"]
     subprocess.run([*words, output], input=source.encode(), check=True)
     content = bytearray(output.read_bytes())
-    elf = CallFrames(content)
-    assert exported(elf, b"variable_77") is not None
+    elf = Elf(io.BytesIO(content))
+    assert exported(CallFrames(content), b"variable_77") is not None
     index = elf.section(".hash" if style == "sysv" else ".gnu.hash")
     assert index is not None
     start, size = int(elf.sections[index]["offset"]), int(elf.sections[index]["size"])
