@@ -216,25 +216,47 @@ static __always_inline u64 own_id(u64 time) {
     return 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
 }
 
+/* A stack that is known to its end, or as far as it is walked. */
+static __always_inline void met(struct scratch *scratch, struct launched *launch) {
+    u64 id = (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
+    u64 *known = stacks_sent.lookup(&id);
+    if (!known || *known != scratch->hashes[1]) {
+        u64 sent_as = known ? own_id(launch->time) : id;
+        launch->remark = STACKS_LOST;
+        if (send_stack(scratch, launch, sent_as))
+            return;
+        if (known)
+            count(STACKS_COLLIDED, 1);
+        else
+            stacks_sent.update(&id, &scratch->hashes[1]);
+        id = sent_as;
+    }
+    launch->stack = id;
+    launch->remark = scratch->walked == DEEP ? STACKS_TRUNCATED : COUNTERS;
+}
+
 /* The walks of a thread that end alike. */
 static __always_inline u64 alike(struct scratch *scratch, u32 tid) {
     return mixed(scratch->hashes[0], ~(u64)tid);
 }
 
-/* A walk that lacked a rule: a copy of the stack has to be sent, unless one of the same path is on its way, or so many of others that
- * end alike; but where nothing is known of a process yet, all walks end alike. Gives what follows. */
+/* A walk that lacked a rule: a copy of the stack has to be sent, unless one of the same path is on its way. Where so many of others that
+ * end alike were sent, it stays as it is; but where nothing is known of a process yet, all walks end alike. Gives what follows. */
 static __always_inline u32 missed(struct scratch *scratch) {
     struct launched *launch = &room_of(scratch)->launched;
     u64 key = way_of(scratch, launch->tid), of_all = alike(scratch, launch->tid);
     scratch->copied.way = key;
     struct way *known = ways.lookup(&key), *all = ways.lookup(&of_all);
-    u64 is_known = hidden(known ? known->until : 0) > launch->time, id = hidden(known ? known->id : 0);
+    if (known && hidden(known->until) > launch->time) {
+        launch->stack = known->id;
+        launch->flags |= LAUNCH_PRESUMED;
+        launch->remark = STACKS_PRESUMED;
+        return scratch->then;
+    }
     u64 is_other = hidden(all ? all->until : 0) > launch->time, copies = hidden(all ? all->copies : 0);
-    if (!hidden(is_known | (is_other & (copies >= MOST_COPIES) & (scratch->depth > 1))))
+    if (!hidden(is_other & (copies >= MOST_COPIES) & (scratch->depth > 1)))
         return COPY;
-    launch->stack = choose(is_known, id, hidden(all ? all->id : 0));
-    launch->flags |= LAUNCH_PRESUMED;
-    launch->remark = STACKS_PRESUMED;
+    met(scratch, launch);
     return scratch->then;
 }
 
@@ -267,25 +289,6 @@ static __always_inline u32 copied(struct scratch *scratch, u64 is_sample) {
         ways.update(&of_all, &fresh);
     }
     return scratch->then;
-}
-
-/* A stack that is known to its end, or as far as is asked for. */
-static __always_inline void met(struct scratch *scratch, struct launched *launch) {
-    u64 id = (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
-    u64 *known = stacks_sent.lookup(&id);
-    if (!known || *known != scratch->hashes[1]) {
-        u64 sent_as = known ? own_id(launch->time) : id;
-        launch->remark = STACKS_LOST;
-        if (send_stack(scratch, launch, sent_as))
-            return;
-        if (known)
-            count(STACKS_COLLIDED, 1);
-        else
-            stacks_sent.update(&id, &scratch->hashes[1]);
-        id = sent_as;
-    }
-    launch->stack = id;
-    launch->remark = scratch->walked == DEEP ? STACKS_TRUNCATED : COUNTERS;
 }
 
 int on_miss(struct pt_regs *ctx) {

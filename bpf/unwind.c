@@ -23,7 +23,7 @@
 #define ADDRESS_BITS 47
 #define BLOCK 64         /* bytes of code, aligned, that one rule may be for */
 #define WAY_NS 1000000000ULL
-#define MOST_COPIES 64   /* in that time, of the walks of a thread that end alike: what lies on the stack may differ each time */
+#define MOST_COPIES 64   /* in that time, of the walks of a thread that end alike: rules may never lead on from there */
 #define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
 #define WAY_WORDS 1024   /* of the stack above the end of a walk, that tell paths apart */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address that code has: 2 or 4 MiB where it is not moved */

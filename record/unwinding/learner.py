@@ -26,7 +26,7 @@ from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.rule_table import Generation, RuleTable, Spaces
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import COPY
-from iaprof.formats.unwind_rules import RuleFlags, RuleKind, Walked
+from iaprof.formats.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.opener import Opener
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters
@@ -37,6 +37,7 @@ from iaprof.symbols.unwind.walk import Mapping
 
 MOST_WAITING = 256  # copies of launches' stacks that wait for their turn; 64 KiB each
 MOST_SAMPLES = 64  # and of CPU samples', which wait until no launch's does
+MOST_SEARCHED = 1 << 16  # addresses of code without call frame information, of which it is remembered what was found
 MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 13) - 1  # numbers of one learner, of 15 bits; another one that takes its place has others
 MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
@@ -90,6 +91,9 @@ class Learner:
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
+        self._searched: OrderedDict[tuple[int, int, RuleScope], Rule] = (
+            OrderedDict()
+        )  # what searches of the stack found
         self._failures: Counter[int] = Counter()  # by process
         self._failures_of: Counter[int] = Counter()  # by user
         self._forgiven = time.monotonic()
@@ -236,6 +240,7 @@ class Learner:
             self._spaces.forget(pid)
         self._processes.clear()
         self._numbers.clear()
+        self._searched.clear()
         self._table.clear()
         self._finishing.close()
         self._next_space = self._first_space
@@ -248,21 +253,33 @@ class Learner:
             self._spaces.set(pid, process.generation, process.space, self._table.bits)
 
     def _teach(self, pid: int, process: Process, miss: Miss, finished: Finished) -> None:
-        for (address, scope), rule in finished.rules.items():
+        rules = {of: self._sure(process.space, *of, rule) for of, rule in finished.rules.items()}
+        for (address, scope), rule in rules.items():
             self._table.write(process.space, address, scope, rule)
         if self._table.is_crowded:
             self._grow()
         self._spaces.set(pid, process.generation, process.space, self._table.bits)
         way = int(miss.record["way"])
-        rules = finished.rules.values()
-        leads = all(rule.kind is not RuleKind.HARD for rule in rules) and (
+        leads = all(rule.kind is not RuleKind.HARD for rule in rules.values()) and (
             # What leads to another stack, which was not copied, does so in BPF from now on.
-            finished.ending in (Walked.WHOLE, Walked.DEEP) or any(RuleFlags.OTHER_STACK in rule.flags for rule in rules)
+            finished.ending in (Walked.WHOLE, Walked.DEEP)
+            or any(RuleFlags.OTHER_STACK in rule.flags for rule in rules.values())
         )
         if leads:
             self._spaces.arrived(way)
         else:
             self._spaces.stays(way, int(miss.record["id"]), time.monotonic_ns() + STAYS_NS)
+
+    def _sure(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule:
+        """The rule; HARD if it says where the stack was searched, unless it says the same each time, and not once."""
+        if RuleFlags.GUESS not in rule.flags or rule.kind is not RuleKind.BY_RSP:
+            return rule
+        of = space, address, scope
+        known = self._searched.get(of)
+        if known is None and len(self._searched) >= MOST_SEARCHED:
+            self._searched.popitem(last=False)
+        self._searched[of] = rule if known in (None, rule) else HARD  # frames there are not always of one size
+        return rule if known == rule else HARD
 
 
 def _born(pid: int) -> int:

@@ -93,6 +93,7 @@ def test_stacks_that_nobody_can_finish_are_copied_only_so_often(tmp_path: Path, 
     assert 0 < copied <= MOST_COPIES * KINDS * (int(seconds / WAY_S) + 1)
     # and each stack ends, in the way that says why
     known = [call for call in calls if call.number != LIE and not call.presumed and not call.kept]
+    known = [call for call in known if call.walked is not Walked.MISSED]  # of which nothing was copied
     assert {(call.number, call.walked) for call in known} == ENDS
     assert max(len(call.ips) for call in calls) == MAX_DEPTH
 

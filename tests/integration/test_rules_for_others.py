@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from collections import Counter as Counts
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from stacks.debugger import build
 
 pytestmark = pytest.mark.bpf
 FUNCTIONS, AT_ONCE = 3000, 100
+FLOOD, MOST_BYTES = 400, 48  # calls; of a function
 
 
 @dataclass
@@ -25,12 +27,12 @@ class Asked:
 
     process: subprocess.Popen[str]
     seen: Probed
-    places: tuple[int, ...] = ()  # where `through` and its caller go on, and main
+    places: tuple[int, ...] = ()  # that the program told of
 
-    def call(self, size: int, word: int = 0) -> list[Call]:
+    def call(self, *words: int) -> list[Call]:
         """The calls that were seen, with finished stacks."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{size} {word}\n")
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         self.places = tuple(int(each, 16) for each in self.process.stdout.readline().split())
         return [call for call in self.seen.calls() if call.pid == self.process.pid]
@@ -52,12 +54,13 @@ def asked(program: Path) -> Iterator[Asked]:
 def test_a_guess_is_believed_only_where_it_leads_to_a_known_caller(tmp_path: Path) -> None:
     program = build(tmp_path, "asked.c", "-O2")
     with asked(program) as process:
-        # given a stack that was finished by a guess
-        (first,) = process.call(16)
+        # given a stack that was finished by a guess, twice
+        (first,) = process.call(16, 1)
+        process.call(16, 2)
         below, caller, main = process.places
         missed = process.missed
         # when the same function calls again with the same frame
-        (again,) = process.call(16)
+        (again,) = process.call(16, 3)
         # then BPF walks that
         assert (again.ips, again.walked, process.missed) == (first.ips, Walked.WHOLE, missed)
         assert again.ips[1:3] == (below, caller)
@@ -66,6 +69,23 @@ def test_a_guess_is_believed_only_where_it_leads_to_a_known_caller(tmp_path: Pat
             (other,) = process.call(size, word)
             assert (other.ips, other.walked) == (first.ips, Walked.WHOLE), (size, word)
         assert process.missed >= missed + 4
+
+
+def test_a_flood_of_stacks_that_no_rule_leads_on_from_gives_no_wrong_ones(tmp_path: Path) -> None:
+    # given frames of another size each time, so that a guess holds for one stack only
+    program = build(tmp_path, "asked.c", "-O2")
+    with asked(program) as process:
+        process.call(16, 0)
+        calls = process.call(16, 1 << 40, FLOOD)
+        odd, even = process.places
+    # then not all are copied, and those are cut; none has another one's caller
+    ends = Counts(call.walked for call in calls)
+    assert len(calls) == FLOOD
+    assert ends[Walked.WHOLE] > 10
+    assert ends[Walked.MISSED] > FLOOD / 4
+    for call in calls:
+        if call.walked is Walked.WHOLE:
+            assert 0 < call.ips[2] - (odd if call.number % 2 else even) < MOST_BYTES, call
 
 
 def test_more_rules_than_there_is_room_for_at_first(tmp_path: Path) -> None:
@@ -116,12 +136,13 @@ def test_a_rule_holds_for_all_instructions_of_a_block(tmp_path: Path) -> None:
     with asked(program) as process:
         # given the stack at one instruction of a function
         process.seen.probe(program, "plain", 70)
-        first = process.call(16)[-1]
+        process.call(16, 1)
+        first = process.call(16, 2)[-1]
         missed = process.missed
         # when others are met, in the same block and in another one
         for at in (71, 127, 128, 200):
             process.seen.probe(program, "plain", at)
-        calls = process.call(16)[1:]
+        calls = process.call(16, 3)[1:]
         # then BPF knows rules for them
         assert process.missed == missed
         start = first.ips[0] - 70

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // For each line of its input, BYTES WORD, calls probe_me from `through`, which has no call frame information and takes
 // so many bytes of the stack, full of this word; then `plain`, 256 bytes of code for which the same row is in force.
-// Tells where `through` and its caller go on, and the address of main.
+// Tells where `through` and its caller go on, and the address of main. For a third word, COUNT, calls so often, from `odd`
+// and `even` by turns, with more bytes and another word each time; and tells where these two are instead.
 #include <stdio.h>
 
 void through(long number, long bytes, long word);
@@ -44,13 +45,35 @@ __asm__(".text\n"
         "    .cfi_endproc\n"
         ".size plain, . - plain\n");
 
+__attribute__((noipa)) void odd(long number, long bytes, long word)
+{
+    through(number, bytes, word);
+    __asm__ volatile("" ::: "memory");
+}
+
+__attribute__((noipa)) void even(long number, long bytes, long word)
+{
+    through(number, bytes, word);
+    __asm__ volatile("nop" ::: "memory");
+}
+
 int main(void)
 {
-    long number = 0, bytes, word;
-    while (scanf("%ld %ld", &bytes, &word) == 2) {
-        through(++number, bytes, word);
-        plain(number);
-        printf("%p %p %p\n", (void *)behind_probe_me, caller, (void *)main);
+    long number = 0, bytes, word, count;
+    char line[100];
+    while (fgets(line, sizeof(line), stdin)) {
+        int words = sscanf(line, "%ld %ld %ld", &bytes, &word, &count);
+        if (words == 2) {
+            through(++number, bytes, word);
+            plain(number);
+            printf("%p %p %p\n", (void *)behind_probe_me, caller, (void *)main);
+        }
+        for (long i = 0; words == 3 && i < count; i++) {
+            number++;
+            (number & 1 ? odd : even)(number, bytes + 16 * (i & 63), word + number);
+        }
+        if (words == 3)
+            printf("%p %p\n", (void *)odd, (void *)even);
         fflush(stdout);
     }
     return 0;
