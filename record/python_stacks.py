@@ -25,6 +25,7 @@ NOWHERE = (1 << 16) - 1
 """In place of a frame of C: it is not known which one runs a frame of Python."""
 UNKNOWN = (1 << 32) - 1
 """In place of a code object's number: it was not copied, or cannot be read."""
+_LONGEST_CODE = 1 << 31  # bytes
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
@@ -53,7 +54,10 @@ class _Code:
 
     def line(self, instruction: int) -> int:
         """Of an instruction; 0 where it has none."""
-        return max(int(lines_of(self.table, self.first_line, [instruction - self.bytecode])[0]), 0)
+        offset = instruction - self.bytecode
+        if abs(offset) > _LONGEST_CODE:
+            return 0
+        return max(int(lines_of(self.table, self.first_line, [offset])[0]), 0)
 
 
 class PythonStacks:
@@ -124,8 +128,7 @@ class PythonStacks:
 
     def code_rows(self) -> pa.StructArray:
         """Rows of kind `python_code`, of all code objects."""
-        rows, self._rows = self._rows, []
-        return pa.array(rows, KINDS["python_code"])
+        return pa.array(self._rows, KINDS["python_code"])
 
     def _code(self, pid: int, address: int, time: int) -> _Code | None:
         """The code object that was at an address then: the last one that was copied before, else the next one."""

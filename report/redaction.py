@@ -48,6 +48,7 @@ _MEMBERS: dict[str, dict[str, str]] = {
     "process": {"comm": "process", "cgroup": "path", "container": "container"},
     "mapping": {"path": "path"},
     "kernel": {"path": "path"},
+    "python_code": {"name": "function", "file": "path"},
     "sample": {"comm": "sampled process", "stack": "stack", "kernel": "sampled kernel", "file": "path"},
 }
 """Texts that are replaced, by kind of row, and what they are."""

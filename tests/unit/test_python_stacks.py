@@ -1,0 +1,147 @@
+"""Frames of Python of stacks: where they are put, and which code object's name and line they get."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from iaprof.formats.launches import CODE, PYTHON_STACK, PythonState
+from iaprof.record.python_stacks import NOWHERE, UNKNOWN, PythonStacks
+from iaprof.symbols.python.layout import Layout, layout_of
+
+Records: TypeAlias = np.ndarray[Any, Any]
+PID, OTHER = 7, 8
+LAYOUT: Layout = layout_of(11, 0x030B0000, lambda _: b"")
+SP, CFAS = 1000, (1100, 1200, 1300)
+END = 0  # in place of a code object
+FIRST, SECOND, THIRD = 0x100000, 0x200000, 0x300000
+
+
+def text(value: str) -> bytes:
+    """The first bytes of a str object of 3.11."""
+    is_ascii, kind = value.isascii(), 1 if max(map(ord, value), default=0) < 256 else 4
+    state = kind << 2 | 1 << 5 | is_ascii << 6
+    head = bytearray(LAYOUT.string_ascii_data if is_ascii else LAYOUT.string_other_data)
+    head[16:24], head[32:36] = len(value).to_bytes(8, "little"), state.to_bytes(4, "little")
+    return bytes(head) + value.encode("latin-1" if kind == 1 else "utf-32-le")
+
+
+def content(value: bytes) -> bytes:
+    """The first bytes of a bytes object."""
+    return bytes(16) + len(value).to_bytes(8, "little") + bytes(8) + value
+
+
+def code(address: int, name: str, time: int = 1, of: CodeType | None = None, file: str = "/a.py") -> Records:
+    """CODE[1]."""
+    record = np.zeros(1, CODE)
+    record["time"], record["pid"], record["code"], record["identity"] = time, PID, address, time
+    record["first_line"] = of.co_firstlineno if of else 10
+    for member, data in (("qualname", text(name)), ("filename", text(file))):
+        record[member][0, : len(data)] = np.frombuffer(data, np.uint8)
+    table = content(of.co_linetable if of else b"")
+    record["table"][0, : len(table)] = np.frombuffer(table, np.uint8)
+    return record
+
+
+def walked(number: int, *frames: tuple[int, int], cfas: tuple[int, ...] = CFAS, **members: int) -> Records:
+    """PYTHON_STACK[1]: code object, or END, and instruction or place of each."""
+    record = np.zeros(1, PYTHON_STACK)
+    given = {"id": number, "time": 5, "pid": PID, "state": PythonState.WHOLE, "sp": SP, "count": len(frames)}
+    for name, value in {**given, "depth": len(cfas), **members}.items():
+        record[name] = value
+    record["cfas"][0, : len(cfas)] = cfas
+    record["frames"][0, : len(frames)] = np.array(list(frames), record["frames"].dtype)
+    return record
+
+
+def frames_of(stacks: PythonStacks, number: int) -> list[tuple[str, int, int]]:
+    """Name, line and frame of C."""
+    frames, _ = stacks.columns(np.array([number], np.uint64))
+    names = {row["id"]: row["name"] for row in stacks.code_rows().to_pylist()} | {UNKNOWN: "?"}
+    return [(names[frame["code"]], frame["line"], frame["at"]) for frame in frames.to_pylist()[0]]
+
+
+@pytest.fixture
+def stacks() -> PythonStacks:
+    made = PythonStacks()
+    made.add_interpreter(PID, LAYOUT)
+    for address, name in ((FIRST, "first"), (SECOND, "second"), (THIRD, "third")):
+        made.add_codes(code(address, name))
+    return made
+
+
+def test_frames_stand_where_their_loop_is(stacks: PythonStacks) -> None:
+    stacks.add(walked(1, (FIRST, 0), (SECOND, 0), (END, 1150), (THIRD, 0), (END, 1200)))
+    assert frames_of(stacks, 1) == [("first", 0, 1), ("second", 0, 1), ("third", 0, 2)]
+
+
+@pytest.mark.parametrize("end", [SP - 1, CFAS[-1], 0, (1 << 64) - 1])
+def test_a_loop_that_is_in_no_frame_of_c_is_marked(stacks: PythonStacks, end: int) -> None:
+    stacks.add(walked(1, (FIRST, 0), (END, end), (SECOND, 0)))
+    assert frames_of(stacks, 1) == [("first", 0, NOWHERE), ("second", 0, NOWHERE)]
+
+
+def test_what_user_space_finished_tells_where_frames_are(stacks: PythonStacks) -> None:
+    # given a stack of which BPF walked one frame, and another one of which user space went on from the second
+    stacks.add(walked(1, (FIRST, 0), (END, 1250), cfas=(0,)))
+    stacks.add(walked(1, state=PythonState.NONE))
+    stacks.add(walked(2, (FIRST, 0), (END, 1250), cfas=(1100, 0)))
+    stacks.add(walked(2, state=PythonState.NONE, cfas=CFAS[1:], kept=1))
+    # then
+    assert frames_of(stacks, 1) == frames_of(stacks, 2) == [("first", 0, 2)]
+
+
+def test_lines_are_those_of_the_instruction(stacks: PythonStacks) -> None:
+    of = frames_of.__code__
+    stacks.add_codes(code(0x400000, "here", of=of))
+    wanted = [(start, line) for start, _, line in of.co_lines() if line is not None]
+    bytecode = 0x400000 + LAYOUT.code_bytecode
+    stacks.add(walked(1, *((0x400000, bytecode + start) for start, _ in wanted), (END, 1000)))
+    assert [line for _, line, _ in frames_of(stacks, 1)] == [line for _, line in wanted]
+    assert sys.version_info >= (3, 11)
+
+
+def test_of_two_code_objects_at_one_address_it_is_the_one_of_that_time(stacks: PythonStacks) -> None:
+    stacks.add_codes(code(FIRST, "later", time=100))
+    for number, time in ((1, 50), (2, 100), (3, 0)):
+        stacks.add(walked(number, (FIRST, 0), (END, 1000), time=time))
+    assert [frames_of(stacks, 1)[0][0]] == ["first"]
+    frames, _ = stacks.columns(np.array([1, 2, 3], np.uint64))
+    numbers = [each[0]["code"] for each in frames.to_pylist()]
+    assert numbers[0] != numbers[1]
+    assert numbers[2] == numbers[0]
+
+
+def test_what_is_no_code_object_has_no_name(stacks: PythonStacks) -> None:
+    damaged = code(FIRST, "x", time=200)
+    damaged["qualname"] = 0xFF
+    stacks.add_codes(damaged)
+    of_other = code(0x500000, "of nobody")
+    of_other["pid"] = OTHER
+    stacks.add_codes(of_other)
+    stacks.add(walked(1, (0x500000, 0), (END, 1000), pid=OTHER))
+    assert frames_of(stacks, 1) == [("?", 0, 0)]
+    assert stacks.unreadable == 1
+
+
+def test_hostile_numbers_are_bounded(stacks: PythonStacks) -> None:
+    record = walked(1, (FIRST, (1 << 64) - 1), (END, 1000))
+    for name in ("count", "depth", "state"):
+        record[name] = np.iinfo(record.dtype[name]).max
+    stacks.add(record)
+    frames, ended = stacks.columns(np.array([1], np.uint64))
+    assert ended.to_pylist() == ["damaged"]
+    assert len(frames.to_pylist()[0]) < 300
+
+
+def test_equal_frames_have_equal_contents_wherever_their_loops_are(stacks: PythonStacks) -> None:
+    stacks.add(walked(1, (FIRST, 4), (END, 1150)))
+    stacks.add(walked(2, (FIRST, 4), (END, 1151)))
+    stacks.add(walked(3, (FIRST, 6), (END, 1150)))
+    one, same, other, none = stacks.contents(np.array([1, 2, 3, 4], np.uint64)).tolist()
+    assert one == same != other
+    assert none == 0
