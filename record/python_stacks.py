@@ -51,6 +51,9 @@ class _Code:
     first_line: int
     table: bytes
     bytecode: int  # where its instructions begin
+    is_helper: (
+        bool  # since 3.13, what calls a class's __init__: no function that anybody wrote, and not of the traceback
+    )
 
     def line(self, instruction: int) -> int:
         """Of an instruction; 0 where it has none."""
@@ -122,6 +125,8 @@ class PythonStacks:
         frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
             found = self._code(walked.pid, code, walked.time)
+            if found is not None and found.is_helper:
+                continue
             number, line = (found.number, found.line(instruction)) if found else (UNKNOWN, 0)
             frames.append({"code": number, "line": line, "at": at})
         return frames
@@ -152,7 +157,8 @@ class PythonStacks:
             number, first_line = self._read, int(record["first_line"])
             self._read += 1
             self._rows.append({"id": number, "pid": pid, "name": name, "file": file, "first_line": max(first_line, 0)})
-            code = _Code(number, int(record["time"]), first_line, table, address + layout.code_bytecode)
+            is_helper = name == file == "__init__"
+            code = _Code(number, int(record["time"]), first_line, table, address + layout.code_bytecode, is_helper)
             bisect.insort(self._codes[pid, address], code, key=lambda code: code.time)
 
 

