@@ -507,7 +507,7 @@ def _damaged(what: str = "its call frame information is damaged") -> Iterator[No
     """Raises CfiError for whatever cannot be read."""
     try:
         yield
-    except (struct.error, IndexError, ValueError, KeyError, TypeError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise CfiError(f"{what} ({error})") from None
 
 
