@@ -149,7 +149,10 @@ class Walked:
         launches = reader.table("launch", ("pid", "stack", "flags"))
         launches = launches.filter(pc.is_in(launches["pid"], pa.array(pids, launches["pid"].type)))
         self.presumed += pc.sum(pc.not_equal(pc.bit_wise_and(launches["flags"], int(LaunchFlags.PRESUMED)), 0)).as_py()
-        ends = {row["id"]: (len(row["ips"]), row["ended"]) for row in reader.table("stack").to_pylist()}
+        ends = {
+            row["id"]: (len(row["ips"]), row["ended"] or "by frame pointers")
+            for row in reader.table("stack").to_pylist()
+        }
         for each in launches["stack"].value_counts().to_pylist():
             self.stacks[ends.get(each["values"], (0, "none"))] += each["counts"]
 

@@ -138,6 +138,13 @@ def test_what_is_no_image_is_refused(content: bytes) -> None:
         CallFrames(content)
 
 
+def test_headers_that_nothing_can_address_are_refused() -> None:
+    content = bytearray(LIBRARIES[0].read_bytes())
+    content[32:40] = bytes.fromhex("ffffffffffffffff")  # e_phoff
+    with pytest.raises(CfiError):
+        CallFrames(bytes(content))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_damage_gives_a_row_or_an_error(seed: int) -> None:
     chance = random.Random(seed)
