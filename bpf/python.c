@@ -65,7 +65,8 @@ BPF_TABLE("lru_hash", u64, u64, codes_checked, ANY); /* when, by the hash of the
 
 struct code_key {
     u64 code;
-    u64 pid;
+    u32 pid;
+    u32 epoch;              /* each output file gets all of them */
 };
 BPF_TABLE("lru_hash", struct code_key, u64, codes_sent, ANY); /* what it was recognised by */
 
@@ -296,7 +297,7 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
             return WALK;
         }
         scratch->codes = at + 1;
-        struct code_key key = {.code = scratch->frames[below(MAX_PYTHON, at)].code, .pid = pid};
+        struct code_key key = {.code = scratch->frames[below(MAX_PYTHON, at)].code, .pid = pid, .epoch = scratch->epoch};
         if (!key.code)
             continue;
         u64 identity = identity_of(&python->layout, key.code), *known = codes_sent.lookup(&key);

@@ -144,6 +144,7 @@ struct scratch {
     } before;
     u64 sent;            /* pages */
     u64 absent;          /* pages in a row */
+    u64 epoch;           /* of the output file */
     u64 python;          /* frames of Python, and ends of loops */
     u64 python_state;    /* enum python_state */
     u64 interpreter;     /* where the thread's state is looked for */
@@ -319,6 +320,7 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + scratch->space;
     scratch->hashes[1] = pid + (epoch << 32) + (scratch->space << 16);
     scratch->then = then;
+    scratch->epoch = epoch;
     scratch->ip = scratch->copied.start.ip;
     scratch->sp = scratch->copied.start.sp;
     scratch->bp = scratch->copied.start.bp;

@@ -70,7 +70,7 @@ KINDS: dict[str, pa.StructType] = {
             ("python_ended", _name),
         ]
     ),
-    "python_code": pa.struct([("id", _u32), ("pid", _u32), ("name", _name), ("file", _name), ("first_line", _u32)]),
+    "python_code": pa.struct([("id", _u32), ("name", _name), ("file", _name), ("first_line", _u32)]),
     "mapping": pa.struct(
         [
             ("time_ns", _u64),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import select
 import time
-from collections import Counter as CountOf
+from collections import Counter as CountOf, deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -42,6 +42,7 @@ TURN_NS = 10_000_000  # of looking for libraries, before others get theirs
 COUNTERS_EVERY_NS = 1_000_000_000
 INTAKE_WAIT_S = 3.0
 MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
+MAX_INTERPRETERS = 1 << 12  # in processes, of which later files are told
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 MOST_PATHS = 16  # of drivers that one process mapped at once, that are remembered
 # Of stacks that are to be finished when the recording has ended, in one recording: of launches, and of CPU samples.
@@ -84,6 +85,7 @@ class Launches:
         self._counters_ns = time.monotonic_ns()
         self._piece_bytes = 0
         self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
+        self._interpreters: deque[bytes] = deque(maxlen=MAX_INTERPRETERS)  # as the learner told of them
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
@@ -220,7 +222,7 @@ class Launches:
         depth = self._probes.depth
         for message in messages:  # one a path
             if message.startswith(INTERPRETER):
-                self._journal.write(FrameKind.INTERPRETER, message[len(INTERPRETER) :], time=time.monotonic_ns())
+                self._keep_interpreter(message[len(INTERPRETER) :])
                 continue
             if len(message) == PYTHON_STACK.itemsize:
                 (frames,) = np.frombuffer(message, PYTHON_STACK, 1)
@@ -232,6 +234,10 @@ class Launches:
                 continue
             kind = FrameKind.COPY if is_copy else FrameKind.STACKS
             self._journal.write_late(kind, message, int(record["time"]), depth)
+
+    def _keep_interpreter(self, told: bytes) -> None:
+        self._journal.write(FrameKind.INTERPRETER, told, time=time.monotonic_ns())
+        self._interpreters.append(told)
 
     def _has_room_for(self, copy: np.void) -> bool:
         """Whether one more page is kept."""
@@ -269,6 +275,8 @@ class Launches:
             time_ns: since when it is said to be so.
         """
         self._write_stacks(self._first_stacks, time.monotonic_ns())
+        for told in self._interpreters:
+            self._journal.write(FrameKind.INTERPRETER, told, time=time_ns)
         known, self._described = list(self._described), {}
         for pid in known:
             if records := processes.describe(pid, time_ns):

@@ -23,6 +23,7 @@ from iaprof.symbols.python.texts import TextError, bytes_of, text_of
 
 NOWHERE = (1 << 16) - 1
 """In place of a frame of C: it is not known which one runs a frame of Python."""
+MOST_CODES = 1 << 18  # distinct ones
 UNKNOWN = (1 << 32) - 1
 """In place of a code object's number: it was not copied, or cannot be read."""
 _LONGEST_CODE = 1 << 31  # bytes
@@ -72,10 +73,9 @@ class PythonStacks:
         self._layouts: dict[int, Layout] = {}  # by process
         self._waiting: list[NDArray[np.void]] = []  # CODE
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
-        self._rows: list[dict[str, object]] = []  # of python_code
-        self._read = 0  # code objects
+        self._numbers: dict[tuple[str, str, int], int] = {}  # of rows of python_code: by name, file and first line
         self._ids = StackIds()
-        self.unreadable = 0  # code objects whose names or lines are none
+        self.unreadable = 0  # code objects whose names or lines are none, or that are too many
 
     def add(self, records: NDArray[np.void]) -> None:
         """Takes PYTHON_STACK[n]."""
@@ -133,7 +133,11 @@ class PythonStacks:
 
     def code_rows(self) -> pa.StructArray:
         """Rows of kind `python_code`, of all code objects."""
-        return pa.array(self._rows, KINDS["python_code"])
+        rows = [
+            {"id": number, "name": name, "file": file, "first_line": max(first_line, 0)}
+            for (name, file, first_line), number in self._numbers.items()
+        ]
+        return pa.array(rows, KINDS["python_code"])
 
     def _code(self, pid: int, address: int, time: int) -> _Code | None:
         """The code object that was at an address then: the last one that was copied before, else the next one."""
@@ -154,9 +158,12 @@ class PythonStacks:
                 self.unreadable += 1
                 continue
             pid, address = int(record["pid"]), int(record["code"])
-            number, first_line = self._read, int(record["first_line"])
-            self._read += 1
-            self._rows.append({"id": number, "pid": pid, "name": name, "file": file, "first_line": max(first_line, 0)})
+            first_line = int(record["first_line"])
+            number = self._numbers.setdefault((name, file, first_line), len(self._numbers))
+            if number == MOST_CODES:
+                del self._numbers[name, file, first_line]
+                self.unreadable += 1
+                continue
             is_helper = name == file == "__init__"
             code = _Code(number, int(record["time"]), first_line, table, address + layout.code_bytecode, is_helper)
             bisect.insort(self._codes[pid, address], code, key=lambda code: code.time)

@@ -170,8 +170,11 @@ class CpuFrames:
             made = CpuFrame(text, self._modules[number], file, frame["line"], True, False, name)
             groups[frame["at"]] = (*groups.get(frame["at"], ()), made)
         frames: list[CpuFrame] = []
+        shown = groups.keys() | set()
         for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
-            frames += groups.pop(at, ()) or self._at(*place)
+            # An interpreter may name its functions in a perf map besides (python -X perf): that is the same.
+            own = groups.pop(at, ()) or self._at(*place)
+            frames += own if at in shown else [frame for frame in own if not frame.name.startswith(PYTHON_FUNCTION)]
         return [*(frame for group in groups.values() for frame in group), *frames]
 
     def _is_truncated(self, row: int) -> bool:
