@@ -7,6 +7,9 @@
  */
 static u64 (*registers_of)(u64 task) = (void *)175; /* of user space, where it entered the kernel last */
 
+/* Whether a sample interrupted the process itself. BPF reads whole registers; in newer kernels' headers cs is a part of one. */
+#define IN_USER(ctx) (*(u64 *)&(ctx)->regs.cs & 3)
+
 struct sample {
     u64 time;
     u32 pid;
@@ -49,8 +52,7 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     kernel->pid = kernel->tid = 0;
     user->stack = kernel->stack = user->flags = kernel->flags = 0;
     user->fired = count(SAMPLES, 1);
-    u32 from_user = (ctx->regs.cs & 3) != 0;
-    if (from_user) {
+    if (IN_USER(ctx)) {
         BEGIN_WALK(scratch, user->pid, &ctx->regs);
     } else {
         struct pt_regs *regs = (struct pt_regs *)registers_of(task_now());
@@ -89,7 +91,7 @@ int on_sampled(struct bpf_perf_event_data *ctx) {
     struct launched *user = &room_of(scratch)->launched, *kernel = &room_of(scratch)->kernel;
     if (scratch->depth)
         end_walk(scratch, user);
-    if (!(ctx->regs.cs & 3))
+    if (!IN_USER(ctx))
         kernel_stack(ctx, scratch, kernel, set->epoch);
     struct sample *record = samples.ringbuf_reserve(sizeof(struct sample));
     if (record) {

@@ -13,8 +13,8 @@ from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import INTERPRETER
 from iaprof.record.unwinding.mappings import Images
 from iaprof.symbols.python.layout import Layout
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
-from iaprof.symbols.unwind.walk import Mapping
 
 MOST_PROCESSES = 4096  # that are remembered
 _FIELDS = (  # struct python_layout of python.c; what a version does not have is 0

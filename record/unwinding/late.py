@@ -17,8 +17,8 @@ from iaprof.record.naming import RecordedNaming
 from iaprof.record.unwinding.misses import Miss
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
-from iaprof.symbols.unwind.walk import Mapping
 
 MOST_SECONDS = 60.0
 

@@ -32,8 +32,8 @@ from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.misses import Miss, Waiting
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished, Finishing
-from iaprof.symbols.unwind.walk import Mapping
 
 MOST_WAITING = 256  # copies of launches' stacks that wait for their turn; 64 KiB each
 MOST_SAMPLES = 64  # and of CPU samples', which wait until no launch's does

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from iaprof.formats.errors import IaprofError
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.record.opener import LATER, Opener, Rights
-from iaprof.symbols.unwind.walk import PAGE, Mapping
+from iaprof.symbols.unwind.code import Mapping
+from iaprof.symbols.unwind.walk import PAGE
 from iaprof.symbols.vdso import open_vdso
 
 _MOST_MAPS = 1 << 24  # bytes

@@ -17,8 +17,9 @@ from iaprof.sandbox.answers import AnswerError, integers
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox
 from iaprof.symbols.python.layout import LARGEST_OFFSET, Layout
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.reader import MAPPING
-from iaprof.symbols.unwind.walk import PAGE, Found, Mapping
+from iaprof.symbols.unwind.walk import PAGE, Found
 
 MOST_IMAGES = 2000
 MOST_ROUNDS = 256  # of questions, for one stack

@@ -38,6 +38,8 @@ def mapped(tmp_path: Path, libraries: Libraries) -> Iterator[Mapped]:
         yield Mapped(before, {os.fsencode(tmp_path / DRIVER)})
 
 
+@pytest.mark.root  # only root may open what a process has mapped
+@pytest.mark.beside
 def test_a_driver_that_is_found_when_it_is_mapped(libraries: Libraries, mapped: Mapped, tmp_path: Path) -> None:
     (outcome,) = libraries.mapped(os.getpid(), mapped)
 
@@ -61,6 +63,8 @@ def test_a_driver_that_has_probes_before_it_is_mapped(libraries: Libraries, mapp
     assert libraries.take_unprobed().to_json() == {}
 
 
+@pytest.mark.root  # only root may open what a process has mapped
+@pytest.mark.beside
 def test_a_driver_that_cannot_be_probed_is_another_matter(
     libraries: Libraries, mapped: Mapped, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -72,6 +76,8 @@ def test_a_driver_that_cannot_be_probed_is_another_matter(
     assert libraries.take_unprobed().to_json() == {}
 
 
+@pytest.mark.root  # only root may open what a process has mapped
+@pytest.mark.beside
 def test_a_process_that_runs_before_is_not_counted(libraries: Libraries, mapped: Mapped) -> None:
     assert len(list(libraries.mapped(os.getpid()))) == 1
     assert libraries.take_unprobed().to_json() == {}

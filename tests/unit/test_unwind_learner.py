@@ -23,8 +23,9 @@ from iaprof.record.unwinding.learner import (
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import Found, Mapping
+from iaprof.symbols.unwind.walk import Found
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
 WHOLE = Finished([1], [Found.INTERRUPTED], Walked.WHOLE)

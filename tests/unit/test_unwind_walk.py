@@ -20,8 +20,9 @@ from iaprof.formats.unwind_rules import (
     RuleScope,
     Walked,
 )
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Copy, Finished, Finishing
-from iaprof.symbols.unwind.walk import PAGE, Found, Mapping
+from iaprof.symbols.unwind.walk import PAGE, Found
 from iaprof.symbols.vdso import open_vdso
 from stacks.debugger import Stop, build, offset_of, stops
 
