@@ -10,6 +10,7 @@ import select
 import time
 from collections import Counter as CountOf, deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,7 @@ class Launches:
         self._piece_bytes = 0
         self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
         self._interpreters: deque[bytes] = deque(maxlen=MAX_INTERPRETERS)  # as the learner told of them
+        self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what another spool is to have of processes
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
@@ -248,8 +250,16 @@ class Launches:
         self._copies_refused += self._copied_bytes > MAX_COPIED_BYTES
         return self._copied_bytes <= MAX_COPIED_BYTES
 
-    def new_epoch(self) -> None:
-        """Lets each stack travel again, for another spool; what came until now goes into this one."""
+    def new_epoch(self, time_ns: int) -> None:
+        """Lets each stack travel again, for another spool; what came until now goes into this one.
+
+        Args:
+            time_ns: since when what is known of processes is said to be so there.
+        """
+        # Now: who ends before `describe_again` may have launches in that spool, too.
+        self._again = {
+            pid: (describe(pid), records) for pid in self._described if (records := processes.describe(pid, time_ns))
+        }
         self._probes.new_epoch()
         self._first_stacks = self.read()  # some are of the new epoch, of launches that come after these
 
@@ -265,8 +275,11 @@ class Launches:
     def _describe(self, pid: int) -> None:
         if len(self._described) >= MAX_PROCESSES:
             self._described.clear()
+        self._keep_described(pid, describe(pid))
+
+    def _keep_described(self, pid: int, told: dict[str, Any]) -> None:
         self._described[pid] = None
-        self._journal.json(FrameKind.PROCESS, {"pid": pid, **describe(pid)})
+        self._journal.json(FrameKind.PROCESS, {"pid": pid, **told})
 
     def describe_again(self, time_ns: int) -> None:
         """Writes down once more what is known of processes, and the new epoch's first stacks, into another spool.
@@ -279,9 +292,11 @@ class Launches:
             self._journal.write(FrameKind.INTERPRETER, told, time=time_ns)
         known, self._described = list(self._described), {}
         for pid in known:
-            if records := processes.describe(pid, time_ns):
-                self._describe(pid)
+            told, records = self._again.get(pid) or (describe(pid), processes.describe(pid, time_ns))
+            if records:
+                self._keep_described(pid, told)
                 self._journal.write(FrameKind.SIDEBAND, records, time=time_ns)
+        self._again = {}
 
     # Modules
 

@@ -354,7 +354,7 @@ class Session:
         self._signals.rotate = False
         now = time.monotonic_ns()
         self._tick()
-        self._launches.new_epoch()
+        self._launches.new_epoch(now)
         self._launches.read_counters()
         self._journal.json(FrameKind.END, self._footer(now))
         self._rotation.rotate()

@@ -30,7 +30,7 @@ from iaprof.formats.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.finish import IN_MEMORY
 from integration.handles.driver import HEAP, HEAP_BYTES, Built, Driver, Kernel, LoadedModule, build, copied
-from integration.recording import IN_TURN, NO_SYMBOLS, iaprof
+from integration.recording import NO_SYMBOLS, iaprof
 from integration.walking import Walking
 from standin.hardware import Hardware
 
@@ -694,7 +694,7 @@ def known(tmp_path: Path) -> Iterator[Built]:
     layout.unlink()
 
 
-@IN_TURN  # recorders of that time see the driver
+@pytest.mark.alone  # recorders of that time see the driver, and tell of it
 def test_a_recording_by_a_calibrated_layout_goes_on_in_another_file(known: Built, tmp_path: Path) -> None:
     # given a program of two processes and six threads that launch five kernels for six seconds: a new file may wait for
     # the learner for two
@@ -727,7 +727,7 @@ def test_a_recording_by_a_calibrated_layout_goes_on_in_another_file(known: Built
     assert set(counted.values()) == {3 * each_thread // kernels}
 
 
-@IN_TURN
+@pytest.mark.alone
 def test_a_driver_whose_launches_cost_more_is_told_of(known: Built, tmp_path: Path) -> None:
     # given two functions that launch and are probed at an endbr64 and at a sub
     program = [known.program, "kernel", 1, 1, 1, 1, 1000]
@@ -753,7 +753,7 @@ def test_a_driver_whose_launches_cost_more_is_told_of(known: Built, tmp_path: Pa
     assert said in part["warnings"]
 
 
-@IN_TURN
+@pytest.mark.alone
 @pytest.mark.parametrize("found", ["before it is mapped", "when it is mapped"])
 def test_a_driver_that_is_mapped_before_it_has_probes_is_told_of(known: Built, found: str, tmp_path: Path) -> None:
     # given two processes that have the driver beside them, where the recorder is led or not
