@@ -288,8 +288,8 @@ class Launches:
             time_ns: since when it is said to be so.
         """
         self._write_stacks(self._first_stacks, time.monotonic_ns())
-        for told in self._interpreters:
-            self._journal.write(FrameKind.INTERPRETER, told, time=time_ns)
+        for interpreter in self._interpreters:
+            self._journal.write(FrameKind.INTERPRETER, interpreter, time=time_ns)
         known, self._described = list(self._described), {}
         for pid in known:
             told, records = self._again.get(pid) or (describe(pid), processes.describe(pid, time_ns))
