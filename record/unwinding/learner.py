@@ -40,10 +40,8 @@ MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 13) - 1  # numbers of one learner, of 15 bits; another one that takes its place has others
 MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
 FORGIVEN_S = 60.0
-SAMPLES_SHARE, SAMPLES_MOST_S = (
-    0.2,
-    1.0,
-)  # of the time, for CPU samples' stacks: on a busy machine most come from new processes
+# Of the time, for CPU samples' stacks: on a busy machine most come from new processes.
+SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
@@ -85,9 +83,8 @@ class Learner:
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
-        self._searched: OrderedDict[tuple[int, int, RuleScope], Rule] = (
-            OrderedDict()
-        )  # what searches of the stack found
+        # What searches of the stack found, by space, address and scope.
+        self._searched: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
         self._failures: Counter[int] = Counter()  # by process
         self._failures_of: Counter[int] = Counter()  # by user
         self._forgiven = time.monotonic()
