@@ -236,7 +236,8 @@ class Learner:
             self._spaces.set(pid, process.generation, process.space, self._table.bits)
 
     def _teach(self, pid: int, process: Process, miss: Miss, finished: Finished) -> None:
-        rules = {of: self._sure(process.space, *of, rule) for of, rule in finished.rules.items()}
+        judged = {of: self._sure(process.space, *of, rule) for of, rule in finished.rules.items()}
+        rules = {of: rule for of, rule in judged.items() if rule is not None}
         for (address, scope), rule in rules.items():
             self._table.write(process.space, address, scope, rule)
         if self._table.is_crowded:
@@ -253,16 +254,20 @@ class Learner:
         else:
             self._spaces.stays(way, int(miss.record["id"]), time.monotonic_ns() + STAYS_NS)
 
-    def _sure(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule:
-        """The rule; HARD if it says where the stack was searched, unless it says the same each time, and not once."""
-        if RuleFlags.GUESS not in rule.flags or rule.kind is not RuleKind.BY_RSP:
+    def _sure(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule | None:
+        """The rule; HARD, or none for a block, if it is a guess that was not made twice alike.
+
+        That is what the stack was searched for, and what was found elsewhere in the same code.
+        """
+        is_of_block = scope is RuleScope.BLOCK
+        if RuleFlags.GUESS not in rule.flags or (rule.kind is not RuleKind.BY_RSP and not is_of_block):
             return rule
         of = space, address, scope
         known = self._searched.get(of)
         if known is None and len(self._searched) >= MOST_SEARCHED:
             self._searched.popitem(last=False)
         self._searched[of] = rule if known in (None, rule) else HARD  # frames there are not always of one size
-        return rule if known == rule else HARD
+        return rule if known == rule else None if is_of_block else HARD
 
 
 def _born(pid: int) -> int:
