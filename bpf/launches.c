@@ -282,12 +282,10 @@ static __always_inline u32 copied(struct scratch *scratch, u64 is_sample) {
     }
     ways.update(&key, &fresh);
     struct way *all = ways.lookup(&of_all);
-    if (all && all->until > launch->time) {
-        all->id = fresh.id;
+    if (all && all->until > launch->time)
         __sync_fetch_and_add(&all->copies, 1);
-    } else {
+    else
         ways.update(&of_all, &fresh);
-    }
     return scratch->then;
 }
 

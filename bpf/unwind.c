@@ -66,7 +66,7 @@ BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
 
 /* Copies that are on their way, and the stack that launches of the same path get until then; and of all paths of a thread whose walks
- * end alike, the last copy. */
+ * end alike, how many were copied. */
 struct way {
     u64 id;
     u64 until;           /* after that time another copy is sent */

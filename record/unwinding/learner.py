@@ -42,10 +42,8 @@ MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 13) - 1  # numbers of one learner, of 15 bits; another one that takes its place has others
 MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
 FORGIVEN_S = 60.0
-SAMPLES_SHARE, SAMPLES_MOST_S = (
-    0.2,
-    1.0,
-)  # of the time, for CPU samples' stacks: on a busy machine most come from new processes
+# Of the time, for CPU samples' stacks: on a busy machine most come from new processes.
+SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
@@ -91,9 +89,8 @@ class Learner:
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
-        self._searched: OrderedDict[tuple[int, int, RuleScope], Rule] = (
-            OrderedDict()
-        )  # what searches of the stack found
+        # What searches of the stack found, by space, address and scope.
+        self._searched: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
         self._failures: Counter[int] = Counter()  # by process
         self._failures_of: Counter[int] = Counter()  # by user
         self._forgiven = time.monotonic()
@@ -253,7 +250,8 @@ class Learner:
             self._spaces.set(pid, process.generation, process.space, self._table.bits)
 
     def _teach(self, pid: int, process: Process, miss: Miss, finished: Finished) -> None:
-        rules = {of: self._sure(process.space, *of, rule) for of, rule in finished.rules.items()}
+        judged = {of: self._sure(process.space, *of, rule) for of, rule in finished.rules.items()}
+        rules = {of: rule for of, rule in judged.items() if rule is not None}
         for (address, scope), rule in rules.items():
             self._table.write(process.space, address, scope, rule)
         if self._table.is_crowded:
@@ -270,16 +268,20 @@ class Learner:
         else:
             self._spaces.stays(way, int(miss.record["id"]), time.monotonic_ns() + STAYS_NS)
 
-    def _sure(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule:
-        """The rule; HARD if it says where the stack was searched, unless it says the same each time, and not once."""
-        if RuleFlags.GUESS not in rule.flags or rule.kind is not RuleKind.BY_RSP:
+    def _sure(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule | None:
+        """The rule; HARD, or none for a block, if it is a guess that was not made twice alike.
+
+        That is what the stack was searched for, and what was found elsewhere in the same code.
+        """
+        is_of_block = scope is RuleScope.BLOCK
+        if RuleFlags.GUESS not in rule.flags or (rule.kind is not RuleKind.BY_RSP and not is_of_block):
             return rule
         of = space, address, scope
         known = self._searched.get(of)
         if known is None and len(self._searched) >= MOST_SEARCHED:
             self._searched.popitem(last=False)
         self._searched[of] = rule if known in (None, rule) else HARD  # frames there are not always of one size
-        return rule if known == rule else HARD
+        return rule if known == rule else None if is_of_block else HARD
 
 
 def _born(pid: int) -> int:

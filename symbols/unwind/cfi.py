@@ -254,9 +254,20 @@ class CallFrames:
             CfiError: its entry is damaged.
         """
         with _damaged():
-            at = self._entry_of(address)
+            at, _ = self._entry_of(address)
             function = None if at is None else self._function(at)
         return function if function and function.start <= address < function.start + function.size else None
+
+    def untold(self, address: int) -> tuple[int, int]:
+        """Around an address of which nothing is told: from where to where that is so.
+
+        Raises:
+            CfiError: the entry of the function before it is damaged.
+        """
+        with _damaged():
+            at, end = self._entry_of(address)
+            before = None if at is None else self._function(at)
+            return 0 if before is None else before.start + before.size, end
 
     def row(self, address: int) -> Row | None:
         """What is in force at an instruction; None if nothing is told of it.
@@ -278,12 +289,12 @@ class CallFrames:
         with _damaged():
             return self._row(function, address)
 
-    def _entry_of(self, address: int) -> int | None:
-        """The offset of the entry of the function that may hold an address."""
+    def _entry_of(self, address: int) -> tuple[int | None, int]:
+        """The offset of the entry of the function that may hold an address, and where the next function begins."""
         if not self._count:
             starts, entries = self._scanned
-            index = bisect.bisect_right(starts, address) - 1
-            return entries[index] if index >= 0 else None
+            index = bisect.bisect_right(starts, address)
+            return entries[index - 1] if index else None, starts[index] if index < len(starts) else _MASK
         data, table, relative = self.data, self._table, address - self._table_address
         unpack, low, high = _PAIR.unpack_from, 0, self._count
         while low < high:
@@ -292,9 +303,10 @@ class CallFrames:
                 low = middle + 1
             else:
                 high = middle
+        end = _MASK if low == self._count else unpack(data, table + 8 * low)[0] + self._table_address
         if not low:
-            return None
-        return self._offset_of(unpack(data, table + 8 * (low - 1))[1] + self._table_address)
+            return None, end
+        return self._offset_of(unpack(data, table + 8 * (low - 1))[1] + self._table_address), end
 
     @cached_property
     def _scanned(self) -> tuple[list[int], list[int]]:

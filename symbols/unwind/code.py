@@ -54,6 +54,18 @@ class Image:
             raise row
         return row
 
+    def untold(self, offset: int) -> tuple[int, int]:
+        """How many bytes before an offset of the file, and from it on, `row` gives None for.
+
+        Raises:
+            CfiError: the file is damaged.
+        """
+        address = self.frames.address_of(offset)
+        if address is None:
+            return 0, 0
+        start, end = self.frames.untold(address)
+        return address - start, end - address
+
     def before(self, offset: int, count: int) -> bytes:
         """The code before an offset of the file."""
         address = self.frames.address_of(offset)
@@ -97,6 +109,11 @@ class Space:
         """What is in force at an address; None if nothing is told of it. CfiError, NeedsImage: see above."""
         image = self.image(mapping)
         return None if image is None else image.row(address - mapping.start + mapping.offset, is_exact)
+
+    def untold(self, address: int) -> tuple[int, int]:
+        """How many bytes before an address, and from it on, nothing is told of; none if the code cannot be read."""
+        image, offset = self._place(address)
+        return (0, 0) if image is None else image.untold(offset)
 
     def code_before(self, address: int, count: int) -> bytes:
         """The code before an address, none if it cannot be read."""

@@ -179,6 +179,8 @@ class Walk:
         count, at = self.searched
         del self.ips[count:], self.found[count:], self.cfas[count:]
         self.cfas[-1] = 0
+        wrong = self.rules[at]
+        self.rules = {of: rule for of, rule in self.rules.items() if of[1] is not RuleScope.BLOCK or rule != wrong}
         self.rules[at] = HARD
         return Walked.STUCK
 
@@ -192,7 +194,7 @@ class Walk:
             return self._step_without(address, scope, registers)
         rule = self.rules[address, scope] = rule_of(row, address, is_exact)
         if is_exact and rule != HARD and (rule.kind is RuleKind.BY_DEREF or not isinstance(row.cfa, bytes)):
-            self._learn_blocks(address, row, rule, mapping)
+            self._learn_blocks(address, (row.before, row.behind), rule)
         if row.is_outermost:
             return Walked.WHOLE
         callers = self._unwound(row, registers)
@@ -201,10 +203,13 @@ class Walk:
         self._note_signal(registers[RSP])
         return callers, Found.INTERRUPTED
 
-    def _learn_blocks(self, address: int, row: Row, rule: Rule, mapping: Mapping) -> None:
-        """The same rule for the code around an instruction, for which the same row is in force."""
-        start = max(address - min(row.before, _LEARNT_BYTES), mapping.start)
-        end = min(address + min(row.behind, _LEARNT_BYTES), mapping.end)
+    def _learn_blocks(self, address: int, extent: tuple[int, int], rule: Rule) -> None:
+        """The same rule for the code around an instruction, so many bytes before it and from it on."""
+        mapping = self.space.mapping(address)
+        if mapping is None:
+            return
+        start = max(address - min(extent[0], _LEARNT_BYTES), mapping.start)
+        end = min(address + min(extent[1], _LEARNT_BYTES), mapping.end)
         first = start + BLOCK_BYTES - 1 & -BLOCK_BYTES
         for block in range(first, end - BLOCK_BYTES + 1, BLOCK_BYTES):
             self.rules[block, RuleScope.BLOCK] = rule
@@ -286,6 +291,9 @@ class Walk:
             callers, rule = self._by_scan(rsp, registers, self.space.is_unread(address))
             if self.searched is None:
                 self.searched = len(self.ips), (address, scope)
+            if rule.kind is RuleKind.BY_RBX:
+                # As likely as not it holds for the whole function. Where it does not, BPF finds no caller by it.
+                self._learn_blocks(address, self.space.untold(address), rule)
         self.rules[address, scope] = rule
         return Walked.STUCK if callers is None else (callers, Found.BY_GUESS)
 

@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import COPY, stack_dtype
-from iaprof.formats.unwind_rules import HARD, Rule, RuleKind, RuleScope, Walked
+from iaprof.formats.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.budget import Budget
@@ -29,6 +29,7 @@ from iaprof.symbols.unwind.walk import Found
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
 WHOLE = Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
+GUESS, INSTRUCTION, BLOCK = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS), RuleScope.INSTRUCTION, RuleScope.BLOCK
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
 
 
@@ -187,6 +188,22 @@ def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(
         ("stays", 102),
         ("stays", 103),
     ]
+
+
+def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tried: Tried) -> None:
+    other = GUESS._replace(cfa=24)
+    for number, rules in enumerate(
+        (
+            {(1, INSTRUCTION): GUESS, (64, BLOCK): GUESS, (128, BLOCK): GUESS},
+            {(2, INSTRUCTION): GUESS, (64, BLOCK): GUESS, (128, BLOCK): other},
+            {(3, INSTRUCTION): GUESS, (128, BLOCK): GUESS},
+        )
+    ):
+        tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, rules)
+        tried.finish(copied(number, 100))
+    # an instruction's own holds at once, what was found otherwise once never
+    assert [address for _, address, _ in tried.table.written] == [1, 2, 64, 3]
+    assert [said for said, _ in tried.spaces.said if said != "space"] == ["arrived"] * 3
 
 
 def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.unwind_rules import (
+    BLOCK_BYTES,
     END,
     HARD,
     TO_OTHER_STACK,
@@ -164,6 +165,52 @@ def test_data_on_the_stack_is_passed_over_where_a_register_leads_behind_it(keeps
     # and a rule for the next time
     expected = Rule(RuleKind.BY_RBX, 96 + 8, 0, RuleFlags.GUESS) if keeps else HARD
     assert done.rules[0x10010, RuleScope.INSTRUCTION] == expected
+
+
+UNTOLD = """
+.globl before, untold, within, behind
+before:
+.cfi_startproc
+.cfi_undefined rip
+    call behind
+    .fill 200, 1, 0x90
+.cfi_endproc
+untold:
+    .fill 400, 1, 0x90
+within:
+    .fill 500, 1, 0x90
+behind:
+.cfi_startproc
+    call before
+    .fill 200, 1, 0x90
+.cfi_endproc
+"""
+
+
+def test_a_register_that_leads_to_the_caller_may_do_so_in_the_code_around(tmp_path: Path) -> None:
+    # given code of which nothing is told, between functions that call frame information tells of
+    library, assembly, at = tmp_path / "untold.so", tmp_path / "untold.S", 0x7FFF_0000_1000
+    assembly.write_text(UNTOLD)
+    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
+    base = 0x7000_0000_0000
+    mapped = (Mapping(base, base + library.stat().st_size, 0, 0),)
+    before, untold, within, behind = (
+        base + offset_of(library, name) for name in ("before", "untold", "within", "behind")
+    )
+    # when it keeps in rbx where its data ends
+    done = walked({at + 256: before + 5}, within, at, 0, mapped, lambda _: os.open(library, os.O_RDONLY), at + 256)
+    # then the same rule may hold for its blocks, and for no others
+    rule = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS)
+    assert done.rules.pop((within, RuleScope.INSTRUCTION)) == rule
+    blocks = {block: each for (block, scope), each in done.rules.items() if scope is RuleScope.BLOCK}
+    whole = range(untold + BLOCK_BYTES - 1 & -BLOCK_BYTES, behind - BLOCK_BYTES + 1, BLOCK_BYTES)
+    assert blocks == dict.fromkeys(whole, rule)
+    # but not where what it led to was no caller
+    words = {at + 256: behind + 5} | dict.fromkeys(range(at + 264, at + PAGE, 8), 0x1234)
+    done = walked(words, within, at, 0, mapped, lambda _: os.open(library, os.O_RDONLY), at + 256)
+    assert done.ending is Walked.STUCK
+    assert done.rules[within, RuleScope.INSTRUCTION] == HARD
+    assert not any(RuleFlags.GUESS in each.flags for each in done.rules.values())
 
 
 def test_a_register_that_points_to_something_else_hides_no_caller() -> None:
