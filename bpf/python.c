@@ -21,8 +21,10 @@
 #define NO_STATE_NS 20000000ULL /* for how long a thread without a state is not looked for again */
 #define TICK_NS 10000000ULL
 #define CHECKED_NS 10000000ULL  /* after that time it is seen again whether code objects are still the same */
+#define CODE_TURNS 6        /* the rest of what is new comes with the next stack */
 #define TEXT_BYTES 320      /* of a str object */
-#define TABLE_BYTES 3104    /* of the bytes object with the line table */
+#define TABLE_BYTES 3104    /* of the bytes object with the line table, in a record */
+#define MOST_TABLE (21 * TABLE_BYTES) /* of it in all: 64 KiB */
 
 /* Where things are, in bytes (symbols/python). */
 struct python_layout {
@@ -44,8 +46,10 @@ struct python_layout {
     u16 code_linetable;
     u16 code_first_line;
     u16 code_version;       /* 0: there is none */
+    u16 bytes_length;
+    u16 bytes_data;
     u16 frame_bytes;        /* of a frame that are read */
-    u16 pad;
+    u16 pad[2];
 };
 
 struct python {
@@ -76,6 +80,7 @@ struct code {
     u32 first_line;
     u64 code;               /* its address */
     u64 identity;
+    u64 offset;             /* of what is here of the table; behind the first part the texts are not told again */
     u8 filename[TEXT_BYTES];
     u8 qualname[TEXT_BYTES];
     u8 table[TABLE_BYTES];
@@ -241,7 +246,7 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
     if (goes_on)
         return PYTHON;
     u64 *checked = codes_checked.lookup(&id);
-    scratch->codes = 0;
+    scratch->codes = scratch->code_offset = scratch->code_turns = 0;
     return checked && now < *checked + CHECKED_NS ? WALK : CODES;
 }
 
@@ -261,27 +266,34 @@ static __always_inline long read_object(u8 *to, u64 size, u64 at) {
     return read_user(to, bytes, (void *)at);
 }
 
-static __always_inline void send_code(const struct python_layout *layout, const struct code_key *key, u64 identity, u64 now) {
+/* Sends a code object, or from an offset on more of its table. Gives the offset of the rest, 0 where there is none. */
+static __always_inline u64 send_code(const struct python_layout *layout, const struct code_key *key, u64 identity, u64 offset, u64 now) {
+    u64 table = word_of(key->code + layout->code_linetable);
     struct code *record = codes.ringbuf_reserve(sizeof(struct code));
     if (!record) {
         count(CODES_LOST, 1);
-        return;
+        return 0;
     }
     record->time = now;
     record->pid = key->pid;
     record->code = key->code;
     record->identity = identity;
+    record->offset = offset;
     record->first_line = word_of(key->code + layout->code_first_line);
     long failed = read_object(record->filename, TEXT_BYTES, word_of(key->code + layout->code_filename));
     failed |= read_object(record->qualname, TEXT_BYTES, word_of(key->code + layout->code_qualname));
-    failed |= read_object(record->table, TABLE_BYTES, word_of(key->code + layout->code_linetable));
+    failed |= read_object(record->table, TABLE_BYTES, table + offset);
     if (failed) {
         codes.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
         count(CODES_LOST, 1);
-        return;
+        return 0;
     }
     codes.ringbuf_submit(record, wakeup(count(CODES_SENT, 1), CODE_WAKE_EVERY));
+    u64 bytes = at_most(MOST_TABLE, word_of(table + layout->bytes_length) + layout->bytes_data);
+    if (offset + TABLE_BYTES < bytes)
+        return offset + TABLE_BYTES;
     codes_sent.update((struct code_key *)key, &identity);
+    return 0;
 }
 
 /* Sends the code objects of some frames that are new, or others than before; gives what follows. */
@@ -291,25 +303,30 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
         return WALK;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < CODES_A_TURN; i++) {
-        u64 at = *(volatile u64 *)&scratch->codes;
+        u64 at = *(volatile u64 *)&scratch->codes, offset = *(volatile u64 *)&scratch->code_offset;
         if (at >= *(volatile u64 *)&scratch->python) {
             codes_checked.update(&scratch->hashes[0], &now);
             return WALK;
         }
         scratch->codes = at + 1;
+        scratch->code_offset = 0;
         struct code_key key = {.code = scratch->frames[below(MAX_PYTHON, at)].code, .pid = pid, .epoch = scratch->epoch};
         if (!key.code)
             continue;
         u64 identity = identity_of(&python->layout, key.code), *known = codes_sent.lookup(&key);
         if (known && *known == identity)
             continue;
-        if (known) { /* stacks with it are others now */
+        if (known && !offset) { /* stacks with it are others now */
             __sync_fetch_and_add(&python->changes, 1);
             scratch->hashes[0] = mixed(scratch->hashes[0], identity);
         }
-        send_code(&python->layout, &key, identity, now);
+        offset = send_code(&python->layout, &key, identity, offset, now);
+        if (offset) {
+            scratch->codes = at;
+            scratch->code_offset = offset;
+        }
     }
-    return CODES;
+    return ++scratch->code_turns < CODE_TURNS ? CODES : WALK;
 }
 
 int on_state(struct pt_regs *ctx) {

@@ -155,6 +155,8 @@ struct scratch {
     u64 frames_base;     /* of their window */
     u64 frames_limit;
     u64 codes;           /* code objects of them that were seen to */
+    u64 code_offset;     /* from which on the next one's table is still to be sent */
+    u64 code_turns;
     u64 guessed[MAX_DEPTH / 64]; /* bits: the address was found by a frame pointer, in code of which nothing is told */
     u64 interrupted[MAX_DEPTH / 64]; /* bits: no return address, a signal came there */
     u64 ips[MAX_DEPTH];

@@ -141,6 +141,7 @@ CODE = np.dtype(
         ("first_line", "<i4"),
         ("code", "<u8"),  # its address
         ("identity", "<u8"),  # differs between code objects that were at one address
+        ("offset", "<u8"),  # of what is here of the bytes object; the texts count only where this is 0
         ("filename", "u1", (CODE_TEXT_BYTES,)),  # of the str object, from its start
         ("qualname", "u1", (CODE_TEXT_BYTES,)),
         ("table", "u1", (CODE_TABLE_BYTES,)),  # of the bytes object with the lines

@@ -43,7 +43,7 @@ from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
 from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
-from iaprof.record.python_stacks import PythonStacks
+from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.walks import Walks
@@ -188,7 +188,9 @@ class _Finishing:
 
     def _add_interpreter(self, frame: Frame) -> None:
         told = _object(frame.payload)
-        self._python.add_interpreter(int(told["pid"]), Layout(**told["layout"]))
+        text_type, bytes_type = map(int, told["types"])
+        interpreter = Interpreter((text_type, bytes_type), Layout(**told["layout"]))
+        self._python.add_interpreter(int(told["pid"]), interpreter)
 
     def _damaged(self, frame: Frame, error: Exception) -> None:
         self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
@@ -208,6 +210,12 @@ class _Finishing:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._write_rows("python_code", self._python.code_rows())
+        for count, detail in (
+            (self._python.unbelieved, "frames of Python were cut where the memory holds no code object"),
+            (self._python.too_many, "code objects of Python, which have no names: there are too many"),
+        ):
+            if count:
+                self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)
         self._flush_stalls()
         self._flush_kernels()
         self._flush_metrics()

@@ -44,6 +44,7 @@ COUNTERS_EVERY_NS = 1_000_000_000
 INTAKE_WAIT_S = 3.0
 MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
 MAX_INTERPRETERS = 1 << 12  # in processes, of which later files are told
+MOST_PROBLEMS = 16  # with interpreters, that are told
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 MOST_PATHS = 16  # of drivers that one process mapped at once, that are remembered
 # Of stacks that are to be finished when the recording has ended, in one recording: of launches, and of CPU samples.
@@ -59,6 +60,7 @@ _LOSSES = {
         "launches from a stack that is deeper than what is recorded of one",
     ),
     Counter.COPIES_LOST: ("stacks", "not copied", "no room in the ring buffer to finish them: they are cut"),
+    Counter.CODES_LOST: ("stacks", "without names", "code objects of Python could not be copied"),
     Counter.PYTHON_LOST: ("stacks", "without Python", "no room in the ring buffer for their frames of Python"),
     Counter.SAMPLES_LOST: ("cpu samples", "lost", "no room in the ring buffer"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
@@ -87,6 +89,7 @@ class Launches:
         self._piece_bytes = 0
         self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
         self._interpreters: deque[bytes] = deque(maxlen=MAX_INTERPRETERS)  # as the learner told of them
+        self._without_python: set[str] = set()  # why the frames of some interpreters are not recorded
         self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what another spool is to have of processes
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
@@ -123,6 +126,7 @@ class Launches:
         for ring in (
             self._probes.launches,
             self._probes.stacks,
+            self._probes.codes,
             self._probes.compiled,
             self._probes.samples,
             self._probes.pieces,
@@ -238,8 +242,14 @@ class Launches:
             self._journal.write_late(kind, message, int(record["time"]), depth)
 
     def _keep_interpreter(self, told: bytes) -> None:
-        self._journal.write(FrameKind.INTERPRETER, told, time=time.monotonic_ns())
-        self._interpreters.append(told)
+        now, problem = time.monotonic_ns(), json.loads(told).get("problem")
+        if problem is None:
+            self._journal.write(FrameKind.INTERPRETER, told, time=now)
+            self._interpreters.append(told)
+        elif problem not in self._without_python and len(self._without_python) < MOST_PROBLEMS:
+            self._without_python.add(problem)
+            self._journal.loss("stacks", "without Python", None, problem, now, now)
+            self._journal.warn(problem)
 
     def _has_room_for(self, copy: np.void) -> bool:
         """Whether one more page is kept."""
@@ -412,7 +422,7 @@ class Launches:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
         rings = {
             "launches": (self._probes.launches,),
-            "stacks": (self._probes.stacks,),
+            "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
             "kernels": (self._probes.compiled, self._probes.pieces, self._probes.modules),
         }

@@ -19,11 +19,13 @@ from iaprof.formats.launches import MAX_DEPTH, MAX_PYTHON, PythonState
 from iaprof.record.stack_ids import StackIds
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.python.locations import lines_of
-from iaprof.symbols.python.texts import TextError, bytes_of, text_of
+from iaprof.symbols.python.texts import TextError, bytes_of, said, text_of, type_of
 
 NOWHERE = (1 << 16) - 1
 """In place of a frame of C: it is not known which one runs a frame of Python."""
 MOST_CODES = 1 << 18  # distinct ones
+MOST_COPIED = 1 << 20  # of code objects, those that exec made at the same addresses included
+MOST_INTERPRETERS = 8  # of one process, one after the other
 UNKNOWN = (1 << 32) - 1
 """In place of a code object's number: it was not copied, or cannot be read."""
 _LONGEST_CODE = 1 << 31  # bytes
@@ -43,14 +45,24 @@ class _Walked:
     frames: NDArray[np.void]  # of PYTHON_STACK
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class Interpreter:
+    """An interpreter of a process."""
+
+    types: tuple[int, int]  # the addresses of PyUnicode_Type and PyBytes_Type, to which its objects point
+    layout: Layout
+
+
+@dataclass(eq=False)
 class _Code:
     """A code object that was copied."""
 
     number: int  # of its row
     time: int
+    identity: int
     first_line: int
-    table: bytes
+    table: bytes  # its lines, as far as they came
+    left: int  # bytes that are missing of that
     bytecode: int  # where its instructions begin
     is_helper: (
         bool  # since 3.13, what calls a class's __init__: no function that anybody wrote, and not of the traceback
@@ -63,6 +75,12 @@ class _Code:
             return 0
         return max(int(lines_of(self.table, self.first_line, [offset])[0]), 0)
 
+    def add(self, offset: int, content: bytes) -> None:
+        """Takes more of the lines, from an offset of the table on."""
+        if offset == len(self.table):  # else another thread sent it, too
+            self.table += content[: self.left]
+            self.left -= min(self.left, len(content))
+
 
 class PythonStacks:
     """Collects what BPF and the learner send, and makes rows of it."""
@@ -70,12 +88,16 @@ class PythonStacks:
     def __init__(self) -> None:
         self._walked: dict[int, _Walked] = {}  # by the id of the stack that was sent
         self._finished: dict[int, tuple[int, NDArray[np.uint64]]] = {}  # CFAs of the learner's, and how many go before
-        self._layouts: dict[int, Layout] = {}  # by process
+        self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process; after exec there are more
         self._waiting: list[NDArray[np.void]] = []  # CODE
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
+        self._tables: dict[bytes, bytes] = {}  # exec makes the same code over and over
         self._numbers: dict[tuple[str, str, int], int] = {}  # of rows of python_code: by name, file and first line
+        self._copied = 0  # of them
+        self._no_codes: set[tuple[int, int]] = set()  # what was no code object, by process and address
         self._ids = StackIds()
-        self.unreadable = 0  # code objects whose names or lines are none, or that are too many
+        self.unbelieved = 0  # stacks that were cut where a frame has no code object
+        self.too_many = 0  # code objects
 
     def add(self, records: NDArray[np.void]) -> None:
         """Takes PYTHON_STACK[n]."""
@@ -94,9 +116,10 @@ class PythonStacks:
         """Takes CODE[n]."""
         self._waiting.append(records)
 
-    def add_interpreter(self, pid: int, layout: Layout) -> None:
+    def add_interpreter(self, pid: int, interpreter: Interpreter) -> None:
         """A process has an interpreter."""
-        self._layouts[pid] = layout
+        if interpreter not in self._interpreters[pid]:
+            self._interpreters[pid] = [interpreter, *self._interpreters[pid][: MOST_INTERPRETERS - 1]]
 
     def contents(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """What tells stacks of the same addresses of C apart, by the ids that they were sent with: uint64[n], or 0."""
@@ -112,12 +135,12 @@ class PythonStacks:
     def columns(self, ids: NDArray[np.uint64]) -> tuple[pa.Array, pa.Array]:
         """The columns `python` and `python_ended` of `stack` rows, by the ids that these were sent with."""
         self._read_codes()
-        frames = [self._frames(id_) if id_ in self._walked else None for id_ in ids.tolist()]
-        ended = [_ENDED[self._walked[id_].state] if id_ in self._walked else None for id_ in ids.tolist()]
+        found = [self._frames(self._walked[id_], id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
+        frames, ended = [each for each, _ in found], [each for _, each in found]
         return pa.array(frames, _STACK.field("python").type), pa.array(ended, pa.string())
 
-    def _frames(self, id_: int) -> list[dict[str, int]]:
-        walked = self._walked[id_]
+    def _frames(self, walked: _Walked, id_: int) -> tuple[list[dict[str, int]], str]:
+        """The frames of a stack, up to one that has no code object; and how they end."""
         cfas = walked.cfas
         if id_ in self._finished:
             before, finished = self._finished[id_]
@@ -125,11 +148,14 @@ class PythonStacks:
         frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
             found = self._code(walked.pid, code, walked.time)
+            if found is None and (walked.pid, code) in self._no_codes:
+                self.unbelieved += 1
+                return frames, _ENDED[PythonState.DAMAGED]
             if found is not None and found.is_helper:
                 continue
             number, line = (found.number, found.line(instruction)) if found else (UNKNOWN, 0)
             frames.append({"code": number, "line": line, "at": at})
-        return frames
+        return frames, _ENDED[walked.state]
 
     def code_rows(self) -> pa.StructArray:
         """Rows of kind `python_code`, of all code objects."""
@@ -148,25 +174,56 @@ class PythonStacks:
     def _read_codes(self) -> None:
         waiting, self._waiting = self._waiting, []
         for record in (record for records in waiting for record in records):
-            layout = self._layouts.get(int(record["pid"]))
-            if layout is None:
-                continue
-            try:
-                name, file = (text_of(record[of].tobytes(), layout).value for of in ("qualname", "filename"))
-                table = bytes_of(record["table"].tobytes(), layout).value
-            except TextError:
-                self.unreadable += 1
-                continue
             pid, address = int(record["pid"]), int(record["code"])
-            first_line = int(record["first_line"])
-            number = self._numbers.setdefault((name, file, first_line), len(self._numbers))
-            if number == MOST_CODES:
-                del self._numbers[name, file, first_line]
-                self.unreadable += 1
+            if int(record["offset"]):
+                self._add_more(self._codes.get((pid, address), []), record)
                 continue
-            is_helper = name == file == "__init__"
-            code = _Code(number, int(record["time"]), first_line, table, address + layout.code_bytecode, is_helper)
-            bisect.insort(self._codes[pid, address], code, key=lambda code: code.time)
+            if self._copied == MOST_COPIED:
+                self.too_many += 1
+                continue
+            self._copied += 1
+            code = self._read_code(pid, address, record)
+            if code is not None:
+                bisect.insort(self._codes[pid, address], code, key=lambda code: code.time)
+            elif self._interpreters[pid] and len(self._no_codes) < MOST_CODES:
+                self._no_codes.add((pid, address))
+
+    def _read_code(self, pid: int, address: int, record: np.void) -> _Code | None:
+        """What was copied as a code object; None if it is none, or one too many."""
+        name, file, table = (record[of].tobytes() for of in ("qualname", "filename", "table"))
+        for interpreter in self._interpreters[pid]:
+            if (type_of(name), type_of(table)) != interpreter.types or type_of(file) != type_of(name):
+                continue
+            layout = interpreter.layout
+            try:
+                texts = said(text_of(name, layout)), said(text_of(file, layout))
+                content, length = bytes_of(table, layout)
+            except TextError:
+                continue
+            first_line = int(record["first_line"])
+            number = self._numbers.setdefault((*texts, first_line), len(self._numbers))
+            if number == MOST_CODES:
+                del self._numbers[*texts, first_line]
+                self.too_many += 1
+                number = UNKNOWN
+            return _Code(
+                number,
+                int(record["time"]),
+                int(record["identity"]),
+                first_line,
+                self._tables.setdefault(content, content),
+                length - len(content),
+                address + layout.code_bytecode,
+                is_helper=texts == ("__init__", "__init__"),
+            )
+        return None
+
+    def _add_more(self, codes: list[_Code], record: np.void) -> None:
+        """Takes more of a code object's lines."""
+        same = [code for code in codes if code.identity == int(record["identity"])]
+        if same:
+            head = self._interpreters[int(record["pid"])][0].layout.bytes_data  # the same in all versions
+            same[-1].add(int(record["offset"]) - head, record["table"].tobytes())
 
 
 def _placed(walked: _Walked, cfas: NDArray[np.uint64]) -> tuple[list[int], list[int], list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,16 +15,17 @@ from iaprof.formats.launches import INTERPRETER
 from iaprof.record.unwinding.mappings import Images
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finishing
+from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
 
 MOST_PROCESSES = 4096  # that are remembered
 _FIELDS = (  # struct python_layout of python.c; what a version does not have is 0
     *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
     *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
     *("frame_is_entry", "code_filename", "code_qualname", "code_linetable", "code_first_line", "code_version"),
-    "frame_bytes",
+    *("bytes_length", "bytes_data", "frame_bytes"),
 )
-_PYTHON = struct.Struct(f"<QQQ{len(_FIELDS)}H2x")  # struct python
+_PYTHON = struct.Struct(f"<QQQ{len(_FIELDS)}H4x")  # struct python
+_ADDRESSES = 1 << 64
 
 
 class Interpreters:
@@ -32,8 +34,9 @@ class Interpreters:
     def __init__(self, finishing: Finishing, images: Images, pythons: int) -> None:
         """Args: reads files; numbers them; the descriptor of BPF's map, which stays the caller's."""
         self._finishing, self._images, self._pythons = finishing, images, pythons
-        self._known: OrderedDict[tuple[int, int], None] = OrderedDict()  # processes, by number and when they began
-        self._of: dict[int, tuple[int, Layout, str] | str | None] = {}  # by image: what was found, a problem, nothing
+        # Of processes, by number and when they began: the mapping that the interpreter is in. Exec brings another one.
+        self._known: OrderedDict[tuple[int, int], Mapping] = OrderedDict()
+        self._of: dict[int, FoundInterpreter | str | None] = {}  # by image: what was found, a problem, nothing
 
     def look(self, pid: int, born_ticks: int, mappings: Sequence[Mapping]) -> list[bytes]:
         """Looks for one in a process; gives messages for the recorder.
@@ -43,24 +46,28 @@ class Interpreters:
             born_ticks: when it began, as /proc tells it.
             mappings: its executable ones, sorted.
         """
-        if (pid, born_ticks) in self._known:
-            return []
         for mapping in mappings:
+            if self._known.get((pid, born_ticks)) == mapping:
+                return []
             if mapping.image < 0 or not (mapping is mappings[0] or self._images.may_be_python(mapping.image)):
                 continue
             found = self._in_image(mapping)
             if found is None:
                 continue
-            self._remember(pid, born_ticks)
+            self._remember(pid, born_ticks, mapping)
             if isinstance(found, str):
-                return [_message({"pid": pid, "problem": found})]
-            runtime, layout, version = found
-            self._tell(pid, born_ticks, mapping.start + runtime, layout)
-            return [_message({"pid": pid, "version": version, "layout": vars(layout)})]
+                problem = f"Python functions of {_program(pid)} are not recorded: {found}"
+                return [_message({"problem": problem})]
+            runtime, *types = (
+                (mapping.start + offset) % _ADDRESSES for offset in (found.runtime, found.text_type, found.bytes_type)
+            )
+            self._tell(pid, born_ticks, runtime, found.layout)
+            told = {"pid": pid, "version": found.version, "types": types, "layout": vars(found.layout)}
+            return [_message(told)]
         return []
 
-    def _in_image(self, mapping: Mapping) -> tuple[int, Layout, str] | str | None:
-        """Where _PyRuntime is, from the start of the mapping on, and its layout; or why that is not known."""
+    def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
+        """What is known of the interpreter in a mapped file; why nothing is, or None if there is none."""
         if mapping.image not in self._of:
             found = None
             with contextlib.suppress(IaprofError):
@@ -68,8 +75,8 @@ class Interpreters:
             self._of[mapping.image] = found
         return self._of[mapping.image]
 
-    def _remember(self, pid: int, born_ticks: int) -> None:
-        self._known[pid, born_ticks] = None
+    def _remember(self, pid: int, born_ticks: int, mapping: Mapping) -> None:
+        self._known[pid, born_ticks] = mapping
         if len(self._known) > MOST_PROCESSES:
             self._known.popitem(last=False)
 
@@ -77,8 +84,16 @@ class Interpreters:
         offsets = [getattr(layout, name) or 0 for name in _FIELDS]
         if layout.cframe_frame is not None:
             offsets[_FIELDS.index("thread_frame")] = layout.cframe_frame
-        packed = _PYTHON.pack(born_ticks, runtime & (1 << 64) - 1, 0, *offsets)
+        packed = _PYTHON.pack(born_ticks, runtime, 0, *offsets)
         write_element(self._pythons, struct.pack("<I", pid), packed)
+
+
+def _program(pid: int) -> str:
+    """Its file, as far as that can be told."""
+    try:
+        return os.readlink(b"/proc/%d/exe" % pid).decode("utf-8", "backslashreplace")
+    except OSError:
+        return f"process {pid}"
 
 
 def _message(told: dict[str, object]) -> bytes:

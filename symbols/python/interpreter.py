@@ -13,6 +13,7 @@ from iaprof.symbols.exports import Exporting, exported
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR, Layout, LayoutError, layout_of
 
 _RUNTIME, _VERSION = b"_PyRuntime", b"Py_Version"
+_TEXT_TYPE, _BYTES_TYPE = b"PyUnicode_Type", b"PyBytes_Type"
 _VERSION_BYTES = 8
 _CANDIDATE = 0xC  # the release level of release candidates; alphas and betas have less
 
@@ -38,6 +39,8 @@ class Interpreter:
 
     version: Version
     runtime: int  # the address of _PyRuntime in the image
+    text_type: int  # of PyUnicode_Type, to which each `str` object points
+    bytes_type: int  # of PyBytes_Type
     layout: Layout
 
 
@@ -57,7 +60,11 @@ def read_interpreter(image: Exporting) -> Interpreter | None:
     if len(content) < _VERSION_BYTES:
         raise InterpreterError("its version lies outside of the file")
     hexversion = int.from_bytes(content, "little")
-    return Interpreter(_checked(hexversion), runtime, _layout(image, runtime, hexversion))
+    checked = _checked(hexversion)
+    text_type, bytes_type = exported(image, _TEXT_TYPE), exported(image, _BYTES_TYPE)
+    if text_type is None or bytes_type is None:
+        raise InterpreterError("it does not export the types of its objects")
+    return Interpreter(checked, runtime, text_type, bytes_type, _layout(image, runtime, hexversion))
 
 
 def _checked(hexversion: int) -> Version:

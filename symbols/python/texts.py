@@ -13,6 +13,8 @@ from iaprof.symbols.python.layout import Layout
 
 _KIND, _KIND_SHIFT, _COMPACT, _ASCII = 7, 2, 1 << 5, 1 << 6  # bits of PyASCIIObject.state
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+_TYPE = 8  # PyObject.ob_type, of builds that are not free-threaded
+_CUT = "\N{HORIZONTAL ELLIPSIS}"
 _LONGEST = 1 << 62  # what is more is no length
 
 
@@ -27,11 +29,21 @@ class Text(NamedTuple):
     is_cut: bool  # there are characters that were not copied
 
 
+def said(text: Text) -> str:
+    """A string, with a mark where it was cut."""
+    return text.value + _CUT * text.is_cut
+
+
 class Content(NamedTuple):
     """What a bytes object holds."""
 
-    value: bytes
-    is_cut: bool  # there are bytes that were not copied
+    value: bytes  # as far as it was copied
+    length: int  # of all
+
+
+def type_of(copied: bytes) -> int:
+    """The address of an object's type."""
+    return _number(copied, _TYPE, "<Q")
 
 
 def text_of(copied: bytes, layout: Layout) -> Text:
@@ -56,7 +68,8 @@ def text_of(copied: bytes, layout: Layout) -> Text:
 
 def bytes_of(copied: bytes, layout: Layout) -> Content:
     """Reads a bytes object; arguments and errors as of `text_of`."""
-    return Content(*_content(copied, layout.bytes_data, _number(copied, layout.bytes_length, "<q"), 1))
+    length = _number(copied, layout.bytes_length, "<q")
+    return Content(_content(copied, layout.bytes_data, length, 1)[0], length)
 
 
 def _content(copied: bytes, start: int, length: int, size: int) -> tuple[bytes, bool]:

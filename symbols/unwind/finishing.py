@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping as Mapped, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from iaprof.formats.unwind_rules import Rule, RuleScope, Walked
 from iaprof.sandbox.answers import AnswerError, integers
@@ -55,6 +55,16 @@ class Finished:
     """By address and what they are for."""
     met_unknown: bool = False  # what may be a return address lies in none of the mappings
     cfas: Sequence[int] = ()  # where the caller of each address has its frame, 0 if it has none
+
+
+class FoundInterpreter(NamedTuple):
+    """A CPython interpreter in an image; addresses in bytes from the start of one of its mappings."""
+
+    runtime: int  # _PyRuntime
+    text_type: int  # PyUnicode_Type
+    bytes_type: int  # PyBytes_Type
+    layout: Layout
+    version: str
 
 
 class Finishing(Closing):
@@ -124,7 +134,7 @@ class Finishing(Closing):
                     return _before_the_signal(finished)
         raise AnswerError
 
-    def interpreter(self, image: int, offset: int) -> tuple[int, Layout, str] | str | None:
+    def interpreter(self, image: int, offset: int) -> FoundInterpreter | str | None:
         """The CPython interpreter in an image.
 
         Args:
@@ -132,8 +142,7 @@ class Finishing(Closing):
             offset: of a mapping, in the image.
 
         Returns:
-            Where _PyRuntime is, in bytes from the start of that mapping, the layout, and the version; why its frames
-            cannot be walked; or None if it is none.
+            What is known of it; why its frames cannot be walked; or None if there is none.
 
         Raises:
             SandboxError: the child died or took too long.
@@ -145,8 +154,13 @@ class Finishing(Closing):
                     self._give(number)
                 case {"problem": str(problem)}:
                     return problem[:_LONGEST_PROBLEM]
-                case {"runtime": int(runtime), "version": str(version), "layout": dict(layout)} if _is_layout(layout):
-                    return runtime, Layout(**layout), version[:_LONGEST_VERSION]
+                case {
+                    "addresses": [int(runtime), int(text_type), int(bytes_type)],
+                    "version": str(version),
+                    "layout": dict(layout),
+                } if _is_layout(layout):
+                    said = version[:_LONGEST_VERSION]
+                    return FoundInterpreter(runtime, text_type, bytes_type, Layout(**layout), said)
                 case None:
                     return None
                 case _:

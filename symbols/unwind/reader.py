@@ -69,7 +69,8 @@ class _Server:
             return {"problem": str(error)}
         if found is None or start is None:
             return None
-        return {"runtime": found.runtime - start, "version": str(found.version), "layout": vars(found.layout)}
+        addresses = [each - start for each in (found.runtime, found.text_type, found.bytes_type)]
+        return {"addresses": addresses, "version": str(found.version), "layout": vars(found.layout)}
 
     def finish(self, parameters: dict[str, Any], data: bytearray, _files: list[int]) -> object:
         """Walks a stack; or says what it needs for that first."""

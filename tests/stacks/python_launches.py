@@ -1,4 +1,6 @@
-"""Launches from many paths of Python in three threads, and tells each one's frames: LIBRARY ELF KERNEL OUTPUT ROUNDS.
+"""Launches from many paths of Python in three threads, and tells each one's frames.
+
+Arguments: LIBRARY ELF KERNEL OUTPUT ROUNDS START; it begins when there is a file START. OUTPUT has lines of
 
 TID	[[FILE, QUALIFIED NAME, LINE], ...]   the innermost first
 """
@@ -8,10 +10,12 @@ import contextlib
 import ctypes
 import functools
 import json
+import os
 import sys
 import threading
+import time
 
-library, elf, kernel, output, rounds = sys.argv[1:]
+library, elf, kernel, output, rounds, start = sys.argv[1:]
 calls = ctypes.CDLL(library)  # which releases the GIL
 assert not calls.prepare(elf.encode(), kernel.encode())
 told = open(output, "w")
@@ -118,6 +122,8 @@ def run():
         step()
 
 
+while not os.path.exists(start):
+    time.sleep(0.01)
 threads = [threading.Thread(target=run) for _ in range(2)]
 for thread in threads:
     thread.start()

@@ -39,7 +39,8 @@ def read(frame: dict[str, Any], layout: Layout) -> list[object]:
     """File, name, line, code object and first line of a frame that was found."""
     texts = {name: text_of(bytes.fromhex(frame[name]), layout) for name in ("filename", "name", "qualname")}
     table = bytes_of(bytes.fromhex(frame["linetable"]), layout)
-    assert not any(text.is_cut for text in texts.values()) and not table.is_cut
+    assert not any(text.is_cut for text in texts.values())
+    assert len(table.value) == table.length
     assert texts["qualname"].value.rpartition(".")[2] == texts["name"].value
     (line,) = lines_of(table.value, frame["first_line"], [frame["offset"]])
     return [texts["filename"].value, texts["qualname"].value, int(line), frame["code"], frame["first_line"]]
@@ -99,6 +100,7 @@ COOKIE, VERSION_MARK = b"xdebugpy", 0x5AFE_C0DE_1234_5678
 SOURCE = f"""
 char _PyRuntime[4096] = "{COOKIE.decode()}";
 const unsigned long Py_Version = {VERSION_MARK:#x}ul;
+long PyUnicode_Type, PyBytes_Type;
 """
 
 
@@ -214,9 +216,16 @@ def test_versions_that_publish_nothing_are_in_a_table(image: bytes, version: int
     [
         ("char _PyRuntime[64] = {1};", r"older than Python 3\.11"),
         ("char _PyRuntime[64] = {1}; unsigned long Py_Version;", "its version lies outside of the file"),
-        (f"char _PyRuntime[4096]; const unsigned long Py_Version = {HEX}ul;", "lie outside of the file"),
+        (
+            f"char _PyRuntime[4096]; const unsigned long Py_Version = {HEX}ul; long PyUnicode_Type, PyBytes_Type;",
+            "lie outside of the file",
+        ),
+        (
+            f"char _PyRuntime[64] = {{1}}; const unsigned long Py_Version = {HEX}ul; long PyBytes_Type;",
+            "does not export the types",
+        ),
     ],
-    ids=["no version", "version in .bss", "runtime in .bss"],
+    ids=["no version", "version in .bss", "runtime in .bss", "no types"],
 )
 def test_interpreters_that_miss_something(source: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InterpreterError, match=reason):

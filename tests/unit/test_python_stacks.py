@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from iaprof.formats.launches import CODE, PYTHON_STACK, PythonState
-from iaprof.record.python_stacks import NOWHERE, UNKNOWN, PythonStacks
+from iaprof.record.python_stacks import NOWHERE, UNKNOWN, Interpreter, PythonStacks
 from iaprof.symbols.python.layout import Layout, layout_of
 
 Records: TypeAlias = np.ndarray[Any, Any]
 PID, OTHER = 7, 8
 LAYOUT: Layout = layout_of(11, 0x030B0000, lambda _: b"")
 SP, CFAS = 1000, (1100, 1200, 1300)
+TYPES = 0x7000, 0x8000  # of str and bytes objects
+TABLE, TEXT = CODE["table"].shape[0], CODE["qualname"].shape[0]
 END = 0  # in place of a code object
 FIRST, SECOND, THIRD = 0x100000, 0x200000, 0x300000
 
@@ -26,24 +28,26 @@ def text(value: str) -> bytes:
     is_ascii, kind = value.isascii(), 1 if max(map(ord, value), default=0) < 256 else 4
     state = kind << 2 | 1 << 5 | is_ascii << 6
     head = bytearray(LAYOUT.string_ascii_data if is_ascii else LAYOUT.string_other_data)
+    head[8:16] = TYPES[0].to_bytes(8, "little")
     head[16:24], head[32:36] = len(value).to_bytes(8, "little"), state.to_bytes(4, "little")
     return bytes(head) + value.encode("latin-1" if kind == 1 else "utf-32-le")
 
 
 def content(value: bytes) -> bytes:
     """The first bytes of a bytes object."""
-    return bytes(16) + len(value).to_bytes(8, "little") + bytes(8) + value
+    return bytes(8) + TYPES[1].to_bytes(8, "little") + len(value).to_bytes(8, "little") + bytes(8) + value
 
 
 def code(address: int, name: str, time: int = 1, of: CodeType | None = None, file: str = "/a.py") -> Records:
-    """CODE[1]."""
-    record = np.zeros(1, CODE)
+    """CODE[n], as many as the table of lines needs."""
+    table = content(of.co_linetable if of else b"")
+    record = np.zeros(-(-len(table) // TABLE), CODE)
     record["time"], record["pid"], record["code"], record["identity"] = time, PID, address, time
     record["first_line"] = of.co_firstlineno if of else 10
     for member, data in (("qualname", text(name)), ("filename", text(file))):
-        record[member][0, : len(data)] = np.frombuffer(data, np.uint8)
-    table = content(of.co_linetable if of else b"")
-    record["table"][0, : len(table)] = np.frombuffer(table, np.uint8)
+        record[member][0, : len(data)] = np.frombuffer(data[:TEXT], np.uint8)
+    record["offset"] = np.arange(len(record)) * TABLE
+    record["table"] = np.frombuffer(table.ljust(TABLE * len(record), b"\0"), np.uint8).reshape(len(record), TABLE)
     return record
 
 
@@ -68,7 +72,7 @@ def frames_of(stacks: PythonStacks, number: int) -> list[tuple[str, int, int]]:
 @pytest.fixture
 def stacks() -> PythonStacks:
     made = PythonStacks()
-    made.add_interpreter(PID, LAYOUT)
+    made.add_interpreter(PID, Interpreter(TYPES, LAYOUT))
     for address, name in ((FIRST, "first"), (SECOND, "second"), (THIRD, "third")):
         made.add_codes(code(address, name))
     return made
@@ -116,16 +120,58 @@ def test_of_two_code_objects_at_one_address_it_is_the_one_of_that_time(stacks: P
     assert numbers[2] == numbers[0]
 
 
-def test_what_is_no_code_object_has_no_name(stacks: PythonStacks) -> None:
-    damaged = code(FIRST, "x", time=200)
-    damaged["qualname"] = 0xFF
-    stacks.add_codes(damaged)
+def test_a_code_object_that_did_not_come_has_no_name(stacks: PythonStacks) -> None:
     of_other = code(0x500000, "of nobody")
     of_other["pid"] = OTHER
     stacks.add_codes(of_other)
     stacks.add(walked(1, (0x500000, 0), (END, 1000), pid=OTHER))
-    assert frames_of(stacks, 1) == [("?", 0, 0)]
-    assert stacks.unreadable == 1
+    stacks.add(walked(2, (0x600000, 0), (END, 1000)))
+    assert frames_of(stacks, 1) == frames_of(stacks, 2) == [("?", 0, 0)]
+    assert stacks.unbelieved == 0
+
+
+@pytest.mark.parametrize(
+    ("member", "byte", "value"), [("qualname", 32, 0xFF), ("qualname", 8, 1), ("filename", 9, 1), ("table", 10, 1)]
+)
+def test_where_a_frame_has_no_code_object_python_ends(stacks: PythonStacks, member: str, byte: int, value: int) -> None:
+    # given memory whose objects are of other types, or not what objects of these types are
+    damaged = code(0x400000, "x")
+    damaged[member][0, byte] = value
+    stacks.add_codes(damaged)
+    # when
+    stacks.add(walked(1, (FIRST, 0), (0x400000, 0), (SECOND, 0), (END, 1000)))
+    # then nothing of it or behind it is believed
+    assert frames_of(stacks, 1) == [("first", 0, 0)]
+    assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["damaged"]
+    assert stacks.unbelieved == 2
+
+
+def test_after_exec_code_objects_are_of_another_interpreter(stacks: PythonStacks) -> None:
+    stacks.add_interpreter(PID, Interpreter((1, 2), LAYOUT))
+    stacks.add_codes(code(0x400000, "of the first"))
+    stacks.add(walked(1, (0x400000, 0), (END, 1000)))
+    assert [name for name, _, _ in frames_of(stacks, 1)] == ["of the first"]
+
+
+def test_names_that_were_cut_are_marked(stacks: PythonStacks) -> None:
+    stacks.add_codes(code(0x400000, "n" * 200 + "\N{GREEK SMALL LETTER ALPHA}", file="/" + "d" * 1000))
+    stacks.add(walked(1, (0x400000, 0), (END, 1000)))
+    assert frames_of(stacks, 1)[0][0] == "n" * ((TEXT - LAYOUT.string_other_data) // 4) + "…"
+    files = [row["file"] for row in stacks.code_rows().to_pylist()]
+    assert "/" + "d" * (TEXT - LAYOUT.string_ascii_data - 1) + "…" in files
+
+
+@pytest.mark.parametrize("is_sent_twice", [False, True])
+def test_a_long_table_of_lines_comes_in_parts(stacks: PythonStacks, is_sent_twice: bool) -> None:
+    source = "".join(f"x_{n} = {n}\n\n" for n in range(2000))
+    of = compile(source, "/long.py", "exec")
+    records = code(0x400000, "long", of=of)
+    assert len(records) > 3
+    stacks.add_codes(np.repeat(records, 1 + is_sent_twice))
+    wanted = [(start, line) for start, _, line in of.co_lines() if line is not None]
+    bytecode = 0x400000 + LAYOUT.code_bytecode
+    stacks.add(walked(1, *((0x400000, bytecode + start) for start, _ in wanted[::100]), (END, 1000)))
+    assert [line for _, line, _ in frames_of(stacks, 1)] == [line for _, line in wanted[::100]]
 
 
 def test_hostile_numbers_are_bounded(stacks: PythonStacks) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies
 
 from iaprof.symbols.python.layout import Layout
-from iaprof.symbols.python.texts import Text, TextError, bytes_of, text_of
+from iaprof.symbols.python.texts import Text, TextError, bytes_of, text_of, type_of
 from pythons.interpreters import files_of, started_as
 
 
@@ -81,11 +81,16 @@ def test_what_is_no_compact_string(layout: Layout) -> None:
             text_of(memory_of("text")[:size], layout)
 
 
+def test_the_type_of_an_object() -> None:
+    assert type_of(memory_of("text")) == id(str)
+    assert type_of(memory_of(b"bytes")) == id(bytes)
+
+
 def test_bytes(layout: Layout) -> None:
     value = bytes(range(256)) * 20
-    assert bytes_of(memory_of(value), layout) == (value, False)
-    assert bytes_of(memory_of(value)[:1000], layout) == (value[: 1000 - layout.bytes_data], True)
-    assert bytes_of(memory_of(b""), layout) == (b"", False)
+    assert bytes_of(memory_of(value), layout) == (value, len(value))
+    assert bytes_of(memory_of(value)[:1000], layout) == (value[: 1000 - layout.bytes_data], len(value))
+    assert bytes_of(memory_of(b""), layout) == (b"", 0)
     with pytest.raises(TextError, match="not all of its head"):
         bytes_of(memory_of(value)[:23], layout)
 
