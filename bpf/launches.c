@@ -180,7 +180,7 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
         return;
     }
     record->id = id;
-    record->time = launch->time;
+    record->time = bpf_ktime_get_ns(); /* its code objects were sent before */
     record->pid = launch->pid;
     record->depth = scratch->depth;
     record->count = scratch->python;

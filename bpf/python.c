@@ -18,7 +18,8 @@
 #define CODES_A_TURN 64
 #define STATES_A_TURN 128
 #define MOST_STATES 512     /* of threads and interpreters that are looked through for a thread's */
-#define NO_STATE_NS 20000000ULL /* for how long a thread without a state is not looked for again */
+#define FIRST_STATES 8      /* where new ones are: a thread of C has another one each time that it calls Python */
+#define NO_STATE_NS 20000000ULL /* for how long a thread without a state is not looked for again among all */
 #define TICK_NS 10000000ULL
 #define CHECKED_NS 10000000ULL  /* after that time it is seen again whether code objects are still the same */
 #define CODE_TURNS 6        /* the rest of what is new comes with the next stack */
@@ -61,8 +62,8 @@ struct python {
 BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
 
 struct python_thread {
-    u64 state;              /* 0: it has none */
-    u64 until;              /* no state is looked for before */
+    u64 state;              /* that it had last; 0: none */
+    u64 until;              /* it is not looked for among all before */
 };
 BPF_TABLE("lru_hash", u64, struct python_thread, python_threads, ANY);
 BPF_TABLE("lru_hash", u64, u64, codes_checked, ANY); /* when, by the hash of the frames of Python */
@@ -123,7 +124,7 @@ static __always_inline u64 first_frame(const struct python_layout *layout, u64 s
     return word_of(state + layout->thread_frame);
 }
 
-/* Begins with the frames of a thread; gives what follows. */
+/* Begins with the frames of a thread; gives what follows: if it has none, no walk through them. */
 static __always_inline enum phase begin_frames(struct scratch *scratch, const struct python *python, u64 state) {
     scratch->cframe = 0;
     if (python->layout.thread_cframe)
@@ -148,13 +149,14 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
         return WALK;
     struct python_thread *known = python_threads.lookup(&who);
     u64 state = known ? known->state : 0;
-    if (state && word_of(state + python->layout.thread_id) == thread_pointer())
-        return begin_frames(scratch, python, state);
-    if (known && !state && now < known->until)
+    if (state && word_of(state + python->layout.thread_id) == thread_pointer() && begin_frames(scratch, python, state) == PYTHON)
+        return PYTHON;
+    u64 is_soon = known && now < known->until;
+    if (is_soon && !state)
         return WALK;
     scratch->interpreter = word_of(python->runtime + python->layout.interpreters_head);
     scratch->thread = scratch->interpreter ? word_of(scratch->interpreter + python->layout.threads_head) : 0;
-    scratch->searched = 0;
+    scratch->states_left = is_soon ? FIRST_STATES : MOST_STATES;
     return STATE;
 }
 
@@ -162,7 +164,8 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
 static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
     struct python *python = pythons.lookup(&pid);
-    struct python_thread found = {.until = now + NO_STATE_NS};
+    struct python_thread *known = python_threads.lookup(&who), found = {.state = known ? known->state : 0, .until = now + NO_STATE_NS};
+    u64 is_found = 0;
     if (!python)
         return WALK;
     const struct python_layout *layout = &python->layout;
@@ -170,11 +173,14 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < STATES_A_TURN; i++) {
         u64 interpreter = *(volatile u64 *)&scratch->interpreter, state = *(volatile u64 *)&scratch->thread;
-        if (!interpreter)
+        u64 left = *(volatile u64 *)&scratch->states_left;
+        if (!interpreter || !left)
             break;
+        scratch->states_left = left - 1;
         /* Who creates a subinterpreter has a state in that, too, without frames. */
         if (state && word_of(state + layout->thread_id) == id && first_frame(layout, state)) {
             found.state = state;
+            is_found = 1;
             break;
         }
         if (state) {
@@ -185,11 +191,11 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         scratch->interpreter = interpreter;
         scratch->thread = interpreter ? word_of(interpreter + layout->threads_head) : 0;
     }
-    scratch->searched++;
-    if (!found.state && scratch->interpreter && scratch->searched < MOST_STATES / STATES_A_TURN)
+    if (!is_found && scratch->interpreter && scratch->states_left)
         return STATE;
-    python_threads.update(&who, &found);
-    return found.state ? begin_frames(scratch, python, found.state) : WALK;
+    if (is_found || !known || now >= known->until)
+        python_threads.update(&who, &found);
+    return is_found ? begin_frames(scratch, python, found.state) : WALK;
 }
 
 /* Walks some frames; gives what follows. */

@@ -149,7 +149,7 @@ struct scratch {
     u64 python_state;    /* enum python_state */
     u64 interpreter;     /* where the thread's state is looked for */
     u64 thread;
-    u64 searched;
+    u64 states_left;     /* that are looked at */
     u64 frame;           /* the next one of Python */
     u64 cframe;          /* what ends its loop */
     u64 frames_base;     /* of their window */

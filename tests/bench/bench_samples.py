@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.measuring import Recorder, machine, needs_root, print_table
+from bench.measuring import Recorder, machine, map_of, needs_root, print_table
 from iaprof.bpf.perf_event import possible_cpus
 from iaprof.bpf.syscall import BPF_MAP_LOOKUP_ELEM, bpf
 from iaprof.formats.capture import CaptureReader
@@ -49,7 +49,6 @@ while time.monotonic() < end:
     numpy.linalg.svd(matrix)
     numpy.sort(numbers)
 """
-_PIDFD_GETFD = 438
 
 
 def main() -> None:
@@ -158,18 +157,7 @@ class PerCpu:
     def __init__(self, recorder: int) -> None:
         """Takes a descriptor of that map from the recorder."""
         self._values = np.zeros((len(possible_cpus()), len(Counted)), np.uint64)
-        wanted = {"map_type": "6", "value_size": str(8 * len(Counted)), "max_entries": "1"}
-        for entry in Path(f"/proc/{recorder}/fdinfo").iterdir():
-            told = dict(line.split(":", 1) for line in entry.read_text().splitlines() if ":" in line)
-            if all(told.get(name, "").strip() == value for name, value in wanted.items()):
-                break
-        else:
-            raise RuntimeError("the recorder has no map of counters")
-        process = os.pidfd_open(recorder)
-        self._fd = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(entry.name), 0)
-        os.close(process)
-        if self._fd < 0:
-            raise RuntimeError("the recorder's map of counters cannot be had")
+        self._fd = map_of(recorder, map_type="6", value_size=str(8 * len(Counted)), max_entries="1")
 
     def read(self, cpu: int) -> NDArray[np.uint64]:
         """Those of a CPU."""

@@ -6,6 +6,7 @@ repeats, and prints the median.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import os
 import signal
@@ -26,6 +27,7 @@ IAPROF = [sys.executable, "-m", "iaprof"]
 STARTED_BYTES = 1000  # of a spool whose recorder has written its header and the snapshot of all processes
 SETTLE_S = 0.5  # after that, until the probes are in and the streams run
 LONGEST_WAIT_S = 120.0
+_PIDFD_GETFD = 438
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +55,27 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         print("  " + "   ".join(cells).rstrip())
     sys.stdout.flush()
+
+
+def map_of(recorder: int, **wanted: str) -> int:
+    """A descriptor of a recorder's BPF map, which whoever calls this closes.
+
+    Args:
+        recorder: its process.
+        wanted: what /proc's fdinfo says of the map: map_type, key_size, value_size, max_entries.
+    """
+    for entry in Path(f"/proc/{recorder}/fdinfo").iterdir():
+        told = dict(line.split(":", 1) for line in entry.read_text().splitlines() if ":" in line)
+        if all(told.get(name, "").strip() == value for name, value in wanted.items()):
+            break
+    else:
+        raise RuntimeError(f"the recorder has no such map: {wanted}")
+    process = os.pidfd_open(recorder)
+    fd: int = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(entry.name), 0)
+    os.close(process)
+    if fd < 0:
+        raise RuntimeError("the recorder's map cannot be had")
+    return fd
 
 
 def needs_root(what: str) -> None:

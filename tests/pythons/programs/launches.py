@@ -1,38 +1,21 @@
 """Launches from many paths of Python in three threads, and tells each one's frames.
 
-Arguments: LIBRARY ELF KERNEL OUTPUT ROUNDS START; it begins when there is a file START. OUTPUT has lines of
-
-TID	[[FILE, QUALIFIED NAME, LINE], ...]   the innermost first
+Arguments: LIBRARY ELF KERNEL OUTPUT ROUNDS START; it begins when there is a file START. launching.py says what is told.
 """
 
 import asyncio
 import contextlib
-import ctypes
 import functools
-import json
-import os
 import sys
 import threading
-import time
 
-library, elf, kernel, output, rounds, start = sys.argv[1:]
-calls = ctypes.CDLL(library)  # which releases the GIL
-assert not calls.prepare(elf.encode(), kernel.encode())
-told = open(output, "w")
-lock = threading.Lock()
+from launching import launch, prepare, wait_for
 
-
-def frames():
-    frame, found = sys._getframe(1), []
-    while frame is not None:
-        found.append([frame.f_code.co_filename, frame.f_code.co_qualname, frame.f_lineno])
-        frame = frame.f_back
-    with lock:
-        told.write(f"{threading.get_native_id()}\t{json.dumps(found)}\n")
+*told, rounds, start = sys.argv[1:]
 
 
 def plain(_=None):
-    frames(), calls.launch()
+    launch()
     return 0
 
 
@@ -122,12 +105,11 @@ def run():
         step()
 
 
-while not os.path.exists(start):
-    time.sleep(0.01)
+prepare(*told)
+wait_for(start)
 threads = [threading.Thread(target=run) for _ in range(2)]
 for thread in threads:
     thread.start()
 run()
 for thread in threads:
     thread.join()
-told.close()

@@ -1,0 +1,190 @@
+"""What functions of Python in stacks cost: a launch from 31 of them, and a program that is sampled.
+
+First a program launches in a loop below 31 functions of Python and measures itself, while it is recorded. By turns, BPF
+knows its interpreter and does not: everything else is the same.
+
+Then, with --torch, PyTorch computes with small operators, by turns without a recorder and with one that takes CPU
+samples 99 times a second. Each pair gives a ratio of times.
+
+    sudo .venv/bin/python tests/bench/bench_python.py [--rounds 100] [--torch PYTHON [--pairs 20]]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.measuring import Recorder, machine, map_of, needs_root, print_table
+from iaprof.bpf.maps import delete_element, read_element, write_element
+from iaprof.formats.capture import CaptureReader
+from pythons.interpreters import HERE
+from standin import runtime
+from standin.hardware import Hardware
+
+FRAMES, MOST_NS = 31, 1500
+LAUNCHES = 2000  # of a turn
+MOST_SLOWER = 0.01
+OPTIONS = ("--cpu-freq", "0", "--metric-interval", "0")
+PYTHONS = {"map_type": "9", "key_size": "4", "value_size": "72"}  # the map of interpreters, by process
+KNOWN_S = 30.0
+LAUNCHING = """\
+import ctypes, sys
+calls = ctypes.CDLL(sys.argv[1])
+calls.launches_take.restype = ctypes.c_double
+assert not calls.prepare(sys.argv[2].encode(), sys.argv[3].encode())
+def deeper(n):
+    if n:
+        return deeper(n - 1)
+    while sys.stdin.readline():
+        print(calls.launches_take(int(sys.argv[4])), flush=True)
+deeper(int(sys.argv[5]) - 2)
+"""
+TORCH = """\
+import os, sys, time, torch
+os.sched_setaffinity(0, {int(sys.argv[1])})
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU()) for _ in range(8)))
+numbers = torch.rand(4, 32)
+def step():
+    with torch.no_grad():
+        return float(model(numbers).sum())
+def turn():
+    begin = time.perf_counter()
+    for _ in range(4000):
+        step()
+    return time.perf_counter() - begin
+turn()
+print("ready", flush=True)
+while sys.stdin.readline():
+    print(turn(), flush=True)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100, help="turns of each kind")
+    parser.add_argument("--torch", metavar="PYTHON", help="a Python that has PyTorch")
+    parser.add_argument("--pairs", type=int, default=20, help="of turns of PyTorch")
+    arguments = parser.parse_args()
+    needs_root("recording")
+    print(machine())
+    with tempfile.TemporaryDirectory(prefix="iaprof-bench-") as name, Hardware(Path(name) / "gpu") as hardware:
+        os.environ["STANDIN_DUMP_DIR"] = name
+        added = launches(Path(name), hardware, arguments.rounds)
+        interval = sampled(Path(name), hardware, arguments.torch, arguments.pairs) if arguments.torch else None
+    if added > MOST_NS:
+        sys.exit(f"{FRAMES} frames of Python add more than {MOST_NS} ns to a launch")
+    if interval is not None and interval[0] > 1 + MOST_SLOWER:
+        sys.exit(f"a program that is sampled is more than {MOST_SLOWER:.0%} slower")
+
+
+def launches(folder: Path, hardware: Hardware, rounds: int) -> float:
+    """Prints what a launch takes with and without frames of Python; gives what these add, ns."""
+    library, linked, capture = folder / "libcalls.so", runtime.build().library, folder / "cap.parquet"
+    words = ("cc", *runtime.COMMON, "-O2", "-fPIC", "-shared", f"-I{runtime.SOURCES}")
+    source = HERE / "programs" / "launching_calls.c"
+    subprocess.run([*words, source, linked, f"-Wl,-rpath,{linked.parent}", "-o", library], check=True)
+    told = [library, runtime.debug_elf("bmg", "attention"), "attention_scores", LAUNCHES, FRAMES]
+    program = Program([sys.executable, "-c", LAUNCHING, *map(str, told)])
+    with Recorder(hardware, capture, OPTIONS) as recorder:
+        program.turn()  # its rules are learnt
+        pythons, key = map_of(recorder.process.pid, **PYTHONS), struct.pack("<I", program.pid)
+        interpreter = known(pythons, key)
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(2 * rounds):
+            is_known = bool(number & 1)
+            if is_known:
+                write_element(pythons, key, interpreter)
+            else:
+                delete_element(pythons, key)
+            times[is_known].append(program.turn())
+        os.close(pythons)
+        program.end()
+        recorder.stop()
+    reader = CaptureReader(capture)
+    depths = {row["id"]: len(row["python"] or ()) for row in reader.table("stack").to_pylist()}
+    found = [depths.get(row["stack"], 0) for row in reader.table("launch").to_pylist() if row["pid"] == program.pid]
+    without, having = (statistics.median(times[which]) for which in (False, True))
+    cells = [f"{without:,.0f}", f"{having:,.0f}", f"{having - without:,.0f}", f"{MOST_NS:,}"]
+    heads = ["frames of Python", "not known", "known", "added", "at most"]
+    print_table(f"ns of a launch: medians of {rounds} turns of {LAUNCHES:,}", heads, [[f"{FRAMES}", *cells]])
+    print(f"\n  {found.count(FRAMES):,} of {len(found):,} launches have {FRAMES} frames of Python")
+    if found.count(FRAMES) < 0.99 * rounds * LAUNCHES:
+        sys.exit("they have not: these figures are worth nothing")
+    return having - without
+
+
+def known(pythons: int, key: bytes) -> bytes:
+    """What BPF knows of a process's interpreter, once it does."""
+    deadline = time.monotonic() + KNOWN_S
+    while (found := read_element(pythons, key, int(PYTHONS["value_size"]))) is None:
+        if time.monotonic() > deadline:
+            sys.exit("the interpreter was not found")
+        time.sleep(0.05)
+    return found
+
+
+def sampled(folder: Path, hardware: Hardware, python: str, pairs: int) -> tuple[float, float]:
+    """Prints by how much a program with PyTorch is slower while it is sampled; gives the 95 % interval of the ratio."""
+    cpu, capture = max(os.sched_getaffinity(0)), folder / "torch.parquet"
+    os.sched_setaffinity(0, os.sched_getaffinity(0) - {cpu})  # with the recorder, which inherits it
+    program = Program([python, "-c", TORCH, str(cpu)])
+    program.wait()
+    ratios, samples, having = [], 0, 0
+    for _ in range(pairs):
+        alone = program.turn()
+        with Recorder(hardware, capture, ("--metric-interval", "0", "--cpu-freq", "99")) as recorder:
+            program.turn()
+            ratios.append(program.turn() / alone)
+            recorder.stop()
+        reader = CaptureReader(capture)
+        python_of = {row["id"]: row["python_ended"] for row in reader.table("stack").to_pylist()}
+        stacks = [row["stack"] for row in reader.table("cpu_sample").to_pylist() if row["pid"] == program.pid]
+        samples, having = samples + len(stacks), having + sum(python_of.get(stack) == "whole" for stack in stacks)
+    program.end()
+    mean = statistics.mean(ratios)
+    half = 2.09 * statistics.stdev(ratios) / len(ratios) ** 0.5  # Student's t for 19 degrees of freedom
+    heads = ["PyTorch", "pairs", "slower", "95 % interval", "at most", "samples", "with Python"]
+    cells = [f"{pairs}", f"{mean - 1:.2%}", f"{mean - half - 1:.2%} - {mean + half - 1:.2%}", f"{MOST_SLOWER:.0%}"]
+    print_table("CPU samples at 99 Hz", heads, [["small operators", *cells, f"{samples:,}", f"{having / samples:.1%}"]])
+    return mean - half, mean + half
+
+
+class Program:
+    """A program that measures itself each time that it is told to."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+
+    def wait(self) -> str:
+        """The next line that it prints."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("the program ended")
+        return line
+
+    def turn(self) -> float:
+        """What it measures."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self.wait())
+
+    def end(self) -> None:
+        """Ends it."""
+        self._process.communicate()
+
+
+if __name__ == "__main__":
+    main()
