@@ -49,6 +49,8 @@ _LARGEST_FRAME = 1 << 20  # bytes that a frame pointer may lead upwards
 _LEARNT_BYTES = 1024  # of code on each side of an instruction, for which rules are learnt with it
 _KEPT = (RBX, RBP, R12, R13, R14, R15)  # registers that a function gives back as they were
 _OUTERMOST_BYTES = 64  # before the call of what has no caller, in which it clears rbp
+_OWN_BYTES = 1 << 16  # before an address, that may be of the same function
+_COPIES_RSP = (b"\x48\x89\xe3", b"\x48\x8b\xdc")  # mov %rsp,%rbx, as assemblers write it
 _CLEARS_RBP = b"\x31\xed"  # xor %ebp,%ebp
 _SIGNAL_RETURN = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
 # Where the kernel's signal frame has registers, from the ucontext on (struct sigcontext, asm/sigcontext.h).
@@ -288,7 +290,7 @@ class Walk:
             return Walked.STUCK
         rule = BY_FRAME_POINTER
         if callers is None:
-            callers, rule = self._by_scan(rsp, registers, self.space.is_unread(address))
+            callers, rule = self._by_scan(address, registers)
             if self.searched is None:
                 self.searched = len(self.ips), (address, scope)
             if rule.kind is RuleKind.BY_RBX:
@@ -317,19 +319,25 @@ class Walk:
         except LookupError:
             return None
 
-    def _by_scan(self, rsp: int, registers: Registers, from_generated: bool) -> tuple[Registers | None, Rule]:
+    def _by_scan(self, address: int, registers: Registers) -> tuple[Registers | None, Rule]:
         """The caller's registers, None if nothing was found; and a rule for that, which may hold at another time."""
+        rsp, from_generated = registers[RSP], self.space.is_unread(address)
         start, end = rsp + 7 & ~7, rsp + SCANNED_BYTES
         with contextlib.suppress(LookupError):
             # OpenBLAS's functions make room for data, and keep in rbx what rsp was before. Below is what others left.
-            # But where nothing follows, as at the start of musl's threads, rbx points to something else.
-            if start < registers[RBX] < end and not registers[RBX] & 7:
+            # But where nothing follows, rbx points to something else.
+            if start < registers[RBX] < end and not registers[RBX] & 7 and self._may_keep_rsp(address):
                 kind = RuleKind.BY_RBX if len(self.ips) == 1 else RuleKind.HARD
                 found = self._search(registers[RBX], registers[RBX], end, kind, registers, from_generated)
                 if found[0] is not None:
                     return found
                 end = registers[RBX]
         return self._search(start, rsp, end, RuleKind.BY_RSP, registers, from_generated)
+
+    def _may_keep_rsp(self, address: int) -> bool:
+        """Whether the code before an address, of which nothing is told, copies rsp into rbx."""
+        before = self.space.code_before(address, min(self.space.untold(address)[0], _OWN_BYTES))
+        return any(copy in before for copy in _COPIES_RSP)
 
     def _search(
         self, start: int, base: int, end: int, kind: RuleKind, registers: Registers, from_generated: bool

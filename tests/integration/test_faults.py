@@ -14,6 +14,7 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.stalls import REASONS, Layout
+from iaprof.record.spool import FrameKind, SpoolReader
 from integration.recording import (
     IAPROF,
     IN_TURN,
@@ -54,6 +55,12 @@ def samples(capture: Path) -> Counter[str]:
         for reason in REASONS:
             total[reason] += int(layout.counts(words, reason).sum(dtype="u8"))
     return total
+
+
+def records_in(spool: str) -> int:
+    """Stall records that a recorder has written so far."""
+    frames = SpoolReader(Path(spool)).frames({FrameKind.STALLS})
+    return sum(len(frame.payload) // (8 * frame.part) for frame in frames)
 
 
 @IN_TURN
@@ -140,21 +147,22 @@ def test_killed_at_ten_random_moments(tmp_path: Path, within: Within, seed: int)
             died = []
             for attempt in range(10):
                 capture = tmp_path / f"c{attempt}"
-                began = hardware.ledger().samples_captured
+                began = hardware.ledger()
                 recorder = start(hardware, capture)
-                until(lambda most=began: hardware.ledger().samples_captured > most, recorder)
+                until(lambda most=began.samples_captured: hardware.ledger().samples_captured > most, recorder)
                 time.sleep(moments.uniform(0.05, 0.6))
-                early = hardware.ledger().samples_captured
+                early = hardware.ledger()
                 if within.measures:
                     time.sleep(0.5)
-                else:
-                    until(lambda most=early: hardware.ledger().samples_captured > most, recorder)
+                else:  # until a recorder that hardly gets to run has written, too, what it had read
+                    least = early.records_captured - began.records_captured
+                    until(lambda spool=f"{capture}.spool", least=least: records_in(spool) >= least, recorder)
                 recorder.send_signal(signal.SIGKILL)
                 recorder.communicate()
                 # when (the next one records meanwhile)
                 words = [*IAPROF, "recover", *NO_SYMBOLS, f"{capture}.spool"]
                 recovering = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-                died.append((capture, recovering, early - began))
+                died.append((capture, recovering, early.samples_captured - began.samples_captured))
             # then
             for capture, recovering, produced in died:
                 _, errors = recovering.communicate(timeout=120)

@@ -10,7 +10,8 @@ import re
 import subprocess
 import time
 from collections import Counter as Counts
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -633,30 +634,40 @@ def walking(attached: Attached) -> Iterator[Walking]:
         yield walking
 
 
+def in_a_thread(function: Callable[[], None]) -> None:
+    """Calls it where the stack is short: that of a test may be longer than what is copied of one."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(function).result()
+
+
 @pytest.mark.parametrize("how", ["launch", "launch_sub", "launch_start", "launch_frame"])
 def test_who_calls_the_driver_is_in_the_stack_once(attached: Attached, walking: Walking, how: str) -> None:
     """However far the driver's function has come when it is probed, and at the first launch as at the second."""
     kernel = attached.driver.kernel(b"k", b"code")
     deep = attached.driver.loaded_at + attached.built.symbols["deep"]
     truncated = attached.probes.counters()[Counter.STACKS_TRUNCATED]
-    for depth in (0, 1, 5, MAX_DEPTH + 5):
-        found = []
-        for _ in range(2):
-            # when
-            attached.driver.launch_deep(kernel.value, depth, how)
-            # then
-            [launch] = attached.launches()
-            ips, walked = walking.stacks()[int(launch["stack"])]
-            inside = [deep <= ip < deep + 100 for ip in ips]
-            calls = sum(inside)
-            assert inside[: calls + 1] == [False, *[True] * calls]
-            # the last of them called the driver, those before it themselves
-            assert len(set(ips[1 : calls + 1])) == min(depth + 1, 2)
-            assert calls == min(depth + 1, MAX_DEPTH - 1)
-            assert walked is (Walked.WHOLE if depth < MAX_DEPTH else Walked.DEEP)
-            found.append(ips)
-        # (this very function calls from two places of one loop's line: as the interpreter does it, from one)
-        assert found[0] == found[1]
+
+    def stack_at(depth: int) -> list[int]:
+        attached.driver.launch_deep(kernel.value, depth, how)
+        [launch] = attached.launches()
+        ips, walked = walking.stacks()[int(launch["stack"])]
+        inside = [deep <= ip < deep + 100 for ip in ips]
+        calls = sum(inside)
+        assert inside[: calls + 1] == [False, *[True] * calls]
+        # the last of them called the driver, those before it themselves
+        assert len(set(ips[1 : calls + 1])) == min(depth + 1, 2)
+        assert calls == min(depth + 1, MAX_DEPTH - 1)
+        assert walked is (Walked.WHOLE if depth < MAX_DEPTH else Walked.DEEP)
+        return ips
+
+    def launch() -> None:
+        for _ in range(100):  # the interpreter calls from other places once it has seen what it calls
+            stack_at(2)
+        for depth in (0, 1, 5, MAX_DEPTH + 5):
+            first, second = [stack_at(depth) for _ in range(2)]
+            assert first == second
+
+    in_a_thread(launch)
     assert attached.probes.counters()[Counter.STACKS_TRUNCATED] >= truncated + 1
     assert walking.finished > 0
 
@@ -671,16 +682,20 @@ def test_a_frame_pointer_that_leads_nowhere_is_not_followed(attached: Attached, 
     ctypes.c_uint64.from_address(circle + 8).value = 0x5678
     kernel = attached.driver.kernel(b"k", b"code")
     start = attached.driver.loaded_at + attached.built.symbols["with_frame"]
-    for frame in (*NOWHERE, odd, circle):
-        # when
-        attached.driver.launch_with_frame(kernel.value, frame, how)
-        # then its caller was found all the same
-        [launch] = attached.launches()
-        (_, caller, *others), walked = walking.stacks()[int(launch["stack"])]
-        assert start < caller < start + 32
-        assert walked is Walked.WHOLE
-        assert len(others) > 5
-        assert not {0x1234, 0x5678} & set(others)
+
+    def launch() -> None:
+        for frame in (*NOWHERE, odd, circle):
+            # when
+            attached.driver.launch_with_frame(kernel.value, frame, how)
+            # then its caller was found all the same
+            [launch] = attached.launches()
+            (_, caller, *others), walked = walking.stacks()[int(launch["stack"])]
+            assert start < caller < start + 32
+            assert walked is Walked.WHOLE
+            assert len(others) > 5
+            assert not {0x1234, 0x5678} & set(others)
+
+    in_a_thread(launch)
 
 
 @pytest.fixture

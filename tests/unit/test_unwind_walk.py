@@ -27,7 +27,7 @@ from iaprof.symbols.unwind.walk import PAGE, Found
 from iaprof.symbols.vdso import open_vdso
 from stacks.debugger import Stop, build, offset_of, stops
 
-LIMIT = 400
+LIMIT, INSTRUCTION = 400, RuleScope.INSTRUCTION
 WALKED = (3, 6, 7, 12, 13, 14, 15, 16)  # registers that a probe tells
 
 
@@ -149,24 +149,6 @@ def calls_in_libc(base: int) -> tuple[int, int, tuple[Mapping, ...], Callable[[i
     return left + 0x40000, right + 0x40000, mapped, lambda _: os.open(libc, os.O_RDONLY)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_data_on_the_stack_is_passed_over_where_a_register_leads_behind_it(keeps: bool) -> None:
-    # given code of which nothing is told, with 30 KiB of data on its stack, of which only the ends were touched; it
-    # keeps the stack pointer of before in rbx, or not
-    at, before, base = 0x7FFF_0000_1000, 0x7FFF_0000_1000 + (30 << 10), 0x7000_0000_0000
-    left, right, mapped, open_libc = calls_in_libc(base)
-    # when an earlier call has left a return address in the data
-    words = {at + 64: left, before + 96: right} if keeps else {before + 96: right}
-    words |= dict.fromkeys(range(before + 104, (before | PAGE - 1) - 7, 8), 0x10100)
-    done = walked(words, 0x10010, at, 0, mapped, open_libc, before if keeps else 0)
-    # then
-    assert done.ips[:2] == ([0x10010, right] if keeps else [0x10010])
-    assert done.found[:2] == ([Found.INTERRUPTED, Found.BY_GUESS] if keeps else [Found.INTERRUPTED])
-    # and a rule for the next time
-    expected = Rule(RuleKind.BY_RBX, 96 + 8, 0, RuleFlags.GUESS) if keeps else HARD
-    assert done.rules[0x10010, RuleScope.INSTRUCTION] == expected
-
-
 UNTOLD = """
 .globl before, untold, within, behind
 before:
@@ -176,7 +158,8 @@ before:
     .fill 200, 1, 0x90
 .cfi_endproc
 untold:
-    .fill 400, 1, 0x90
+    mov %rsp, %rbx
+    .fill 397, 1, 0x90
 within:
     .fill 500, 1, 0x90
 behind:
@@ -187,29 +170,72 @@ behind:
 """
 
 
+def untold(folder: Path, base: int, keeps: bool) -> tuple[dict[str, int], Mapping, Path]:
+    """Addresses of the functions of UNTOLD, its mapping as image 1, and the file.
+
+    Args:
+        folder: for the file.
+        base: where it is mapped.
+        keeps: whether the code of which nothing is told copies rsp to rbx.
+    """
+    library, assembly = folder / "untold.so", folder / "untold.S"
+    assembly.write_text(UNTOLD if keeps else UNTOLD.replace("mov %rsp, %rbx", "mov %rsp, %rcx"))
+    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
+    at = {name: base + offset_of(library, name) for name in ("before", "untold", "within", "behind")}
+    return at, Mapping(base, base + library.stat().st_size, 0, 1), library
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_data_on_the_stack_is_passed_over_where_a_register_leads_behind_it(tmp_path: Path, keeps: bool) -> None:
+    # given code of which nothing is told, with 30 KiB of data on its stack, of which only the ends were touched; it
+    # keeps the stack pointer of before in rbx, or not
+    at, before = 0x7FFF_0000_1000, 0x7FFF_0000_1000 + (30 << 10)
+    right, _, libc, open_libc = calls_in_libc(0x7000_0000_0000)
+    code, mapping, library = untold(tmp_path, 0x30000, keeps)
+    # when an earlier call has left a return address in the data
+    left = code["before"] + 5
+    words = {at + 64: left, before + 96: right}
+    words |= dict.fromkeys(range(before + 104, (before | PAGE - 1) - 7, 8), left)
+    opened = {0: open_libc, 1: lambda _: os.open(library, os.O_RDONLY)}
+    mapped = tuple(sorted((*libc, mapping)))
+    done = walked(words, code["within"], at, 0, mapped, lambda image: opened[image](image), before)
+    # then nobody looks at it where rbx is known to lead behind it; and there is a rule for the next time
+    assert done.ips[:2] == [code["within"], right if keeps else left]
+    assert done.found[:2] == [Found.INTERRUPTED, Found.BY_GUESS]
+    expected = Rule(RuleKind.BY_RBX, 96 + 8, 0, RuleFlags.GUESS) if keeps else done.rules[code["within"], INSTRUCTION]
+    assert done.rules[code["within"], INSTRUCTION] == expected
+    assert (expected.kind is RuleKind.BY_RBX) is keeps
+
+
+def test_data_on_the_stack_that_was_never_touched_ends_the_search() -> None:
+    at, before = 0x7FFF_0000_1000, 0x7FFF_0000_1000 + (30 << 10)
+    _, right, mapped, open_libc = calls_in_libc(0x7000_0000_0000)
+    done = walked({before + 96: right}, 0x10010, at, 0, mapped, open_libc)
+    assert done.ips == [0x10010]
+    assert done.rules[0x10010, INSTRUCTION] == HARD
+
+
 def test_a_register_that_leads_to_the_caller_may_do_so_in_the_code_around(tmp_path: Path) -> None:
     # given code of which nothing is told, between functions that call frame information tells of
-    library, assembly, at = tmp_path / "untold.so", tmp_path / "untold.S", 0x7FFF_0000_1000
-    assembly.write_text(UNTOLD)
-    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
-    base = 0x7000_0000_0000
-    mapped = (Mapping(base, base + library.stat().st_size, 0, 0),)
-    before, untold, within, behind = (
-        base + offset_of(library, name) for name in ("before", "untold", "within", "behind")
-    )
+    at = 0x7FFF_0000_1000
+    code, mapping, library = untold(tmp_path, 0x7000_0000_0000, keeps=True)
+    within = code["within"]
+
+    def from_within(words: dict[int, int]) -> Finished:
+        return walked(words, within, at, 0, (mapping,), lambda _: os.open(library, os.O_RDONLY), at + 256)
+
     # when it keeps in rbx where its data ends
-    done = walked({at + 256: before + 5}, within, at, 0, mapped, lambda _: os.open(library, os.O_RDONLY), at + 256)
+    done = from_within({at + 256: code["before"] + 5})
     # then the same rule may hold for its blocks, and for no others
     rule = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS)
-    assert done.rules.pop((within, RuleScope.INSTRUCTION)) == rule
+    assert done.rules.pop((within, INSTRUCTION)) == rule
     blocks = {block: each for (block, scope), each in done.rules.items() if scope is RuleScope.BLOCK}
-    whole = range(untold + BLOCK_BYTES - 1 & -BLOCK_BYTES, behind - BLOCK_BYTES + 1, BLOCK_BYTES)
+    whole = range(code["untold"] + BLOCK_BYTES - 1 & -BLOCK_BYTES, code["behind"] - BLOCK_BYTES + 1, BLOCK_BYTES)
     assert blocks == dict.fromkeys(whole, rule)
     # but not where what it led to was no caller
-    words = {at + 256: behind + 5} | dict.fromkeys(range(at + 264, at + PAGE, 8), 0x1234)
-    done = walked(words, within, at, 0, mapped, lambda _: os.open(library, os.O_RDONLY), at + 256)
+    done = from_within({at + 256: code["behind"] + 5} | dict.fromkeys(range(at + 264, at + PAGE, 8), 0x1234))
     assert done.ending is Walked.STUCK
-    assert done.rules[within, RuleScope.INSTRUCTION] == HARD
+    assert done.rules[within, INSTRUCTION] == HARD
     assert not any(RuleFlags.GUESS in each.flags for each in done.rules.values())
 
 
