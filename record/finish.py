@@ -211,7 +211,7 @@ class _Finishing:
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._write_rows("python_code", self._python.code_rows())
         for count, detail in (
-            (self._python.unbelieved, "frames of Python were cut where the memory holds no code object"),
+            (self._python.unbelieved, "frames of Python: cut where the memory does not hold code objects"),
             (self._python.too_many, "code objects of Python, which have no names: there are too many"),
         ):
             if count:

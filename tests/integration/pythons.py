@@ -1,0 +1,114 @@
+"""One recording of programs that are, or say that they are, Python: each begins when the recorder knows that.
+
+with Recording(folder) as recording:
+    pid = recording.run([python, "program.py", ..., go], go)
+frames_of(recording.reader, pid)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import defaultdict
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from iaprof.formats.capture import CaptureReader
+from iaprof.record.spool import FrameKind
+from integration.recording import LONGEST_WAIT_S, ended, environment, spooled, start, until
+from pythons.interpreters import HERE
+from standin import runtime
+from standin.hardware import Hardware
+
+PROGRAMS = HERE / "programs"
+
+
+class Recording:
+    """A recorder of the whole machine; a context manager, which ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Args: for its files."""
+        self.folder, self.capture = folder, folder / "cap.parquet"
+        self.hardware = Hardware(folder / "gpu", "bmg")
+
+    def __enter__(self) -> Self:
+        self.hardware.__enter__()
+        self._recorder = start(self.hardware, self.capture)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                ended(self._recorder)
+        finally:
+            _kill(self._recorder)
+            self.hardware.__exit__(kind, error, at)
+
+    def started(self, program: list[str]) -> subprocess.Popen[bytes]:
+        """A program, with the stand-in's hardware."""
+        return subprocess.Popen(program, env=os.environ | environment(self.hardware))
+
+    def run(self, program: list[str], *goes: Path) -> int:
+        """Runs a program, and gives its process's number; see `wait`."""
+        return self.wait(self.started(program), *goes)
+
+    def wait(self, program: subprocess.Popen[bytes], *goes: Path) -> int:
+        """Waits for a program, and gives its process's number.
+
+        Args:
+            program: that is running.
+            goes: files that it waits for: for each, until it is known that there is one more interpreter in it.
+        """
+        try:
+            for number, go in enumerate(goes, 1):
+                until(lambda number=number: self._known(program.pid) >= number, self._recorder)
+                go.touch()
+            assert program.wait(LONGEST_WAIT_S) == 0
+        finally:
+            _kill(program)
+        return program.pid
+
+    def _known(self, pid: int) -> int:
+        """Interpreters of a process."""
+        return sum(told["pid"] == pid for told in spooled(self.capture, FrameKind.INTERPRETER))
+
+    @cached_property
+    def reader(self) -> CaptureReader:
+        """Of the capture, when all is over."""
+        return CaptureReader(self.capture)
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    """Ends what a test that failed left."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def arguments(folder: Path, told: Path) -> list[str]:
+    """Of programs that launch as launching.py does: what for, and the file to tell it."""
+    library, linked = folder / "libcalls.so", runtime.build().library
+    if not library.exists():
+        words = ("cc", *runtime.COMMON, "-O2", "-fPIC", "-shared", f"-I{runtime.SOURCES}")
+        source = PROGRAMS / "launching_calls.c"
+        subprocess.run([*words, source, linked, f"-Wl,-rpath,{linked.parent}", "-o", library], check=True)
+    return [str(word) for word in (library, runtime.debug_elf("bmg", "matmul"), "multiply_basic", told)]
+
+
+def launches_of(reader: CaptureReader, pid: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """A process's launches in the order of time, each with its stack."""
+    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
+    launches = [row for row in reader.table("launch").to_pylist() if row["pid"] == pid]
+    return [(launch, stacks[launch["stack"]]) for launch in sorted(launches, key=lambda row: row["time_ns"])]
+
+
+def frames_of(reader: CaptureReader, pid: int) -> dict[int, list[list[tuple[str, str, int]]]]:
+    """File, name and line of the frames of Python of each of a process's launches, the innermost first, by thread."""
+    codes = {row["id"]: (row["file"], row["name"]) for row in reader.table("python_code").to_pylist()}
+    found = defaultdict(list)
+    for launch, stack in launches_of(reader, pid):
+        frames = [(*codes.get(frame["code"], ("", "")), frame["line"]) for frame in stack["python"] or ()]
+        found[launch["tid"]].append(frames)
+    return found
