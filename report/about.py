@@ -164,6 +164,8 @@ def _report(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
     )
     if facts.whole.stacks:
         yield "stacks", clean(facts.whole.text("samples"))
+    if facts.python.stacks:
+        yield "Python", facts.python.text("samples")
     yield "unmatched", f"{facts.unknown_kernel:,} in no known kernel, {facts.no_launch:,} without a launch"
     unnamed = [module for module in facts.cpu_modules if module.unnamed]
     files = _together(
@@ -180,6 +182,7 @@ def _only(selection: Selection) -> Iterator[Fact]:
         ("tid", sorted(selection.tids)),
         ("process", sorted(selection.comms)),
         ("kernel", [selection.kernel.pattern] if selection.kernel else ()),
+        ("Python function", [selection.python.pattern] if selection.python else ()),
         ("device", selection.devices),
         ("reason", sorted(selection.reasons)),
         ("cgroup", selection.cgroups),
