@@ -165,10 +165,12 @@ class PythonStacks:
     @property
     def pids(self) -> NDArray[np.uint32]:
         """The processes with an interpreter."""
-        return np.array([pid for pid, each in self._interpreters.items() if each], np.uint32)
+        found = [pid for pid, each in self._interpreters.items() if each and 0 <= pid < 1 << 32]
+        return np.array(found, np.uint32)
 
     def code_rows(self) -> pa.StructArray:
         """Rows of kind `python_code`, of all code objects."""
+        self._read_codes()
         rows = [
             {"id": number, "name": name, "file": file, "first_line": max(first_line, 0)}
             for (name, file, first_line), number in self._numbers.items()

@@ -22,7 +22,7 @@ from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.demangle import demangled
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Naming
-from iaprof.symbols.python_frames import PythonFrame, StacksOfPython
+from iaprof.symbols.python_frames import StacksOfPython
 from iaprof.symbols.pythons import PYTHON_FUNCTION, without_interpreter
 from iaprof.symbols.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
@@ -114,6 +114,7 @@ class CpuFrames:
         self._at = cache(self._find_at)
         self._stack = cache(self._find_stack)
         self._origin = cache(_origin)
+        self._made_of = cache(self._make)
 
     @property
     def modules(self) -> list[ModuleNames]:
@@ -158,7 +159,7 @@ class CpuFrames:
         places = self._places(row)
         if not self._python.has_frames(row):
             return [frame for place in places for frame in self._at(*place)]
-        groups = {at: self._made(row, at, frames, len(places)) for at, frames in self._python.groups(row)}
+        groups = {at: self._made(row, at, frames, len(places)) for at, frames in self._python.groups(row).items()}
         shown: list[CpuFrame] = []
         for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
             if at in groups:
@@ -168,10 +169,16 @@ class CpuFrames:
         # Of those that are left it is not known between which frames of C they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
 
-    def _made(self, row: int, at: int, frames: list[PythonFrame], places: int) -> list[CpuFrame]:
+    def _made(self, row: int, at: int, frames: list[tuple[int, int]], places: int) -> list[CpuFrame]:
         """Frames of Python that stand in the place of frame `at`, of a stack with so many places."""
-        module = self._modules[self._numbers[int(self._ends[row]) + min(at, places - 1)]] if places else _NO_MODULE
-        return [CpuFrame(each.text, module, each.file, each.line, True, False, each.function) for each in frames]
+        number = int(self._numbers[int(self._ends[row]) + min(at, places - 1)]) if places else None
+        return [self._made_of(code, line, number) for code, line in frames]
+
+    def _make(self, code: int, line: int, number: int | None) -> CpuFrame:
+        """A frame of Python in a module."""
+        made = self._python.frame(code, line)
+        module = _NO_MODULE if number is None else self._modules[number]
+        return CpuFrame(made.text, module, made.file, made.line, True, False, made.function)
 
     def _is_truncated(self, row: int) -> bool:
         """Whether more frames may be missing behind the last one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +39,7 @@ class StacksOfPython:
         """
         rows = len(stacks)
         self._starts = np.zeros(rows + 1, np.int64)
-        self._code, self._line, self._at = (np.empty(0, np.int64) for _ in range(3))
+        self._code, self._line, self._at = np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.uint16)
         self._states = np.full(rows, State.NONE, np.uint8)
         self._depths = np.zeros(rows, np.int64)
         if "python" in stacks.column_names and stacks["python"].null_count < rows:
@@ -51,27 +50,30 @@ class StacksOfPython:
         python = in_one(stacks["python"])
         self._depths = in_one(stacks["ips"]).value_lengths().to_numpy().astype(np.int64)
         lengths = python.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-        values = python.flatten()
-        kept = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths) < DEEPEST
-        self._code, self._line, self._at = (
-            values.field(name).to_numpy()[kept].astype(np.int64) for name in ("code", "line", "at")
-        )
-        np.cumsum(np.minimum(lengths, DEEPEST), out=self._starts[1:])
+        values, kept_of = python.flatten(), np.minimum(lengths, DEEPEST)
+        np.cumsum(kept_of, out=self._starts[1:])
+        before = np.cumsum(lengths) - lengths - self._starts[:-1]  # that are left out
+        kept = np.arange(self._starts[-1]) + np.repeat(before, kept_of)
+        self._code, self._line, self._at = (values.field(name).to_numpy()[kept] for name in ("code", "line", "at"))
         ended = stacks["python_ended"].to_pylist() if "python_ended" in stacks.column_names else []
         self._states = np.array([State.of(each) for each in ended or [None] * len(stacks)], np.uint8)
         self._states[python.is_null().to_numpy(zero_copy_only=False)] = State.NONE
 
-    def groups(self, row: int) -> Iterator[tuple[int, list[PythonFrame]]]:
-        """The frames of a stack by the number of their frame of C, from the outermost on.
+    def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:
+        """The frames of a stack, by the number of the frame of C in whose place they stand, from the outermost on.
 
-        Frames of which nothing tells where they stand have NOWHERE as their number.
+        Each is a code object's number and a line, see `frame`. What is the number of no frame of C stands nowhere.
         """
         part = slice(int(self._starts[row]), int(self._starts[row + 1]))
-        found: dict[int, list[PythonFrame]] = {}
+        found: dict[int, list[tuple[int, int]]] = {}
         columns = (column[part][::-1].tolist() for column in (self._code, self._line, self._at))
         for code, line, at in zip(*columns, strict=True):
-            found.setdefault(at, []).append(PythonFrame(*self._names.of(code), line))
-        return iter(found.items())
+            found.setdefault(at, []).append((code, line))
+        return found
+
+    def frame(self, code: int, line: int) -> PythonFrame:
+        """One of those frames."""
+        return PythonFrame(*self._names.of(code), line)
 
     def has_frames(self, row: int) -> bool:
         """Whether a stack has any."""
@@ -92,12 +94,12 @@ class StacksOfPython:
 class _Names:
     """Names and files of code objects, of those that stacks refer to; each distinct text is kept once."""
 
-    def __init__(self, codes: pa.Table | None, wanted: NDArray[np.int64]) -> None:
-        self._ids = np.empty(0, np.int64)
+    def __init__(self, codes: pa.Table | None, wanted: NDArray[np.uint32]) -> None:
+        self._ids = np.empty(0, np.uint32)
         self._columns: list[tuple[NDArray[np.int64], list[str]]] = []
         if codes is None or not len(codes):
             return
-        ids = codes["id"].to_numpy().astype(np.int64)
+        ids = codes["id"].to_numpy()
         # A number that a stranger's capture has twice means the first of both.
         self._ids, first = np.unique(ids, return_index=True)
         kept = np.isin(self._ids, wanted) & (self._ids != NO_CODE)
@@ -107,7 +109,7 @@ class _Names:
             used = texts.indices.dictionary_encode()
             self._columns.append((used.indices.to_numpy(), texts.dictionary.take(used.dictionary).to_pylist()))
 
-    def has(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def has(self, codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Whether each number is that of a code object."""
         return np.isin(codes, self._ids)
 
