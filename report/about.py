@@ -76,7 +76,9 @@ def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
         said = dict(_report(found.parts, facts))
         yield f"{facts.stalls:,} samples"
         yield from (
-            f"{name}: {said[name]}" for name in ("rate", "matched", "stacks", "unmatched", "unnamed") if name in said
+            f"{name}: {said[name]}"
+            for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed")
+            if name in said
         )
     missing = lost(found.losses[:_MOST_SHOWN], (part.stack_ends for part in found.parts))
     yield f"lost: {', '.join(missing)}{and_more(len(found.losses) - _MOST_SHOWN)}"
