@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from iaprof.cli.summary import end_line
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts, State
 from iaprof.report.about import about
 from iaprof.report.archive import archive
@@ -303,3 +306,54 @@ def test_queries_see_code_objects(path: Path) -> None:
     asked = f"SELECT name, count(*) AS n FROM ({frames}) JOIN python_codes ON id = code GROUP BY ALL"
     found = json.loads(iaprof("query", path, asked, "--json").out)
     assert {row["name"]: row["n"] for row in found} == {"main": 5, "Layer.forward": 4, "Layer.<lambda>": 1}
+
+
+# Other programs' formats
+
+
+def own_lines() -> set[tuple[str, str, int]]:
+    """Function, file and line of each frame of the real recording's stacks."""
+    reader = CaptureReader(REAL)
+    codes = dict(enumerate(functions(reader)))
+    return {(*codes[each["code"]], each["line"]) for row in reader.table("stack").to_pylist() for each in row["python"]}
+
+
+def test_viewers_get_file_and_line_of_each(tmp_path: Path) -> None:
+    expected = {(f"py::{name}:{file}", file, line) for name, file, line in own_lines()}
+    assert len(expected) > 20
+    # speedscope, where a function is one frame, and has a line where that is the same in all stacks
+    frames = json.loads(iaprof("report", REAL, "-q", "--format", "speedscope").out)["shared"]["frames"]
+    met = {(each["name"], each["file"], each.get("line")) for each in frames if each["name"][:4] == "py::"}
+    often = Counter(name for name, _, _ in expected)
+    assert met == {(name, file, line if often[name] == 1 else None) for name, file, line in expected}
+    # Firefox
+    shared = json.loads(iaprof("report", REAL, "-q", "--format", "firefox").out)
+    categories = [each["name"] for each in shared["meta"]["categories"]]
+    shared = shared["shared"]
+    texts, of_functions, of_frames = shared["stringArray"], shared["funcTable"], shared["frameTable"]
+    found = set()
+    for function, line, category in zip(*(of_frames[name] for name in ("func", "line", "category")), strict=True):
+        name = texts[of_functions["name"][function]]
+        assert (categories[category] == "Python") == name.startswith("py::")
+        if name.startswith("py::"):
+            source = shared["sources"]["filename"][of_functions["source"][function]]
+            found.add((name, texts[source], line))
+    assert found == expected
+    # pprof
+    path = tmp_path / "c.pb.gz"
+    assert iaprof("report", REAL, "-q", "-o", path).code == 0
+    profile = new_profile()
+    profile.ParseFromString(gzip.decompress(path.read_bytes()))
+    texts = profile.string_table
+    names = {each.id: (texts[each.name], texts[each.filename]) for each in profile.function}
+    lines = {(*names[each.function_id], each.line) for location in profile.location for each in location.line}
+    assert {each for each in lines if each[0].startswith("py::")} == expected
+
+
+def test_pictures_have_a_colour_for_them() -> None:
+    picture = iaprof("report", REAL, "-q", "--format", "svg").out
+    titles = re.findall(r'<g class="(k\d+)"[^>]*><title>(py::)?[^<]* \(([^,()]+), ', picture)
+    kinds = {(css, kind) for css, python, kind in titles if python}
+    assert len(kinds) == 1
+    assert kinds.isdisjoint({(css, kind) for css, python, kind in titles if not python})
+    assert {kind for _, kind in kinds} == {"Python"}
