@@ -19,6 +19,7 @@ from unit.in_process import Done, iaprof
 from unit.test_hostile_captures import reports
 
 A = 0x8000_0001_0000
+LONG = "x" * (1 << 14)
 LARGEST = {"code": (1 << 32) - 1, "line": (1 << 32) - 1, "at": (1 << 16) - 1}
 CODE = {"id": 0, "name": "train", "file": "/srv/train.py", "first_line": 3}
 
@@ -165,20 +166,50 @@ def test_of_a_million_frames_so_many_are_read_as_a_stack_can_have(tmp_path: Path
         assert shown(path).count("py::train") == DEEPEST
 
 
-def test_a_million_code_objects_of_one_long_name_take_little_memory(tmp_path: Path) -> None:
-    # given 16 GB of names in a small file, of which a stack needs one
-    count, name = 1_000_000, "x" * (1 << 14)
-    texts = pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([name]))
+@pytest.fixture(scope="module")
+def of_one_name(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 GB of names in a small file, of which a stack needs two."""
+    count = 1_000_000
+    texts = pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([LONG]))
     codes = pa.StructArray.from_arrays(
         [np.arange(count, dtype=np.uint32), texts, texts, np.ones(count, np.uint32)],
         fields=[f.with_type(texts.type) if f.name in ("name", "file") else f for f in KINDS["python_code"]],
     )
-    path = capture_of(tmp_path / "c", lists([3], code=np.array([5, 5, 7], np.uint32)), python_code=codes)
+    path = tmp_path_factory.mktemp("names") / "c"
+    capture_of(path, lists([3], code=np.array([5, 5, 7], np.uint32)), python_code=codes)
     assert path.stat().st_size < 8_000_000
-    # then
-    done = limited("report", str(path), "-q", "--frames", "cpu")
+    return path
+
+
+def test_a_million_code_objects_of_one_long_name_take_little_memory(of_one_name: Path, within: Within) -> None:
+    with within(10):
+        done = limited("report", str(of_one_name), "-q", "--frames", "cpu")
     assert (done.code, done.err) == (0, "")
-    assert done.out.count(f"py::{name}:{name}") == 3
+    assert done.out.count(f"py::{LONG}:{LONG}") == 3
+
+
+@pytest.mark.parametrize("verb", ["archive", "merge", "query"])
+def test_they_are_copied_and_asked_for_with_little_memory(
+    of_one_name: Path, tmp_path: Path, within: Within, verb: str
+) -> None:
+    output, other = tmp_path / "out", capture(tmp_path / "other", HEADER | {"part": 9}, **rows(frame()))
+    asked = "SELECT count(*), max(length(name)) FROM python_codes"
+    words = {
+        "archive": ("--redact", "-o", str(output)),
+        "merge": (str(other), "-o", str(output)),
+        "query": (asked, "--format", "csv"),
+    }
+    with within(20):
+        done = limited(verb, str(of_one_name), *words[verb])
+    assert done.code == 0, done.err
+    if verb == "query":
+        assert done.out.splitlines()[-1] == f"1000000,{len(LONG)}"
+    else:
+        assert output.stat().st_size < 8_000_000
+        assert sum(part.count("python_code") for part in CaptureReader(output).parts) >= 1_000_000
+        tables = (table for part in CaptureReader(output).parts for table in part.tables("python_code"))
+        names = {name for table in tables for chunk in table["name"].chunks for name in chunk.dictionary.to_pylist()}
+        assert (LONG in names) == (verb == "merge")
 
 
 def test_many_stacks_of_very_many_frames_take_little_time_and_memory(tmp_path: Path, within: Within) -> None:
