@@ -23,7 +23,7 @@ from iaprof.symbols.demangle import demangled
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Naming
 from iaprof.symbols.python_frames import StacksOfPython
-from iaprof.symbols.pythons import PYTHON_FUNCTION, without_interpreter
+from iaprof.symbols.pythons import PYTHON_FUNCTION, is_interpreter, without_interpreter
 from iaprof.symbols.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
 
@@ -282,6 +282,8 @@ class CpuFrames:
     def shares(self, weights: Mapping[int, int]) -> dict[tuple[object, ...], tuple[int, int]]:
         """By a module's identity, the weight of stacks with a frame in it, and of those with an unnamed one in it.
 
+        An interpreter's own frames do not count where they are left out in favour of Python functions.
+
         Args:
             weights: of stacks, by id.
         """
@@ -291,6 +293,8 @@ class CpuFrames:
             places = self._places(row) if row is not None else []
             while places and self._modules[places[0][0]].path == NOWHERE:
                 places.pop(0)  # what a walk finds behind the last frame is often no code
+            if row is not None and self._python.has_frames(row) and not self._look.interpreter:
+                places = [place for place in places if not is_interpreter(self._modules[place[0]])]
             met: dict[tuple[object, ...], bool] = {}
             for number, address in places:
                 identity = self._modules[number].identity

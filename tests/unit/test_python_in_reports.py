@@ -17,7 +17,10 @@ from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts, State
 from iaprof.report.about import about
 from iaprof.report.archive import archive
+from iaprof.report.gpu_module import GpuModules
 from iaprof.report.merging import merge
+from iaprof.report.profile import Wanted, build
+from iaprof.symbols.cpu_frames import Look
 from iaprof.symbols.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.in_process import Done, iaprof
@@ -355,3 +358,16 @@ def test_pictures_have_a_colour_for_them() -> None:
     assert len(kinds) == 1
     assert kinds.isdisjoint({(css, kind) for css, python, kind in titles if not python})
     assert {kind for _, kind in kinds} == {"Python"}
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_an_interpreter_that_is_left_out_lacks_no_names(path: Path, is_shown: bool) -> None:
+    # given frames of an interpreter without names, in all stacks; one of them has no function of Python
+    capture_, wanted = CaptureReader(path), Wanted(look=Look(interpreter=is_shown))
+    with GpuModules() as modules:
+        facts = build(capture_, modules, wanted).facts
+    # then they are missed where they are shown
+    (module,) = facts.cpu_modules
+    assert module.names.module.path == "/usr/bin/python3.11"
+    missed = 1.0 if is_shown else SAMPLES["g"] / sum(SAMPLES.values())
+    assert module.share == module.unnamed == pytest.approx(missed)
