@@ -14,7 +14,9 @@ import pytest
 from iaprof.cli.summary import end_line
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.pprof_proto import new_profile
+from iaprof.formats.profile import Shape
 from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts, State
+from iaprof.formats.trees import stall_tree
 from iaprof.report.about import about
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
@@ -371,3 +373,15 @@ def test_an_interpreter_that_is_left_out_lacks_no_names(path: Path, is_shown: bo
     assert module.names.module.path == "/usr/bin/python3.11"
     missed = 1.0 if is_shown else SAMPLES["g"] / sum(SAMPLES.values())
     assert module.share == module.unnamed == pytest.approx(missed)
+
+
+def test_a_frame_of_calls_in_several_lines_has_no_line() -> None:
+    with GpuModules() as modules:
+        profile = build(CaptureReader(REAL), modules).profile
+    found = {frame.text: frame.line for frame in stall_tree(profile, Shape(), lambda frame: frame.text).frames}
+    lines: dict[str, set[int]] = {}
+    for name, file, line in own_lines():
+        lines.setdefault(f"py::{name}:{file}", set()).add(line)
+    assert {1, 2} <= {len(each) for each in lines.values()}
+    for name, each in lines.items():
+        assert found[name] == (each.pop() if len(each) == 1 else 0)
