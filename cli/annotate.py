@@ -14,6 +14,7 @@ import typer
 from rich.cells import cell_len, set_cell_size
 
 from iaprof.cli.analysis import analysed
+from iaprof.cli.entry_names import short_python
 from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
@@ -40,6 +41,7 @@ MOST_KERNELS = 5  # that are printed; more are likely not what was meant
 _MOST_NAMES = 10  # in a message
 _SHORT = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
 _SHOWN = 0.01  # of a kernel's samples: what a reason has to have for a column, and a wait for an instruction for a line
+_MOST_LAUNCHERS = 5  # that are shown
 _WIDE = 100  # columns of a terminal that has room for instructions as they are
 _NARROW = 46  # columns that offset, samples and an instruction need
 _MAIN_REASONS = 3  # which a wide one has room for, too
@@ -145,6 +147,7 @@ class _Printer:
         launches = _counted(listing.launches, "launch") if listing.launches else "no launch recorded"
         share = f"{_counted(listing.samples, 'sample', 's')}, {100 * listing.share:.1f} % of all"
         yield f"{share}; {_counted(listing.processes, 'process')}, {launches}"
+        yield from self._launchers()
         yield ""
         reasons = "".join(f"{_SHORT.get(REASONS[at], REASONS[at]).upper():>{_REASON}}" for at in self._reasons)
         yield self._styled(f"{'SAMPLES':>9}{'%':>6}{reasons}  {'OFFSET':>7}  INSTRUCTION", HEADING)
@@ -155,6 +158,24 @@ class _Printer:
             before = row.instruction.frames
             yield self._row(row)
             yield from self._waits(row)
+
+    def _launchers(self) -> Iterator[str]:
+        """Which functions launched it; nothing where no stack tells."""
+        launchers = self._listing.launchers
+        if all(name.startswith("[") for name, _ in launchers):
+            return
+        if len(launchers) == 1:
+            yield "launched by " + self._fitting(self._called(launchers[0][0]), 12)
+            return
+        yield "launched by"
+        for name, samples in launchers[:_MOST_LAUNCHERS]:
+            share = f"{100 * samples / max(self._listing.samples, 1):.1f} %"
+            yield f"{share:>9}  " + self._fitting(self._called(name), 11)
+        if (more := len(launchers) - _MOST_LAUNCHERS) > 0:
+            yield f"{'':11}and {_counted(more, 'more', '')}"
+
+    def _called(self, launcher: str) -> str:
+        return launcher if self._width is None else short_python(launcher)
 
     def _source(self, before: tuple[SourceFrame, ...], frames: tuple[SourceFrame, ...]) -> Iterator[str]:
         """Where the following instructions are from, as far as it is not where those before them are."""
@@ -217,8 +238,9 @@ class _Printer:
             return text
         return set_cell_size(text, self._width - 1) + "…"
 
-    def _fitting(self, text: str) -> str:
-        return clean(text) if self._width is None else shortened(clean(text), self._width)
+    def _fitting(self, text: str, before: int = 0) -> str:
+        """As much of a text as there is room for; behind so many columns."""
+        return clean(text) if self._width is None else shortened(clean(text), max(self._width - before, 1))
 
     def _styled(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self._colours and style else text

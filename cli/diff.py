@@ -22,7 +22,7 @@ from iaprof.formats.profile import Shape
 if TYPE_CHECKING:
     from iaprof.report.difference import Change, Difference
 
-BY = ("kernel", "function", "stack")
+BY = ("kernel", "function", "launcher", "stack")
 EXAMPLES = """\b
 Examples:
   iaprof diff old.parquet new.parquet               kernels, as shares of all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 BETWEEN_FRAMES = " < "  # the caller stands right
 _CUT = "…"
+_PYTHON = "py::"
 _ARGUMENTS = re.compile(r"(?<!operator)\((?!anonymous namespace\))[^()]*\)(?: const)?")
 _DEEPEST = 8  # parentheses in arguments
 
@@ -37,13 +39,16 @@ def names(by: str, keys: Sequence[Key], short: bool) -> list[str]:
     Args:
         by: of ranking.KEYS, as whose value the keys are made.
         keys: of all entries that are shown.
-        short: stacks without the frames that all of them share, which are the runtime's and those of main.
+        short: stacks without the frames that all of them share, which are the runtime's and those of main; Python
+            functions without the folder of their file.
     """
     if by in ("kernel", "instruction"):  # with the file, where a name alone could be several kernels
         often = Counter(kernel for kernel, _file in {key[:2] for key in keys})
         return [f"{_TEXTS[by](*key)} {key[1] if often[key[0]] > 1 else ''}".rstrip() for key in keys]
     if by == "stack":
         return _stacks(keys, short)
+    if by == "launcher" and short:
+        return [short_python(str(launcher)) for (launcher,) in keys]
     return [_TEXTS[by](*key) for key in keys]
 
 
@@ -73,8 +78,16 @@ def _shared(stacks: Sequence[Sequence[str]]) -> int:
 
 def _told_apart(stack: Sequence[str], inner: int, outer: int) -> tuple[str, ...]:
     """A stack without what others have too, and without its functions' arguments."""
-    frames = map(_without_arguments, stack[inner : len(stack) - outer])
+    frames = (_without_arguments(short_python(frame)) for frame in stack[inner : len(stack) - outer])
     return (*([_CUT] if inner else []), *frames, *([_CUT] if outer else []))
+
+
+def short_python(frame: str) -> str:
+    """A frame of Python with the name of its file alone: `py::Layer.forward:model.py`; others as they are."""
+    function, separator, file = frame.removeprefix(_PYTHON).partition(":")
+    if not frame.startswith(_PYTHON) or not separator:
+        return frame
+    return f"{_PYTHON}{function}:{os.path.basename(file) or file}"
 
 
 def _without_arguments(frame: str) -> str:
@@ -109,4 +122,5 @@ _TEXTS: dict[str, Callable[..., str]] = {
     "instruction": lambda kernel, _file, offset, mnemonic: f"{kernel}+0x{offset:x} {mnemonic}",
     "reason": str,
     "process": _process,
+    "launcher": str,
 }

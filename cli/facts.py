@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.summary import losses, say
 from iaprof.formats.profile import clean
+from iaprof.formats.python_counts import KINDS as PYTHON_KINDS, recorded as recorded_python
 from iaprof.formats.quantities import percent
 from iaprof.formats.whole_stacks import COUNTED, recorded
 
@@ -36,15 +37,17 @@ def _matched(facts: Facts) -> str:
     ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
     no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
     whole = f"; stacks: {facts.whole.text('samples')}" if facts.whole.stacks else ""
+    python = f"; {facts.python.text('samples')}" if facts.python.stacks else ""
     return (
         f"matched to a kernel {percent(shares['kernel'])}, an instruction {percent(shares['instruction'])}, "
-        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}{whole}; "
+        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}{whole}{python}; "
     )
 
 
 def _recorded(header: dict[str, Any]) -> str:
     """How the launches' and CPU samples' stacks were had, if some were had late or presumed: the report cannot tell."""
     told = [ends.short(COUNTED[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
+    told += [each.text(PYTHON_KINDS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
     return f"recorded stacks: {'; '.join(told)}; " if told else ""
 
 

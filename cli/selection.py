@@ -67,6 +67,15 @@ def _choice(
             "--kernel", metavar="REGEX", help="Of kernels in whose names this is found.", rich_help_panel=_WHICH
         ),
     ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python",
+            metavar="REGEX",
+            help="Launched below Python functions in whose names this is found.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
     device: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,10 +155,11 @@ def _choice(
         frozenset(pids_of(_words(pid, "--pid"), "--pid")),
         frozenset(pids_of(_words(tid, "--tid"), "--tid", "thread ids")),
         frozenset(_words(comm, "--comm")),
-        _pattern(kernel),
+        _pattern(kernel, "--kernel"),
         tuple(_words(device, "--device")),
         _reasons(_words(reason, "--reason")),
         tuple(_words(cgroup, "--cgroup")),
+        _pattern(python, "--python"),
     )
     return Choice(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
 
@@ -162,15 +172,15 @@ def _words(texts: list[str] | None, option: str) -> list[str]:
     return words
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:
     if text is None:
         return None
     if not text:  # as with lists: it would be found everywhere
-        raise UsageError("--kernel takes a regular expression, and this is none: it is empty")
+        raise UsageError(f"{option} takes a regular expression, and this is none: it is empty")
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:  # the others: a{99999999999}, thousands of brackets
-        raise UsageError(f"--kernel takes a regular expression, and this is none: {error}") from None
+        raise UsageError(f"{option} takes a regular expression, and this is none: {error}") from None
 
 
 def _reasons(words: list[str]) -> frozenset[str]:

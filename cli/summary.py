@@ -9,6 +9,7 @@ from typing import Any
 
 from iaprof.formats.no_launches import MEMBER, sentence as no_launches
 from iaprof.formats.profile import clean
+from iaprof.formats.python_counts import said as python_said
 from iaprof.formats.quantities import in_bytes
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.whole_stacks import COUNTED, recorded
@@ -44,6 +45,7 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
         f"{_count(totals, 'stacks', 'stack')}",
         f"{_count(totals, 'modules', 'module')}",
         *_stack_ends(header),
+        *python_said(header),
         f"lost: {losses(header)}",
     ]
     match header.get("cost"):

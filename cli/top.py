@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
     from iaprof.report.ranking import Entry, Ranking
 
-BY = ("kernel", "function", "line", "instruction", "reason", "process", "stack")
+BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack")
 EXAMPLES = """\b
 Examples:
   iaprof top cap.parquet                     the kernels that stall most

@@ -633,7 +633,7 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
     """The values of a member in the type that readers get; ValueError where they are not what the format says."""
     is_list = pa.types.is_list(values.type)
     nulls = values.null_count and f"{kind}.{field.name}" not in NULLABLE
-    if nulls or (is_list and values.flatten().null_count):
+    if nulls or (is_list and _has_nulls(values.flatten())):
         raise ValueError(f"column '{field.name}' has nulls")
     if pa.types.is_dictionary(values.type):
         texts = values.dictionary
@@ -643,6 +643,12 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
         if f"{kind}.{field.name}" not in WHOLE and longest > MAX_TEXT_BYTES:
             raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
     return values.cast(field.type) if is_list else values
+
+
+def _has_nulls(elements: pa.Array) -> bool:
+    """Whether an element of a list is null, or a member of one."""
+    members = elements.flatten() if pa.types.is_struct(elements.type) else []
+    return bool(elements.null_count or any(member.null_count for member in members))
 
 
 def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:

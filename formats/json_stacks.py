@@ -13,13 +13,15 @@ from iaprof.formats.writer import Writer
 
 
 def stack_ends(profile: Profile) -> dict[str, Any]:
-    """Where stacks end: of the samples that were launched, and of all that was recorded."""
-    if profile.whole is None:
-        return {}
-    return {
-        "stack_ends": profile.whole.to_json(),
-        "recorded_stack_ends": {kind: ends.to_json() for kind, ends in profile.recorded.items()},
-    }
+    """Where stacks end, and what they tell of Python: of the launched samples, and of all that was recorded."""
+    found: dict[str, Any] = {}
+    if profile.whole is not None:
+        found["stack_ends"] = profile.whole.to_json()
+        found["recorded_stack_ends"] = {kind: ends.to_json() for kind, ends in profile.recorded.items()}
+    if profile.python is not None:
+        found["python_stacks"] = profile.python.to_json()
+        found["recorded_python_stacks"] = {kind: each.to_json() for kind, each in profile.recorded_python.items()}
+    return found
 
 
 class JsonStacks(Writer):

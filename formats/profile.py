@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
     import numpy as np
     from numpy.typing import NDArray
 
+    from iaprof.formats.python_counts import PythonCounts
     from iaprof.formats.whole_stacks import WholeStacks
 
 
@@ -104,6 +105,8 @@ class Profile:
     whole: WholeStacks | None = None  # samples by where the stack ends that launched them; None where that is not known
     # The same of all launches and CPU samples that were recorded, whatever is selected: formats.whole_stacks.recorded.
     recorded: Mapping[str, WholeStacks] = field(default_factory=dict)
+    python: PythonCounts | None = None  # samples by what the stack that launched them tells of Python
+    recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same of all, as `recorded`
 
     def __len__(self) -> int:
         return len(self.interval)

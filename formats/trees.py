@@ -7,7 +7,7 @@ operations on whole columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,5 +137,7 @@ def _numbered(
         number = numbers.setdefault(key(frame), len(frames))
         if number == len(frames):
             frames.append(frame)
+        elif frames[number].line and frames[number].line != frame.line:
+            frames[number] = replace(frames[number], line=0)  # calls in several lines are one frame
         found.append(number)
     return found

@@ -35,6 +35,7 @@ from iaprof.formats.launches import (
     stack_dtype,
 )
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
+from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.sideband import Mappings, SideBand, decode
 from iaprof.record.cpu_samples import cpu_sample_rows
 from iaprof.record.described import HEAD, Described, about_piece
@@ -43,6 +44,7 @@ from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
 from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
+from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
@@ -123,6 +125,7 @@ class _Finishing:
         self._write_symbols = write_symbols
         self._for_symbols = ForSymbols()
         self._python = PythonStacks()
+        self._python_counts = PythonCounting(self._python)
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
@@ -232,6 +235,7 @@ class _Finishing:
             **self._footer,
             "symbols": symbols,
             "stack_ends": self._for_symbols.ends.header(self._for_symbols.spaces.modules),
+            PYTHON_STACKS: self._python_counts.header(),
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
             "cost": cost,
@@ -362,6 +366,7 @@ class _Finishing:
         late = self._stacks.late(samples["stack"])
         presumed = samples["flags"] & LaunchFlags.PRESUMED > 0
         self._for_symbols.ends.samples(stacks, samples["pid"], presumed, late)
+        self._python_counts.add("cpu_samples", stacks, samples["pid"])
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
     def _add_processes(self, frame: Frame) -> None:
@@ -469,6 +474,7 @@ class _Finishing:
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
         own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
         self._for_symbols.ends.launches(stacks[own], launches["pid"][own], presumed[own], late[own])
+        self._python_counts.add("launches", stacks[own], launches["pid"][own])
         carried = int(np.count_nonzero(is_carried))
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried

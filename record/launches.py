@@ -9,7 +9,7 @@ import json
 import select
 import time
 from collections import Counter as CountOf, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,7 @@ class Launches:
 
     def __init__(self, probes: LaunchProbes, intake: Intake, scope: Scope | None = None) -> None:
         self._probes, self._intake, self._scope = probes, intake, scope
+        self._last_stacks: list[NDArray[np.void]] = []  # read last, with their frames of Python and code
         self._learning: Learning | None = None
         self._mapping: dict[int, Mapped] = {}  # by process that mapped a library, in order
         self._ready_ns = 0  # since when probes are in the drivers that were there
@@ -146,13 +147,10 @@ class Launches:
         """Empties the ring buffers; gives the stacks that came, as stack_dtype[n]."""
         # In this order: a launch's or sample's stack was sent before it, so all that these name will be there.
         launches, samples = self._probes.launches.read(), self._probes.samples.read()
-        stacks = self._probes.stacks.read()
-        frames, codes = self._probes.python_stacks.read(), self._probes.codes.read()
+        rings = (self._probes.stacks, self._probes.python_stacks, self._probes.codes)
+        self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
-        for kind, records in ((FrameKind.PYTHON, frames), (FrameKind.CODES, codes)):
-            if len(records):
-                self._journal.write(kind, records.view("u1").data, time=now)
-        self._write_stacks(stacks, now)
+        self._write_stacks(self._last_stacks, now)
         if len(launches):
             self._journal.totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
@@ -168,7 +166,7 @@ class Launches:
                 self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
         for ring in (self._probes.pieces, self._probes.modules):
             self._keep_pieces(ring.read(), now)
-        return stacks
+        return self._last_stacks[0]
 
     def _keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
         """Writes them down without the room that they do not use: kernels are described once each."""
@@ -190,9 +188,12 @@ class Launches:
         if self.kernels is not None:
             self.kernels.compiled(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
 
-    def _write_stacks(self, stacks: NDArray[np.void], now: int) -> None:
-        if len(stacks):
-            self._journal.write(FrameKind.STACKS, stacks.view("u1").data, time=now, part=self._probes.depth)
+    def _write_stacks(self, records: Sequence[NDArray[np.void]], now: int) -> None:
+        """Writes down stacks, frames of Python and code objects."""
+        kinds = {FrameKind.STACKS: self._probes.depth, FrameKind.PYTHON: 0, FrameKind.CODES: 0}
+        for (kind, part), each in zip(kinds.items(), records, strict=True):
+            if len(each):
+                self._journal.write(kind, each.view("u1").data, time=now, part=part)
 
     # Stacks that are finished in a process apart
 
@@ -271,7 +272,8 @@ class Launches:
             pid: (describe(pid), records) for pid in self._described if (records := processes.describe(pid, time_ns))
         }
         self._probes.new_epoch()
-        self._first_stacks = self.read()  # some are of the new epoch, of launches that come after these
+        self.read()
+        self._first_stacks = self._last_stacks  # some are of the new epoch, of launches that come after these
 
     def _meet(self, launches: NDArray[np.void]) -> None:
         ours = launches[(launches["flags"] & LaunchFlags.OTHER) == 0]

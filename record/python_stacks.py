@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
 from iaprof.formats.launches import MAX_DEPTH, MAX_PYTHON, PythonState
+from iaprof.formats.python_counts import NO_CODE, NOWHERE, State
 from iaprof.record.stack_ids import StackIds
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.python.locations import lines_of
 from iaprof.symbols.python.texts import TextError, bytes_of, said, text_of, type_of
 
-NOWHERE = (1 << 16) - 1
-"""In place of a frame of C: it is not known which one runs a frame of Python."""
 MOST_CODES = 1 << 18  # distinct ones
 MOST_COPIED = 1 << 20  # of code objects, those that exec made at the same addresses included
 MOST_INTERPRETERS = 8  # of one process, one after the other
-UNKNOWN = (1 << 32) - 1
-"""In place of a code object's number: it was not copied, or cannot be read."""
 _LONGEST_CODE = 1 << 31  # bytes
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
@@ -96,6 +93,7 @@ class PythonStacks:
         self._copied = 0  # of them
         self._no_codes: set[tuple[int, int]] = set()  # what was no code object, by process and address
         self._ids = StackIds()
+        self._states: dict[int, State] = {}  # of stacks of which `columns` was asked
         self.unbelieved = 0  # stacks that were cut where a frame has no code object
         self.too_many = 0  # code objects
 
@@ -137,6 +135,9 @@ class PythonStacks:
         self._read_codes()
         found = [self._frames(self._walked[id_], id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
         frames, ended = [each for each, _ in found], [each for _, each in found]
+        for id_, each, how in zip(ids.tolist(), frames, ended, strict=True):
+            if each is not None:
+                self._states[id_] = _state(each, how)
         return pa.array(frames, _STACK.field("python").type), pa.array(ended, pa.string())
 
     def _frames(self, walked: _Walked, id_: int) -> tuple[list[dict[str, int]], str]:
@@ -153,12 +154,23 @@ class PythonStacks:
                 return frames, _ENDED[PythonState.DAMAGED]
             if found is not None and found.is_helper:
                 continue
-            number, line = (found.number, found.line(instruction)) if found else (UNKNOWN, 0)
+            number, line = (found.number, found.line(instruction)) if found else (NO_CODE, 0)
             frames.append({"code": number, "line": line, "at": at})
         return frames, _ENDED[walked.state]
 
+    def states(self, ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """What is to be said of stacks of which `columns` was asked: State, uint8[n]."""
+        return np.array([self._states.get(id_, State.NONE) for id_ in ids.tolist()], np.uint8)
+
+    @property
+    def pids(self) -> NDArray[np.uint32]:
+        """The processes with an interpreter."""
+        found = [pid for pid, each in self._interpreters.items() if each and 0 <= pid < 1 << 32]
+        return np.array(found, np.uint32)
+
     def code_rows(self) -> pa.StructArray:
         """Rows of kind `python_code`, of all code objects."""
+        self._read_codes()
         rows = [
             {"id": number, "name": name, "file": file, "first_line": max(first_line, 0)}
             for (name, file, first_line), number in self._numbers.items()
@@ -205,7 +217,7 @@ class PythonStacks:
             if number == MOST_CODES:
                 del self._numbers[*texts, first_line]
                 self.too_many += 1
-                number = UNKNOWN
+                number = NO_CODE
             return _Code(
                 number,
                 int(record["time"]),
@@ -224,6 +236,16 @@ class PythonStacks:
         if same:
             head = self._interpreters[int(record["pid"])][0].layout.bytes_data  # the same in all versions
             same[-1].add(int(record["offset"]) - head, record["table"].tobytes())
+
+
+def _state(frames: list[dict[str, int]], ended: str | None) -> State:
+    """What is to be said of the frames of one stack."""
+    state = State.of(ended)
+    if any(frame["code"] == NO_CODE for frame in frames):
+        state |= State.UNNAMED
+    if any(frame["at"] == NOWHERE for frame in frames):
+        state |= State.UNPLACED
+    return state
 
 
 def _placed(walked: _Walked, cfas: NDArray[np.uint64]) -> tuple[list[int], list[int], list[int]]:

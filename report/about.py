@@ -76,7 +76,9 @@ def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
         said = dict(_report(found.parts, facts))
         yield f"{facts.stalls:,} samples"
         yield from (
-            f"{name}: {said[name]}" for name in ("rate", "matched", "stacks", "unmatched", "unnamed") if name in said
+            f"{name}: {said[name]}"
+            for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed")
+            if name in said
         )
     missing = lost(found.losses[:_MOST_SHOWN], (part.stack_ends for part in found.parts))
     yield f"lost: {', '.join(missing)}{and_more(len(found.losses) - _MOST_SHOWN)}"
@@ -164,6 +166,8 @@ def _report(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
     )
     if facts.whole.stacks:
         yield "stacks", clean(facts.whole.text("samples"))
+    if facts.python.stacks:
+        yield "Python", facts.python.text("samples")
     yield "unmatched", f"{facts.unknown_kernel:,} in no known kernel, {facts.no_launch:,} without a launch"
     unnamed = [module for module in facts.cpu_modules if module.unnamed]
     files = _together(
@@ -180,6 +184,7 @@ def _only(selection: Selection) -> Iterator[Fact]:
         ("tid", sorted(selection.tids)),
         ("process", sorted(selection.comms)),
         ("kernel", [selection.kernel.pattern] if selection.kernel else ()),
+        ("Python function", [selection.python.pattern] if selection.python else ()),
         ("device", selection.devices),
         ("reason", sorted(selection.reasons)),
         ("cgroup", selection.cgroups),

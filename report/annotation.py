@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import Profile
 from iaprof.formats.stalls import REASONS
 from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
+from iaprof.report.launchers import by_launcher
 from iaprof.report.scoreboard import Scoreboard, Wait
 from iaprof.report.source_files import SourceFiles
 
@@ -45,6 +46,7 @@ class Listing:
     share: float  # of all samples, 0 to 1
     counts: tuple[int, ...]  # samples, in the order of REASONS
     rows: tuple[Row, ...]  # by offset
+    launchers: tuple[tuple[str, int], ...] = ()  # functions that launched it, and their samples, most first
 
     @property
     def samples(self) -> int:
@@ -111,6 +113,7 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
         launches=sum(profile.launch_counts.get(index, 0) for index in indices),
         share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
         counts=tuple(counts.sum(axis=0).tolist()),
+        launchers=tuple(by_launcher(profile.launches, mine.launch, mine.counts.sum(axis=1)).items()),
         rows=_rows(kernel.symbol, binary(indices[0]), dict(zip(offsets.tolist(), mnemonics, strict=True)), counts),
     )
 
@@ -147,6 +150,7 @@ def as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
         "share": listing.share,
         "processes": listing.processes,
         "launches": listing.launches,
+        "launchers": [{"launcher": name, "samples": samples} for name, samples in listing.launchers],
         "reasons": dict(zip(REASONS, listing.counts, strict=True)),
         "instructions": [_row_as_dict(row, sources) for row in listing.rows],
     }

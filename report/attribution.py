@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,10 @@ class Joined:
     ip: NDArray[np.uint64]  # [n], bytes; as much of the address as the records hold
     counts: NDArray[np.uint64]  # [n, 10], in the order of REASONS
     alone: NDArray[np.uint64]  # [n], samples for which there was no other site
+
+    def only(self, rows: NDArray[np.bool_]) -> Joined:
+        """The same with some of the rows: bool[n]."""
+        return Joined(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamples:
-    """Counts and names the CPU samples; of a selection, times and processes matter here.
+    """Counts and names the CPU samples; of a selection, times, processes and functions of Python matter here.
 
     Args:
         capture: the open capture.
@@ -46,7 +46,11 @@ def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamp
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
         for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)
     ]
-    return CpuSamples(launches, launch, interval.astype(np.int64), count.astype(np.int64))
+    calls = np.array([wanted.selection.calls(each.stack) for each in launches], bool)
+    keep, numbers = calls[launch], np.cumsum(calls) - 1
+    chosen = [each for each, is_wanted in zip(launches, calls.tolist(), strict=True) if is_wanted]
+    columns = (numbers[launch[keep]], interval[keep].astype(np.int64), count[keep].astype(np.int64))
+    return CpuSamples(chosen, *columns)
 
 
 def _counted(capture: CaptureReader, wanted: Wanted, names: dict[int, str]) -> list[NDArray[np.uint64]]:

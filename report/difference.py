@@ -12,7 +12,7 @@ from iaprof.formats.profile import Launch, Profile
 from iaprof.formats.stalls import REASONS
 from iaprof.report.ranking import Key, added_up, buckets, numbered
 
-ENTRIES = ("kernel", "function", "stack")
+ENTRIES = ("kernel", "function", "launcher", "stack")
 """What can be compared: what is called the same in two recordings."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # a frame that nothing is known of
 _UNNAMED = "[unnamed]"

@@ -67,7 +67,7 @@ def build_export(
         by_time,
         cpu,
         series=series(capture, wanted) if Needs.SERIES in needs else (),
-        launches=launch_runs(capture, wanted, report.profile) if Needs.LAUNCHES in needs else None,
+        launches=launch_runs(capture, wanted, report.profile, places=places) if Needs.LAUNCHES in needs else None,
         listings=listings,
     )
     return export, report

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iaprof.formats.profile import Profile
+from iaprof.formats.python_counts import PythonCounts
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.gpu_module import GpuKernel
 from iaprof.symbols.cpu_frames import ModuleNames
@@ -50,6 +51,7 @@ class Facts:
     whole: WholeStacks = field(
         default_factory=lambda: WholeStacks(0, 0, 0)
     )  # samples by where the stack ends that launched them
+    python: PythonCounts = field(default_factory=PythonCounts)  # samples by what their stacks tell of Python
     problems: dict[str, list[str]] = field(default_factory=dict)  # and the paths of the modules that have it
     cpu_modules: list[CpuModule] = field(default_factory=list)
 

@@ -64,6 +64,7 @@ def _selected(profile: Profile, selection: Selection) -> Profile:
     launches = [
         (not selection.pids or (launch is not None and launch.pid in selection.pids))
         and (not selection.comms or (launch is not None and launch.comm in selection.comms))
+        and selection.calls(launch.stack if launch is not None else ())
         for launch in profile.launches
     ]
     pattern = selection.kernel

@@ -14,6 +14,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import sums
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
+from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
 from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
@@ -27,6 +28,7 @@ _ROWS = {
     "stall_reads": "stall",
     "launches": "launch",
     "stacks": "stack",
+    "python_codes": "python_code",
     "mappings": "mapping",
     "process_events": "process",
     "modules": "kernel",
@@ -134,6 +136,7 @@ class Part:
     warnings: list[str]  # sentences: what a reader has to know, because it makes all of it doubtful
     matched: dict[str, float] | None  # shares of the samples
     stack_ends: dict[str, WholeStacks] | None  # where stacks end, of `launches` and `cpu_samples`; None before format 5
+    python_stacks: dict[str, PythonCounts] | None  # what these tell of Python; None before format 7
     imported: str | None  # the text's format, "" if it does not say
     redacted: bool
     recovered: bool
@@ -203,6 +206,7 @@ def _part(capture: CaptureReader) -> Part:
         warnings=[*_guesses(streams), *filter(None, map(clean, _warnings(capture.header, header)))],
         matched=_matched(header),
         stack_ends=_stack_ends(capture.header),
+        python_stacks=recorded_python(capture.header) if PYTHON_STACKS in capture.header else None,
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
         recovered=capture.header.get("recovered") is True,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from iaprof.formats.python_counts import KINDS as PYTHON_KINDS, PythonCounts
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
 from iaprof.formats.whole_stacks import COUNTED, KINDS, WholeStacks
 
@@ -18,6 +19,7 @@ _COUNTS = {
     "imported_samples": "imported rows",
     "launches": "launches",
     "stacks": "stacks",
+    "python_codes": "Python code",
     "modules": "GPU modules",
     "mappings": "mappings",
     "process_events": "process events",
@@ -134,6 +136,9 @@ def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
     for kind in KINDS:
         told = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
         yield from WholeStacks.together(told).facts(f"{_STACKS[kind]} stacks", COUNTED[kind])
+    for kind in PYTHON_KINDS:
+        of_python = [part.python_stacks[kind] for part in parts if part.python_stacks and kind in part.python_stacks]
+        yield from PythonCounts.together(of_python).facts(kind)
 
 
 def own_cost(cost: Cost) -> Iterator[Fact]:

@@ -15,10 +15,13 @@ from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
+from iaprof.report.cpu_names import Places, naming
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.placements import ADDRESS_MASK
 from iaprof.report.profile import Wanted, scope
 from iaprof.report.selection import Selection
+from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.demangle import demangled
 
 MOST_RUNS = 200_000
@@ -29,12 +32,18 @@ _LAST_GAP_NS = 1 << 62  # more than any time; doubled once more it fits into 63 
 _MOST_PAIRS = MOST_RUNS // 2  # of a thread and a kernel: each has a run, whatever the gap
 _LATEST_NS = (1 << 62) - 1  # so that differences fit into 63 bits
 _ROWS_AT_ONCE = 1 << 20
-_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "name", "flags")
+_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "name", "flags", "stack")
 _Ints = NDArray[np.int64]
 
 
-def launch_runs(capture: CaptureReader, wanted: Wanted, profile: Profile, most: int = MOST_RUNS) -> Launches:
-    """The launches that a selection keeps, by its times, processes, threads, cgroups and kernels.
+def launch_runs(
+    capture: CaptureReader,
+    wanted: Wanted,
+    profile: Profile,
+    most: int = MOST_RUNS,
+    places: Places = Places(),  # noqa: B008 (it is frozen)
+) -> Launches:
+    """The launches that a selection keeps, by its times, processes, threads, cgroups, kernels and functions of Python.
 
     Left out are those that say no more than that there was one (of processes that were not to be recorded), and those
     from before the capture was begun, which the file before it has. A launch does not tell its GPU: `--device` keeps
@@ -47,6 +56,7 @@ def launch_runs(capture: CaptureReader, wanted: Wanted, profile: Profile, most: 
         wanted: which part of it.
         profile: of the same selection.
         most: how many runs there can be.
+        places: where names of CPU frames are looked for.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -58,12 +68,15 @@ def launch_runs(capture: CaptureReader, wanted: Wanted, profile: Profile, most: 
         inside = wanted.selection.pids_in_cgroups(part) if wanted.selection.cgroups else None
         span = wanted.selection.span(part.header, start_ns)
         known = scope(part.header)
+        stacks = _calling(part, wanted, places) if wanted.selection.python is not None else None
         for table in part.tables("launch", _COLUMNS):
             times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
             keep = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
             keep &= (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
             if known is not None:
                 keep &= np.isin(pids, np.array(known, np.int64))
+            if stacks is not None:
+                keep &= np.isin(table["stack"].to_numpy(), stacks)
             pair = pairs.of(table if keep.all() else table.filter(pa.array(keep)), host, inside)
             since = np.minimum(times[keep], np.uint64(_LATEST_NS)).astype(np.int64) - start_ns
             if (own := pair >= 0).any():
@@ -81,6 +94,17 @@ def launch_runs(capture: CaptureReader, wanted: Wanted, profile: Profile, most: 
         count[order],
         runs.gap_ns / 1e9,
     )
+
+
+def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.uint64]:
+    """The ids of the launches' stacks with a wanted function of Python, uint64[n]."""
+    met = [np.unique(table["stack"].to_numpy()) for table in part.tables("launch", ("stack",))]
+    ids = np.unique(np.concatenate([np.empty(0, np.uint64), *met]))
+    spaces = AddressSpaces(part.table("mapping"), part.table("process"))
+    with naming(part, places) as names:
+        codes = part.table("python_code")
+        cpu = CpuFrames(part.stacks(ids), spaces, names, wanted.look, part.has_cut_stacks, codes)
+    return np.array([id_ for id_ in ids.tolist() if wanted.selection.calls(cpu.frames(id_))], np.uint64)
 
 
 class _Pairs:

@@ -15,6 +15,7 @@ import numpy as np
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.profile import Launch, Profile
+from iaprof.formats.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.whole_stacks import WholeStacks, recorded
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
@@ -156,6 +157,8 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         matched=facts.matched.shares(),
         whole=facts.whole,
         recorded=recorded(capture.header),
+        python=facts.python,
+        recorded_python=recorded_python(capture.header),
     )
     binaries: list[GpuKernel | None] = [binary for report in reports for binary in report.binaries]
     return Report(together, facts, capture.header, binaries)
@@ -173,6 +176,7 @@ def _counts(profiles: list[Profile]) -> dict[int, int]:
 def _facts(parts: list[Facts]) -> Facts:
     facts = Facts(matched=Matched(*(sum(getattr(part.matched, f.name) for part in parts) for f in fields(Matched))))
     facts.whole = WholeStacks.together(part.whole for part in parts)
+    facts.python = PythonCounts.together(part.python for part in parts)
     for part in parts:
         facts.records += part.records
         facts.stalls += part.stalls

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.python_counts import recorded as recorded_python
 from iaprof.formats.whole_stacks import recorded
 from iaprof.report.attribution import Joined, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
@@ -97,25 +98,19 @@ def _build(
     joined, facts.records = join(capture, task, helper, progress)
     give_back()
     joined = _selected(joined, selection, placed, capture)
+    cpu = _frames(capture, joined, placed, wanted.look, naming or CaptureNames(capture))
+    if selection.python is not None:
+        calls = [bool(site.stack) and selection.calls(cpu.frames(site.stack)) for site in placed.sites]
+        joined = joined.only(np.array(calls, bool)[joined.site])
     totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())
     unknown = np.array([site.placement is None and not site.kernel_note for site in placed.sites])
     unlaunched = np.array([site.note in (BEFORE_RECORDING, NOT_RECORDED) for site in placed.sites])
     facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
     facts.no_launch = int(totals[unlaunched[joined.site]].sum())
-    spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     weights = _weights(joined, placed, totals)
-    stacks = capture.stacks(np.array(sorted(weights), np.uint64))
-    cpu = CpuFrames(
-        stacks,
-        spaces,
-        naming or CaptureNames(capture),
-        wanted.look,
-        capture.has_cut_stacks,
-        capture.table("python_code"),
-    )
     facts.cpu_modules = _shares(cpu, weights)
-    facts.whole = cpu.ends(weights)
+    facts.whole, facts.python = cpu.ends(weights), cpu.python(weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [begin_ns / 1e9 + wanted.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
@@ -137,6 +132,8 @@ def _build(
         matched=facts.matched.shares(),
         whole=facts.whole,
         recorded=recorded(capture.header),
+        python=facts.python,
+        recorded_python=recorded_python(capture.header),
     )
     return Report(profile, facts, capture.header, binaries)
 
@@ -144,12 +141,20 @@ def _build(
 def _selected(joined: Joined, selection: Selection, placed: Placed, capture: CaptureReader) -> Joined:
     """What the filters leave that depend on launches and reasons."""
     counts = joined.counts * selection.columns().astype(np.uint64)
-    keep = counts.any(axis=1)
+    keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
         keep &= selection.sites(placed, capture)[joined.site]
     alone = np.minimum(joined.alone, counts.sum(axis=1))
-    columns: list[Any] = [joined.interval, joined.stream, joined.site, joined.ip, counts, alone]
-    return Joined(*(column[keep] for column in columns))
+    return replace(joined, counts=counts, alone=alone).only(keep)
+
+
+def _frames(capture: CaptureReader, joined: Joined, placed: Placed, look: Look, naming: Naming) -> CpuFrames:
+    """The frames of the stacks that launched what was joined."""
+    sites = np.unique(joined.site).tolist()
+    ids = sorted({placed.sites[site].stack for site in sites} - {0})
+    spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
+    codes = capture.table("python_code")
+    return CpuFrames(capture.stacks(np.array(ids, np.uint64)), spaces, naming, look, capture.has_cut_stacks, codes)
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
 from iaprof.formats.stalls import REASONS
+from iaprof.report.launchers import launcher
 
 KEYS: dict[str, tuple[str, ...]] = {
     "kernel": ("kernel", "file"),
@@ -23,6 +24,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "instruction": ("kernel", "file", "offset", "instruction"),
     "reason": ("reason",),
     "process": ("host", "process", "pid"),
+    "launcher": ("launcher",),  # see report.launchers
     "stack": ("process", "stack"),  # the innermost frame first
 }
 """What entries can be, and what an entry's key consists of."""
@@ -144,7 +146,7 @@ class Ranker:
 
 def numbered(profile: Profile, by: str) -> Numbered:
     """Numbers rows by the entry they belong to: one of KEYS but reasons, of which a row has several."""
-    if by in ("process", "stack"):
+    if by in _LAUNCH_KEYS:
         keys, number = numbers_of([_LAUNCH_KEYS[by](launch) for launch in profile.launches])
         return Numbered(number[profile.launch], keys.__getitem__)
     if by == "function":
@@ -258,4 +260,8 @@ def _stack_key(launch: Launch | None) -> Key:
 
 
 _CODE_KEYS = {"kernel": _kernel_key, "line": _line_key, "instruction": _instruction_key}
-_LAUNCH_KEYS = {"process": _process_key, "stack": _stack_key}
+_LAUNCH_KEYS: dict[str, Callable[[Launch | None], Key]] = {
+    "process": _process_key,
+    "launcher": lambda launch: (launcher(launch),),
+    "stack": _stack_key,
+}

@@ -60,7 +60,7 @@ _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "follows_frame_pointers", "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost",
     "symbols", "recovered", "matched", "imported", "launches_by", "no_launches", "stack_ends",
-    "unprobed",
+    "python_stacks", "unprobed",
 }  # fmt: skip
 """Members of the header that stay: what a later recorder may add could tell anything."""
 _HEADER_TEXTS = {

@@ -20,6 +20,7 @@ from iaprof.formats.stalls import REASONS
 from iaprof.report.attribution import Span
 from iaprof.report.candidates import Rule
 from iaprof.report.placements import Placed
+from iaprof.symbols.pythons import python_function
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 _LATEST = (1 << 64) - 1  # of times, ns
@@ -100,6 +101,7 @@ class Selection:
     devices: tuple[str, ...] = ()
     reasons: frozenset[str] = frozenset()
     cgroups: tuple[str, ...] = ()  # patterns of paths, or containers' ids
+    python: re.Pattern[str] | None = None  # found anywhere in the name of a Python function of the launching stack
 
     @property
     def by_site(self) -> bool:
@@ -110,6 +112,13 @@ class Selection:
     def by_process(self) -> bool:
         """Whether it depends on the process."""
         return bool(self.pids or self.comms or self.cgroups)
+
+    def calls(self, stack: Sequence[str]) -> bool:
+        """Whether a stack with these frames has a wanted function of Python."""
+        if self.python is None:
+            return True
+        names = filter(None, map(python_function, stack))
+        return any(self.python.search(name) is not None for name in names)
 
     def processes(self, capture: CaptureReader, names: Mapping[int, str]) -> set[int]:
         """Those of some processes, by pid, that are wanted: of CPU samples, which know no more than that."""

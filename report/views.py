@@ -27,6 +27,7 @@ WORDS = "stall_words"  # the records as they are; the view `stalls` takes them a
 _NAMES = {
     "launch": ("launches", "each launch of a kernel"),
     "stack": ("stacks", "the distinct stacks, which launches and CPU samples name by id"),
+    "python_code": ("python_codes", "the code objects of Python, which frames of stacks name by id"),
     "process": ("processes", "what became of processes and threads"),
     "metric": ("metrics", "frequencies, powers, temperatures and the like, over time"),
     "loss": ("losses", "what was lost while recording"),

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Kind, Origin
+from iaprof.formats.python_counts import PythonCounts
 from iaprof.formats.unwind_rules import Mark
 from iaprof.formats.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
@@ -21,7 +22,8 @@ from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.demangle import demangled
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Naming
-from iaprof.symbols.pythons import PYTHON_FUNCTION, without_interpreter
+from iaprof.symbols.python_frames import StacksOfPython
+from iaprof.symbols.pythons import PYTHON_FUNCTION, is_interpreter, without_interpreter
 from iaprof.symbols.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
 
@@ -59,9 +61,8 @@ class ModuleNames:
     no_calls: frozenset[int] = frozenset()  # of the addresses, those where no call ends
 
 
-NOT_COPIED = "[unknown]"
-"""In place of the name of a function of Python whose code object could not be read."""
 _MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
+_NO_MODULE = Module(ModuleKind.GENERATED, NOWHERE)  # of frames of Python whose stack has no address
 
 
 class CpuFrames:
@@ -93,11 +94,7 @@ class CpuFrames:
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
         self._guessed, self._pids = _guesses(stacks), stacks["pid"].to_numpy()
-        self._codes: dict[int, tuple[str, str]] = {}
-        if codes is not None:
-            columns = (codes[name].to_pylist() for name in ("id", "name", "file"))
-            self._codes = {number: (name, file) for number, name, file in zip(*columns, strict=True)}
-        self._python = stacks["python"].to_pylist() if "python" in stacks.column_names else None
+        self._python = StacksOfPython(stacks, codes)
         found = calls(stacks)
         self._truncated = self._truncated | (np.bincount(found.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
         self._ends = np.searchsorted(found.stacks, np.arange(len(stacks) + 1))
@@ -117,6 +114,7 @@ class CpuFrames:
         self._at = cache(self._find_at)
         self._stack = cache(self._find_stack)
         self._origin = cache(_origin)
+        self._made_of = cache(self._make)
 
     @property
     def modules(self) -> list[ModuleNames]:
@@ -159,23 +157,28 @@ class CpuFrames:
     def _frames(self, row: int) -> list[CpuFrame]:
         """A stack's frames, the outermost first, with those of Python in the place of their evaluation loop's."""
         places = self._places(row)
-        python = self._python[row] if self._python is not None else None
-        if not python:
+        if not self._python.has_frames(row):
             return [frame for place in places for frame in self._at(*place)]
-        groups: dict[int, Sequence[CpuFrame]] = {}
-        for frame in reversed(python):
-            number = self._numbers[int(self._ends[row]) + min(frame["at"], len(places) - 1)]
-            name, file = self._codes.get(frame["code"], (NOT_COPIED, ""))
-            text = f"{PYTHON_FUNCTION}{name}:{file}" if file else f"{PYTHON_FUNCTION}{name}"
-            made = CpuFrame(text, self._modules[number], file, frame["line"], True, False, name)
-            groups[frame["at"]] = (*groups.get(frame["at"], ()), made)
-        frames: list[CpuFrame] = []
-        shown = groups.keys() | set()
+        groups = {at: self._made(row, at, frames, len(places)) for at, frames in self._python.groups(row).items()}
+        shown: list[CpuFrame] = []
         for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
-            # An interpreter may name its functions in a perf map besides (python -X perf): that is the same.
-            own = groups.pop(at, ()) or self._at(*place)
-            frames += own if at in shown else [frame for frame in own if not frame.name.startswith(PYTHON_FUNCTION)]
-        return [*(frame for group in groups.values() for frame in group), *frames]
+            if at in groups:
+                shown += groups.pop(at)
+            else:  # an interpreter may name its functions in a perf map besides (python -X perf): that is the same
+                shown += (frame for frame in self._at(*place) if not frame.name.startswith(PYTHON_FUNCTION))
+        # Of those that are left it is not known between which frames of C they ran.
+        return [*(frame for group in groups.values() for frame in group), *shown]
+
+    def _made(self, row: int, at: int, frames: list[tuple[int, int]], places: int) -> list[CpuFrame]:
+        """Frames of Python that stand in the place of frame `at`, of a stack with so many places."""
+        number = int(self._numbers[int(self._ends[row]) + min(at, places - 1)]) if places else None
+        return [self._made_of(code, line, number) for code, line in frames]
+
+    def _make(self, code: int, line: int, number: int | None) -> CpuFrame:
+        """A frame of Python in a module."""
+        made = self._python.frame(code, line)
+        module = _NO_MODULE if number is None else self._modules[number]
+        return CpuFrame(made.text, module, made.file, made.line, True, False, made.function)
 
     def _is_truncated(self, row: int) -> bool:
         """Whether more frames may be missing behind the last one."""
@@ -209,7 +212,9 @@ class CpuFrames:
         first = frames[0]
         if self._ended[row] is not None:
             return (End.WHOLE if self._ended[row] == WHOLE else End.CUT), first.module
-        told = self._told[first.module.identity]
+        told = self._told.get(first.module.identity)
+        if told is None:  # a stack without addresses, that has frames of Python
+            return End.UNKNOWN, None
         # The place of that frame: strays may be before it.
         places = self._places(row)
         address = next((inside for number, inside in places if self._modules[number] == first.module), 0)
@@ -217,6 +222,18 @@ class CpuFrames:
         if self._are_cut and has_no_beginning(first.module):
             is_outermost = bool(is_outermost)
         return end_of(first.symbol, first.module, is_outermost, told.named.frame_pointers), first.module
+
+    def python(self, weights: Mapping[int, int]) -> PythonCounts:
+        """What stacks tell of Python.
+
+        Args:
+            weights: of stacks, by id.
+        """
+        flags, counts = self._python.flags(), Counter[int]()
+        for stack, weight in weights.items():
+            if (row := self._rows.get(stack)) is not None:
+                counts[int(flags[row])] += weight
+        return PythonCounts.of(counts)
 
     def ends(self, weights: Mapping[int, int]) -> WholeStacks:
         """Where stacks end.
@@ -258,10 +275,14 @@ class CpuFrames:
     def _text(self, frame: CpuFrame) -> str:
         if not self._look.lines or not frame.file:
             return frame.name
+        if frame.name.startswith(PYTHON_FUNCTION) and frame.name.endswith(f":{frame.file}"):
+            return frame.name + (f":{frame.line}" if frame.line else "")
         return f"{frame.name} {os.path.basename(frame.file)}" + (f":{frame.line}" if frame.line else "")
 
     def shares(self, weights: Mapping[int, int]) -> dict[tuple[object, ...], tuple[int, int]]:
         """By a module's identity, the weight of stacks with a frame in it, and of those with an unnamed one in it.
+
+        An interpreter's own frames do not count where they are left out in favour of Python functions.
 
         Args:
             weights: of stacks, by id.
@@ -272,6 +293,8 @@ class CpuFrames:
             places = self._places(row) if row is not None else []
             while places and self._modules[places[0][0]].path == NOWHERE:
                 places.pop(0)  # what a walk finds behind the last frame is often no code
+            if row is not None and self._python.has_frames(row) and not self._look.interpreter:
+                places = [place for place in places if not is_interpreter(self._modules[place[0]])]
             met: dict[tuple[object, ...], bool] = {}
             for number, address in places:
                 identity = self._modules[number].identity

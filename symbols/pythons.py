@@ -14,6 +14,8 @@ from typing import Protocol, TypeVar
 from iaprof.symbols.modules import Module, ModuleKind
 
 PYTHON_FUNCTION = "py::"
+NOT_COPIED = "[unknown]"
+"""In place of the name of a function of Python whose code object could not be read."""
 _DELETED = " (deleted)"
 # The executable and the library, of debug (d), free-threaded (t) and old (m) builds too.
 _INTERPRETER = re.compile(r"python(3(\.\d{1,3}[dmt]{0,2})?)?|libpython3\.\d{1,3}[dmt]{0,2}\.so[0-9.]*")
@@ -42,6 +44,14 @@ def without_interpreter(frames: Sequence[Each]) -> list[Each]:
     if not any(frame.name.startswith(PYTHON_FUNCTION) for frame in frames):
         return list(frames)
     return [frame for frame in frames if frame.name.startswith(PYTHON_FUNCTION) or not is_interpreter(frame.module)]
+
+
+def python_function(frame: str) -> str | None:
+    """The name of the Python function that a frame's text tells of, without its file; None where there is none."""
+    if not frame.startswith(PYTHON_FUNCTION):
+        return None
+    name = frame.removeprefix(PYTHON_FUNCTION).partition(":")[0]
+    return name if name != NOT_COPIED else None
 
 
 def is_interpreter(module: Module | None) -> bool:

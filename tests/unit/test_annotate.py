@@ -75,6 +75,7 @@ NARROW = """\
 matmul
 /build/src/matmul.cl
 12,783 samples, 98.3 % of all; 2 processes, 42 launches
+launched by main
 
   SAMPLES     %  SYNC  DIST   OFFSET  INSTRUCTION
    12,783 100.0  93.9   5.5           (all)
@@ -124,6 +125,7 @@ def test_a_kernel_without_binary() -> None:
     assert "\n".join(lines([found], SourceFiles([]), 80, False)) == (
         "dot(float*)\n"
         "217 samples, 1.7 % of all; 1 process, no launch recorded\n"
+        "launched by main\n"
         "\n"
         "  SAMPLES     % ACTIV   OFFSET  INSTRUCTION\n"
         "      217 100.0 100.0           (all)\n"

@@ -221,7 +221,7 @@ def test_captures(captures: tuple[Path, Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message", "code"),
     [
-        (("--by", "line"), "--by takes kernel, function, stack, not 'line'", 2),
+        (("--by", "line"), "--by takes kernel, function, launcher, stack, not 'line'", 2),
         (("--normalize", "time"), "--normalize takes total, none, not 'time'", 2),
         (("--format", "svg"), "--format takes table, folded, not 'svg'", 2),
         (("-o", "out.txt"), "-o takes folded text, and tables go to stdout: give --format folded, or no -o", 2),

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from iaprof.formats.sideband import comm_record
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import ForSymbols
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.symbols.python.layout import layout_of
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
 LOSS = {"source": "s", "what": "w", "count": 3, "detail": "d"}
@@ -144,6 +146,16 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "s")
     with pytest.raises(SpoolError, match="is not a file"):
         SpoolReader(tmp_path / "s")
+
+
+def test_an_interpreter_of_what_is_no_process_is_none(tmp_path: Path) -> None:
+    told = {"types": [1, 2], "layout": asdict(layout_of(11, 0x030B0000, lambda _: b""))}
+    launches = np.zeros(2, LAUNCH)
+    launches["pid"], launches["stack"] = 7, 5
+    frames = [(FrameKind.INTERPRETER, as_json(told | {"pid": pid}), 0) for pid in (1 << 40, -1)]
+    reader = captured(tmp_path, *frames, (FrameKind.LAUNCHES, launches.tobytes(), 0))
+    assert reader.count("launch") == 2
+    assert reader.header["python_stacks"]["launches"]["none"] == 0
 
 
 def test_totals_tell_of_nothing_that_there_was_none_of(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from iaprof.formats.launches import CODE, PYTHON_STACK, PythonState
-from iaprof.record.python_stacks import NOWHERE, UNKNOWN, Interpreter, PythonStacks
+from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts
+from iaprof.record.python_counting import PythonCounting
+from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.symbols.python.layout import Layout, layout_of
 
 Records: TypeAlias = np.ndarray[Any, Any]
@@ -65,7 +67,7 @@ def walked(number: int, *frames: tuple[int, int], cfas: tuple[int, ...] = CFAS, 
 def frames_of(stacks: PythonStacks, number: int) -> list[tuple[str, int, int]]:
     """Name, line and frame of C."""
     frames, _ = stacks.columns(np.array([number], np.uint64))
-    names = {row["id"]: row["name"] for row in stacks.code_rows().to_pylist()} | {UNKNOWN: "?"}
+    names = {row["id"]: row["name"] for row in stacks.code_rows().to_pylist()} | {NO_CODE: "?"}
     return [(names[frame["code"]], frame["line"], frame["at"]) for frame in frames.to_pylist()[0]]
 
 
@@ -172,6 +174,25 @@ def test_a_long_table_of_lines_comes_in_parts(stacks: PythonStacks, is_sent_twic
     bytecode = 0x400000 + LAYOUT.code_bytecode
     stacks.add(walked(1, *((0x400000, bytecode + start) for start, _ in wanted[::100]), (END, 1000)))
     assert [line for _, line, _ in frames_of(stacks, 1)] == [line for _, line in wanted[::100]]
+
+
+def test_launches_are_counted_by_what_their_stacks_tell(stacks: PythonStacks) -> None:
+    # given stacks: whole; of an unknown code object; deep and without a place; damaged; and without any frame
+    stacks.add(walked(1, (FIRST, 0), (END, 1150)))
+    stacks.add(walked(2, (0x700000, 0), (END, 1150)))
+    stacks.add(walked(3, (FIRST, 0), (END, 5), state=PythonState.DEEP))
+    stacks.add(walked(4, state=PythonState.DAMAGED))
+    stacks.columns(np.arange(1, 6, dtype=np.uint64))
+    # when so many launches have each, and some of another process or without a stack
+    counting = PythonCounting(stacks)
+    ids = np.repeat(np.array([1, 2, 3, 4, 5, 0, 6], np.uint64), [10, 1, 2, 4, 8, 16, 32])
+    pids = np.repeat(np.array([PID, PID, PID, PID, PID, PID, OTHER], np.uint32), [10, 1, 2, 4, 8, 16, 32])
+    for part in (slice(0, 20), slice(20, None)):
+        counting.add("launches", ids[part], pids[part])
+    # then
+    told = counting.header()
+    assert told["launches"] == PythonCounts(17, 10, 2, 4, 1, 2, none=8).to_json()
+    assert told["cpu_samples"] == PythonCounts().to_json()
 
 
 def test_hostile_numbers_are_bounded(stacks: PythonStacks) -> None:

@@ -103,6 +103,14 @@ SAMPLES    SHARE  MOSTLY       PROCESS
      10    1.0 %  other 100 %  [unknown process]
   1,000  100.0 %  sbid 65 %    (total)
 """,
+    "launcher": """\
+SAMPLES    SHARE  MOSTLY       LAUNCHER
+    900   90.0 %  sbid 67 %    run(int)
+     70    7.0 %  sbid 71 %    warm_up()
+     20    2.0 %  tdr 100 %    [ambiguous]
+     10    1.0 %  other 100 %  [unknown process]
+  1,000  100.0 %  sbid 65 %    (total)
+""",
     "stack": """\
 SAMPLES    SHARE  MOSTLY       STACK
     900   90.0 %  sbid 67 %    do_syscall_64_[k] < zeLaunch < run(int) < main < app
@@ -317,7 +325,10 @@ def test_a_capture(recorded: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--by", "colour"), "--by takes kernel, function, line, instruction, reason, process, stack, not 'colour'"),
+        (
+            ("--by", "colour"),
+            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, not 'colour'",
+        ),
         (("--interval", "0"), "--interval must be a number of seconds, 0.001 or more"),
         (("--interval", "nan"), "--interval must be a number of seconds, 0.001 or more"),
     ],

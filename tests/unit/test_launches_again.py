@@ -1,0 +1,48 @@
+"""What another output file gets of what was read when the one before ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from iaprof.formats.launches import CODE, PYTHON_STACK, stack_dtype
+from iaprof.record.launches import Launches
+from iaprof.record.spool import FrameKind
+
+DEPTH = 16
+
+
+class Ring:
+    """A ring buffer with some records, which are read once."""
+
+    def __init__(self, dtype: Any = np.uint8, count: int = 0) -> None:
+        self._records = np.zeros(count, dtype)
+
+    def read(self) -> Any:
+        read, self._records = self._records, self._records[:0]
+        return read
+
+
+def test_stacks_of_the_first_launches_come_with_their_python() -> None:
+    # given stacks of the new epoch that were sent before the old one's last launches were read
+    rings = {name: Ring() for name in ("launches", "samples", "compiled", "pieces", "modules")}
+    rings |= {"stacks": Ring(stack_dtype(DEPTH), 2), "python_stacks": Ring(PYTHON_STACK, 2), "codes": Ring(CODE, 3)}
+    probes = SimpleNamespace(**rings, depth=DEPTH, new_epoch=lambda: None)
+    launches = Launches(cast(Any, probes), cast(Any, None))
+    written: list[tuple[FrameKind, int, int]] = []
+    launches._journal = cast(
+        Any, SimpleNamespace(write=lambda kind, data, time, part=0: written.append((kind, len(data), part)))
+    )
+    sent = [
+        (FrameKind.STACKS, 2 * stack_dtype(DEPTH).itemsize, DEPTH),
+        (FrameKind.PYTHON, 2 * PYTHON_STACK.itemsize, 0),
+        (FrameKind.CODES, 3 * CODE.itemsize, 0),
+    ]
+    # when
+    launches.new_epoch(5)
+    assert written == sent
+    launches.describe_again(6)
+    # then both files have all of it
+    assert written == sent * 2
