@@ -84,6 +84,10 @@ def _check(interpreter: _Interpreter) -> Check:
     return Check(GROUP, name, Level.WARNING, text, file=file)
 
 
+class _TimeIsOver(Exception):
+    """Nothing is opened any more."""
+
+
 class Look(Closing):
     """Looks for interpreters in processes; also a context manager."""
 
@@ -111,9 +115,11 @@ class Look(Closing):
         """Looks at processes; gives how many of them it did not come to until `end`, time.monotonic()."""
         self._end = end
         for number, pid in enumerate(pids):
-            mappings = executable(pid, self._images)
-            interpreter = self._interpreter(pid, mappings)
-            if time.monotonic() > end:  # what was opened after that was said to be unreadable
+            try:
+                interpreter = self._interpreter(pid, executable(pid, self._images))
+            except _TimeIsOver:
+                return len(pids) - number
+            if time.monotonic() > end:
                 return len(pids) - number
             if interpreter is not None:
                 self._found.setdefault(interpreter, _Interpreter(*interpreter)).pids.append(pid)
@@ -121,7 +127,7 @@ class Look(Closing):
 
     def _open(self, number: int) -> int | None:
         if time.monotonic() > self._end:
-            return None
+            raise _TimeIsOver  # a process may have mapped thousands of files
         file = self._images.open(number)
         if file is None:
             self._refused.add(number)

@@ -22,6 +22,19 @@ from unit.test_python_interpreter import SOURCE, built, patched, published
 
 ECHO = "import sys; print(*sys.version_info[:3], sep='.', flush=True); sys.stdin.read()"
 CODE = "int runs(void) { return 0; }\n"  # a library without code has no executable mapping
+MAPPING = """
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+int main(int count, char **files) {
+    while (--count)
+        mmap(0, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, open(files[count], O_RDONLY), 0);
+    puts("mapped");
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+}
+"""
 NOBODY = 65534
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can open what processes have mapped")
@@ -170,6 +183,31 @@ def test_what_takes_too_long_is_not_looked_at() -> None:
     with running(sys.executable, "-S", "-c", ECHO) as (pid, _), pythons.Look() as look:
         assert look.at([pid, pid], time.monotonic()) == 2
         assert look.found == []
+
+
+@needs_root
+def test_a_process_with_many_files_is_left_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    files = [tmp_path / f"libpython3.{number}.so.1.0" for number in range(50)]
+    for file in files:
+        file.write_bytes(b"no ELF file" * 500)
+    program = tmp_path / "mapping"
+    subprocess.run(["cc", "-x", "c", "-", "-o", program], input=MAPPING, text=True, check=True)
+    opened, open_mapping = [], Opener.open_mapping
+
+    def until_three(self: Opener, *words: Any) -> int | str:
+        opened.append(words)
+        look._end = look._end if len(opened) < 3 else 0.0
+        return open_mapping(self, *words)
+
+    monkeypatch.setattr(Opener, "open_mapping", until_three)
+    # when
+    with running(program, *files) as (pid, _), pythons.Look() as look:
+        assert look.at([pid, pid], time.monotonic() + 60) == 2
+    # then
+    assert len(opened) == 3
 
 
 @needs_root
