@@ -1,7 +1,7 @@
 """Python's functions without the interpreter that runs them.
 
-A CPython with PYTHONPERFSUPPORT=1 (3.12 and later) names its functions in a perf map as `py::function:file`. Between
-two of them are C functions of the interpreter, and before the first those that started it.
+Frames of Python are named `py::function:file`, as CPython itself names them in perf maps. Between two of them are C
+functions of the interpreter, and before the first those that started it.
 """
 
 from __future__ import annotations

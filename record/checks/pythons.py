@@ -1,101 +1,167 @@
-"""Running Pythons: whether their functions will have names."""
+"""Running Pythons: whether their functions will be in stacks, found out as a recording does."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from iaprof.record.checks.processes import mapped, opened, read_some, shortened
+from iaprof.bpf.launches import kernel_offsets
+from iaprof.bpf.processes import running_pids
+from iaprof.formats.quantities import counted
+from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
+from iaprof.record.opener import Opener
+from iaprof.record.unwinding.interpreters import Search
+from iaprof.record.unwinding.mappings import Images, executable
+from iaprof.sandbox.closing import Closing
+from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR
+from iaprof.symbols.unwind.code import Mapping
+from iaprof.symbols.unwind.finishing import Finishing
 
 GROUP = "Stacks"
 MOST_LINES = 8
-PERF_SUPPORT = (3, 12)
-_VARIABLE = b"PYTHONPERFSUPPORT"
-_INTERPRETER = re.compile(rb"(lib)?python3(?:\.\d+)?[td]*(?(1)\.so[0-9.]*)")
-_MOST_BYTES = 4 << 20
+SECONDS = 3.0
+_INTERPRETER = re.compile(r"(lib)?python(\d(?:\.\d{1,3})?)?[a-z]{0,3}(?(1)\.so[0-9.]*)")
+_DELETED = " (deleted)"
+_READABLE = "let the users who run it read the file"
+_ANOTHER = f"run the program with a release of CPython 3.{FIRST_MINOR} to 3.{LAST_MINOR} that is not free-threaded"
+_UNKNOWN = "no CPython was found in its file: it is older than 3.7, another implementation, or exports no symbols"
+_REFUSED = "its process's user may not read its file"
 
 
 @dataclass
 class _Interpreter:
-    """One file that is CPython, and the processes that run it."""
+    """One file with an interpreter, and the processes that run it."""
 
     path: str
+    version: str  # "3.11.2"; as far as its name says, where its frames cannot be walked
+    problem: str  # why they cannot
     pids: list[int] = field(default_factory=list)
-
-    @property
-    def version(self) -> tuple[int, int] | None:
-        found = re.search(r"python3\.(\d{1,3})", os.path.basename(self.path))
-        return (3, int(found[1])) if found else None
 
 
 def checks() -> Iterator[Check]:
     """Checks the Pythons that run, this one not counted."""
-    interpreters = _interpreters()
-    for interpreter in interpreters[:MOST_LINES]:
+    if os.geteuid() != 0:
+        yield Check(GROUP, "Python", Level.WARNING, "only root can tell whether those that run will be seen")
+        return
+    if kernel_offsets() is None:
+        text = "no functions of Python will be in stacks: the kernel's BTF does not say what finding them needs"
+        yield Check(GROUP, "Python", Level.WARNING, text)
+        return
+    pids = [pid for pid in running_pids() if pid != os.getpid()]  # before there are children of ours
+    with Look() as look:
+        not_looked_at = look.at(pids, time.monotonic() + SECONDS)
+    yield from _lines(look.found)
+    if not_looked_at:
+        text = f"{counted(not_looked_at, 'process', 'processes')} could not be looked at in {SECONDS:g} s"
+        yield Check(GROUP, "Python", Level.WARNING, text)
+    elif not look.found:
+        yield Check(GROUP, "Python", Level.OK, "none runs")
+
+
+def _lines(found: Sequence[_Interpreter]) -> Iterator[Check]:
+    """One for each file, those that will not be seen first, and then those with the most processes."""
+    ordered = sorted(found, key=lambda interpreter: (not interpreter.problem, -len(interpreter.pids)))
+    for interpreter in ordered[:MOST_LINES]:
         yield _check(interpreter)
-    if len(interpreters) > MOST_LINES:
-        yield Check(GROUP, "Python", Level.WARNING, f"and {len(interpreters) - MOST_LINES} more that run")
-    if not interpreters:
-        yield Check(GROUP, "Python", Level.OK, "none runs, or none that can be seen")
-
-
-def _interpreters() -> list[_Interpreter]:
-    """Those that run, the ones with the most processes first."""
-    by_pid = {}
-    for file in mapped(_INTERPRETER):
-        # The library comes after the executable that is linked to it, and it is the interpreter then.
-        if file.pid != os.getpid() and (file.pid not in by_pid or os.path.basename(file.path).startswith("lib")):
-            by_pid[file.pid] = file
-    found: dict[tuple[int, int], _Interpreter] = {}
-    for pid, file in by_pid.items():
-        with opened(file.location) as fd:
-            if fd is None:
-                continue
-            status = os.fstat(fd)
-            inode = status.st_dev, status.st_ino
-            if inode not in found:
-                found[inode] = _Interpreter(file.path)
-            found[inode].pids.append(pid)
-    return sorted(found.values(), key=lambda interpreter: -len(interpreter.pids))
+    if rest := ordered[MOST_LINES:]:
+        unseen = sum(bool(interpreter.problem) for interpreter in rest)
+        text = f"and {len(rest)} more files; functions of {unseen or 'none'} of them will not be in stacks"
+        yield Check(GROUP, "Python", Level.WARNING if unseen else Level.OK, text)
 
 
 def _check(interpreter: _Interpreter) -> Check:
-    version = interpreter.version
-    name = f"Python {version[0]}.{version[1]}" if version else "Python"
-    without = [pid for pid in interpreter.pids if not has_perf_support(pid)]
-    who, file = _processes(interpreter.pids), shortened(interpreter.path)
-    if version and version < PERF_SUPPORT:
-        return Check(GROUP, name, Level.WARNING, f"names of its functions came with 3.12 ({who})", file=file)
-    if without:
-        text = f"PYTHONPERFSUPPORT is not set in {_processes(without)} ({who})"
-        mend = f"export PYTHONPERFSUPPORT=1    # and start {'it' if len(without) == 1 else 'them'} again"
-        return Check(GROUP, name, Level.WARNING, text, mend, file)
-    return Check(GROUP, name, Level.OK, f"names its functions ({who})", file=file)
+    name, file = f"Python {interpreter.version}".rstrip(), shortened(interpreter.path)
+    who = f"process {interpreter.pids[0]}" if len(interpreter.pids) == 1 else f"{len(interpreter.pids)} processes"
+    if not interpreter.problem:
+        return Check(GROUP, name, Level.OK, f"its functions will be in stacks ({who})", file=file)
+    what_to_do = _READABLE if interpreter.problem == _REFUSED else _ANOTHER
+    text = f"its functions will not be in stacks ({who}): {interpreter.problem}. To see them, {what_to_do}"
+    return Check(GROUP, name, Level.WARNING, text, file=file)
 
 
-def _processes(pids: list[int]) -> str:
-    return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
+class _TimeIsOver(Exception):
+    """Nothing is opened any more."""
 
 
-def has_perf_support(pid: int) -> bool:
-    """Whether a running Python writes the names of its functions for perf; only root sees it of others' processes."""
-    for variable in read_some(f"/proc/{pid}/environ", _MOST_BYTES).split(b"\0"):
-        name, _, value = variable.partition(b"=")
-        if name == _VARIABLE and value not in (b"", b"0"):
-            return True
-    return _asks_for_perf(read_some(f"/proc/{pid}/cmdline", _MOST_BYTES).split(b"\0"))
+class Look(Closing):
+    """Looks for interpreters in processes; also a context manager."""
+
+    def __init__(self) -> None:
+        self._opener = Opener()
+        self._images = Images(self._opener)
+        self._finishing = Finishing(self._open)
+        self._search = Search(self._finishing, self._images)
+        self._end = 0.0
+        self._refused: set[int] = set()  # images that cannot be read
+        self._paths: dict[int, str] = {}  # of images
+        self._found: dict[tuple[str, str, str], _Interpreter] = {}
+
+    def close(self) -> None:
+        """Ends what opens and reads files."""
+        self._finishing.close()
+        self._opener.close()
+
+    @property
+    def found(self) -> list[_Interpreter]:
+        """Those that were found."""
+        return list(self._found.values())
+
+    def at(self, pids: Sequence[int], end: float) -> int:
+        """Looks at processes; gives how many of them it did not come to until `end`, time.monotonic()."""
+        self._end = end
+        for number, pid in enumerate(pids):
+            try:
+                interpreter = self._interpreter(pid, executable(pid, self._images))
+            except _TimeIsOver:
+                return len(pids) - number
+            if time.monotonic() > end:
+                return len(pids) - number
+            if interpreter is not None:
+                self._found.setdefault(interpreter, _Interpreter(*interpreter)).pids.append(pid)
+        return 0
+
+    def _open(self, number: int) -> int | None:
+        if time.monotonic() > self._end:
+            raise _TimeIsOver  # a process may have mapped thousands of files
+        file = self._images.open(number)
+        if file is None:
+            self._refused.add(number)
+        return file
+
+    def _interpreter(self, pid: int, mappings: Sequence[Mapping]) -> tuple[str, str, str] | None:
+        """Path, version, and problem of the interpreter that a process runs."""
+        interpreter = self._search.find(mappings)
+        if interpreter is not None:
+            mapping, found = interpreter
+            path = self._path(pid, mapping)
+            return _without(path, found) if isinstance(found, str) else (path, found.version, "")
+        for mapping in mappings:
+            if mapping.image >= 0 and self._images.may_be_python(mapping.image):
+                path = self._path(pid, mapping)
+                if _INTERPRETER.fullmatch(os.path.basename(path)):
+                    return _without(path, _REFUSED if mapping.image in self._refused else _UNKNOWN)
+        return None
+
+    def _path(self, pid: int, mapping: Mapping) -> str:
+        """Of what is mapped; empty if the process has ended."""
+        if mapping.image not in self._paths:
+            path = b""
+            with contextlib.suppress(OSError):
+                path = os.readlink(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}".encode())
+            self._paths[mapping.image] = path.decode("utf-8", "backslashreplace").removesuffix(_DELETED)
+        return self._paths[mapping.image]
 
 
-def _asks_for_perf(command: list[bytes]) -> bool:
-    """Whether the interpreter's own options, which end where the program begins, say -X perf or -X perf_jit."""
-    rest = iter(command[1:])
-    for argument in rest:
-        if argument in (b"-c", b"-m") or not argument.startswith(b"-"):
-            return False
-        value = next(rest, b"") if argument in (b"-X", b"-W") else argument[2:]
-        if argument.startswith(b"-X") and value in (b"perf", b"perf_jit"):
-            return True
-    return False
+def _without(path: str, problem: str) -> tuple[str, str, str]:
+    """Path, version, and problem of one whose frames cannot be walked; the version is what its name says."""
+    found = _INTERPRETER.fullmatch(os.path.basename(path))
+    version = (found[2] or "") if found else ""
+    older = re.fullmatch(r"2\.\d+|3\.(\d+)", version)
+    if older and int(older[1] or 0) < FIRST_MINOR:
+        return path, version, f"it is older than Python 3.{FIRST_MINOR}"
+    return path, version, problem

@@ -28,15 +28,48 @@ _PYTHON = struct.Struct(f"<QQQ{len(_FIELDS)}H4x")  # struct python
 _ADDRESSES = 1 << 64
 
 
+class Search:
+    """Looks for interpreters in the files that processes have mapped."""
+
+    def __init__(self, finishing: Finishing, images: Images) -> None:
+        """Args: reads files; numbers them."""
+        self._finishing, self._images = finishing, images
+        self._of: dict[int, FoundInterpreter | str | None] = {}  # by image: what was found, a problem, nothing
+
+    def find(self, mappings: Sequence[Mapping]) -> tuple[Mapping, FoundInterpreter | str] | None:
+        """The interpreter that a process runs; None if none was found.
+
+        Args:
+            mappings: its executable ones, sorted.
+
+        Returns:
+            A mapping of the file with the interpreter; and what is known of it, or why its frames cannot be walked.
+        """
+        for mapping in mappings:
+            if mapping.image < 0 or not (mapping is mappings[0] or self._images.may_be_python(mapping.image)):
+                continue
+            found = self._in_image(mapping)
+            if found is not None:
+                return mapping, found
+        return None
+
+    def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
+        if mapping.image not in self._of:
+            found = None
+            with contextlib.suppress(IaprofError):
+                found = self._finishing.interpreter(mapping.image, mapping.offset)
+            self._of[mapping.image] = found
+        return self._of[mapping.image]
+
+
 class Interpreters:
     """Of all processes."""
 
     def __init__(self, finishing: Finishing, images: Images, pythons: int) -> None:
         """Args: reads files; numbers them; the descriptor of BPF's map, which stays the caller's."""
-        self._finishing, self._images, self._pythons = finishing, images, pythons
+        self._search, self._pythons = Search(finishing, images), pythons
         # Of processes, by number and when they began: the mapping that the interpreter is in. Exec brings another one.
         self._known: OrderedDict[tuple[int, int], Mapping] = OrderedDict()
-        self._of: dict[int, FoundInterpreter | str | None] = {}  # by image: what was found, a problem, nothing
 
     def look(self, pid: int, born_ticks: int, mappings: Sequence[Mapping]) -> list[bytes]:
         """Looks for one in a process; gives messages for the recorder.
@@ -46,34 +79,22 @@ class Interpreters:
             born_ticks: when it began, as /proc tells it.
             mappings: its executable ones, sorted.
         """
-        for mapping in mappings:
-            if self._known.get((pid, born_ticks)) == mapping:
-                return []
-            if mapping.image < 0 or not (mapping is mappings[0] or self._images.may_be_python(mapping.image)):
-                continue
-            found = self._in_image(mapping)
-            if found is None:
-                continue
-            self._remember(pid, born_ticks, mapping)
-            if isinstance(found, str):
-                problem = f"Python functions of {_program(pid)} are not recorded: {found}"
-                return [_message({"problem": problem})]
-            runtime, *types = (
-                (mapping.start + offset) % _ADDRESSES for offset in (found.runtime, found.text_type, found.bytes_type)
-            )
-            self._tell(pid, born_ticks, runtime, found.layout)
-            told = {"pid": pid, "version": found.version, "types": types, "layout": vars(found.layout)}
-            return [_message(told)]
-        return []
-
-    def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
-        """What is known of the interpreter in a mapped file; why nothing is, or None if there is none."""
-        if mapping.image not in self._of:
-            found = None
-            with contextlib.suppress(IaprofError):
-                found = self._finishing.interpreter(mapping.image, mapping.offset)
-            self._of[mapping.image] = found
-        return self._of[mapping.image]
+        interpreter = self._search.find(mappings)
+        if interpreter is None:
+            return []
+        mapping, found = interpreter
+        if self._known.get((pid, born_ticks)) == mapping:
+            return []
+        self._remember(pid, born_ticks, mapping)
+        if isinstance(found, str):
+            problem = f"Python functions of {_program(pid)} are not recorded: {found}"
+            return [_message({"problem": problem})]
+        runtime, *types = (
+            (mapping.start + offset) % _ADDRESSES for offset in (found.runtime, found.text_type, found.bytes_type)
+        )
+        self._tell(pid, born_ticks, runtime, found.layout)
+        told = {"pid": pid, "version": found.version, "types": types, "layout": vars(found.layout)}
+        return [_message(told)]
 
     def _remember(self, pid: int, born_ticks: int, mapping: Mapping) -> None:
         self._known[pid, born_ticks] = mapping

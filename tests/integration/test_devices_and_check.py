@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from iaprof.record.checks import pythons
 from integration.attacking import NOBODY
 from integration.recording import Finished, iaprof
 from standin import runtime
@@ -189,6 +188,7 @@ def test_without_root(everyones: Hardware) -> None:
     assert said["maps"]["text"] == "cannot be told without root"
     assert "programs" not in said
     assert said["card0"]["text"] == "it may not be opened: run iaprof with sudo"
+    assert said["Python"]["text"] == "only root can tell whether those that run will be seen"
 
 
 def test_devices_need_no_root_where_nodes_can_be_opened(everyones: Hardware) -> None:
@@ -251,19 +251,6 @@ def test_libraries_that_processes_have_mapped(tmp_path: Path) -> None:
     assert "\x1b" not in text
     assert "\x07" not in text
     assert str(tmp_path / "\\x1b[31m\\x07" / "libze_intel_gpu.so.1") in drivers
-
-
-def test_an_interpreter_that_vanished_and_one_that_nobody_may_read(tmp_path: Path) -> None:
-    gone, secret = tmp_path / "libpython3.98.so.1.0", tmp_path / "libpython3.99.so.1.0"
-    shutil.copy(runtime.build().library, gone)
-    shutil.copy(runtime.build().library, secret)
-    with mapping(gone) as first, mapping(secret) as second:
-        gone.unlink()
-        secret.chmod(0)
-        found = {interpreter.version for interpreter in pythons._interpreters()}
-        for process in (first, second):
-            process.communicate("\n")
-    assert {(3, 98), (3, 99)} <= found  # root reads the mapped files themselves
 
 
 # ---- on a terminal ----

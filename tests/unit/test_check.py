@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -20,7 +19,7 @@ from iaprof.bpf.libraries import Outcome, Way
 from iaprof.cli import check as command
 from iaprof.cli.main import main
 from iaprof.formats.whole_stacks import WholeStacks
-from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, pythons, stacks
+from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
 from iaprof.record.checks.launching import Launching
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
@@ -375,76 +374,6 @@ def test_long_paths_are_shortened() -> None:
     assert len(processes.shortened(path)) <= 120
     assert processes.shortened(path).endswith("/libze_intel_gpu.so.1")
     assert processes.shortened("/a/b") == "/a/b"
-
-
-# ---- Pythons ----
-
-
-@contextlib.contextmanager
-def waiting_python(*arguments: str, env: dict[str, str] | None = None) -> Iterator[int]:
-    """The pid of one that has begun."""
-    code = "print('begun', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        yield process.pid
-        process.communicate("\n")
-
-
-@pytest.mark.parametrize(("variable", "has"), [("1", True), ("yes", True), ("0", False), ("", False), (None, False)])
-def test_perf_support_of_a_running_python(variable: str | None, has: bool) -> None:
-    environment = {"A": "PYTHONPERFSUPPORT=1", "XPYTHONPERFSUPPORT": "1"}
-    environment |= {} if variable is None else {"PYTHONPERFSUPPORT": variable}
-    with waiting_python("-X", "perf", env=environment) as pid:  # options of the program's, not of Python's
-        assert pythons.has_perf_support(pid) is has
-
-
-@pytest.mark.parametrize(
-    ("command", "asks"),
-    [
-        ("python3 -X perf a.py", True),
-        ("python3 -Xperf a.py", True),
-        ("python3 -u -W error -X dev -X perf_jit -m a", True),
-        ("python3 -X dev a.py -X perf", False),
-        ("python3 -c perf -X perf", False),
-        ("python3 -W -Xperf a.py", False),
-        ("python3 -X", False),
-        ("python3", False),
-        ("", False),
-    ],
-)
-def test_perf_support_as_an_option(command: str, asks: bool) -> None:
-    assert pythons._asks_for_perf(command.encode().split(b" ")) is asks
-
-
-@pytest.mark.parametrize(
-    ("path", "support", "level", "said"),
-    [
-        ("/usr/bin/python3.13", True, Level.OK, "names its functions"),
-        ("/usr/bin/python3.13", False, Level.WARNING, "PYTHONPERFSUPPORT is not set in 2 processes"),
-        ("/usr/bin/python3.11", True, Level.WARNING, "came with 3.12"),
-        ("/lib/libpython3.9.so.1.0", True, Level.WARNING, "came with 3.12"),
-        ("/opt/python3", True, Level.OK, "names its functions"),
-    ],
-)
-def test_interpreters(path: str, support: bool, level: Level, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pythons, "has_perf_support", lambda pid: support)
-    check = pythons._check(pythons._Interpreter(path, [1, 2]))
-    assert check.level is level
-    assert said in check.text
-    assert bool(check.mend) is ("PYTHONPERFSUPPORT" in said)
-
-
-def test_a_running_python_is_seen() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can open what processes have mapped")
-    with waiting_python() as pid:
-        found = [each for each in pythons._interpreters() if pid in each.pids]
-    (one,) = found
-    assert one.version == sys.version_info[:2]
-    assert os.getpid() not in one.pids
 
 
 # ---- the command ----
