@@ -62,8 +62,8 @@ format: setup ## let ruff put the sources into shape
 bench: setup ## measure: every tests/bench/bench_*.py
 	@for file in tests/bench/bench_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
 
-soak: setup ## what takes too long for CI: every tests/bench/soak_*.py
-	@for file in tests/bench/soak_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
+soak: setup ## what takes too long for CI: every tests/soak/soak_*.py
+	@for file in tests/soak/soak_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
 
 fuzz: setup ## ten minutes of damaged ELF files: tests/fuzz/fuzz_*.py
 	@for file in tests/fuzz/fuzz_*.py; do echo "== $$file"; $(IN)/python -B "$$file" || exit; done

@@ -1,6 +1,6 @@
 """Damaged debug ELFs through the reader of GPU modules, for a while: it answers each time, and in time.
 
-    .venv/bin/python tests/bench/soak_decoder.py [SECONDS] [--seed N] [--case N]
+    .venv/bin/python tests/soak/soak_decoder.py [SECONDS] [--seed N] [--case N]
 
 `--case` repeats a single one. Prints how it went, every failure as it comes, and ends with 1 when there was one. That
 the child process died, or ran out of its time or memory, is no failure: that is what it is for.
@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, print_table
-from bench.mutation import chance, mutate
 from iaprof.report.gpu_module import GpuModule, GpuModules
 from iaprof.report.platforms import Platform
+from soak.mutation import chance, mutate
 from standin.runtime import debug_elf
 
 PLATFORMS = {"bmg": Platform.XE2, "lnl": Platform.XE2, "pvc": Platform.XE_HPC, "ptl": Platform.XE3}

@@ -1,6 +1,6 @@
 """Damaged captures and spools through `iaprof report` and `recover`, for a while: never a traceback, never a crash.
 
-    sudo .venv/bin/python tests/bench/soak_captures.py [SECONDS] [--seed N] [--keep FOLDER]
+    sudo .venv/bin/python tests/soak/soak_captures.py [SECONDS] [--seed N] [--keep FOLDER]
 
 The whole files come from one recording on the stand-in's hardware. Some are damaged as files, byte by byte, others in
 what they say: a capture's rows and header, a spool's frames. Each command runs in a process of its own with limits of
@@ -33,11 +33,11 @@ import pyarrow as pa
 import iaprof.record.finish
 import iaprof.report.profile  # noqa: F401 - with the one before: imported here once, and not by each command
 from bench.measuring import Recorder, machine, needs_root, print_table, scaled
-from bench.mutation import chance, mutate, odd_number
 from iaprof.cli.main import main as iaprof_command
 from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
 from iaprof.formats.writers import WRITERS
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from soak.mutation import chance, mutate, odd_number
 from standin import runtime
 from standin.hardware import Hardware
 
