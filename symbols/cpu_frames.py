@@ -62,6 +62,7 @@ class ModuleNames:
 
 
 _MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
+_NO_CODE = Module(ModuleKind.FILE, "")  # of what stands for frames of Python
 _NO_MODULE = Module(ModuleKind.GENERATED, NOWHERE)  # of frames of Python whose stack has no address
 
 
@@ -160,6 +161,10 @@ class CpuFrames:
         if not self._python.has_frames(row):
             return [frame for place in places for frame in self._at(*place)]
         groups = {at: self._made(row, at, frames, len(places)) for at, frames in self._python.groups(row).items()}
+        self._place(groups, places)
+        if missing := self._python.missing(row):
+            outermost = groups[max(groups)]
+            groups[max(groups)] = [CpuFrame(missing, _NO_CODE), *outermost]
         shown: list[CpuFrame] = []
         for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
             if at in groups:
@@ -168,6 +173,16 @@ class CpuFrames:
                 shown += (frame for frame in self._at(*place) if not frame.name.startswith(PYTHON_FUNCTION))
         # Of those that are left it is not known between which frames of C they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
+
+    def _place(self, groups: dict[int, list[CpuFrame]], places: list[tuple[int, int]]) -> None:
+        """Puts frames of Python whose loop is not known in the place of the next frame of CPython."""
+        depth, modules = len(places), [self._modules[number] for number, _ in reversed(places)]
+        known = max((at for at in groups if at < depth), default=-1)
+        free = (at for at in range(known + 1, depth) if is_interpreter(modules[at]))
+        for lost in [at for at in groups if at >= depth]:
+            if (at := next(free, None)) is None:
+                break
+            groups[at] = groups.pop(lost)
 
     def _made(self, row: int, at: int, frames: list[tuple[int, int]], places: int) -> list[CpuFrame]:
         """Frames of Python that stand in the place of frame `at`, of a stack with so many places."""
@@ -270,7 +285,8 @@ class CpuFrames:
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""
-        return self._told[module.identity].named.frame_pointers
+        told = self._told.get(module.identity)
+        return told.named.frame_pointers if told is not None else None
 
     def _text(self, frame: CpuFrame) -> str:
         if not self._look.lines or not frame.file:

@@ -12,6 +12,11 @@ from iaprof.formats.dictionaries import in_one
 from iaprof.formats.python_counts import DEEPEST, NO_CODE, State
 from iaprof.symbols.pythons import NOT_COPIED, PYTHON_FUNCTION
 
+_MISSING = {
+    State.DEEP: "[Python cut: too many functions]",
+    State.DAMAGED: "[Python cut: what follows is no function]",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class PythonFrame:
@@ -78,6 +83,10 @@ class StacksOfPython:
     def has_frames(self, row: int) -> bool:
         """Whether a stack has any."""
         return bool(self._starts[row] < self._starts[row + 1])
+
+    def missing(self, row: int) -> str:
+        """What stands for frames of Python that are missing outside of those that a stack has; "" where none are."""
+        return next((text for state, text in _MISSING.items() if self._states[row] & state), "")
 
     def flags(self) -> NDArray[np.uint8]:
         """What is to be counted of each stack: State flags, uint8[n]."""

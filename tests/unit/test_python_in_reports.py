@@ -167,9 +167,25 @@ def test_frames_stand_in_the_place_of_their_loop_with_their_lines(path: Path) ->
         f"[python3.11+0x2f];py::main:{train}:6;py::Layer.forward:{model}:13;py::Layer.<lambda>:{model}:14;"
         f"[python3.11+0x10] {SAMPLES['c']}\n"
     ) in shown
-    # of which it is not known, outermost; and no line where there is none
-    assert f"py::Layer.forward:{model};[python3.11+0x2f];py::main:{train}:6;[python3.11+0x10] {SAMPLES['e']}\n" in shown
+    # of which it is not known, in the place of the interpreter's next; and no line where there is none
+    cut = "[Python cut: too many functions]"
+    assert f"{cut};py::Layer.forward:{model};py::main:{train}:6;[python3.11+0x10] {SAMPLES['e']}\n" in shown
     assert f"[python3.11+0x2f];py::main:{train}:6;py::[unknown];[python3.11+0x10] {SAMPLES['d']}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("ended", "mark"), [("deep", "too many functions"), ("damaged", "what follows is no function")]
+)
+def test_frames_that_are_missing_are_marked_outside_of_those_that_are_there(
+    tmp_path: Path, ended: str, mark: str
+) -> None:
+    # given one function in its loop, and one outside of which the others are missing, so that its loop is not known
+    frames = [{"code": 1, "line": 13, "at": 0}, {"code": 0, "line": 6, "at": 65535}]
+    one = STACKS["a"] | {"python": frames, "python_ended": ended}
+    path = capture(tmp_path / "c.parquet", HEADER | {"end_ns": 20 * SECOND}, **rows(stack=[one]))
+    # then that one is in the place of the interpreter's next function
+    shown = iaprof("report", path, "-q", "--frames", "cpu", "--no-hide-cpython").out
+    assert f"[Python cut: {mark}];py::main:/srv/train.py;py::Layer.forward:/srv/model.py {SAMPLES['a']}\n" in shown
 
 
 # How many have all of them
