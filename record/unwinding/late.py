@@ -6,6 +6,7 @@ What they had mapped is told by the side-band, and their files are opened as tho
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
@@ -21,6 +22,7 @@ from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
+MOST_FAILURES = 2  # over the stacks of one process
 
 
 class LateFinishing:
@@ -41,6 +43,7 @@ class LateFinishing:
         """
         end = time.monotonic() + MOST_SECONDS
         records = (record for some in copies for record in some)
+        failures = Counter[int]()  # by process
         with Finishing(lambda number: self._naming.open(self._modules[number])) as finishing:
             for _, of_one in groupby(records, key=lambda record: int(record["id"])):
                 miss = None
@@ -49,10 +52,12 @@ class LateFinishing:
                     miss.add(record)
                 if miss is None or time.monotonic() > end:
                     return
+                if failures[miss.pid] == MOST_FAILURES:
+                    continue
                 try:
                     yield from self._finish(finishing, miss)
-                except IaprofError:
-                    continue  # it stays as it is
+                except IaprofError:  # it stays as it is
+                    failures[miss.pid] += 1
 
     def _finish(self, finishing: Finishing, miss: Miss) -> list[bytes]:
         told = self._spaces.mapped(int(miss.record["pid"]), int(miss.record["time"]))

@@ -171,7 +171,7 @@ class Learner:
             self._forgiven = time.monotonic()
         uid = rights.uid if rights is not None else -1  # it has ended
         if self._failures[pid] >= MOST_FAILURES or self._failures_of[uid] >= MOST_FAILURES_OF_A_USER:
-            return []
+            return self._left(miss)
         try:
             return miss.finished(self._finish(pid, miss), self._depth)
         except ImageGone:
@@ -179,7 +179,11 @@ class Learner:
         except IaprofError:
             self._failures[pid] += 1
             self._failures_of[uid] += 1
-            return []
+            return self._left(miss)
+
+    def _left(self, miss: Miss) -> list[bytes]:
+        """What could not be finished now: a child that hardly gets to run looks as if it was broken."""
+        return [] if miss.is_sample else miss.records()
 
     def look_for_python(self, pid: int) -> None:
         """Looks for an interpreter in a process that has not launched anything yet."""

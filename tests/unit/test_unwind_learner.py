@@ -246,12 +246,14 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
 ) -> None:
     # given
     tried.finishing.answer = IaprofError("the child died")
-    assert tried.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3))) == []
+    numbers = range(MOST_FAILURES + 3)
+    assert tried.finish(*(copied(number, 100) for number in numbers)) == [*numbers]  # for the recording's end
+    assert tried.finish(copied(49, 100, is_sample=True)) == []
     assert tried.finishing.asked == MOST_FAILURES
     # when
     tried.finishing.answer = WHOLE
     # then
-    assert tried.finish(copied(50, 100), copied(51, 101)) == whole([51])
+    assert tried.finish(copied(50, 100), copied(51, 101)) == [50, *whole([51])]
     # and not for ever
     monkeypatch.setattr(module, "FORGIVEN_S", 0.0)
     assert tried.finish(copied(52, 100)) == whole([52])
@@ -260,12 +262,13 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
 def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tried: Tried) -> None:
     # given
     tried.finishing.answer = IaprofError("the child died")
-    assert tried.finish(*(copied(number, 100 + number) for number in range(MOST_FAILURES_OF_A_USER + 3))) == []
+    numbers = range(MOST_FAILURES_OF_A_USER + 3)
+    assert tried.finish(*(copied(number, 100 + number) for number in numbers)) == [*numbers]
     assert tried.finishing.asked == MOST_FAILURES_OF_A_USER
     # when
     tried.finishing.answer = WHOLE
     # then
-    assert tried.finish(copied(50, 199), copied(51, 200)) == whole([51])
+    assert tried.finish(copied(50, 199), copied(51, 200)) == [50, *whole([51])]
 
 
 def test_that_a_process_changed_is_nobody_s_failure(tried: Tried) -> None:
