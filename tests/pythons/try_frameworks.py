@@ -39,7 +39,6 @@ TELLING = PROGRAMS / "telling_calls.py"
 HZ, SECONDS, ROUNDS, LONGEST_S = 199, "6", "30", 200
 ON_CPU = {
     "torch": (PROGRAMS / "train_torch.py", SECONDS),
-    "torch-workers": (PROGRAMS / "train_torch.py", SECONDS, "2"),
     "torch-compile": (PROGRAMS / "compile_torch.py", SECONDS),
     "numba": (PROGRAMS / "compute_numba.py", SECONDS),
     "jax": (PROGRAMS / "compute_jax.py", SECONDS),

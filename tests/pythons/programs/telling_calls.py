@@ -11,12 +11,13 @@ import runpy
 import sys
 import threading
 
-seen = set()
+seen = {}  # by identity: code objects of different files may be equal
 
 
 def tell(frame, event, _argument):
-    if event == "call" and frame.f_back is not None:
-        seen.add((frame.f_code, frame.f_back.f_code, frame.f_back.f_lineno))
+    back = frame.f_back
+    if event == "call" and back is not None:
+        seen[id(frame.f_code), id(back.f_code), back.f_lineno] = frame.f_code, back.f_code, back.f_lineno
 
 
 def described(code):
@@ -34,5 +35,5 @@ finally:
     sys.setprofile(None)
     threading.setprofile(None)
     with open(f"{output}.{os.getpid()}", "w") as file:
-        for callee, caller, line in list(seen):
+        for callee, caller, line in list(seen.values()):
             file.write(json.dumps([described(callee), described(caller), line]) + "\n")
