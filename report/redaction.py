@@ -38,7 +38,8 @@ _PUBLIC = re.compile(
 _LABEL = re.compile(
     r"\[(unknown (process|kernel)|ambiguous: [0-9,]+ processes|ambiguous kernel|any launch|"
     r"launched before recording|launch not recorded|other process|not recorded|no stack|stack lost|truncated|"
-    r"called functions|unnamed function|anon|vdso)\]|0x[0-9a-f]{1,16}"
+    r"called functions|unnamed function|anon|vdso|Python cut: (too many functions|what follows is no function))\]|"
+    r"(py::)?\[unknown\]|0x[0-9a-f]{1,16}"
 )
 _KERNEL_FRAME = "_[k]"  # behind the frames of the operating system's kernel
 _UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # in place of their addresses

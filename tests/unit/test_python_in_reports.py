@@ -16,6 +16,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import Shape
 from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts, State
+from iaprof.formats.stalls import REASONS
 from iaprof.formats.trees import stall_tree
 from iaprof.report.about import about
 from iaprof.report.archive import archive
@@ -401,3 +402,20 @@ def test_a_frame_of_calls_in_several_lines_has_no_line() -> None:
     assert {1, 2} <= {len(each) for each in lines.values()}
     for name, each in lines.items():
         assert found[name] == (each.pop() if len(each) == 1 else 0)
+
+
+def test_labels_of_imported_stacks_stay_when_they_are_redacted(tmp_path: Path) -> None:
+    labels = ["[Python cut: too many functions]", "[Python cut: what follows is no function]", "py::[unknown]"]
+    sample = {"time_ns": 1, "comm": "app", "pid": 7, "address": 64, "kernel": "k", "file": "", "offset": 0,
+              "mnemonic": "mov", **dict.fromkeys(REASONS, 1)}  # fmt: skip
+    stacks = [";".join((label, "py::main:/srv/train.py", "[Python cut: main]")) for label in labels]
+    header = HEADER | {"imported": {"format": "iaprof 2026.2"}}
+    before = capture(tmp_path / "c", header, sample=[sample | {"stack": each} for each in stacks])
+    archive(
+        CaptureReader(before), tmp_path / "d", named_by(CaptureNames), lambda *_: None, redact=True, keep_kernels=False
+    )
+    after = [row["stack"].split(";") for row in CaptureReader(tmp_path / "d").table("sample").to_pylist()]
+    assert [label for label, _, _ in after] == labels
+    for _, function, no_label in after:
+        assert re.fullmatch("py::function-[0-9a-f]{8}", function)
+        assert re.fullmatch("function-[0-9a-f]{8}", no_label)
