@@ -63,6 +63,7 @@ BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
 
 struct python_thread {
     u64 state;              /* that it had last; 0: none */
+    u64 interpreter;        /* whose that is */
     u64 until;              /* it is not looked for among all before */
 };
 BPF_TABLE("lru_hash", u64, struct python_thread, python_threads, ANY);
@@ -139,6 +140,14 @@ static __always_inline u64 thread_pointer(void) {
     return *(u64 *)((u8 *)task_now() + TASK_FSBASE);
 }
 
+/* Whether this is the thread's state, and still in the list of its interpreter's: what is freed keeps much of its content. The link to
+ * the one before it precedes that to the next. */
+static __always_inline int is_state(const struct python_layout *layout, u64 state, u64 interpreter) {
+    u64 before = word_of(state + layout->thread_next - 8);
+    u64 link = before ? before + layout->thread_next : interpreter + layout->threads_head;
+    return word_of(state + layout->thread_id) == thread_pointer() && word_of(link) == state;
+}
+
 /* Begins; gives what follows. */
 static __always_inline enum phase begin_python(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
@@ -149,7 +158,7 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
         return WALK;
     struct python_thread *known = python_threads.lookup(&who);
     u64 state = known ? known->state : 0;
-    if (state && word_of(state + python->layout.thread_id) == thread_pointer() && begin_frames(scratch, python, state) == PYTHON)
+    if (state && is_state(&python->layout, state, known->interpreter) && begin_frames(scratch, python, state) == PYTHON)
         return PYTHON;
     u64 is_soon = known && now < known->until;
     if (is_soon && !state)
@@ -164,7 +173,7 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
 static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
     struct python *python = pythons.lookup(&pid);
-    struct python_thread *known = python_threads.lookup(&who), found = {.state = known ? known->state : 0, .until = now + NO_STATE_NS};
+    struct python_thread *known = python_threads.lookup(&who), found = {.state = known ? known->state : 0, .interpreter = known ? known->interpreter : 0, .until = now + NO_STATE_NS};
     u64 is_found = 0;
     if (!python)
         return WALK;
@@ -180,6 +189,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         /* Who creates a subinterpreter has a state in that, too, without frames. */
         if (state && word_of(state + layout->thread_id) == id && first_frame(layout, state)) {
             found.state = state;
+            found.interpreter = interpreter;
             is_found = 1;
             break;
         }

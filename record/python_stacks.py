@@ -121,12 +121,15 @@ class PythonStacks:
 
     def contents(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """What tells stacks of the same addresses of C apart, by the ids that they were sent with: uint64[n], or 0."""
+        self._read_codes()
         found = np.zeros(len(ids), np.uint64)
         for index, id_ in enumerate(ids.tolist()):
             walked = self._walked.get(id_)
             if walked is not None:
                 frames = walked.frames[walked.frames["code"] > 0]  # ends of loops differ by thread
-                words = np.stack([frames["code"], frames["instruction"]], axis=1).ravel()
+                codes = (self._code(walked.pid, code, walked.time) for code in frames["code"].tolist())
+                numbers = np.array([code.number if code else NO_CODE for code in codes], np.uint64)
+                words = np.stack([frames["code"], frames["instruction"], numbers], axis=1).ravel()
                 found[index] = self._ids.of(np.array([len(words)]), words, np.zeros(1, np.uint64))[0]
         return found
 

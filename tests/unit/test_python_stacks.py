@@ -209,6 +209,10 @@ def test_equal_frames_have_equal_contents_wherever_their_loops_are(stacks: Pytho
     stacks.add(walked(1, (FIRST, 4), (END, 1150)))
     stacks.add(walked(2, (FIRST, 4), (END, 1151)))
     stacks.add(walked(3, (FIRST, 6), (END, 1150)))
+    # another function that was made at the same address
+    stacks.add(walked(5, (FIRST, 4), (END, 1150), time=20))
+    stacks.add_codes(code(FIRST, "made later", time=10))
+    assert len(set(stacks.contents(np.array([1, 5], np.uint64)).tolist())) == 2
     one, same, other, none = stacks.contents(np.array([1, 2, 3, 4], np.uint64)).tolist()
     assert one == same != other
     assert none == 0
