@@ -16,7 +16,7 @@
  */
 #define PYTHON_A_TURN 64
 #define CODES_A_TURN 64
-#define STATES_A_TURN 128
+#define STATES_A_TURN 64
 #define MOST_STATES 512     /* of threads and interpreters that are looked through for a thread's */
 #define FIRST_STATES 8      /* where new ones are: a thread of C has another one each time that it calls Python */
 #define NO_STATE_NS 20000000ULL /* for how long a thread without a state is not looked for again among all */
@@ -173,7 +173,11 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
 static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
     struct python *python = pythons.lookup(&pid);
-    struct python_thread *known = python_threads.lookup(&who), found = {.state = known ? known->state : 0, .interpreter = known ? known->interpreter : 0, .until = now + NO_STATE_NS};
+    struct python_thread *known = python_threads.lookup(&who), found = {.until = now + NO_STATE_NS};
+    if (known) {
+        found.state = known->state;
+        found.interpreter = known->interpreter;
+    }
     u64 is_found = 0;
     if (!python)
         return WALK;

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.formats.launches import COPY, KEPT_SHIFT, stack_dtype
+from iaprof.formats.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
 from iaprof.formats.unwind_rules import Walked
 from iaprof.record.unwinding.learning import Learning
 
@@ -52,6 +52,8 @@ class Walking:
             if known is None or known[1] is Walked.MISSED:
                 self._add(record, [])
         for message in messages:
+            if message.startswith(INTERPRETER) or len(message) == PYTHON_STACK.itemsize:
+                continue
             if len(message) == COPY.itemsize:
                 self.kept.add(int(np.frombuffer(message, COPY)["id"][0]))
                 continue

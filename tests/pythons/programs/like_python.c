@@ -43,10 +43,10 @@ struct frame {
     char unused2[10], owner, unused3[5];
 };
 struct thread {
-    struct thread *next;
+    struct thread *previous, *next;
     struct frame *frame;
     unsigned long id;
-    long unused[5];
+    long unused[4];
 };
 struct interpreter {
     struct interpreter *next;
@@ -63,8 +63,8 @@ struct {
     long published[100];
     struct interpreter *interpreters;
 } _PyRuntime = {{
-    [1] = 0x030E0AF0, [3] = 808, [5] = 800, [6] = sizeof(struct interpreter), [8] = 0, [9] = 8,
-    [22] = sizeof(struct thread), [24] = 0, [26] = 8, [27] = 16,
+    [0] = 0x7970677562656478, [1] = 0x030E0AF0, [3] = 808, [5] = 800, [6] = sizeof(struct interpreter), [8] = 0, [9] = 8,
+    [22] = sizeof(struct thread), [24] = 8, [26] = 16, [27] = 24,
     [31] = sizeof(struct frame), [32] = 8, [33] = 0, [34] = 56, [36] = 74,
     [39] = sizeof(struct code), [40] = 112, [41] = 120, [42] = 128, [43] = 136, [44] = 68, [48] = 208,
     [74] = 33, [75] = 16, [76] = 32, [77] = 64, [78] = 32, [79] = 16, [80] = 40,
@@ -159,7 +159,6 @@ int main(int argc, char **argv)
         return 1;
     mode = argv[3];
     zexStandinSetLaunch("launch", 0, 1000);
-    memcpy(_PyRuntime.published, "xdebugpy", 8);
     own.id = pthread_self();
     make_frames();
     own.frame = frames;
