@@ -16,7 +16,7 @@ from programs.recording import Recording, record
 TESTS = "usr/local/lib/python3.14/dist-packages/dpnp/tests"
 FILES = ("test_sort.py", "test_statistics.py")
 LEAST = 0.999  # of the launches
-PATHS = 1000
+LAUNCHES, PATHS = 5000, 1000
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def python_of(recording: Recording) -> dict[int, tuple[tuple[str, str, int], ...
 
 
 def test_every_launch_was_recorded(recording: Recording) -> None:
-    assert len(recording.recorded) == recording.launches > 10_000
+    assert len(recording.recorded) == recording.launches > LAUNCHES
 
 
 def test_stacks_pass_through_pytest_and_the_test(recording: Recording) -> None:
@@ -50,7 +50,8 @@ def test_stacks_pass_through_pytest_and_the_test(recording: Recording) -> None:
         frames, stack = python[launch["stack"]], recording.stacks[launch["stack"]]
         what[problem(recording, stack, frames)] += 1
     assert what[""] >= LEAST * len(recording.recorded), what
-    assert len({python[launch["stack"]] for launch in recording.recorded}) > PATHS
+    assert len({launch["stack"] for launch in recording.recorded}) > PATHS
+    assert len({python[launch["stack"]] for launch in recording.recorded}) > PATHS / 4
 
 
 def problem(recording: Recording, stack: dict[str, Any], frames: tuple[tuple[str, str, int], ...]) -> str:
