@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from iaprof.bpf.maps import write_element
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.launches import INTERPRETER
-from iaprof.record.unwinding.mappings import Images
+from iaprof.record.unwinding.mappings import ImageGone, Images
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
 
 MOST_PROCESSES = 4096  # that are remembered
+MOST_CANDIDATES = 32  # mappings of one process, in which an interpreter is looked for; extension modules are some
 _FIELDS = (  # struct python_layout of python.c; what a version does not have is 0
     *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
     *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
@@ -35,6 +36,7 @@ class Search:
         """Args: reads files; numbers them."""
         self._finishing, self._images = finishing, images
         self._of: dict[int, FoundInterpreter | str | None] = {}  # by image: what was found, a problem, nothing
+        self.failures = 0  # files on which the reader died, or took too long
 
     def find(self, mappings: Sequence[Mapping]) -> tuple[Mapping, FoundInterpreter | str] | None:
         """The interpreter that a process runs; None if none was found.
@@ -45,9 +47,12 @@ class Search:
         Returns:
             A mapping of the file with the interpreter; and what is known of it, or why its frames cannot be walked.
         """
-        for mapping in mappings:
-            if mapping.image < 0 or not (mapping is mappings[0] or self._images.may_be_python(mapping.image)):
-                continue
+        candidates = (
+            mapping
+            for mapping in mappings
+            if mapping.image >= 0 and (mapping is mappings[0] or self._images.may_be_python(mapping.image))
+        )
+        for mapping in islice(candidates, MOST_CANDIDATES):
             found = self._in_image(mapping)
             if found is not None:
                 return mapping, found
@@ -56,8 +61,12 @@ class Search:
     def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
         if mapping.image not in self._of:
             found = None
-            with contextlib.suppress(IaprofError):
+            try:
                 found = self._finishing.interpreter(mapping.image, mapping.offset)
+            except ImageGone:
+                return None
+            except IaprofError:
+                self.failures += 1
             self._of[mapping.image] = found
         return self._of[mapping.image]
 
@@ -70,6 +79,11 @@ class Interpreters:
         self._search, self._pythons = Search(finishing, images), pythons
         # Of processes, by number and when they began: the mapping that the interpreter is in. Exec brings another one.
         self._known: OrderedDict[tuple[int, int], Mapping] = OrderedDict()
+
+    @property
+    def failures(self) -> int:
+        """Files on which the reader died, or took too long."""
+        return self._search.failures
 
     def look(self, pid: int, born_ticks: int, mappings: Sequence[Mapping]) -> list[bytes]:
         """Looks for one in a process; gives messages for the recorder.

@@ -163,23 +163,29 @@ class Learner:
 
     def _answer(self, miss: Miss) -> list[bytes]:
         pid = miss.pid
-        rights = rights_of(pid)
         if time.monotonic() > self._forgiven + FORGIVEN_S:
             self._failures.clear()
             self._failures_of.clear()
             self._opener.forgive()
             self._forgiven = time.monotonic()
-        uid = rights.uid if rights is not None else -1  # it has ended
-        if self._failures[pid] >= MOST_FAILURES or self._failures_of[uid] >= MOST_FAILURES_OF_A_USER:
+        uid = _user_of(pid)
+        if self._has_failed(pid, uid):
             return self._left(miss)
         try:
             return miss.finished(self._finish(pid, miss), self._depth)
         except ImageGone:
             return miss.records()
         except IaprofError:
-            self._failures[pid] += 1
-            self._failures_of[uid] += 1
+            self._failed(pid, uid)
             return self._left(miss)
+
+    def _has_failed(self, pid: int, uid: int) -> bool:
+        """Whether nothing more is done for a process, as what it has breaks the children."""
+        return self._failures[pid] >= MOST_FAILURES or self._failures_of[uid] >= MOST_FAILURES_OF_A_USER
+
+    def _failed(self, pid: int, uid: int, times: int = 1) -> None:
+        self._failures[pid] += times
+        self._failures_of[uid] += times
 
     def _left(self, miss: Miss) -> list[bytes]:
         """What could not be finished now: a child that hardly gets to run looks as if it was broken."""
@@ -187,7 +193,13 @@ class Learner:
 
     def look_for_python(self, pid: int) -> None:
         """Looks for an interpreter in a process that has not launched anything yet."""
-        self._found += self._interpreters.look(pid, _born(pid) // _TICKS_NS, executable(pid, self._images))
+        self._look(pid, executable(pid, self._images))
+
+    def _look(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
+        uid, failures = _user_of(pid), self._interpreters.failures
+        if not self._has_failed(pid, uid):
+            self._found += self._interpreters.look(pid, _born(pid) // _TICKS_NS, mappings)
+            self._failed(pid, uid, self._interpreters.failures - failures)
 
     def _finish(self, pid: int, miss: Miss) -> Finished:
         """Raises ImageGone if the process is not any more what it was, other errors if something failed."""
@@ -219,7 +231,7 @@ class Learner:
         if not mappings or abs(_born(pid) - generation.born) > _TICKS_NS:
             raise ImageGone
         process = self._processes[pid] = Process(generation, mappings, self._number(mappings))
-        self._found += self._interpreters.look(pid, _born(pid) // _TICKS_NS, mappings)
+        self._look(pid, mappings)
         if len(self._processes) > MOST_PROCESSES:
             self._spaces.forget(self._processes.popitem(last=False)[0])
         return process
@@ -286,6 +298,12 @@ class Learner:
             self._searched.popitem(last=False)
         self._searched[of] = rule if known in (None, rule) else HARD  # frames there are not always of one size
         return rule if known == rule else None if is_of_block else HARD
+
+
+def _user_of(pid: int) -> int:
+    """Whose a process is; -1 if it has ended."""
+    rights = rights_of(pid)
+    return rights.uid if rights is not None else -1
 
 
 def _born(pid: int) -> int:

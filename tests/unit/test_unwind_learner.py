@@ -259,6 +259,25 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
     assert tried.finish(copied(52, 100)) == whole([52])
 
 
+def test_a_process_whose_interpreters_break_the_reader_waits(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    class Breaking:
+        failures = 0
+
+        def look(self, pid: int, born: int, mappings: object) -> list[bytes]:
+            looked.append(pid)
+            self.failures += 1
+            return []
+
+    tried.learner._interpreters = Breaking()  # type: ignore[assignment]
+    for _ in range(MOST_FAILURES + 3):
+        tried.learner.look_for_python(100)
+    assert looked == [100] * MOST_FAILURES
+    tried.learner.look_for_python(200)
+    assert looked[-1] == 200
+
+
 def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tried: Tried) -> None:
     # given
     tried.finishing.answer = IaprofError("the child died")
