@@ -32,7 +32,7 @@ from standin.hardware import Hardware
 
 FRAMES, MOST_NS = 31, 1500
 LAUNCHES = 2000  # of a turn
-MOST_SLOWER = 0.01
+STEPS, MOST_SLOWER = 30_000, 0.01  # of a turn; by which a sampled program may be slower
 OPTIONS = ("--cpu-freq", "0", "--metric-interval", "0")
 PYTHONS = {"map_type": "9", "key_size": "4", "value_size": "72"}  # the map of interpreters, by process
 KNOWN_S = 30.0
@@ -59,7 +59,7 @@ def step():
         return float(model(numbers).sum())
 def turn():
     begin = time.perf_counter()
-    for _ in range(4000):
+    for _ in range(int(sys.argv[2])):
         step()
     return time.perf_counter() - begin
 turn()
@@ -137,7 +137,7 @@ def sampled(folder: Path, hardware: Hardware, python: str, pairs: int) -> tuple[
     """Prints by how much a program with PyTorch is slower while it is sampled; gives the 95 % interval of the ratio."""
     cpu, capture = max(os.sched_getaffinity(0)), folder / "torch.parquet"
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {cpu})  # with the recorder, which inherits it
-    program = Program([python, "-c", TORCH, str(cpu)])
+    program = Program([python, "-c", TORCH, str(cpu), str(STEPS)])
     program.wait()
     ratios, samples, having = [], 0, 0
     for _ in range(pairs):
