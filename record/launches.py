@@ -60,7 +60,6 @@ _LOSSES = {
         "launches from a stack that is deeper than what is recorded of one",
     ),
     Counter.COPIES_LOST: ("stacks", "not copied", "no room in the ring buffer to finish them: they are cut"),
-    Counter.CODES_LOST: ("stacks", "without names", "code objects of Python could not be copied"),
     Counter.PYTHON_LOST: ("stacks", "without Python", "no room in the ring buffer for their frames of Python"),
     Counter.SAMPLES_LOST: ("cpu samples", "lost", "no room in the ring buffer"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
