@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ MOST_CODES = 1 << 18  # distinct ones
 MOST_COPIED = 1 << 20  # of code objects, those that exec made at the same addresses included
 MOST_INTERPRETERS = 8  # of one process, one after the other
 _LONGEST_CODE = 1 << 31  # bytes
+_MOST_LINES = 1 << 12  # of one code object that are remembered
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
@@ -64,19 +65,24 @@ class _Code:
     is_helper: (
         bool  # since 3.13, what calls a class's __init__: no function that anybody wrote, and not of the traceback
     )
+    _lines: dict[int, int] = field(default_factory=dict)  # of instructions that were asked for, as many stacks have one
 
     def line(self, instruction: int) -> int:
         """Of an instruction; 0 where it has none."""
-        offset = instruction - self.bytecode
-        if abs(offset) > _LONGEST_CODE:
-            return 0
-        return max(int(lines_of(self.table, self.first_line, [offset])[0]), 0)
+        line = self._lines.get(instruction)
+        if line is None:
+            offset = instruction - self.bytecode
+            line = 0 if abs(offset) > _LONGEST_CODE else max(int(lines_of(self.table, self.first_line, [offset])[0]), 0)
+            if len(self._lines) < _MOST_LINES:
+                self._lines[instruction] = line
+        return line
 
     def add(self, offset: int, content: bytes) -> None:
         """Takes more of the lines, from an offset of the table on."""
         if offset == len(self.table):  # else another thread sent it, too
             self.table += content[: self.left]
             self.left -= min(self.left, len(content))
+            self._lines.clear()
 
 
 class PythonStacks:
