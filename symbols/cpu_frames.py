@@ -214,7 +214,8 @@ class CpuFrames:
         frames = self._frames(row)
         if not self._are_cut:
             frames = without_strays(frames, self._keeps)
-        end = mark(*self._end(row, frames), self._is_truncated(row), self._ended[row]) if frames else None
+        there = [frame for frame in frames if frame.module is not _NO_CODE]
+        end = mark(*self._end(row, there), self._is_truncated(row), self._ended[row]) if there else None
         if not self._look.interpreter:
             frames = list(without_interpreter(frames))
         texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
