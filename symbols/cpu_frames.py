@@ -170,7 +170,7 @@ class CpuFrames:
             if at in groups:
                 shown += groups.pop(at)
             else:  # an interpreter may name its functions in a perf map besides (python -X perf): that is the same
-                shown += (frame for frame in self._at(*place) if not frame.name.startswith(PYTHON_FUNCTION))
+                shown += (frame for frame in self._at(*place) if not _is_of_perf_map(frame))
         # Of those that are left it is not known between which frames of C they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
 
@@ -337,6 +337,11 @@ def _kind(frame: CpuFrame) -> Kind:
         return Kind.JIT
     # What a compiler of another language than C wrote so that it says more than a name.
     return Kind.C if frame.symbol == frame.name else Kind.CPP
+
+
+def _is_of_perf_map(frame: CpuFrame) -> bool:
+    """Whether CPython named this function; C++ has a namespace of that name, too."""
+    return frame.module.kind is ModuleKind.GENERATED and frame.name.startswith(PYTHON_FUNCTION)
 
 
 def unnamed(module: Module, address: int) -> str:
