@@ -333,7 +333,8 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
         struct code_key key = {.code = scratch->frames[below(MAX_PYTHON, at)].code, .pid = pid, .epoch = scratch->epoch};
         if (!key.code)
             continue;
-        u64 identity = identity_of(&python->layout, key.code), *known = codes_sent.lookup(&key);
+        /* After exec, other code may be at the same address, without a random layout. */
+        u64 identity = mixed(identity_of(&python->layout, key.code), scratch->copied.of.mm), *known = codes_sent.lookup(&key);
         if (known && *known == identity)
             continue;
         if (known && !offset) { /* stacks with it are others now */

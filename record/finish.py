@@ -101,8 +101,9 @@ def finish(
     with replacing(output) as file:
         writer = CaptureWriter(file)
         work = _Finishing(writer, write_symbols)
-        for frame in spool.frames(_FIRST.keys()):
-            work.add_first(frame)
+        for kinds in _FIRST_KINDS:
+            for frame in spool.frames(kinds):
+                work.add_first(frame)
         work.all_first_known()
         for frame in spool.frames():
             work.add(frame)
@@ -565,6 +566,9 @@ _FIRST = {
     FrameKind.PYTHON: _Finishing._add_python,
     FrameKind.CODES: _Finishing._add_codes,
 }
+_OF_STACKS = {FrameKind.PYTHON, FrameKind.CODES}
+_FIRST_KINDS = (_FIRST.keys() - _OF_STACKS, _OF_STACKS)
+"""In this order: a code object is read with what is known of its interpreter, and not kept as it came."""
 
 
 def _cost(recording: object) -> dict[str, Any]:

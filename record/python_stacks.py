@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,8 @@ MOST_CODES = 1 << 18  # distinct ones
 MOST_COPIED = 1 << 20  # of code objects, those that exec made at the same addresses included
 MOST_INTERPRETERS = 8  # of one process, one after the other
 _LONGEST_CODE = 1 << 31  # bytes
+_MOST_AT_ONCE = 64  # code objects that were at one address, among which one is whose table goes on
+_MOST_LINES = 1 << 12  # of one code object that are remembered
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
@@ -64,19 +66,24 @@ class _Code:
     is_helper: (
         bool  # since 3.13, what calls a class's __init__: no function that anybody wrote, and not of the traceback
     )
+    _lines: dict[int, int] = field(default_factory=dict)  # of instructions that were asked for, as many stacks have one
 
     def line(self, instruction: int) -> int:
         """Of an instruction; 0 where it has none."""
-        offset = instruction - self.bytecode
-        if abs(offset) > _LONGEST_CODE:
-            return 0
-        return max(int(lines_of(self.table, self.first_line, [offset])[0]), 0)
+        line = self._lines.get(instruction)
+        if line is None:
+            offset = instruction - self.bytecode
+            line = 0 if abs(offset) > _LONGEST_CODE else max(int(lines_of(self.table, self.first_line, [offset])[0]), 0)
+            if len(self._lines) < _MOST_LINES:
+                self._lines[instruction] = line
+        return line
 
     def add(self, offset: int, content: bytes) -> None:
         """Takes more of the lines, from an offset of the table on."""
         if offset == len(self.table):  # else another thread sent it, too
             self.table += content[: self.left]
             self.left -= min(self.left, len(content))
+            self._lines.clear()
 
 
 class PythonStacks:
@@ -86,7 +93,6 @@ class PythonStacks:
         self._walked: dict[int, _Walked] = {}  # by the id of the stack that was sent
         self._finished: dict[int, tuple[int, NDArray[np.uint64]]] = {}  # CFAs of the learner's, and how many go before
         self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process; after exec there are more
-        self._waiting: list[NDArray[np.void]] = []  # CODE
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
         self._tables: dict[bytes, bytes] = {}  # exec makes the same code over and over
         self._numbers: dict[tuple[str, str, int], int] = {}  # of rows of python_code: by name, file and first line
@@ -111,8 +117,9 @@ class PythonStacks:
                 self._walked[id_] = _Walked(pid, time, state, int(record["sp"]), cfas, frames)
 
     def add_codes(self, records: NDArray[np.void]) -> None:
-        """Takes CODE[n]."""
-        self._waiting.append(records)
+        """Takes CODE[n], of processes of which the interpreters are known."""
+        for record in records:  # one a code object
+            self._read(record)
 
     def add_interpreter(self, pid: int, interpreter: Interpreter) -> None:
         """A process has an interpreter."""
@@ -121,7 +128,6 @@ class PythonStacks:
 
     def contents(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """What tells stacks of the same addresses of C apart, by the ids that they were sent with: uint64[n], or 0."""
-        self._read_codes()
         found = np.zeros(len(ids), np.uint64)
         for index, id_ in enumerate(ids.tolist()):
             walked = self._walked.get(id_)
@@ -135,7 +141,6 @@ class PythonStacks:
 
     def columns(self, ids: NDArray[np.uint64]) -> tuple[pa.Array, pa.Array]:
         """The columns `python` and `python_ended` of `stack` rows, by the ids that these were sent with."""
-        self._read_codes()
         found = [self._frames(self._walked[id_], id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
         frames, ended = [each for each, _ in found], [each for _, each in found]
         for id_, each, how in zip(ids.tolist(), frames, ended, strict=True):
@@ -173,7 +178,6 @@ class PythonStacks:
 
     def code_rows(self) -> pa.StructArray:
         """Rows of kind `python_code`, of all code objects."""
-        self._read_codes()
         rows = [
             {"id": number, "name": name, "file": file, "first_line": max(first_line, 0)}
             for (name, file, first_line), number in self._numbers.items()
@@ -186,16 +190,13 @@ class PythonStacks:
         at = bisect.bisect_right(codes, time, key=lambda code: code.time)
         return codes[max(at - 1, 0)] if codes else None
 
-    def _read_codes(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for record in (record for records in waiting for record in records):
-            pid, address = int(record["pid"]), int(record["code"])
-            if int(record["offset"]):
-                self._add_more(self._codes.get((pid, address), []), record)
-                continue
-            if self._copied == MOST_COPIED:
-                self.too_many += 1
-                continue
+    def _read(self, record: np.void) -> None:
+        pid, address = int(record["pid"]), int(record["code"])
+        if int(record["offset"]):
+            self._add_more(self._codes.get((pid, address), []), record)
+        elif self._copied == MOST_COPIED:
+            self.too_many += 1
+        else:
             self._copied += 1
             code = self._read_code(pid, address, record)
             if code is not None:
@@ -235,10 +236,11 @@ class PythonStacks:
 
     def _add_more(self, codes: list[_Code], record: np.void) -> None:
         """Takes more of a code object's lines."""
-        same = [code for code in codes if code.identity == int(record["identity"])]
-        if same:
+        latest = reversed(codes[-_MOST_AT_ONCE:])  # as one program of BPF sends the parts, one after the other
+        code = next((code for code in latest if code.identity == int(record["identity"])), None)
+        if code is not None:
             head = self._interpreters[int(record["pid"])][0].layout.bytes_data  # the same in all versions
-            same[-1].add(int(record["offset"]) - head, record["table"].tobytes())
+            code.add(int(record["offset"]) - head, record["table"].tobytes())
 
 
 def _state(frames: list[dict[str, int]], ended: str | None) -> State:

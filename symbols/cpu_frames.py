@@ -170,7 +170,7 @@ class CpuFrames:
             if at in groups:
                 shown += groups.pop(at)
             else:  # an interpreter may name its functions in a perf map besides (python -X perf): that is the same
-                shown += (frame for frame in self._at(*place) if not frame.name.startswith(PYTHON_FUNCTION))
+                shown += (frame for frame in self._at(*place) if not _is_of_perf_map(frame))
         # Of those that are left it is not known between which frames of C they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
 
@@ -214,7 +214,8 @@ class CpuFrames:
         frames = self._frames(row)
         if not self._are_cut:
             frames = without_strays(frames, self._keeps)
-        end = mark(*self._end(row, frames), self._is_truncated(row), self._ended[row]) if frames else None
+        there = [frame for frame in frames if frame.module is not _NO_CODE]
+        end = mark(*self._end(row, there), self._is_truncated(row), self._ended[row]) if there else None
         if not self._look.interpreter:
             frames = list(without_interpreter(frames))
         texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
@@ -336,6 +337,11 @@ def _kind(frame: CpuFrame) -> Kind:
         return Kind.JIT
     # What a compiler of another language than C wrote so that it says more than a name.
     return Kind.C if frame.symbol == frame.name else Kind.CPP
+
+
+def _is_of_perf_map(frame: CpuFrame) -> bool:
+    """Whether CPython named this function; C++ has a namespace of that name, too."""
+    return frame.module.kind is ModuleKind.GENERATED and frame.name.startswith(PYTHON_FUNCTION)
 
 
 def unnamed(module: Module, address: int) -> str:

@@ -18,7 +18,8 @@ from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
 
 MOST_PROCESSES = 4096  # that are remembered
-MOST_CANDIDATES = 32  # mappings of one process, in which an interpreter is looked for; extension modules are some
+MOST_CANDIDATES = 32  # mappings of one process, in which an interpreter is looked for
+MOST_FOUND = 1 << 13  # mappings of files of which it is remembered what was found in them
 _FIELDS = (  # struct python_layout of python.c; what a version does not have is 0
     *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
     *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
@@ -35,7 +36,8 @@ class Search:
     def __init__(self, finishing: Finishing, images: Images) -> None:
         """Args: reads files; numbers them."""
         self._finishing, self._images = finishing, images
-        self._of: dict[int, FoundInterpreter | str | None] = {}  # by image: what was found, a problem, nothing
+        # By image and offset of the mapping, from which addresses count: what was found, a problem, nothing.
+        self._of: OrderedDict[tuple[int, int], FoundInterpreter | str | None] = OrderedDict()
         self.failures = 0  # files on which the reader died, or took too long
 
     def find(self, mappings: Sequence[Mapping]) -> tuple[Mapping, FoundInterpreter | str] | None:
@@ -59,16 +61,18 @@ class Search:
         return None
 
     def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
-        if mapping.image not in self._of:
-            found = None
+        key = mapping.image, mapping.offset
+        if key not in self._of:
             try:
-                found = self._finishing.interpreter(mapping.image, mapping.offset)
+                self._of[key] = self._finishing.interpreter(*key)
             except ImageGone:
                 return None
-            except IaprofError:
+            except IaprofError:  # a busy machine may have kept the child from running: others try again
                 self.failures += 1
-            self._of[mapping.image] = found
-        return self._of[mapping.image]
+                return None
+            if len(self._of) > MOST_FOUND:
+                self._of.popitem(last=False)
+        return self._of[key]
 
 
 class Interpreters:

@@ -55,7 +55,7 @@ class Images:
             return _NO_FILE
         number = self._numbers.setdefault((device, inode), len(self._images))
         if number == len(self._images):
-            self._images.append(Image(device, inode, b"python" in name.rpartition(b"/")[2]))
+            self._images.append(Image(device, inode, _may_be_python(name.rpartition(b"/")[2])))
         places = self._images[number].places
         if (pid, start, end) not in places:
             places.append((pid, start, end))
@@ -95,6 +95,11 @@ def _spans(pid: int, image: Image) -> Iterator[tuple[int, int]]:
     for start, end, _, device, inode, _ in _lines(pid):
         if inode == image.inode and device == image.device:
             yield start, end
+
+
+def _may_be_python(name: bytes) -> bool:
+    """By a file's name; an extension module has the interpreter's in its own, and is none."""
+    return b"python" in name and b".cpython-" not in name
 
 
 def rights_of(pid: int) -> Rights | None:

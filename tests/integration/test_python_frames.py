@@ -134,3 +134,15 @@ def test_a_process_that_executes_another_interpreter(tmp_path: Path) -> None:
     with Recording(tmp_path) as recording:
         pid = recording.run(words, *goes)
     assert frames_of(recording.reader, pid) == frames_told(*told)
+
+
+def test_a_process_that_executes_the_same_interpreter_at_the_same_addresses(tmp_path: Path) -> None:
+    told, go = tmp_path / "told", tmp_path / "go"
+    program = str(PROGRAMS / "executes_itself.py")
+    words = ["setarch", "-R", *started_as("own"), program, "0", *arguments(tmp_path, told), str(go)]
+    with Recording(tmp_path) as recording:
+        pid = recording.run(words, go)
+    (expected,) = frames_told(*(Path(f"{told}{stage}") for stage in (0, 1))).values()
+    (found,) = frames_of(recording.reader, pid).values()
+    names = [[name for _, name, _ in frames] for frames in found]
+    assert names == [[name for _, name, _ in frames] for frames in expected]

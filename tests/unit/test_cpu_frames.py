@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.capture import KINDS
+from iaprof.formats.python_counts import NO_CODE
 from iaprof.formats.whole_stacks import LibraryEnd, ProcessEnd, WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look, unnamed
@@ -37,15 +38,21 @@ class Known:
         )
 
 
-def frames_of(naming: Known, *stacks: list[int], look: Look = Look(), truncated: bool = False) -> CpuFrames:  # noqa: B008
-    """The frames of stacks of one process, numbered from 1."""
+def frames_of(
+    naming: Known,
+    *stacks: list[int],
+    look: Look = Look(),  # noqa: B008
+    truncated: bool = False,
+    **more: Any,
+) -> CpuFrames:
+    """The frames of stacks of one process, numbered from 1; with more members of their rows."""
     mappings = [
         {"time_ns": 1, "pid": 7, "start": base, "length": 0x1000, "offset": 0, "path": path,
          "build_id": path.encode() if path.startswith("/") and path != "//anon" else None}
         for path, base in BASES.items()
     ]  # fmt: skip
     rows: list[dict[str, Any]] = [
-        {"id": number, "time_ns": 10, "pid": 7, "truncated": truncated, "ips": ips}
+        {"id": number, "time_ns": 10, "pid": 7, "truncated": truncated, "ips": ips, **more}
         for number, ips in enumerate(stacks, 1)
     ]
     return CpuFrames(
@@ -174,3 +181,15 @@ def test_where_nobody_read_the_code_it_is_not_known_whether_a_stack_is_whole() -
     assert frames.frames(1) == ("dot", "probe")
     ends = (LibraryEnd(os.path.basename(APP), 4),)
     assert frames.ends({1: 4}) == WholeStacks(4, 0, 4, ends, processes=(ProcessEnd(7, 4, 4),))
+
+
+def test_functions_of_cplusplus_in_a_namespace_py_stay_among_frames_of_python() -> None:
+    """What `python -X perf` names are the same functions as the frames: they are shown once."""
+    known = Known({
+        PYTHON: {0x1F: [Frame("_PyEval_EvalFrameDefault")]},
+        "//anon": {0x3000F: [Frame("py::outer:/x.py")]},
+        LIBRARY: {0x10: [Frame("_ZN2py6launchEv")]},
+    })  # fmt: skip
+    python = [{"code": NO_CODE, "line": 0, "at": 1}]
+    frames = frames_of(known, [0x10010, 0x20020, 0x30010], ended="whole", python=python, python_ended="whole")
+    assert frames.frames(1) == ("py::[unknown]", "py::launch()")

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import struct
+import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture import FORMAT, CaptureReader
-from iaprof.formats.launches import LAUNCH, stack_dtype
+from iaprof.formats.launches import CODE, LAUNCH, stack_dtype
 from iaprof.formats.sideband import comm_record
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import ForSymbols
@@ -166,3 +167,19 @@ def test_totals_tell_of_nothing_that_there_was_none_of(tmp_path: Path) -> None:
     (row,) = (line for line in page.splitlines() if line.startswith("| `totals`"))
     described = set(re.findall(r"`(\w+)`", row.split("|")[2])) - {"samples"}
     assert totals == dict.fromkeys(described, 0) | {"losses": 1}  # that the recorder died
+
+
+def test_code_objects_are_not_kept_as_they_came(tmp_path: Path) -> None:
+    told = {"pid": 1, "types": [1, 2], "layout": vars(layout_of(11, 0x030B0000, lambda _: b""))}
+    records = np.zeros(100, CODE)
+    records["pid"] = 1
+    spool = Spool(tmp_path / "s")
+    for _ in range(50):
+        spool.write(FrameKind.CODES, records.tobytes())
+    spool.write(FrameKind.INTERPRETER, as_json(told))  # which may come later than its first code objects
+    spool.close()
+    tracemalloc.start()
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (tmp_path / "s").stat().st_size / 2

@@ -419,3 +419,10 @@ def test_labels_of_imported_stacks_stay_when_they_are_redacted(tmp_path: Path) -
     for _, function, no_label in after:
         assert re.fullmatch("py::function-[0-9a-f]{8}", function)
         assert re.fullmatch("function-[0-9a-f]{8}", no_label)
+
+
+def test_where_python_and_the_stack_are_cut_it_says_in_which_code(path: Path, tmp_path: Path) -> None:
+    cut = STACKS["a"] | stack(1, frame(1, 1, 2), ended="deep") | {"ended": "memory"}
+    capture(tmp_path / "d.parquet", HEADER | {"end_ns": 20 * SECOND}, **rows(stack=[cut]))
+    done = iaprof("report", tmp_path / "d.parquet", "-q", "--kernel", "ka")
+    assert "[cut in python3.11: " in done.out

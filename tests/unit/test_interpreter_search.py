@@ -1,0 +1,77 @@
+"""In which files of a process an interpreter is looked for, and what of that other processes share."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from iaprof.record.opener import Opener
+from iaprof.record.unwinding.interpreters import Search
+from iaprof.record.unwinding.mappings import Images
+from iaprof.sandbox.answers import AnswerError
+from iaprof.symbols.python.layout import layout_of
+from iaprof.symbols.unwind.code import Mapping
+from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
+
+LAYOUT = layout_of(11, 0x030B0000, lambda _: b"")
+PROGRAM, LIBRARY = 1, 2  # inodes
+RUNTIME = 0x9000  # in LIBRARY
+
+
+class Files:
+    """Stands for the child that reads files; one of them has an interpreter."""
+
+    def __init__(self, images: Images) -> None:
+        self.library = images.number(1, LIBRARY, b"/usr/lib/libpython3.11.so.1.0", 1, 0, 1)
+        self.fails = 0
+
+    def interpreter(self, image: int, offset: int) -> FoundInterpreter | None:
+        if self.fails:
+            self.fails -= 1
+            raise AnswerError
+        return FoundInterpreter(RUNTIME - offset, 0, 0, LAYOUT, "3.11.2") if image == self.library else None
+
+
+@pytest.fixture
+def images() -> Images:
+    return Images(cast(Opener, None))
+
+
+def mapping(images: Images, inode: int, name: bytes, start: int, offset: int = 0) -> Mapping:
+    return Mapping(start, start + 0x1000, offset, images.number(1, inode, name, 1, start, start + 0x1000))
+
+
+def library(images: Images, start: int, offset: int = 0) -> Mapping:
+    return mapping(images, LIBRARY, b"/usr/lib/libpython3.11.so.1.0", start, offset)
+
+
+def runtime(search: Search, *mappings: Mapping) -> int | None:
+    found = search.find(mappings)
+    assert found is None or not isinstance(found[1], str)
+    return found[0].start + found[1].runtime if found is not None and not isinstance(found[1], str) else None
+
+
+def test_libpython_behind_many_extension_modules_is_found(images: Images) -> None:
+    """What is loaded later lies below: a running program has them before libpython."""
+    search = Search(cast(Finishing, Files(images)), images)
+    program = mapping(images, PROGRAM, b"/usr/bin/python3.11", 0x1000)
+    modules = [
+        mapping(images, 10 + n, b"/lib/_m%d.cpython-311-x86_64-linux-gnu.so" % n, 0x10_0000 * (n + 1))
+        for n in range(100)
+    ]
+    assert runtime(search, program, *modules, library(images, 0x7F00_0000_0000)) == 0x7F00_0000_0000 + RUNTIME
+
+
+def test_who_maps_another_part_of_a_file_misleads_nobody_else(images: Images) -> None:
+    search = Search(cast(Finishing, Files(images)), images)
+    assert runtime(search, library(images, 0x20_0000, offset=0x1000)) == 0x20_0000 - 0x1000 + RUNTIME
+    assert runtime(search, library(images, 0x40_0000, offset=0x5000)) == 0x40_0000 - 0x5000 + RUNTIME
+
+
+def test_a_file_that_could_not_be_read_once_is_read_for_the_next_process(images: Images) -> None:
+    files = Files(images)
+    search, files.fails = Search(cast(Finishing, files), images), 1
+    assert runtime(search, library(images, 0x40_0000)) is None
+    assert search.failures == 1
+    assert runtime(search, library(images, 0x40_0000)) == 0x40_0000 + RUNTIME
