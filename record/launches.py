@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import select
 import time
-from collections import Counter as CountOf, deque
+from collections import Counter as CountOf
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -88,7 +88,7 @@ class Launches:
         self._counters_ns = time.monotonic_ns()
         self._piece_bytes = 0
         self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
-        self._interpreters: deque[bytes] = deque(maxlen=MAX_INTERPRETERS)  # as the learner told of them
+        self._interpreters: list[tuple[int, bytes]] = []  # as the learner told of them, with the processes
         self._without_python: set[str] = set()  # why the frames of some interpreters are not recorded
         self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what another spool is to have of processes
         self.kernels: Kernels | None = None
@@ -245,11 +245,19 @@ class Launches:
         now, problem = time.monotonic_ns(), json.loads(told).get("problem")
         if problem is None:
             self._journal.write(FrameKind.INTERPRETER, told, time=now)
-            self._interpreters.append(told)
+            self._interpreters.append((int(json.loads(told)["pid"]), told))
+            if len(self._interpreters) > MAX_INTERPRETERS:
+                self._forget_interpreters()
         elif problem not in self._without_python and len(self._without_python) < MOST_PROBLEMS:
             self._without_python.add(problem)
             self._journal.loss("stacks", "without Python", None, problem, now, now)
             self._journal.warn(problem)
+
+    def _forget_interpreters(self) -> None:
+        """Those of processes that have ended; but the next file was told of them, as it may have their last stacks."""
+        running = set(processes.running_pids())
+        kept = [(pid, told) for pid, told in self._interpreters if pid in running]
+        self._interpreters = kept[-MAX_INTERPRETERS:]
 
     def _has_room_for(self, copy: np.void) -> bool:
         """Whether one more page is kept."""
@@ -299,8 +307,9 @@ class Launches:
             time_ns: since when it is said to be so.
         """
         self._write_stacks(self._first_stacks, time.monotonic_ns())
-        for interpreter in self._interpreters:
+        for _, interpreter in self._interpreters:
             self._journal.write(FrameKind.INTERPRETER, interpreter, time=time_ns)
+        self._forget_interpreters()
         known, self._described = list(self._described), {}
         for pid in known:
             told, records = self._again.get(pid) or (describe(pid), processes.describe(pid, time_ns))

@@ -44,6 +44,7 @@ MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stack
 FORGIVEN_S = 60.0
 # Of the time, for CPU samples' stacks: on a busy machine most come from new processes.
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
+LOOKS_SHARE, LOOKS_MOST_S = 0.2, 2.0  # of the time, for looking into processes for interpreters
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
@@ -81,6 +82,8 @@ class Learner:
         self._finishing = Finishing(self._images.open)
         self._interpreters = Interpreters(self._finishing, self._images, pythons)
         self._found: list[bytes] = []  # messages about interpreters
+        self._to_look: OrderedDict[int, None] = OrderedDict()  # processes, in which one may be
+        self._for_looks = Budget(LOOKS_SHARE, LOOKS_MOST_S)
         self._coming: OrderedDict[int, Miss] = OrderedDict()  # by id
         self._launches, self._samples = Waiting(MOST_WAITING), Waiting(MOST_SAMPLES)
         self._for_samples = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
@@ -111,6 +114,7 @@ class Learner:
         if self.waits:
             return 0.0
         waits_s = [self._for_samples.wait_s] if self._samples else []
+        waits_s += [self._for_looks.wait_s] if self._to_look else []
         waits_s += [STALE_S] if self._coming else []
         return 1000 * min(waits_s) if waits_s else None
 
@@ -119,7 +123,12 @@ class Learner:
         """Whether there is something to do now."""
         if self._left_out or self._found or self._launches:
             return True
-        return bool(self._samples) and (self.is_ending or not self._for_samples.wait_s)
+        return self._may_look or (bool(self._samples) and (self.is_ending or not self._for_samples.wait_s))
+
+    @property
+    def _may_look(self) -> bool:
+        """Whether it is time to look for an interpreter."""
+        return bool(self._to_look) and not self.is_ending and not self._for_looks.wait_s
 
     def is_done_with(self, until: float) -> bool:
         """Whether nothing waits that came until then, time.monotonic()."""
@@ -158,6 +167,11 @@ class Learner:
             return left_out
         if self._launches:
             return self._answer(self._launches.take())
+        if self._may_look:
+            with self._for_looks.spent():
+                pid, _ = self._to_look.popitem(last=False)
+                self._look(pid, executable(pid, self._images))
+            return []
         with self._for_samples.spent():
             return self._answer(self._samples.take())
 
@@ -192,8 +206,9 @@ class Learner:
         return [] if miss.is_sample else miss.records()
 
     def look_for_python(self, pid: int) -> None:
-        """Looks for an interpreter in a process that has not launched anything yet."""
-        self._look(pid, executable(pid, self._images))
+        """Has one looked for in a process that has not launched anything yet, when no launch's stack waits."""
+        if len(self._to_look) < MOST_PROCESSES:
+            self._to_look[pid] = None
 
     def _look(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
         uid, failures = _user_of(pid), self._interpreters.failures

@@ -63,8 +63,10 @@ class Learning:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            with contextlib.suppress(OSError):  # copies that it gives back are many, and the recorder may be busy
-                theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _CHANNEL_BYTES)
+            # Copies that it gives back are many, and the recorder may be busy; so may be processes to look into.
+            for end in (ours, theirs):
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _CHANNEL_BYTES)
             settings = {**self._maps, **self._numbers, "starts": self._starts, "channel": theirs.fileno()}
             paths = [path for path in sys.path if os.path.isabs(path)]
             self._child = subprocess.Popen(

@@ -273,9 +273,26 @@ def test_a_process_whose_interpreters_break_the_reader_waits(tried: Tried, monke
     tried.learner._interpreters = Breaking()  # type: ignore[assignment]
     for _ in range(MOST_FAILURES + 3):
         tried.learner.look_for_python(100)
+        tried.learner.look_for_python(100)  # which is the same request
+        tried.learner.next()
+        assert not tried.learner.waits
     assert looked == [100] * MOST_FAILURES
     tried.learner.look_for_python(200)
+    tried.learner.next()
     assert looked[-1] == 200
+
+
+def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tried: Tried) -> None:
+    now = [0.0]
+    tried.learner._for_looks = Budget(0.1, 1.0, lambda: now[0])
+    tried.learner.look_for_python(300)
+    tried.learner.take(copied(1, 100))
+    assert len(tried.learner.next()) == 1
+    assert tried.learner.waits
+    with tried.learner._for_looks.spent():
+        now[0] += 1.5
+    assert not tried.learner.waits
+    assert tried.learner.patience_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
 
 
 def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tried: Tried) -> None:
