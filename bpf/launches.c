@@ -188,6 +188,8 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
     record->kept = 0;
     record->sp = scratch->copied.start.sp;
     bpf_probe_read_kernel(record->cfas, sizeof(scratch->cfas), scratch->cfas);
+    if (scratch->walked == MISSED) /* the last one's caller is not known */
+        record->cfas[below(MAX_DEPTH, scratch->depth - 1)] = 0;
     bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
     python_stacks.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }

@@ -352,7 +352,6 @@ static __always_inline u32 walk(struct scratch *scratch) {
         bp_at = forgotten(bp_at, ip);
         is_guess = forgotten(is_guess, ip);
         scratch->ips[at] = ip;
-        scratch->cfas[at] = 0; /* until its caller is found */
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
