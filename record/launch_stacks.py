@@ -42,6 +42,7 @@ class LaunchStacks:
         self._first: dict[int, int] = {}  # that id by what is in the stack
         self._content = StackIds()
         self._unfinished: dict[int, tuple[NDArray[np.void], int]] = {}  # what BPF sent, and its depth; by id
+        self._early: dict[int, np.void] = {}  # finished ones of which BPF's part did not come yet; by id
         self._late: list[int] = []  # ids of those that were finished when the recording had ended
 
     def rows(self, records: NDArray[np.void], depth: int, late: bool = False) -> pa.StructArray:
@@ -55,10 +56,15 @@ class LaunchStacks:
         if self._are_cut:
             return self._rows(records, depth)
         is_missed = records["walked"] == Walked.MISSED
+        early = []
         for record in records[is_missed]:
             if int(record["id"]) not in self._kept:
                 self._unfinished[int(record["id"])] = record, depth
-        finished = records[~is_missed]
+            if int(record["id"]) in self._early:
+                early.append(self._early.pop(int(record["id"])))
+        finished = self._without_early(records[~is_missed])
+        if early:
+            finished = np.concatenate([np.array(early), finished])
         if late:
             self._late += (number for number in finished["id"].tolist() if number not in self._kept)
         return self._rows(self._joined(finished, depth), depth)
@@ -67,6 +73,10 @@ class LaunchStacks:
         """Rows of those that nobody finished, once all others were added."""
         left, self._unfinished = self._unfinished, {}
         parts = [pa.array([], KINDS["stack"])]
+        early, self._early = self._early, {}
+        for record in early.values():  # what BPF sent came into the file before this one, or was lost
+            record["depth"], record["walked"] = 0, Walked.MISSED
+            parts.append(self._rows(np.array([record]), len(record["ips"])))
         for depth in sorted({depth for _, depth in left.values()}):
             parts.append(self._rows(np.array([record for record, of in left.values() if of == depth]), depth))
         return pa.concat_arrays(parts)
@@ -75,6 +85,15 @@ class LaunchStacks:
         """The ids of stacks that are not finished."""
         return set(self._unfinished)
 
+    def _without_early(self, records: NDArray[np.void]) -> NDArray[np.void]:
+        """Without those that were finished from where BPF's walk ended, of which BPF's part may come later."""
+        kept = (records["walked"] >> np.uint64(KEPT_SHIFT)) > 0
+        is_known = [number in self._unfinished or number in self._kept for number in records["id"].tolist()]
+        is_early: NDArray[np.bool_] = kept & ~np.array(is_known, bool)
+        self._early |= {int(record["id"]): record for record in records[is_early].copy()}
+        others: NDArray[np.void] = records[~is_early]
+        return others
+
     def _joined(self, records: NDArray[np.void], depth: int) -> NDArray[np.void]:
         """With the addresses that BPF sent before, for those that were finished from where its walk ended."""
         kept = records["walked"] >> np.uint64(KEPT_SHIFT)
@@ -82,8 +101,7 @@ class LaunchStacks:
             records = records.copy()
         for index in np.flatnonzero(kept).tolist():
             record, before = records[index], self._unfinished.get(int(records[index]["id"]))
-            if before is None:  # BPF's came into the file before this one, or was lost
-                record["depth"], record["walked"] = 0, Walked.MISSED
+            if before is None:  # it was finished already
                 continue
             first = before[0]["ips"][: int(kept[index])]
             ips = np.concatenate([first, record["ips"][: int(record["depth"])]])[:depth]
