@@ -32,7 +32,7 @@ from iaprof.record.drivers import Drivers
 from iaprof.record.finisher import Finisher
 from iaprof.record.gpus import Gpus
 from iaprof.record.intake import Intake
-from iaprof.record.journal import Journal, Tell
+from iaprof.record.journal import BOTH_NS, Journal, Tell
 from iaprof.record.launches import Launches
 from iaprof.record.loop import Loop
 from iaprof.record.metrics import MeteredGt, Metrics
@@ -353,16 +353,17 @@ class Session:
             return  # a little later
         self._signals.rotate = False
         now = time.monotonic_ns()
+        since = now - BOTH_NS  # launches that begin now are read late on a busy machine
         self._tick()
-        self._launches.new_epoch(now)
+        self._launches.new_epoch(since)
         self._launches.read_counters()
         self._journal.json(FrameKind.END, self._footer(now))
         self._rotation.rotate()
         self._journal.json(FrameKind.HEADER, self._header())
-        self._launches.describe_again(now)
+        self._launches.describe_again(since)
         self._roots.tell_again()
         self._launches.take_modules_again()
-        self._pieces = snapshot(now)
+        self._pieces = snapshot(since)
         self._loop.go_on_with("snapshot", self._tell_what_runs)
 
     def _tell_what_runs(self) -> None:
