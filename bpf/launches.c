@@ -237,9 +237,9 @@ static __always_inline void met(struct scratch *scratch, struct launched *launch
     launch->remark = scratch->walked == DEEP ? STACKS_TRUNCATED : COUNTERS;
 }
 
-/* The walks of a thread that end alike. */
+/* The walks of a thread that end alike, whatever its functions of Python are: the rule that is missing is the same. */
 static __always_inline u64 alike(struct scratch *scratch, u32 tid) {
-    return mixed(scratch->hashes[0], ~(u64)tid);
+    return mixed(scratch->ip ^ scratch->depth << ADDRESS_BITS, ~(u64)tid);
 }
 
 /* A walk that lacked a rule: a copy of the stack has to be sent, unless one of the same path is on its way. Where so many of others that
