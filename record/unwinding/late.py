@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from iaprof.formats.errors import IaprofError
 from iaprof.record.naming import RecordedNaming
-from iaprof.record.unwinding.misses import Miss
+from iaprof.record.unwinding.misses import MOST_FAILURES, Miss
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
-MOST_FAILURES = 2  # over the stacks of one process
 
 
 class LateFinishing:

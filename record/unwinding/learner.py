@@ -31,7 +31,7 @@ from iaprof.record.opener import Opener
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
-from iaprof.record.unwinding.misses import Miss, Waiting
+from iaprof.record.unwinding.misses import MOST_FAILURES, Miss, Waiting
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished, Finishing
 
@@ -40,8 +40,8 @@ MOST_SAMPLES = 64  # and of CPU samples', which wait until no launch's does
 MOST_SEARCHED = 1 << 16  # addresses of code without call frame information, of which it is remembered what was found
 MOST_PROCESSES = 512  # that are remembered with their mappings
 MOST_SPACES = (1 << 13) - 1  # numbers of one learner, of 15 bits; another one that takes its place has others
-MOST_FAILURES, MOST_FAILURES_OF_A_USER = 2, 8  # of the children, over the stacks of one process, and of one user, in
-FORGIVEN_S = 60.0
+MOST_FAILURES_OF_A_USER = 8  # of the children, over the stacks of all of a user's processes
+FORGIVEN_S = 60.0  # after which failures, those of one process too, count no more
 # Of the time, for CPU samples' stacks: on a busy machine most come from new processes.
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 LOOKS_SHARE, LOOKS_MOST_S = 0.2, 2.0  # of the time, for looking into processes for interpreters

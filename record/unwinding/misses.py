@@ -15,6 +15,8 @@ from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRE
 from iaprof.symbols.unwind.finishing import Copy, Finished
 from iaprof.symbols.unwind.walk import PAGE, Found
 
+MOST_FAILURES = 2  # of the child that finishes stacks, over those of one process
+
 _START = (RETURN_ADDRESS, RSP, RBP, RBX, R12, R13, R14, R15)  # of COPY
 
 

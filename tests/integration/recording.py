@@ -113,6 +113,15 @@ def until_ticked(capture: Path, recorder: subprocess.Popen[str]) -> None:
     until(ticked, recorder)
 
 
+def stalls_in_spool(capture: Path) -> int:
+    """Stall records that a recorder has written so far."""
+    reader = SpoolReader(spool_of(capture))
+    try:
+        return sum(len(frame.payload) // (8 * frame.part) for frame in reader.frames({FrameKind.STALLS}))
+    finally:
+        reader.close()
+
+
 def has_stalls(capture: Path) -> bool:
     """Whether a recorder has written stalls."""
     reader = SpoolReader(spool_of(capture))

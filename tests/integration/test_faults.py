@@ -14,7 +14,6 @@ import pytest
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.stalls import REASONS, Layout
-from iaprof.record.spool import FrameKind, SpoolReader
 from integration.recording import (
     IAPROF,
     IN_TURN,
@@ -27,6 +26,7 @@ from integration.recording import (
     losses,
     record,
     recorded_launches,
+    stalls_in_spool,
     start,
     until,
 )
@@ -55,12 +55,6 @@ def samples(capture: Path) -> Counter[str]:
         for reason in REASONS:
             total[reason] += int(layout.counts(words, reason).sum(dtype="u8"))
     return total
-
-
-def records_in(spool: str) -> int:
-    """Stall records that a recorder has written so far."""
-    frames = SpoolReader(Path(spool)).frames({FrameKind.STALLS})
-    return sum(len(frame.payload) // (8 * frame.part) for frame in frames)
 
 
 @IN_TURN
@@ -156,7 +150,7 @@ def test_killed_at_ten_random_moments(tmp_path: Path, within: Within, seed: int)
                     time.sleep(0.5)
                 else:  # until a recorder that hardly gets to run has written, too, what it had read
                     least = early.records_captured - began.records_captured
-                    until(lambda spool=f"{capture}.spool", least=least: records_in(spool) >= least, recorder)
+                    until(lambda capture=capture, least=least: stalls_in_spool(capture) >= least, recorder)
                 recorder.send_signal(signal.SIGKILL)
                 recorder.communicate()
                 # when (the next one records meanwhile)

@@ -16,13 +16,13 @@ from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.learner import (
-    MOST_FAILURES,
     MOST_FAILURES_OF_A_USER,
     MOST_SAMPLES,
     MOST_WAITING,
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone
+from iaprof.record.unwinding.misses import MOST_FAILURES
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import Found

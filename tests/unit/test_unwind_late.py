@@ -1,0 +1,76 @@
+"""Stacks that are finished when the recording ends: who breaks the child that does it leaves time for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iaprof.formats.errors import IaprofError
+from iaprof.formats.launches import COPY, stack_dtype
+from iaprof.formats.unwind_rules import Walked
+from iaprof.record.unwinding import late as module
+from iaprof.record.unwinding.late import LateFinishing
+from iaprof.record.unwinding.misses import MOST_FAILURES
+from iaprof.symbols.unwind.finishing import Finished
+from iaprof.symbols.unwind.walk import Found
+
+DEPTH, BREAKS = 8, 666  # a process id
+
+
+class Spaces:
+    """Nothing is mapped anywhere, and the process is remembered for `Finishing`."""
+
+    asked: list[int]
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def mapped(self, pid: int, time_ns: int) -> list[Any]:
+        self.asked.append(pid)
+        return []
+
+
+@pytest.fixture
+def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
+    spaces = Spaces()
+
+    class Finishing:
+        """A child that one process's stacks break."""
+
+        def __init__(self, open_image: object) -> None: ...
+
+        def __enter__(self) -> Finishing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def finish(self, *_: object) -> Finished:
+            if spaces.asked[-1] == BREAKS:
+                raise IaprofError("the child died")
+            return Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
+
+    monkeypatch.setattr(module, "Finishing", Finishing)
+    return spaces
+
+
+def copies(*pids: int) -> Iterator[np.ndarray[Any, Any]]:
+    """COPY[1] for each of these, whose ids count from 1."""
+    for number, pid in enumerate(pids, 1):
+        records = np.zeros(1, COPY)
+        records["id"], records["pid"], records["depth"], records["address"] = number, pid, 1, 4096
+        yield records
+
+
+def test_a_process_whose_stacks_break_the_child_keeps_nobody_from_theirs(spaces: Spaces) -> None:
+    late = LateFinishing(None, spaces, DEPTH)  # type: ignore[arg-type]
+    messages = late.finish(copies(*[BREAKS] * (MOST_FAILURES + 3), 7, BREAKS, 8))
+    # then its further ones are not tried, and the others are finished
+    found = [np.frombuffer(message, stack_dtype(DEPTH))[0] for message in messages]
+    assert [(int(record["id"]), int(record["pid"])) for record in found] == [
+        (MOST_FAILURES + 4, 7),
+        (MOST_FAILURES + 6, 8),
+    ]
+    assert spaces.asked == [BREAKS] * MOST_FAILURES + [7, 8]
