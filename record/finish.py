@@ -47,7 +47,7 @@ from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
-from iaprof.record.spool import Frame, FrameKind, SpoolReader
+from iaprof.record.spool import HEAD_BYTES, Frame, FrameKind, SpoolReader
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
@@ -100,7 +100,7 @@ def finish(
     """
     with replacing(output) as file:
         writer = CaptureWriter(file)
-        work = _Finishing(writer, write_symbols)
+        work = _Finishing(writer, spool, write_symbols)
         for kinds in _FIRST_KINDS:
             for frame in spool.frames(kinds):
                 work.add_first(frame)
@@ -121,11 +121,11 @@ def finish(
 class _Finishing:
     """What is gathered until it fills a row group."""
 
-    def __init__(self, writer: CaptureWriter, write_symbols: WriteSymbols | None) -> None:
+    def __init__(self, writer: CaptureWriter, spool: SpoolReader, write_symbols: WriteSymbols | None) -> None:
         self._writer = writer
         self._write_symbols = write_symbols
         self._for_symbols = ForSymbols()
-        self._python = PythonStacks()
+        self._python = PythonStacks(spool.bytes_at)
         self._python_counts = PythonCounting(self._python)
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class _Finishing:
         self._stacks = LaunchStacks(walks, known.ends, self._python, follows_frame_pointers)
 
     def _add_python(self, frame: Frame) -> None:
-        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK))
+        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK), frame.position + HEAD_BYTES)
 
     def _add_codes(self, frame: Frame) -> None:
         self._python.add_codes(np.frombuffer(frame.payload, CODE))

@@ -7,7 +7,9 @@ that function's frame on the C stack, and so tells which one it is.
 from __future__ import annotations
 
 import bisect
+import zlib
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
-from iaprof.formats.launches import MAX_DEPTH, MAX_PYTHON, PythonState
+from iaprof.formats.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.formats.python_counts import NO_CODE, NOWHERE, State
 from iaprof.record.stack_ids import StackIds
 from iaprof.symbols.python.layout import Layout
@@ -30,18 +32,6 @@ _MOST_AT_ONCE = 64  # code objects that were at one address, among which one is 
 _MOST_LINES = 1 << 12  # of one code object that are remembered
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Walked:
-    """What BPF sent of a stack."""
-
-    pid: int
-    time: int
-    state: PythonState
-    sp: int  # of the innermost frame of C
-    cfas: NDArray[np.uint64]  # where the callers of C have their frames, as far as BPF came
-    frames: NDArray[np.void]  # of PYTHON_STACK
 
 
 @dataclass(frozen=True)
@@ -89,9 +79,18 @@ class _Code:
 class PythonStacks:
     """Collects what BPF and the learner send, and makes rows of it."""
 
-    def __init__(self) -> None:
-        self._walked: dict[int, _Walked] = {}  # by the id of the stack that was sent
-        self._finished: dict[int, tuple[int, NDArray[np.uint64]]] = {}  # CFAs of the learner's, and how many go before
+    def __init__(self, read: Callable[[int, int], bytes] = lambda _position, _length: b"") -> None:
+        """Begins with none.
+
+        Args:
+            read: gives so many bytes of the spool from a position on, where records are that `add` got with theirs:
+                they take kilobytes each.
+        """
+        self._read_spool = read
+        self._walked: dict[
+            int, int | bytes
+        ] = {}  # where PYTHON_STACK is, or itself, compressed; by the id of its stack
+        self._finished: dict[int, int | bytes] = {}  # likewise, with the CFAs that the learner found
         self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process; after exec there are more
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
         self._tables: dict[bytes, bytes] = {}  # exec makes the same code over and over
@@ -103,18 +102,26 @@ class PythonStacks:
         self.unbelieved = 0  # stacks that were cut where a frame has no code object
         self.too_many = 0  # code objects
 
-    def add(self, records: NDArray[np.void]) -> None:
-        """Takes PYTHON_STACK[n]."""
-        for record in records:  # one a path
-            id_, depth = int(record["id"]), min(int(record["depth"]), MAX_DEPTH)
-            cfas = record["cfas"][:depth].copy()
+    def add(self, records: NDArray[np.void], position: int | None = None) -> None:
+        """Takes PYTHON_STACK[n].
+
+        Args:
+            records: one a path.
+            position: where the first one is in the spool; without it they are kept here.
+        """
+        for index, record in enumerate(records):
+            id_ = int(record["id"])
+            place = zlib.compress(record.tobytes(), 1) if position is None else position + index * PYTHON_STACK.itemsize
             if record["state"] == PythonState.NONE:
-                self._finished[id_] = min(int(record["kept"]), MAX_DEPTH), cfas
-            elif id_ not in self._walked:
-                frames = record["frames"][: min(int(record["count"]), MAX_PYTHON)].copy()
-                state = PythonState(min(int(record["state"]), PythonState.DAMAGED))
-                pid, time = int(record["pid"]), int(record["time"])
-                self._walked[id_] = _Walked(pid, time, state, int(record["sp"]), cfas, frames)
+                self._finished[id_] = place
+            else:
+                self._walked.setdefault(id_, place)
+
+    def _record(self, place: int | bytes) -> np.void:
+        """PYTHON_STACK, of which `add` remembered this."""
+        data = self._read_spool(place, PYTHON_STACK.itemsize) if isinstance(place, int) else zlib.decompress(place)
+        record: np.void = np.frombuffer(data, PYTHON_STACK, 1)[0]
+        return record
 
     def add_codes(self, records: NDArray[np.void]) -> None:
         """Takes CODE[n], of processes of which the interpreters are known."""
@@ -130,10 +137,11 @@ class PythonStacks:
         """What tells stacks of the same addresses of C apart, by the ids that they were sent with: uint64[n], or 0."""
         found = np.zeros(len(ids), np.uint64)
         for index, id_ in enumerate(ids.tolist()):
-            walked = self._walked.get(id_)
-            if walked is not None:
-                frames = walked.frames[walked.frames["code"] > 0]  # ends of loops differ by thread
-                codes = (self._code(walked.pid, code, walked.time) for code in frames["code"].tolist())
+            if id_ in self._walked:
+                walked = self._record(self._walked[id_])
+                pid, time, frames = int(walked["pid"]), int(walked["time"]), _frames_of(walked)
+                frames = frames[frames["code"] > 0]  # ends of loops differ by thread
+                codes = (self._code(pid, code, time) for code in frames["code"].tolist())
                 numbers = np.array([code.number if code else NO_CODE for code in codes], np.uint64)
                 words = np.stack([frames["code"], frames["instruction"], numbers], axis=1).ravel()
                 found[index] = self._ids.of(np.array([len(words)]), words, np.zeros(1, np.uint64))[0]
@@ -141,30 +149,31 @@ class PythonStacks:
 
     def columns(self, ids: NDArray[np.uint64]) -> tuple[pa.Array, pa.Array]:
         """The columns `python` and `python_ended` of `stack` rows, by the ids that these were sent with."""
-        found = [self._frames(self._walked[id_], id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
+        found = [self._frames(id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
         frames, ended = [each for each, _ in found], [each for _, each in found]
         for id_, each, how in zip(ids.tolist(), frames, ended, strict=True):
             if each is not None:
                 self._states[id_] = _state(each, how)
         return pa.array(frames, _STACK.field("python").type), pa.array(ended, pa.string())
 
-    def _frames(self, walked: _Walked, id_: int) -> tuple[list[dict[str, int]], str]:
+    def _frames(self, id_: int) -> tuple[list[dict[str, int]], str]:
         """The frames of a stack, up to one that has no code object; and how they end."""
-        cfas = walked.cfas
+        walked = self._record(self._walked[id_])
+        pid, time, cfas = int(walked["pid"]), int(walked["time"]), _cfas_of(walked)
         if id_ in self._finished:
-            before, finished = self._finished[id_]
-            cfas = np.concatenate([cfas[:before], finished])
+            finished = self._record(self._finished[id_])
+            cfas = np.concatenate([cfas[: int(finished["kept"])], _cfas_of(finished)])
         frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
-            found = self._code(walked.pid, code, walked.time)
-            if found is None and (walked.pid, code) in self._no_codes:
+            found = self._code(pid, code, time)
+            if found is None and (pid, code) in self._no_codes:
                 self.unbelieved += 1
                 return frames, _ENDED[PythonState.DAMAGED]
             if found is not None and found.is_helper:
                 continue
             number, line = (found.number, found.line(instruction)) if found else (NO_CODE, 0)
             frames.append({"code": number, "line": line, "at": at})
-        return frames, _ENDED[walked.state]
+        return frames, _ENDED[PythonState(min(int(walked["state"]), PythonState.DAMAGED))]
 
     def states(self, ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """What is to be said of stacks of which `columns` was asked: State, uint8[n]."""
@@ -253,16 +262,29 @@ def _state(frames: list[dict[str, int]], ended: str | None) -> State:
     return state
 
 
-def _placed(walked: _Walked, cfas: NDArray[np.uint64]) -> tuple[list[int], list[int], list[int]]:
+def _frames_of(walked: np.void) -> NDArray[np.void]:
+    """The frames of a PYTHON_STACK record, and the ends of loops."""
+    frames: NDArray[np.void] = walked["frames"][: min(int(walked["count"]), MAX_PYTHON)]
+    return frames
+
+
+def _cfas_of(walked: np.void) -> NDArray[np.uint64]:
+    """Where the callers of C of a PYTHON_STACK record have their frames."""
+    cfas: NDArray[np.uint64] = walked["cfas"][: min(int(walked["depth"]), MAX_DEPTH)]
+    return cfas
+
+
+def _placed(walked: np.void, cfas: NDArray[np.uint64]) -> tuple[list[int], list[int], list[int]]:
     """Code object, instruction, and number of the frame of C for each frame of Python, the innermost first.
 
     Args:
-        walked: what BPF sent.
+        walked: PYTHON_STACK.
         cfas: uint64[n], where the caller of each frame of C has its frame.
     """
-    codes, instructions = walked.frames["code"], walked.frames["instruction"]
+    frames = _frames_of(walked)
+    codes, instructions = frames["code"], frames["instruction"]
     is_end = codes == 0
-    starts = np.concatenate([[np.uint64(walked.sp)], cfas[:-1]]) if len(cfas) else cfas
+    starts = np.concatenate([[walked["sp"]], cfas[:-1]]) if len(cfas) else cfas
     ends = instructions[is_end]
     inside = (starts[None, :] <= ends[:, None]) & (ends[:, None] < cfas[None, :])
     places = np.where(inside.any(axis=1), inside.argmax(axis=1), NOWHERE) if len(cfas) else np.full(len(ends), NOWHERE)

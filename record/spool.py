@@ -26,6 +26,7 @@ VERSION = 2
 _START = struct.Struct("<4sI")
 _FRAME = struct.Struct("<HHIQQQ")  # kind, source, part, payload bytes, time, begin
 _CHECK = struct.Struct("<I")
+HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame, before its payload
 MAX_PAYLOAD = 1 << 30
 
 
@@ -232,8 +233,8 @@ class SpoolReader:
         position = _START.size
         self._file.seek(position)
         while True:
-            head = self._file.read(_CHECK.size + _FRAME.size)
-            if len(head) < _CHECK.size + _FRAME.size or zlib.crc32(head[4:]) != _CHECK.unpack_from(head)[0]:
+            head = self._file.read(HEAD_BYTES)
+            if len(head) < HEAD_BYTES or zlib.crc32(head[4:]) != _CHECK.unpack_from(head)[0]:
                 break
             kind, source, part, length, time, begin = _FRAME.unpack_from(head, _CHECK.size)
             if position + len(head) + length > self._size or length > MAX_PAYLOAD:
@@ -257,6 +258,10 @@ class SpoolReader:
         self._file.seek(position + _CHECK.size)
         kind, source, part, length, time, begin = _FRAME.unpack(self._file.read(_FRAME.size))
         return Frame(FrameKind(kind), source, part, time, begin, self._file.read(length), position)
+
+    def bytes_at(self, position: int, length: int) -> bytes:
+        """So many bytes from there on, as far as the file goes; also while `frames` goes on."""
+        return os.pread(self._file.fileno(), length, position)
 
     def close(self) -> None:
         """Closes the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -99,6 +100,26 @@ def test_what_user_space_finished_tells_where_frames_are(stacks: PythonStacks) -
     stacks.add(walked(2, state=PythonState.NONE, cfas=CFAS[1:], kept=1))
     # then
     assert frames_of(stacks, 1) == frames_of(stacks, 2) == [("first", 0, 2)]
+
+
+@pytest.mark.parametrize("is_in_spool", [False, True])
+def test_a_stack_takes_a_few_hundred_bytes_until_its_row_is_made(is_in_spool: bool) -> None:
+    # given records of 5 KB each, of stacks of 20 frames
+    frames = [(FIRST, n) for n in range(20)]
+    count = 1000
+    records = np.concatenate([walked(number, *frames, (END, 1150)) for number in range(1, count + 1)])
+    spool = b"ahead" + records.tobytes()
+    stacks = PythonStacks(lambda position, length: spool[position : position + length])
+    stacks.add_interpreter(PID, Interpreter(TYPES, LAYOUT))
+    stacks.add_codes(code(FIRST, "first"))
+    # when
+    tracemalloc.start()
+    stacks.add(records, 5 if is_in_spool else None)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # then
+    assert taken / count < (200 if is_in_spool else 400)
+    assert frames_of(stacks, 1) == frames_of(stacks, count) == [("first", 0, 1)] * 20
 
 
 def test_lines_are_those_of_the_instruction(stacks: PythonStacks) -> None:
