@@ -10,10 +10,10 @@ import pytest
 
 from iaprof.formats.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, arguments, frames_of, launches_of
-from integration.recording import folded
+from integration.recording import IN_TURN, folded
 from pythons.interpreters import NAMES, started_as
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.bpf, IN_TURN]  # a thousand new stacks at once, which all recorders copy
 Frames = list[tuple[str, str, int]]
 CASES = ("plain", "long_table", "thread_of_c", "stale", "long_names", "deep")  # of cases.py
 TIMES = 20  # that most of these launch

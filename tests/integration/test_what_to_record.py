@@ -264,7 +264,8 @@ def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
 def test_another_file_does_not_wait_for_stacks_and_the_one_before_gets_them(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu") as hardware:
-        recorder = start(hardware, capture)
+        # Of other tests' programs there would be more copies than there is room for.
+        recorder = start(hardware, capture, "-p", str(os.getpid()))
         # given stacks that nobody finishes for now
         learner = learner_of(recorder)
         os.kill(learner, signal.SIGSTOP)
