@@ -142,25 +142,31 @@ class Learning:
             self._channel.close()
             self._channel = None
         if self._child is not None:
+            used = self._used(self._child)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, signal.SIGKILL)  # Popen.kill would wait for it and forget what it took
-            self._reap(self._child)
+            self._ended_cpu_s += max(used, self._reap(self._child))
             self._child = None
 
-    def _reap(self, child: subprocess.Popen[bytes]) -> None:
+    @staticmethod
+    def _reap(child: subprocess.Popen[bytes]) -> float:
+        """CPU time of a process that was killed; 0 if it does not end in time."""
         deadline = time.monotonic() + _DYING_S
         while (used := ended_cpu_seconds(child)) is None and time.monotonic() < deadline:
             time.sleep(0.001)
-        self._ended_cpu_s += used or 0.0
+        return used or 0.0
+
+    @staticmethod
+    def _used(child: subprocess.Popen[bytes]) -> float:
+        """CPU time of a process, and of its own children that have ended, so far."""
+        with open(f"/proc/{child.pid}/stat", "rb") as file:
+            stat = file.read()
+        return sum(map(int, stat[stat.rindex(b")") + 2 :].split()[11:15])) / _TICKS
 
     @property
     def cpu_seconds(self) -> float:
         """CPU time of it, and of its own children that have ended, so far."""
-        if self._child is None:
-            return self._ended_cpu_s
-        with open(f"/proc/{self._child.pid}/stat", "rb") as file:
-            stat = file.read()
-        return self._ended_cpu_s + sum(map(int, stat[stat.rindex(b")") + 2 :].split()[11:15])) / _TICKS
+        return self._ended_cpu_s + (self._used(self._child) if self._child is not None else 0.0)
 
     def finish(self) -> list[bytes]:
         """Ends it when it has finished what is left, or after LAST_WAIT_S; gives that."""

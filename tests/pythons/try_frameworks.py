@@ -4,7 +4,7 @@ A program runs twice: once with sys.setprofile, which tells which function calls
 recorded. Each pair of a caller and a callee in the recording is looked for among these calls. Left out are Python's own
 import machinery, threads' first functions and what ends the interpreter, as nobody is told of calls there.
 
-    sudo .venv/bin/python tests/bench/try_frameworks.py [--keep FOLDER] torch=PYTHON numba=PYTHON jax=PYTHON dpnp ...
+    sudo .venv/bin/python tests/pythons/try_frameworks.py [--keep FOLDER] torch=PYTHON numba=PYTHON jax=PYTHON dpnp ...
 
 PYTHON is that of an environment with the framework. Those that launch kernels (dpnp, dpnp-opencl, dpctl, openvino,
 pyopencl) have none: they come with `make test-programs`, and run on Intel's real driver without a GPU.
