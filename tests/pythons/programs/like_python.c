@@ -2,6 +2,7 @@
 // A process that says it is CPython 3.14, and may lie: like_python ELF KERNEL MODE TIMES START
 // It begins when there is a file START, and launches so many times.
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -79,6 +80,7 @@ static struct bytes table = {.type = &PyBytes_Type, .length = 2, .content = {0xf
 static ze_kernel_handle_t kernel;
 static const char *mode;
 static volatile int is_over;
+static volatile unsigned changes;
 
 static int is(const char *wanted)
 {
@@ -135,6 +137,8 @@ static void *change(void *unused)
         own.frame = i & 8 ? &frames[i % 100] : (struct frame *)&codes;
         names[1].length = i * 7919L;
         _PyRuntime.interpreters = i & 16 ? &interpreter : (struct interpreter *)&_PyRuntime;
+        changes = i + 1;
+        __asm__ volatile("" ::: "memory"); // or the compiler writes all of it once, behind the loop
     }
     return unused;
 }
@@ -176,8 +180,12 @@ int main(int argc, char **argv)
     usleep(100000); // a CPU sample may have come before there was a state: none is looked for in the next 20 ms
     if (is("changing"))
         pthread_create(&changing, NULL, change, NULL);
-    for (int i = atoi(argv[4]); i; i--)
+    for (int i = atoi(argv[4]); i; i--) {
+        // On a busy machine one thread may do all of its work before the other gets to run.
+        for (unsigned before = changes; is("changing") && i % 100 == 0 && changes == before;)
+            sched_yield();
         evaluate();
+    }
     is_over = 1;
     if (is("changing"))
         pthread_join(changing, NULL);
