@@ -32,6 +32,9 @@ enum counter {
     CODES_SENT,       /* code objects of Python */
     CODES_LOST,       /* no room, or not to be read: tried again */
     PYTHON_LOST,      /* stacks without their frames of Python: no room */
+    EXECUTIONS,       /* calls that execute command lists */
+    LIST_EVENTS,      /* lists that were closed, reset or destroyed */
+    LISTS_LOST,       /* executions of lists, or events: no room in the ring buffer, or not to be read */
     COUNTERS,
 };
 

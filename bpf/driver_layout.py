@@ -42,6 +42,13 @@ class Action(StrEnum):
     LAUNCH_MANY = "launch-many"  # an array of kernels
     KERNEL_GONE = "kernel-gone"  # the handle's memory may soon be another kernel's
     MODULE_GONE = "module-gone"
+    EXECUTE = "execute"  # an array of command lists
+    LIST_CLOSED = "list-closed"
+    LIST_RESET = "list-reset"
+    LIST_GONE = "list-gone"
+
+
+_OF_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,8 @@ class Entry:
     name: str
     action: Action
     address: int
-    handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
-    count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
+    handle: int  # which argument is the handle: a kernel's, a module's or a list's, or an array of these
+    count: int | None = None  # LAUNCH_MANY, EXECUTE: which argument is the array's length, 32 bits
     offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
 
 
@@ -91,6 +98,11 @@ class Layout:
     # A handle may stand for a kernel on each of several GPUs: pointers to the GPU of the one that the fields above are
     # about and, from a launch's first argument, to the queue's. They must be the same.
     device: tuple[Field, Field] | None = None
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether a launch's first argument is a command list, whose executions are known."""
+        return any(entry.action is Action.EXECUTE for entry in self.entries)
 
     def to_json(self) -> str:
         """As text, for a file."""
@@ -150,8 +162,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
     actions = {entry.action for entry in entries}
     if Action.KERNEL_GONE not in actions or (layout.module and Action.MODULE_GONE not in actions):
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
-    if any((entry.action is Action.LAUNCH_MANY) != (entry.count is not None) for entry in entries):
-        raise LayoutError("an entry point has no count of kernels, or one too many")
+    if any((entry.action in _OF_ARRAYS) != (entry.count is not None) for entry in entries):
+        raise LayoutError("an entry point has no count of what it is given, or one too many")
     return layout
 
 

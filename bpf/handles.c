@@ -55,9 +55,10 @@ struct entry {
     u8 handle;           /* which argument, by its offset in pt_regs */
     u8 count;            /* so for an array of handles */
     u8 is_array;
-    u8 pad;
+    u8 in_list;          /* the first argument is a command list's handle */
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
-    u16 pad2[3];
+    u16 event;           /* enum list_event */
+    u16 pad[2];
 };
 
 BPF_ARRAY(layouts, struct layout, ANY);
@@ -224,10 +225,12 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
     return kernels_seen.lookup(key);
 }
 
-static __always_inline void send_launch(const struct launched *launch, const struct kernel *kernel, enum counter failure) {
+static __always_inline void send_launch(const struct launched *launch, const struct kernel *kernel, u64 list,
+                                        enum counter failure) {
     struct launch *record = reserve_launch(launch);
     if (!record)
         return;
+    record->list = list;
     u32 flags = launch->flags;
     if (kernel) {
         record->iba = kernel->address & ~0xffffffffULL; /* so it was on all devices tried */
@@ -377,6 +380,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     u32 many = kernels_of(ctx, entry);
     enum counter failure;
     struct handle key = handle_of(ctx, entry, given);
+    u64 list = entry->in_list ? ctx->di : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
         if (hidden(i) >= many)
@@ -385,7 +389,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
         failure = HANDLES_UNREADABLE;
         if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * i)))
             kernel = known_kernel(ctx, entry, layout, &key, values, &failure);
-        send_launch(launch, kernel, forgotten(failure, time));
+        send_launch(launch, kernel, list, forgotten(failure, time));
         u64 wanting = forgotten(kernel && kernel->described < TRIES, time);
         u64 found = hidden(undescribed | -undescribed) >> 63;
         undescribed = forgotten(choose(wanting & ~found, key.value, undescribed), time);

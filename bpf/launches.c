@@ -48,6 +48,7 @@ struct launch {
     u64 address;
     u64 size;
     u64 stack;
+    u64 list;            /* handle of the command list that it was appended to; 0 where that is not known */
     char comm[16];
     char name[NAME_BYTES];
 };
@@ -325,11 +326,11 @@ static __always_inline void end_walk(struct scratch *scratch, struct launched *l
         met(scratch, launch);
 }
 
-/* Who launches, and from where; a program for `then` goes on with it. */
-static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase then) {
+/* Who calls, and from where; a program for `then` goes on with it. `calls` counts the call, `lost` what nobody goes on with. */
+static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase then, enum counter calls, enum counter lost) {
     u32 zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
     struct settings *set = settings.lookup(&zero);
-    u64 fired = count(LAUNCHES, 1);
+    u64 fired = count(calls, 1);
     struct scratch *scratch = set ? take_scratch(owner_of(0)) : 0;
     if (scratch) {
         struct launched *launch = &room_of(scratch)->launched;
@@ -350,14 +351,18 @@ static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum pha
         }
         give_back(scratch);
     }
-    count(LAUNCHES_LOST, 1); /* nobody goes on with it */
+    count(lost, 1); /* nobody goes on with it */
 }
 
-/* What begin_launch began, with the stack that it is from; NULL where another thread has taken the scratch. */
-static __always_inline struct scratch *launched_before(void) {
+static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase then) {
+    begin_call(ctx, time, then, LAUNCHES, LAUNCHES_LOST);
+}
+
+/* What begin_call began, with the stack that it is from; NULL where another thread has taken the scratch. */
+static __always_inline struct scratch *called_before(enum counter lost) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (!scratch) {
-        count(LAUNCHES_LOST, 1);
+        count(lost, 1);
         return 0;
     }
     struct launched *launch = &room_of(scratch)->launched;
@@ -366,6 +371,10 @@ static __always_inline struct scratch *launched_before(void) {
         launch->flags &= ~(launch->stack ? (u64)LAUNCH_NO_STACK : 0);
     }
     return scratch;
+}
+
+static __always_inline struct scratch *launched_before(void) {
+    return called_before(LAUNCHES_LOST);
 }
 
 static __always_inline void end_launch(struct scratch *scratch) {
@@ -413,6 +422,7 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     record->iba = iba;
     record->address = address;
     record->size = size;
+    record->list = 0;
     /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
     if (!(launch->flags & LAUNCH_OTHER) &&
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))

@@ -29,10 +29,12 @@ from iaprof.formats.launches import (
     COMPILED,
     CPU_SAMPLE,
     LAUNCH as LAUNCH_RECORD,
+    LIST_EVENT,
     MAX_DEPTH,
     PIECE,
     PYTHON_STACK,
     Counter,
+    ListEvent,
     stack_dtype,
 )
 
@@ -51,6 +53,15 @@ _HANDLE_PROGRAMS = {
     Action.LAUNCH_MANY: "on_handle_launch",
     Action.KERNEL_GONE: "on_kernel_gone",
     Action.MODULE_GONE: "on_module_gone",
+    Action.EXECUTE: "on_execute",
+    Action.LIST_CLOSED: "on_list_event",
+    Action.LIST_RESET: "on_list_event",
+    Action.LIST_GONE: "on_list_event",
+}
+_LIST_EVENTS = {
+    Action.LIST_CLOSED: ListEvent.CLOSE,
+    Action.LIST_RESET: ListEvent.RESET,
+    Action.LIST_GONE: ListEvent.DESTROY,
 }
 
 
@@ -71,6 +82,7 @@ class Sizes:
     sample_pages: int = 256  # 1 MiB: 20,000 CPU samples
     piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
     module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
+    list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
@@ -95,6 +107,7 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
         "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
+        "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_EVENT.itemsize, cpus),
     }
 
 
@@ -158,6 +171,7 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "ways": sizes.ways_remembered,
         "pieces": sizes.piece_pages * _PAGE,
         "modules": sizes.module_pages * _PAGE,
+        "list_events": sizes.list_pages * _PAGE,
     }
 
 
@@ -270,6 +284,11 @@ class LaunchProbes:
     def modules(self) -> RingBuffer:
         """Sends PIECE records of modules."""
         return self._now().modules
+
+    @property
+    def list_events(self) -> RingBuffer:
+        """Sends LIST_EVENT records."""
+        return self._now().list_events
 
     def _attach(self, file_fd: int, probes: Sequence[Probe]) -> str:
         fds = self._now().fds
@@ -388,6 +407,7 @@ class _Loaded:
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
             self.modules = self._ring("modules", sizes.module_pages, PIECE)
+            self.list_events = self._ring("list_events", sizes.list_pages, LIST_EVENT)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error
@@ -439,7 +459,8 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
-    return struct.pack("<QIBBBxh6x", entry.address, index, *registers, is_array, offset)
+    event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
+    return struct.pack("<QIBBBBhH4x", entry.address, index, *registers, is_array, layout.has_lists, offset, event)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

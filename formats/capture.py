@@ -29,7 +29,7 @@ from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.stalls import REASONS
 
-FORMAT = 7
+FORMAT = 8
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
@@ -54,6 +54,21 @@ KINDS: dict[str, pa.StructType] = {
             ("size", _u64),
             ("stack", _u64),
             ("name", _name),
+            ("flags", _u32),
+            ("list", _u64),
+        ]
+    ),
+    "command_list": pa.struct(
+        [
+            ("time_ns", _u64),
+            ("pid", _u32),
+            ("tid", _u32),
+            ("cpu", _u32),
+            ("comm", _name),
+            ("event", _name),
+            ("list", _u64),
+            ("queue", _u64),
+            ("stack", _u64),
             ("flags", _u32),
         ]
     ),
@@ -192,7 +207,8 @@ _DICTIONARY = [
     "kind",
     "part",
     "stall.stream",
-    *(f"launch.{name}" for name in ("pid", "tid", "cpu", "iba", "address", "size", "stack", "flags")),
+    *(f"launch.{name}" for name in ("pid", "tid", "cpu", "iba", "address", "size", "stack", "flags", "list")),
+    *(f"command_list.{name}" for name in ("pid", "tid", "cpu", "list", "queue", "stack", "flags")),
     "stack.pid",
     "mapping.pid",
     "process.ns_pid",
@@ -202,6 +218,7 @@ _DICTIONARY = [
 ]
 
 NULLABLE = {
+    "launch.list",
     "stack.ended",
     "stack.marks",
     "stack.python",
@@ -246,6 +263,7 @@ _SINCE = {
     5: {"module.no_calls", "module.outermost"},
     6: {"stack.ended", "stack.marks"},
     7: {"python_code", "stack.python", "stack.python_ended"},
+    8: {"command_list", "launch.list"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

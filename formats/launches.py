@@ -24,6 +24,7 @@ LAUNCH = np.dtype(
         ("address", "<u8"),  # GPU address of the kernel's first instruction
         ("size", "<u8"),  # bytes
         ("stack", "<u8"),  # stack id, 0 for none
+        ("list", "<u8"),  # handle of the command list that it was appended to; 0 where that is not known
         ("comm", "S16"),
         ("name", f"S{NAME_BYTES}"),  # the kernel's, cut at 63 bytes; empty where the runtime's pointer led nowhere
     ]
@@ -39,6 +40,33 @@ COMPILED = np.dtype(
         ("path", f"S{PATH_BYTES}"),
     ]
 )
+
+LISTS_A_RECORD = 8
+LIST_EVENT = np.dtype(
+    [
+        ("time", "<u8"),  # CLOCK_MONOTONIC, ns
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("cpu", "<u4"),
+        ("flags", "<u4"),  # LaunchFlags
+        ("event", "<u4"),  # ListEvent
+        ("count", "<u4"),  # of `lists` that count
+        ("queue", "<u8"),  # handle of what executes: a queue, or an immediate command list; 0 in other events
+        ("stack", "<u8"),  # stack id, 0 for none
+        ("comm", "S16"),
+        ("lists", "<u8", (LISTS_A_RECORD,)),  # handles of command lists
+    ]
+)
+
+
+class ListEvent(IntEnum):
+    """What happened to command lists."""
+
+    EXECUTE = 0
+    CLOSE = 1
+    RESET = 2  # from then on the list is empty
+    DESTROY = 3  # from then on its handle may be another list's
+
 
 PIECE = np.dtype(
     [
@@ -204,3 +232,6 @@ class Counter(IntEnum):
     CODES_SENT = 24
     CODES_LOST = 25
     PYTHON_LOST = 26
+    EXECUTIONS = 27
+    LIST_EVENTS = 28
+    LISTS_LOST = 29

@@ -63,6 +63,11 @@ _ENTRIES = {
     "zexCommandListAppendVariableLaunchKernel": (Action.LAUNCH, 1, None),
     "zeKernelDestroy": (Action.KERNEL_GONE, 0, None),
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
+    "zeCommandQueueExecuteCommandLists": (Action.EXECUTE, 2, 1),
+    "zeCommandListImmediateAppendCommandListsExp": (Action.EXECUTE, 2, 1),
+    "zeCommandListClose": (Action.LIST_CLOSED, 0, None),
+    "zeCommandListReset": (Action.LIST_RESET, 0, None),
+    "zeCommandListDestroy": (Action.LIST_GONE, 0, None),
 }
 # Of how many paths, or a path and a number, candidates consist.
 _PARTS = {

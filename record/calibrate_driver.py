@@ -23,6 +23,9 @@ _TABLE_WORDS = 1024  # ten times what the largest table has in Level Zero 1.17
 # Where in the tables that loaders ask for (ze_ddi.h) the functions are of which a call means something.
 TABLES = {
     "zeGetCommandListProcAddrTable": {
+        "zeCommandListDestroy": 2,
+        "zeCommandListClose": 3,
+        "zeCommandListReset": 4,
         "zeCommandListAppendLaunchKernel": 22,
         "zeCommandListAppendLaunchCooperativeKernel": 23,
         "zeCommandListAppendLaunchKernelIndirect": 24,
@@ -30,7 +33,11 @@ TABLES = {
         "zeCommandListAppendLaunchKernelWithParameters": 36,
         "zeCommandListAppendLaunchKernelWithArguments": 37,
     },
-    "zeGetCommandListExpProcAddrTable": {"zeCommandListUpdateMutableCommandKernelsExp": 7},
+    "zeGetCommandListExpProcAddrTable": {
+        "zeCommandListImmediateAppendCommandListsExp": 1,
+        "zeCommandListUpdateMutableCommandKernelsExp": 7,
+    },
+    "zeGetCommandQueueProcAddrTable": {"zeCommandQueueExecuteCommandLists": 2},
     "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
     "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
 }

@@ -27,6 +27,8 @@ from iaprof.formats.launches import (
     COPY,
     CPU_SAMPLE,
     LAUNCH,
+    LIST_EVENT,
+    LISTS_A_RECORD,
     MAX_DEPTH,
     PIECE_BYTES,
     PYTHON_STACK,
@@ -43,6 +45,7 @@ from iaprof.record.for_symbols import FinishStacks, ForSymbols
 from iaprof.record.kernel_names import KernelNames
 from iaprof.record.launch_rows import launch_rows
 from iaprof.record.launch_stacks import LaunchStacks
+from iaprof.record.list_rows import check as check_lists, list_rows
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
@@ -112,6 +115,7 @@ def finish(
         work.keep_described(spool)
         work.write_unfinished(spool, finish_stacks)
         work.write_launches(spool)
+        work.write_lists(spool)
         work.write_samples(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
@@ -137,6 +141,7 @@ class _Finishing:
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
         self._launch_frames = array("Q")  # where they are in the spool
+        self._list_frames = array("Q")  # likewise
         self._copy_frames = array("Q")  # likewise
         self._sample_frames = array("Q")  # likewise
         self._launches: list[NDArray[np.void]] = []
@@ -278,6 +283,10 @@ class _Finishing:
         np.frombuffer(frame.payload, LAUNCH)  # whether they are some
         self._launch_frames.append(frame.position)
 
+    def _add_lists(self, frame: Frame) -> None:
+        check_lists(np.frombuffer(frame.payload, LIST_EVENT))
+        self._list_frames.append(frame.position)
+
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
             raise ValueError("its stacks have an absurd depth")
@@ -347,6 +356,20 @@ class _Finishing:
             if self._launch_rows >= ROWS_PER_GROUP:
                 self._flush_launches()
         self._flush_launches()
+
+    def write_lists(self, spool: SpoolReader) -> None:
+        """Writes what happened to command lists, once all stacks are known."""
+        waiting: list[NDArray[np.void]] = []
+        for position in self._list_frames:
+            waiting.append(np.frombuffer(spool.frame_at(position).payload, LIST_EVENT))
+            if sum(map(len, waiting)) >= ROWS_PER_GROUP // LISTS_A_RECORD:
+                self._write_lists(np.concatenate(waiting))
+                waiting.clear()
+        if waiting:
+            self._write_lists(np.concatenate(waiting))
+
+    def _write_lists(self, records: NDArray[np.void]) -> None:
+        self._write_rows("command_list", list_rows(records, self._stacks.ids(records["stack"])))
 
     def _was_first(self, _frame: Frame) -> None:
         """It was taken before everything else."""
@@ -527,6 +550,7 @@ class _Finishing:
 
 _PLURALS = {
     "launch": "launches",
+    "command_list": "command_lists",
     "python_code": "python_codes",
     "stack": "stacks",
     "mapping": "mappings",
@@ -545,6 +569,7 @@ _READERS = {
     FrameKind.STALLS: _Finishing._add_stalls,
     FrameKind.LAUNCHES: _Finishing._add_launches,
     FrameKind.STACKS: _Finishing._add_stacks,
+    FrameKind.LISTS: _Finishing._add_lists,
     FrameKind.KERNEL: _Finishing._add_kernel,
     FrameKind.CPU_SAMPLES: _Finishing._add_samples,
     FrameKind.LOSS: _Finishing._add_loss,

@@ -28,7 +28,7 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
     lengths = np.array([len(text.encode()) for text in found.texts], np.int64)[found.of]
     group = np.cumsum(lengths) // NAME_BYTES_PER_GROUP
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(launches)]
-    texts = pa.array(found.texts, pa.string())
+    whole = pa.array(found.texts, pa.string())
     for start, end in pairwise(bounds):
         some = launches[start:end]
         columns = [
@@ -36,18 +36,19 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
             pa.array(some["pid"]),
             pa.array(some["tid"]),
             pa.array(some["cpu"]),
-            _texts(some["comm"]),
+            texts(some["comm"]),
             pa.array(some["iba"]),
             pa.array(some["address"]),
             pa.array(some["size"]),
             pa.array(some["stack"]),
-            texts.take(pa.array(found.of[start:end])),
+            whole.take(pa.array(found.of[start:end])),
             pa.array(some["flags"]),
+            pa.array(some["list"]),
         ]
         yield pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"]))
 
 
-def _texts(names: NDArray[np.bytes_]) -> pa.Array:
+def texts(names: NDArray[np.bytes_]) -> pa.Array:
     """Fixed-size names as strings; each distinct one is decoded once."""
     encoded = pa.array(names, pa.binary()).dictionary_encode()
     decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]

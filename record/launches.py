@@ -67,6 +67,11 @@ _LOSSES = {
     Counter.HANDLES_UNKNOWN: ("launches", "unreadable", "their kernels' handles are none that the layout knows"),
     Counter.HANDLES_ASTRAY: ("launches", "unreadable", "their addresses are not where the driver keeps code"),
     Counter.HANDLES_CHANGED: ("launches", "unreadable", "their kernels' handles had another address before"),
+    Counter.LISTS_LOST: (
+        "command lists",
+        "lost",
+        "what was executed, closed, reset or destroyed: no room in the ring buffer, or it could not be read",
+    ),
     Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
 }
 _WRONG_LENGTH = "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
@@ -125,6 +130,7 @@ class Launches:
         # we read those before it.
         for ring in (
             self._probes.launches,
+            self._probes.list_events,
             self._probes.stacks,
             self._probes.codes,
             self._probes.compiled,
@@ -146,6 +152,7 @@ class Launches:
         """Empties the ring buffers; gives the stacks that came, as stack_dtype[n]."""
         # In this order: a launch's or sample's stack was sent before it, so all that these name will be there.
         launches, samples = self._probes.launches.read(), self._probes.samples.read()
+        lists = self._probes.list_events.read()
         rings = (self._probes.stacks, self._probes.python_stacks, self._probes.codes)
         self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
@@ -153,7 +160,12 @@ class Launches:
         if len(launches):
             self._journal.totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
+            if self.kernels is not None:
+                self.kernels.launched(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
             self._meet(launches)
+        if len(lists):
+            self._journal.write(FrameKind.LISTS, lists.view("u1").data, time=now)
+            self._meet(lists)
         if len(samples):
             self._journal.write(FrameKind.CPU_SAMPLES, samples.view("u1").data, time=now)
         compiled = self._probes.compiled.read()
@@ -282,11 +294,10 @@ class Launches:
         self.read()
         self._first_stacks = self._last_stacks  # some are of the new epoch, of launches that come after these
 
-    def _meet(self, launches: NDArray[np.void]) -> None:
-        ours = launches[(launches["flags"] & LaunchFlags.OTHER) == 0]
-        if self.kernels is not None:
-            self.kernels.launched(ours)
-        for pid in np.unique(ours["pid"]).tolist():
+    def _meet(self, calls: NDArray[np.void]) -> None:
+        """Describes the processes of LAUNCH or LIST_EVENT records that are new."""
+        ours = (calls["flags"] & LaunchFlags.OTHER) == 0
+        for pid in np.unique(calls["pid"][ours]).tolist():
             if pid not in self._described:
                 self._describe(pid)
                 self._on_process(pid)
@@ -432,6 +443,7 @@ class Launches:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
         rings = {
             "launches": (self._probes.launches,),
+            "command lists": (self._probes.list_events,),
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
             "kernels": (self._probes.compiled, self._probes.pieces, self._probes.modules),

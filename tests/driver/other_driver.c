@@ -205,6 +205,7 @@ int zeGetCommandListProcAddrTable(int version, void **table)
 }
 
 int zeGetCommandListExpProcAddrTable(int version, void **table) { return (void)version, (void)table, 0; }
+int zeGetCommandQueueProcAddrTable(int version, void **table) { return (void)version, (void)table, 0; }
 int zeGetKernelProcAddrTable(int version, void **table) { return (void)version, fill(table, 1, kernel_gone); }
 int zeGetModuleProcAddrTable(int version, void **table) { return (void)version, fill(table, 1, module_gone); }
 int zeKernelDestroy(void *kernel) { return (void)kernel, 0; }
