@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _WHICH, _HOW = "Which stalls", "How stalls find their launch"
 _METHODS = ("proportional", "latest", "none")
+_STACKS_OF = ("append", "execute")
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,16 @@ def _choice(
             rich_help_panel=_HOW,
         ),
     ] = False,
+    stack_of: Annotated[
+        str,
+        typer.Option(
+            "--stack-of",
+            metavar="CALL",
+            help="Kernels of closed command lists have the stack, thread and process name that appended them (append), "
+            "or that executed their list (execute).",
+            rich_help_panel=_HOW,
+        ),
+    ] = "append",
     inlines: Annotated[
         bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.", rich_help_panel=NAMES)
     ] = True,
@@ -142,10 +153,13 @@ def _choice(
     """
     # Imported here, as the other verbs need not wait for it.
     from iaprof.report.candidates import DEFAULT_HORIZON_S, LONGEST_HORIZON_S, SHORTEST_HORIZON_S, Method, Rule
+    from iaprof.report.executions import StackOf
     from iaprof.report.selection import Moments, Selection
 
     if attribution not in _METHODS:
         raise UsageError(f"--attribution takes {', '.join(_METHODS)}, not '{attribution}'")
+    if stack_of not in _STACKS_OF:
+        raise UsageError(f"--stack-of takes {', '.join(_STACKS_OF)}, not '{stack_of}'")
     seconds = DEFAULT_HORIZON_S if horizon is None else horizon
     if not SHORTEST_HORIZON_S <= seconds <= LONGEST_HORIZON_S:
         raise UsageError(f"--horizon takes seconds from {SHORTEST_HORIZON_S:g} to {LONGEST_HORIZON_S:g}")
@@ -160,6 +174,7 @@ def _choice(
         _reasons(_words(reason, "--reason")),
         tuple(_words(cgroup, "--cgroup")),
         _pattern(python, "--python"),
+        StackOf(stack_of),
     )
     return Choice(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
 

@@ -42,6 +42,7 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
         f"wrote {in_bytes(size)} to {output}",
         f"{_count(totals, 'stalls', 'stall record')}",
         f"{_count(totals, 'launches', 'launch', 'launches')}",
+        *([_count(totals, "executions", "execution") + " of command lists"] if totals.get("executions") else []),
         f"{_count(totals, 'stacks', 'stack')}",
         f"{_count(totals, 'modules', 'module')}",
         *_stack_ends(header),

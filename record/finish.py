@@ -33,6 +33,7 @@ from iaprof.formats.launches import (
     PIECE_BYTES,
     PYTHON_STACK,
     LaunchFlags,
+    ListEvent,
     PieceOf,
     stack_dtype,
 )
@@ -369,6 +370,7 @@ class _Finishing:
             self._write_lists(np.concatenate(waiting))
 
     def _write_lists(self, records: NDArray[np.void]) -> None:
+        self._counts["executions"] += int(records["count"][records["event"] == ListEvent.EXECUTE].sum())
         self._write_rows("command_list", list_rows(records, self._stacks.ids(records["stack"])))
 
     def _was_first(self, _frame: Frame) -> None:
@@ -561,7 +563,7 @@ _PLURALS = {
     "metric": "metrics",
 }
 
-TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches")
+TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches", "executions")
 """What the header's totals tell, even where there was none of it."""
 
 _READERS = {

@@ -74,6 +74,7 @@ class Candidates:
         bucket = (placed.time // self._horizon).astype(np.int64)
         order = np.lexsort((placed.time, placed.site, bucket, placement))
         placement, bucket, site, time = placement[order], bucket[order], placed.site[order], placed.time[order]
+        self._launches_before = np.concatenate([[0], np.cumsum(placed.count[order])])
         new = np.ones(len(order), bool)
         new[1:] = (placement[1:] != placement[:-1]) | (bucket[1:] != bucket[:-1]) | (site[1:] != site[:-1])
         first = np.flatnonzero(new)
@@ -218,7 +219,7 @@ class Candidates:
         end = self._within(slice_, until[owner], "right")
         some = end > begin
         owner, slice_ = owner[some], slice_[some]
-        count = (end - begin)[some].astype(np.float64)
+        count = (self._launches_before[end] - self._launches_before[begin])[some].astype(np.float64)
         return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), sure
 
     def _spread(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:

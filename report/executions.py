@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureError, CaptureReader
-from iaprof.formats.dictionaries import equal
+from iaprof.formats.dictionaries import equal, numbered
 from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.quantities import counted
 from iaprof.report.lifetimes import Moments
 
 MOST_ROWS = 1 << 22  # that appended launches become; executions that follow closely are then one row
@@ -27,7 +27,7 @@ AT_ONCE, NEVER = -1, -2
 _EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "stack", "flags")
 _FIRST_STEP_NS = 1 << 20
 _LAST_STEP_NS = 1 << 63
-_APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN = range(6)
+_APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER = range(7)
 _EVENTS = {"execute": _EXECUTE, "close": _CLOSE, "reset": _RESET, "destroy": _DESTROY}
 _OF_LAUNCH = LaunchFlags.BAD_ARGS | LaunchFlags.NO_NAME
 _OF_STACK = LaunchFlags.NO_STACK | LaunchFlags.OTHER | LaunchFlags.PRESUMED
@@ -49,14 +49,24 @@ class Fillings:
     first: _Ints  # [fillings + 1], of each filling its first execution; they follow one another
     time: NDArray[np.uint64]  # of each execution, ns; ascending within a filling
     event: _Ints  # of each execution: its row among the events
-    executions: int  # of lists, those of which the filling is not known included
-    unknown: int  # of these, whose kernels were appended before the recording
+    unknown: _Ints  # rows of executions of lists whose kernels were appended before the recording
 
-    @property
-    def launches(self) -> int:
-        """How many kernels were launched: those of a list as often as it was executed."""
-        counts = np.diff(self.first)
-        return int((self.of == AT_ONCE).sum()) + int(counts[self.of[self.of >= 0]].sum())
+
+@dataclass(frozen=True)
+class Totals:
+    """How many there are in a capture; those of the file before it are not counted."""
+
+    launches: int  # of kernels: those of a list as often as it was executed
+    executions: int  # of lists
+    unknown: int  # of these, those of lists whose kernels were appended before the recording
+
+
+def unknown_executions(number: int) -> str:
+    """What is to be said of so many executions that are not known; nothing of none."""
+    if not number:
+        return ""
+    executions = counted(number, "execution")
+    return f"{executions} of command lists that were filled before the recording: which kernels these are is not known"
 
 
 def fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Fillings:
@@ -72,8 +82,7 @@ def fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Filli
     """
     lists = launches["list"].fill_null(0).to_numpy()
     own = np.flatnonzero(lists)
-    what_of = {text: _EVENTS.get(text, _BEGIN) for text in events["event"].unique().to_pylist()}
-    what = np.concatenate([np.full(len(own), _APPEND), *[_codes(events["event"], what_of)]])
+    what = np.concatenate([np.full(len(own), _APPEND), _codes(events["event"])])
     time, pid = (
         np.concatenate([launches[name].to_numpy()[own], events[name].to_numpy()]) for name in ("time_ns", "pid")
     )
@@ -102,8 +111,25 @@ def fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Filli
     executed = np.flatnonzero((what == _EXECUTE) & used[filling]) if len(what) else np.empty(0, np.int64)
     first = np.searchsorted(number[filling[executed]], np.arange(int(used.sum()) + 1))
     rows = order[executed]
-    return Fillings(
-        of, first, time[rows], rows - len(own), int((what == _EXECUTE).sum()), int(runs[~is_known].sum())
+    unknown = order[np.flatnonzero((what == _EXECUTE) & ~is_known[filling])] if len(what) else rows
+    return Fillings(of, first, time[rows], rows - len(own), unknown - len(own))
+
+
+def totals(capture: CaptureReader) -> Totals | None:
+    """How much was executed in a capture, or a part of one; None where nothing is known of command lists."""
+    launches = capture.table("launch", ("time_ns", "pid", "list", "flags"))
+    found = recorded(capture, launches)
+    if found is None:
+        return None
+    known, events = found
+    own = (launches["flags"].to_numpy() & LaunchFlags.CARRIED) == 0
+    own_events = (events["flags"].to_numpy() & LaunchFlags.CARRIED) == 0
+    filling = np.repeat(np.arange(len(known.first) - 1), np.diff(known.first))
+    runs = np.bincount(filling[own_events[known.event]], minlength=len(known.first) - 1)
+    return Totals(
+        int((own & (known.of == AT_ONCE)).sum()) + int(runs[known.of[known.of >= 0]].sum()),
+        int((own_events & equal(events["event"], "execute")).sum()),
+        int(own_events[known.unknown].sum()),
     )
 
 
@@ -210,7 +236,7 @@ def _spread(
             step <<= 1
         if places is not None and int(size[filling].sum()) > max(most, len(filling)):
             raise CaptureError(
-                "closed command lists with very many kernels were executed from very many places: take --stack-of=append"
+                "command lists with very many kernels were executed from very many places: choose --stack-of=append"
             )
         end = np.append(start[1:], len(of))
         execution, count, last = order[start], end - start, time[end - 1]
@@ -223,18 +249,17 @@ def _spread(
 
 def _programs(processes: pa.Table) -> Moments:
     """When processes began, and became other programs."""
-    is_start = pc.or_(equal(processes["event"], "exec"), equal(processes["event"], "fork")).to_numpy(zero_copy_only=False)
     pids, tids, times = (processes[name].to_numpy() for name in ("pid", "tid", "time_ns"))
-    chosen = is_start.astype(bool) & (pids == tids)
-    return Moments(pids[chosen], times[chosen])
+    begins = (equal(processes["event"], "exec") | equal(processes["event"], "fork")) & (pids == tids)
+    return Moments(pids[begins], times[begins])
 
 
-def _codes(column: pa.ChunkedArray, code: dict[Any, int]) -> _Ints:
-    encoded = column.unify_dictionaries().combine_chunks()
-    if not pa.types.is_dictionary(encoded.type):
-        encoded = encoded.dictionary_encode()
-    codes = np.array([code[text] for text in encoded.dictionary.to_pylist()], np.int64)
-    return codes[encoded.indices.to_numpy()] if len(codes) else np.empty(0, np.int64)
+def _codes(events: pa.ChunkedArray) -> _Ints:
+    """What happened, as a number; _OTHER for what is not known here, which changes nothing."""
+    names: dict[str | None, int] = {}
+    number = numbered(events, names)
+    codes = np.array([_EVENTS.get(name or "", _OTHER) for name in names], np.int64)
+    return codes[number] if len(codes) else np.empty(0, np.int64)
 
 
 def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:

@@ -1,4 +1,6 @@
-"""What a capture holds and how it came to be, from its header and the sizes of its row groups: no rows are read.
+"""What a capture holds and how it came to be, from its header and the sizes of its row groups.
+
+Rows are read only where command lists were executed: what that launched is counted by both together.
 
 Headers may be anyone's: what does not have the form it should have is not there, and texts can be shown as they are.
 """
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture import CaptureError, CaptureReader
 from iaprof.formats.merged import sums
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
@@ -19,6 +21,7 @@ from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
+from iaprof.report.executions import totals, unknown_executions
 from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
@@ -176,6 +179,8 @@ def _part(capture: CaptureReader) -> Part:
     paused = [last - first for first, last in map(_span, header.items("paused"))]
     libraries = map(_Header, header.items("libraries"))
     streams = [_stream(each) for each in map(_Header, header.items("streams"))]
+    counts = _counts(capture, header)
+    said = [*_warnings(capture.header, header), unknown_executions(counts["unknown_executions"] or 0)]
     return Part(
         label=clean(capture.label),
         file=header.text("file"),
@@ -199,11 +204,11 @@ def _part(capture: CaptureReader) -> Part:
         metric_interval_ns=header.number("metric_interval_ns"),
         streams=streams,
         libraries=[Library(each.text("path"), each.number("probes")) for each in libraries],
-        counts=_counts(capture, header),
+        counts=counts,
         losses=_losses(header),
         cost=_cost(header, duration),
         symbols=_symbols(header),
-        warnings=[*_guesses(streams), *filter(None, map(clean, _warnings(capture.header, header)))],
+        warnings=[*_guesses(streams), *filter(None, map(clean, said))],
         matched=_matched(header),
         stack_ends=_stack_ends(capture.header),
         python_stacks=recorded_python(capture.header) if PYTHON_STACKS in capture.header else None,
@@ -316,7 +321,14 @@ def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
     carried = min(header.number("totals", "carried_launches") or 0, rows["launches"])
     rows["launches"] -= carried
     stalls = header.number("totals", "stalls") if rows["stall_reads"] else 0
-    return {"stalls": stalls, **rows, "carried_launches": carried}
+    executed: dict[str, int | None] = {"executions": 0, "unknown_executions": 0}
+    try:
+        if (lists := totals(capture)) is not None:
+            executed = {"executions": lists.executions, "unknown_executions": lists.unknown}
+            rows["launches"] = lists.launches
+    except CaptureError:  # all else can be told of a capture that is damaged there
+        executed = {"executions": None, "unknown_executions": None, "launches": None}
+    return {"stalls": stalls, **rows, "carried_launches": carried, **executed}
 
 
 def _losses(header: _Header) -> list[Loss]:

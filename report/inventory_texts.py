@@ -74,7 +74,7 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
     """How much there is of everything."""
     remarks = {
         "stalls": _remark("in ", counts["stall_reads"], "read"),
-        "launches": _remark("and ", counts["carried_launches"], "launch", "launches", " from before this file"),
+        "launches": "; ".join(filter(None, _of_launches(counts))),
         "symbols": _remark("in ", counts["named_modules"], "file"),
     }
     found = {name: "unknown" if (count := counts[name]) is None else f"{count:,}" for name in _COUNTS}
@@ -82,6 +82,11 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
     width = max(len(found[name]) for name in shown)
     for name in shown:
         yield _COUNTS[name], f"{found[name]:>{width}}  {remarks.get(name, '')}".rstrip()
+
+
+def _of_launches(counts: dict[str, int | None]) -> Iterator[str]:
+    yield _remark("with ", counts["executions"], "execution", behind=" of command lists")
+    yield _remark("and ", counts["carried_launches"], "launch", "launches", " from before this file")
 
 
 def _remark(before: str, number: int | None, what: str, many: str = "", behind: str = "") -> str:

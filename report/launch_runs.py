@@ -6,6 +6,8 @@ runs are kept: where these become too many, what counts as closely grows until t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
 from iaprof.report.cpu_names import Places, naming
+from iaprof.report.executions import StackOf, launched
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.placements import ADDRESS_MASK
 from iaprof.report.profile import Wanted, scope
@@ -69,7 +72,7 @@ def launch_runs(
         span = wanted.selection.span(part.header, start_ns)
         known = scope(part.header)
         stacks = _calling(part, wanted, places) if wanted.selection.python is not None else None
-        for table in part.tables("launch", _COLUMNS):
+        for table in _launches(part, wanted.selection.stack_of):
             times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
             keep = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
             keep &= (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
@@ -80,7 +83,7 @@ def launch_runs(
             pair = pairs.of(table if keep.all() else table.filter(pa.array(keep)), host, inside)
             since = np.minimum(times[keep], np.uint64(_LATEST_NS)).astype(np.int64) - start_ns
             if (own := pair >= 0).any():
-                runs.add(pair[own], since[own])
+                runs.add(pair[own], since[own], *_several(table, keep, own, start_ns))
     pair, begin, end, count = runs.all()
     order = np.argsort(begin, kind="stable")
     thread_of, kernel_of = np.array(list(pairs.numbers), np.int64).reshape(-1, 2).T
@@ -96,9 +99,26 @@ def launch_runs(
     )
 
 
+def _launches(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
+    """The launches of a part, in tables; with `count` and `last_ns` where closed command lists were executed."""
+    if part.count("command_list"):
+        yield launched(part, (*_COLUMNS, "list"), stack_of, _ROWS_AT_ONCE)
+    else:
+        yield from part.tables("launch", _COLUMNS)
+
+
+def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], start_ns: int) -> tuple[_Ints, ...]:
+    """When the last of the launches was that each row stands for, and how many these are; nothing where it is one."""
+    if "count" not in table.column_names:
+        return ()
+    last, count = (table[name].to_numpy()[keep][own] for name in ("last_ns", "count"))
+    return np.minimum(last, np.uint64(_LATEST_NS)).astype(np.int64) - start_ns, count.astype(np.int64)
+
+
 def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.uint64]:
     """The ids of the launches' stacks with a wanted function of Python, uint64[n]."""
-    met = [np.unique(table["stack"].to_numpy()) for table in part.tables("launch", ("stack",))]
+    kinds = ("launch", "command_list")
+    met = [np.unique(table["stack"].to_numpy()) for kind in kinds for table in part.tables(kind, ("stack",))]
     ids = np.unique(np.concatenate([np.empty(0, np.uint64), *met]))
     spaces = AddressSpaces(part.table("mapping"), part.table("process"))
     with naming(part, places) as names:
@@ -175,9 +195,9 @@ class _Runs:
         self._parts: list[tuple[_Ints, ...]] = []
         self._waiting = 0
 
-    def add(self, pair: _Ints, time: _Ints) -> None:
-        """Adds launches: int64[n] each, in any order."""
-        self._parts.append((pair, time, time, np.ones_like(time)))
+    def add(self, pair: _Ints, time: _Ints, last: _Ints | None = None, count: _Ints | None = None) -> None:
+        """Adds launches: int64[n] each, in any order; or so many, up to a last one."""
+        self._parts.append((pair, time, time if last is None else last, np.ones_like(time) if count is None else count))
         self._waiting += len(pair)
         if self._waiting > _ROWS_AT_ONCE:
             self.all()

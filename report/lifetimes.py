@@ -24,9 +24,9 @@ class Lives:
         times, pids, tids = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
         leader = tids == pids
         is_fork, is_exit = (equal(processes["event"], name) for name in ("fork", "exit"))
-        self._begins = _Moments(pids[is_fork & leader], times[is_fork & leader])
-        self._deaths = _Moments(pids[is_exit & leader], times[is_exit & leader])
-        self._exits = _Moments(pids[is_exit], times[is_exit])
+        self._begins = Moments(pids[is_fork & leader], times[is_fork & leader])
+        self._deaths = Moments(pids[is_exit & leader], times[is_exit & leader])
+        self._exits = Moments(pids[is_exit], times[is_exit])
 
     def ends(self, pids: NDArray[np.uint64], born: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """When the processes ended that had these pids at these times: uint64[n], ns; NEVER where nothing says so.
@@ -44,14 +44,14 @@ class Lives:
         return np.where((died == NEVER) | (last > end), NEVER, end)
 
 
-class _Moments:
+class Moments:
     """Times of each pid."""
 
     def __init__(self, pids: NDArray[np.uint32], times: NDArray[np.uint64]) -> None:
         order = np.lexsort((times, pids))
         self._pids, self._times = pids[order].astype(np.uint64), times[order]
 
-    def _at(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def at(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.int64]:
         """How many moments, of this pid up to that time and of lower pids, there are."""
         keys = np.concatenate([self._pids, pids])
         moments = np.concatenate([self._times, times])
@@ -63,7 +63,7 @@ class _Moments:
 
     def next(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The first moment of each pid after a time; NEVER for none."""
-        index = self._at(pids, times)
+        index = self.at(pids, times)
         there = index < len(self._pids)
         safe = np.where(there, index, 0)
         there &= self._pids[safe] == pids if len(self._pids) else False
@@ -71,7 +71,7 @@ class _Moments:
 
     def last(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The last moment of each pid up to a time; 0 for none."""
-        index = self._at(pids, times) - 1
+        index = self.at(pids, times) - 1
         if not len(self._pids):
             return np.zeros(len(pids), np.uint64)
         safe = np.maximum(index, 0)

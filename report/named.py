@@ -93,7 +93,8 @@ def columns(
 
 def _launch_counts(placed: Placed, placements: NDArray[np.int64]) -> dict[int, int]:
     placement_of_site = np.array([-1 if site.placement is None else site.placement for site in placed.sites], np.int64)
-    counts = np.bincount(placement_of_site[placed.site], minlength=len(placed.placements))
+    counts = np.zeros(len(placed.placements), np.int64)
+    np.add.at(counts, placement_of_site[placed.site], placed.count)
     return {number: int(counts[index]) for number, index in enumerate(placements.tolist()) if index >= 0}
 
 

@@ -23,7 +23,7 @@ ADDRESS_MASK = (1 << 48) - 1
 """GPU addresses come sign-extended on some devices: they are compared by their 48 bits."""
 MAX_KERNEL_BYTES = 1 << 28
 
-LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags")
+LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags", "list")
 """What `place` needs of `launch` rows."""
 
 
@@ -70,6 +70,7 @@ class Placed:
     sites: list[Site] = field(default_factory=list)
     time: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # of each launch, ascending
     site: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of each launch
+    count: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # so many are alike, at that time
     ended: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """Of each placement: when it was known to have run for the last time, ns; NEVER where nothing says so."""
     launched: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
@@ -97,7 +98,7 @@ def place(
     """Brings launches and modules together.
 
     Args:
-        launches: LAUNCH_COLUMNS of `launch` rows; any order.
+        launches: LAUNCH_COLUMNS of `launch` rows, in any order; with `count` where a row stands for several launches.
         compilations: any order.
         scope: the processes that were to be recorded; None for all.
         processes: columns time_ns, pid, tid, event of `process` rows: when processes ended.
@@ -194,6 +195,8 @@ def _place_launches(
         site = Site(int(placement_of[first]), int(pids[first]), comm, stack, "" if stack else note, int(threads[first]))
         placed.add_site(site)
     placed.time, placed.site = times, site_of
+    has_counts = "count" in launches.column_names
+    placed.count = launches["count"].to_numpy()[order].astype(np.int64) if has_counts else np.ones(len(times), np.int64)
     return set(keys)
 
 

@@ -17,6 +17,7 @@ from iaprof.formats.python_counts import recorded as recorded_python
 from iaprof.formats.whole_stacks import recorded
 from iaprof.report.attribution import Joined, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
+from iaprof.report.executions import launched
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gauges import gauges
 from iaprof.report.gpu_module import GpuModules
@@ -84,7 +85,7 @@ def _build(
     platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
     kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
     placed = place(
-        capture.table("launch", LAUNCH_COLUMNS),
+        launched(capture, LAUNCH_COLUMNS, selection.stack_of),
         kernels.compilations(),
         scope(capture.header),
         capture.table("process", ("time_ns", "pid", "tid", "event")),

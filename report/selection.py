@@ -19,6 +19,7 @@ from iaprof.formats.errors import UsageError
 from iaprof.formats.stalls import REASONS
 from iaprof.report.attribution import Span
 from iaprof.report.candidates import Rule
+from iaprof.report.executions import StackOf
 from iaprof.report.placements import Placed
 from iaprof.symbols.pythons import python_function
 
@@ -102,6 +103,7 @@ class Selection:
     reasons: frozenset[str] = frozenset()
     cgroups: tuple[str, ...] = ()  # patterns of paths, or containers' ids
     python: re.Pattern[str] | None = None  # found anywhere in the name of a Python function of the launching stack
+    stack_of: StackOf = StackOf.APPEND  # whose stack launches of closed command lists have
 
     @property
     def by_site(self) -> bool:
