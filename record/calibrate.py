@@ -65,6 +65,7 @@ _ENTRIES = {
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
     "zeCommandQueueExecuteCommandLists": (Action.EXECUTE, 2, 1),
     "zeCommandListImmediateAppendCommandListsExp": (Action.EXECUTE, 2, 1),
+    "zeCommandListImmediateAppendCommandListsWithParameters": (Action.EXECUTE, 2, 1),
     "zeCommandListClose": (Action.LIST_CLOSED, 0, None),
     "zeCommandListReset": (Action.LIST_RESET, 0, None),
     "zeCommandListDestroy": (Action.LIST_GONE, 0, None),

@@ -32,6 +32,7 @@ TABLES = {
         "zeCommandListAppendLaunchMultipleKernelsIndirect": 25,
         "zeCommandListAppendLaunchKernelWithParameters": 36,
         "zeCommandListAppendLaunchKernelWithArguments": 37,
+        "zeCommandListImmediateAppendCommandListsWithParameters": 40,
     },
     "zeGetCommandListExpProcAddrTable": {
         "zeCommandListImmediateAppendCommandListsExp": 1,

@@ -357,7 +357,7 @@ ON_THE_STACK static double launch_all(thread_t *thread, const kernel_t *kernel, 
         if (!i && result == ZE_RESULT_ERROR_UNSUPPORTED_FEATURE)
             return -1;
         must(result, way->name);
-        for (int n = 0; n < way->at_once; n++)
+        for (int n = 0; n < way->at_once && !way->regular; n++)
             gpu_launch((uint64_t)kernel->function_pointer, way->stack);
         if (pause_us)
             usleep(pause_us);
@@ -366,6 +366,8 @@ ON_THE_STACK static double launch_all(thread_t *thread, const kernel_t *kernel, 
     if (way->regular) {
         MUST(zeCommandListClose(list));
         MUST(zeCommandQueueExecuteCommandLists(thread->queue, 1, &list, NULL));
+        for (int n = 0; n < launches * way->at_once; n++)
+            gpu_launch((uint64_t)kernel->function_pointer, way->stack);
         MUST(zeCommandQueueSynchronize(thread->queue, UINT64_MAX));
         MUST(zeCommandListReset(list));
     } else {

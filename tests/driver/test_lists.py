@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closed command lists that are executed again and again on Intel's real runtime; the stand-in's GPU has their kernels.
+
+Counts are compared with the program's own and with those of uprobes that only count; stalls with the stand-in's ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
+from iaprof.formats.capture import CaptureReader
+from integration.recording import IAPROF, NO_SYMBOLS
+from programs.counting import Calls, Place
+from standin.hardware import Hardware, Ledger
+
+pytestmark = pytest.mark.bpf
+
+ROUNDS = 40
+CALLS = ("zeCommandQueueExecuteCommandLists", "zeCommandListImmediateAppendCommandListsExp")
+FILLED = {"multiply_basic": "fill_first", "multiply_local_access": "fill_first",
+          "multiply_local_access_and_tiling": "fill_second", "attention_scores": "fill_again"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A capture of lists.c, what the program says of itself, how often others saw it call, and the stalls' truth."""
+
+    capture: Path
+    told: dict[str, Any]
+    calls: dict[str, int]
+    ledger: Ledger
+
+    def report(self, *options: str) -> str:
+        words = [*IAPROF, "report", str(self.capture), "--frames=cpu,function", *options]
+        return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+
+    def stalls(self, *options: str) -> dict[str, Counter[str]]:
+        """Samples by kernel and the one function of the program that fills or executes."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for line in self.report(*options).splitlines():
+            frames, count = line.rsplit(" ", 1)
+            cpu, gpu = frames.split(";-;")
+            places = [frame for frame in cpu.split(";") if frame.startswith(("fill_", "execute_"))]
+            (kernel,) = [frame.split("_[")[0] for frame in gpu.split(";") if frame.split("_[")[0] in FILLED] or [gpu]
+            found[kernel][places[0] if places else cpu] += int(count)
+        return found
+
+    def truth(self, side: int) -> dict[str, Counter[str]]:
+        """The same as the stand-in has it: 0 for who filled, 1 for who executed."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        for row in self.ledger.rows:
+            if row.captured:
+                found[row.kernel][row.stack.split("|")[side]] += row.captured
+        return found
+
+    def launches(self) -> dict[str, int]:
+        """Of each kernel, as `iaprof top` says."""
+        words = [*IAPROF, "top", str(self.capture), "--json"]
+        done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
+        return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
+
+    def info(self) -> dict[str, Any]:
+        """What `iaprof info` counts, and its warnings."""
+        words = [*IAPROF, "info", str(self.capture), "--json"]
+        told: dict[str, Any] = json.loads(subprocess.run(words, check=True, capture_output=True, timeout=120).stdout)
+        return told
+
+
+@pytest.fixture(scope="module")
+def program(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_workload("lists.c", "libze_loader.so.1", driver.folder, tmp_path_factory.mktemp("lists") / "lists")
+
+
+def places(driver: Driver) -> list[Place]:
+    """The loader's own functions that execute lists: each call passes there once."""
+    loader = driver.folder / LIBRARIES / "libze_loader.so.1"
+    with loader.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = {symbol.name: symbol["st_value"] for symbol in elf.get_section_by_name(".dynsym").iter_symbols()}
+        (code,) = [each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1]
+        return [Place(name, loader, symbols[name] - code["p_vaddr"] + code["p_offset"]) for name in CALLS]
+
+
+def record(driver: Driver, device: str, way: str, folder: Path, program: Path) -> Recording:
+    words = [str(program), str(ROUNDS), str(zebin(device, "matmul")), str(zebin(device, "attention"))]
+    with Hardware(folder / "gpu", device) as hardware, Calls(places(driver)) as calls:
+        command = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", *words]
+        done = _run(command, folder, driver.environment(device) | hardware.env())
+    counted = {place.name: count for place, count in calls.by_place().items()}
+    return Recording(folder / "capture", json.loads(done), counted, hardware.ledger())
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*((device, "attach") for device in DEVICES)],
+    ids=lambda case: "-".join(case),
+)
+def recording(
+    driver: Driver, program: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Recording:
+    device, way = request.param
+    return record(driver, device, way, tmp_path_factory.mktemp(device), program)
+
+
+def test_every_execution_is_recorded_once(recording: Recording) -> None:
+    rows = [row for row in CaptureReader(recording.capture).table("command_list").to_pylist()
+            if row["event"] == "execute" and row["pid"] == recording.told["pid"]]  # fmt: skip
+    assert len(rows) == recording.told["executions"] == ROUNDS * 7
+    assert len({(row["tid"], row["time_ns"]) for row in rows}) == recording.told["calls"]
+    # and as often as the loader was called
+    assert recording.calls == {CALLS[0]: ROUNDS * 5, CALLS[1]: ROUNDS}
+    assert sum(recording.calls.values()) == recording.told["calls"]
+    assert CaptureReader(recording.capture).header["losses"] == []
+
+
+def test_every_kernel_was_launched_as_often_as_its_list_was_executed(recording: Recording) -> None:
+    assert recording.launches() == recording.told["kernels"]
+    counts = recording.info()["counts"]
+    assert counts["launches"] == sum(recording.told["kernels"].values())
+    assert (counts["executions"], counts["unknown_executions"]) == (recording.told["executions"], 0)
+
+
+def test_stalls_have_the_stack_that_appended(recording: Recording) -> None:
+    assert recording.ledger.records_captured > 1000
+    assert recording.stalls() == recording.truth(0)
+    assert {kernel: set(found) for kernel, found in recording.stalls().items()} == {
+        kernel: {filled} for kernel, filled in FILLED.items()
+    }
+
+
+def test_stalls_have_the_stack_that_executed_if_asked_for(recording: Recording) -> None:
+    found, truth = recording.stalls("--stack-of=execute"), recording.truth(1)
+    # then all of what only one place executes
+    assert found["attention_scores"] == truth["attention_scores"] == {"execute_here": truth["attention_scores"].total()}
+    # and of what several do, each as much as it executed: those that follow at once share a read
+    for kernel in ("multiply_basic", "multiply_local_access", "multiply_local_access_and_tiling"):
+        assert found[kernel].keys() == truth[kernel].keys()
+        assert found[kernel].total() == truth[kernel].total()
+        for place, samples in truth[kernel].items():
+            assert abs(found[kernel][place] - samples) < 0.1 * truth[kernel].total(), (kernel, place, found, truth)
+
+
+def test_lists_from_before_the_recorder_are_counted_and_said(driver: Driver, program: Path, tmp_path: Path) -> None:
+    # given lists that were filled before the recorder came
+    go = tmp_path / "go"
+    modules = [str(zebin("bmg", name)) for name in ("matmul", "attention")]
+    with Hardware(tmp_path / "gpu", "bmg") as hardware:
+        environment = driver.environment("bmg") | hardware.env()
+        words = [str(program), "--wait-file", str(go), str(ROUNDS), *modules]
+        running = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        try:
+            while not (tmp_path / "go.ready").exists():
+                assert running.poll() is None
+                time.sleep(0.01)
+            script = f"touch {go}; until grep -q '^State:.Z' /proc/{running.pid}/status; do sleep 0.05; done"
+            # when
+            _run([*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", "sh", "-c", script], tmp_path, environment)
+        finally:
+            go.touch()
+            printed, _ = running.communicate()
+    recording = Recording(tmp_path / "capture", json.loads(printed), {}, hardware.ledger())
+    # then what was appended since is known, and how often the others were executed
+    counts, kernels = recording.info()["counts"], recording.told["kernels"]
+    assert counts["launches"] == kernels["attention_scores"] == 2 * ROUNDS
+    assert (counts["executions"], counts["unknown_executions"]) == (recording.told["executions"], ROUNDS * 6)
+    said = f"{ROUNDS * 6} executions of command lists that were filled before the recording"
+    assert any(said in warning for warning in recording.info()["parts"][0]["warnings"])
+    assert recording.stalls()["attention_scores"] == recording.truth(0)["attention_scores"]
