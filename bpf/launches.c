@@ -16,7 +16,7 @@
  * Numbers without a definition here: MAX_DEPTH (a power of two) is set by the compiler (programs.py), STACK_DEPTH (at most MAX_DEPTH),
  * STACK_ID_BITS and *_WAKE_EVERY by the loader.
  */
-#define MAX_ARGS 4
+#define MAX_ARGS 5
 #define NAME_BYTES 64
 #define PATH_BYTES 4096
 
@@ -409,7 +409,7 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
 static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scratch *scratch, const struct probe *probe) {
     struct launched *launch = &room_of(scratch)->launched;
     u64 *regs = room_of(scratch)->regs;
-    u64 iba = 0, address = 0, size = 0, name = 0;
+    u64 iba = 0, address = 0, size = 0, name = 0, list = 0;
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
         read_arg(regs, &probe->args[2], &size)) {
@@ -422,7 +422,8 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     record->iba = iba;
     record->address = address;
     record->size = size;
-    record->list = 0;
+    read_arg(regs, &probe->args[4], &list); /* which only the injected library says */
+    record->list = list;
     /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
     if (!(launch->flags & LAUNCH_OTHER) &&
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))

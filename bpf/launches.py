@@ -16,7 +16,7 @@ from iaprof.bpf.btf import Btf, BtfError
 from iaprof.bpf.compilation import Interruption
 from iaprof.bpf.driver_layout import MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Way
+from iaprof.bpf.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
 from iaprof.bpf.loader import Loader, Origin, close
 from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
@@ -29,7 +29,7 @@ from iaprof.formats.launches import (
     COMPILED,
     CPU_SAMPLE,
     LAUNCH as LAUNCH_RECORD,
-    LIST_EVENT,
+    LIST_EVENT as LIST_RECORD,
     MAX_DEPTH,
     PIECE,
     PYTHON_STACK,
@@ -47,7 +47,12 @@ _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
 _ARGUMENTS = (112, 104, 96, 88, 72, 64)  # offsets of di, si, dx, cx, r8 and r9 in struct pt_regs
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
-_PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
+_PROGRAMS = {  # by the probe's name
+    LAUNCH: "on_launch",
+    COMPILE: "on_compile",
+    EXECUTE: "on_probed_execute",
+    LIST_EVENT: "on_probed_list_event",
+}
 _HANDLE_PROGRAMS = {
     Action.LAUNCH: "on_handle_launch",
     Action.LAUNCH_MANY: "on_handle_launch",
@@ -107,7 +112,7 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
         "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
         "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
-        "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_EVENT.itemsize, cpus),
+        "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_RECORD.itemsize, cpus),
     }
 
 
@@ -407,7 +412,7 @@ class _Loaded:
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
             self.modules = self._ring("modules", sizes.module_pages, PIECE)
-            self.list_events = self._ring("list_events", sizes.list_pages, LIST_EVENT)
+            self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error

@@ -52,6 +52,7 @@ SYSTEM_FOLDERS = (
 )
 PROVIDER = "level_zero"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
+EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # of the injected library only
 _LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
 # Anybody can map any number of files of that name. What one user's files take, others still have.
 MAX_LIBRARIES = 256
@@ -269,7 +270,7 @@ class Libraries:
         return self.not_injected is not None and not is_injected(path) and build_id not in self.not_injected
 
     def _probes_of(self, file: BinaryIO, path: str) -> list[Probe]:
-        return read_probes(file, PROVIDER, (LAUNCH, COMPILE)) if way_of(path) in self._ways else []
+        return read_probes(file, PROVIDER, (LAUNCH, COMPILE, EXECUTE, LIST_EVENT)) if way_of(path) in self._ways else []
 
     def _no_way(self, path: str, build_id: str) -> str:
         if self.not_injected is not None or is_injected(path):

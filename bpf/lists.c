@@ -28,7 +28,7 @@ struct list_record {
 };
 BPF_RINGBUF_OUTPUT(list_events, ANY);
 
-static __always_inline void begin_record(struct list_record *record, const struct launched *launch, enum list_event event) {
+static __always_inline void begin_record(struct list_record *record, const struct launched *launch, u64 event) {
     record->time = launch->time;
     record->pid = launch->pid;
     record->tid = launch->tid;
@@ -42,9 +42,8 @@ static __always_inline void begin_record(struct list_record *record, const struc
 }
 
 /* The call's lists, in as many records as it takes. */
-static __always_inline void send_executions(struct pt_regs *ctx, const struct launched *launch, const struct entry *entry) {
-    u64 from = integer_argument(ctx, entry->handle), queue = ctx->di, time = launch->time, sent = 0, lost = 0;
-    u64 many = (u32)integer_argument(ctx, entry->count);
+static __always_inline void send_executions(const struct launched *launch, u64 queue, u64 many, u64 from) {
+    u64 time = launch->time, sent = 0, lost = 0;
 #pragma clang loop unroll(disable)
     for (u32 number = 0; number < MOST_LIST_RECORDS; number++) {
         sent = forgotten(sent, time);
@@ -69,7 +68,7 @@ static __always_inline void send_executions(struct pt_regs *ctx, const struct la
         count(LISTS_LOST, lost);
 }
 
-static __always_inline void send_event(struct pt_regs *ctx, enum list_event event, u64 list) {
+static __always_inline void send_event(u64 event, u64 list) {
     u64 who = bpf_get_current_pid_tgid();
     struct launched call = {
         .time = bpf_ktime_get_ns(),
@@ -90,6 +89,14 @@ static __always_inline void send_event(struct pt_regs *ctx, enum list_event even
     list_events.ringbuf_submit(record, wakeup(count(LIST_EVENTS, 1), LIST_WAKE_EVERY));
 }
 
+/* The call, of which is counted what its stack lacks. */
+static __always_inline const struct launched *called(struct scratch *scratch) {
+    struct launched *launch = &room_of(scratch)->launched;
+    if (launch->remark != COUNTERS)
+        count(hidden(launch->remark), 1);
+    return launch;
+}
+
 int on_execute(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
@@ -103,11 +110,9 @@ int on_executed(struct pt_regs *ctx) {
     struct scratch *scratch = called_before(LISTS_LOST);
     if (!scratch)
         return 0;
-    struct launched *launch = &room_of(scratch)->launched;
-    if (launch->remark != COUNTERS)
-        count(hidden(launch->remark), 1);
     if (entry)
-        send_executions(ctx, launch, entry);
+        send_executions(called(scratch), ctx->di, (u32)integer_argument(ctx, entry->count),
+                        integer_argument(ctx, entry->handle));
     end_launch(scratch);
     return 0;
 }
@@ -115,6 +120,43 @@ int on_executed(struct pt_regs *ctx) {
 int on_list_event(struct pt_regs *ctx) {
     struct entry *entry = entry_of(ctx);
     if (entry)
-        send_event(ctx, entry->event, integer_argument(ctx, entry->handle));
+        send_event(entry->event, integer_argument(ctx, entry->handle));
+    return 0;
+}
+
+/* The same, as the probes of the library tell it that a command is started with. */
+
+int on_probed_execute(struct pt_regs *ctx) {
+    begin_call(ctx, bpf_ktime_get_ns(), PROBED_EXECUTED, EXECUTIONS, LISTS_LOST);
+    return 0;
+}
+
+int on_probed_executed(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    struct scratch *scratch = called_before(LISTS_LOST);
+    if (!scratch)
+        return 0;
+    u64 queue = 0, many = 0, from = 0, *regs = room_of(scratch)->regs;
+    read_registers(ctx, regs);
+    if (probe && !(read_arg(regs, &probe->args[0], &queue) | read_arg(regs, &probe->args[1], &many) |
+                   read_arg(regs, &probe->args[2], &from)))
+        send_executions(called(scratch), queue, (u32)many, from);
+    else
+        count(LISTS_LOST, 1);
+    end_launch(scratch);
+    return 0;
+}
+
+int on_probed_list_event(struct pt_regs *ctx) {
+    u32 slot = attach_cookie(ctx);
+    struct probe *probe = probes.lookup(&slot);
+    u64 regs[32] = {}, event = 0, list = 0;
+    read_registers(ctx, regs);
+    if (probe && !(read_arg(regs, &probe->args[0], &event) | read_arg(regs, &probe->args[1], &list)) &&
+        event <= LIST_DESTROYED)
+        send_event(event, list);
+    else
+        count(LISTS_LOST, 1);
     return 0;
 }

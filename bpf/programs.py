@@ -36,6 +36,9 @@ _FUNCTIONS = (
     "on_execute",
     "on_executed",
     "on_list_event",
+    "on_probed_execute",
+    "on_probed_executed",
+    "on_probed_list_event",
     "on_load",
     "on_sample",
     "on_sample_walk",
@@ -51,12 +54,12 @@ SAMPLING = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 PHASES = {  # enum phase of unwind.c
     "phases": (
         *("on_walk", "on_miss", "on_copy", "on_state", "on_python", "on_codes"),
-        *("on_launched", "on_handle_launched", "on_describe", None, "on_executed"),
+        *("on_launched", "on_handle_launched", "on_describe", None, "on_executed", "on_probed_executed"),
     ),
     "sample_phases": (
         *("on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sample_state"),
         *("on_sample_python", "on_sample_codes"),
-        *(None, None, None, "on_sampled", None),
+        *(None, None, None, "on_sampled", None, None),
     ),
 }
 """The maps of programs that go on after others, and what is in them."""

@@ -19,9 +19,9 @@ from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from iaprof.bpf.library_file import LibraryFile, ProbeError
 
-MAX_ARGS = 4  # MAX_ARGS of launches.c
-# Compilers inline a probe's function a few times at most.
-MAX_LOCATIONS = 8
+MAX_ARGS = 5  # MAX_ARGS of launches.c
+# Compilers inline a probe's function a few times at most; the injected library has several functions with each probe.
+MAX_LOCATIONS = 32
 NO_REGISTER = 17
 
 # Index into the register array of launches.c, by the name of the 64-bit register.

@@ -28,6 +28,8 @@
 
 __extension__ volatile unsigned short level_zero_launch_kernel_semaphore __attribute__((section(".probes")));
 __extension__ volatile unsigned short level_zero_compile_kernel_semaphore __attribute__((section(".probes")));
+__extension__ volatile unsigned short level_zero_execute_lists_semaphore __attribute__((section(".probes")));
+__extension__ volatile unsigned short level_zero_list_event_semaphore __attribute__((section(".probes")));
 
 /* --- as much of Level Zero as is needed: ze_api.h, ze_ddi.h and ze_ddi_common.h of its version 1.17 */
 
@@ -39,9 +41,10 @@ typedef struct {
 
 #define VERSION(major, minor) ((uint32_t)(major) << 16 | (minor))
 
-enum { GLOBAL, DRIVER, MODULE, COMMAND_LIST, TABLES };
+enum { GLOBAL, DRIVER, MODULE, COMMAND_LIST, COMMAND_LIST_EXP, COMMAND_QUEUE, TABLES };
 static const char *const TABLE_NAMES[TABLES] = {"zeGetGlobalProcAddrTable", "zeGetDriverProcAddrTable",
-                                                "zeGetModuleProcAddrTable", "zeGetCommandListProcAddrTable"};
+                                                "zeGetModuleProcAddrTable", "zeGetCommandListProcAddrTable",
+                                                "zeGetCommandListExpProcAddrTable", "zeGetCommandQueueProcAddrTable"};
 
 /* --- the driver */
 
@@ -80,12 +83,12 @@ static __attribute__((noinline)) bool describe(ze_handle handle, struct kernel *
 }
 
 /* In each form of launch, so that a stack begins there and not in a function that nobody knows. */
-#define LAUNCHED(handle)                                                                                               \
+#define LAUNCHED(list, handle)                                                                                         \
     do {                                                                                                               \
         struct kernel kernel_;                                                                                         \
         if (__builtin_expect(level_zero_launch_kernel_semaphore, 0) && describe(handle, &kernel_))                     \
-            DTRACE_PROBE4(level_zero, launch_kernel, kernel_.address & ~0xffffffffULL, kernel_.address, kernel_.size,  \
-                          kernel_.name);                                                                               \
+            DTRACE_PROBE5(level_zero, launch_kernel, kernel_.address & ~0xffffffffULL, kernel_.address, kernel_.size,  \
+                          kernel_.name, list);                                                                         \
     } while (0)
 
 /* One of the driver's functions, and ours in its place, which begins here. Stacks show the name, so it is Level Zero's. */
@@ -96,21 +99,21 @@ static __attribute__((noinline)) bool describe(ze_handle handle, struct kernel *
 IN_PLACE_OF(zeCommandListAppendLaunchKernel, ze_handle list, ze_handle kernel, const ze_size3 *groups, ze_handle signal,
             uint32_t n, ze_handle *waits)
 {
-    LAUNCHED(kernel);
+    LAUNCHED(list, kernel);
     return driver_zeCommandListAppendLaunchKernel(list, kernel, groups, signal, n, waits);
 }
 
 IN_PLACE_OF(zeCommandListAppendLaunchCooperativeKernel, ze_handle list, ze_handle kernel, const ze_size3 *groups,
             ze_handle signal, uint32_t n, ze_handle *waits)
 {
-    LAUNCHED(kernel);
+    LAUNCHED(list, kernel);
     return driver_zeCommandListAppendLaunchCooperativeKernel(list, kernel, groups, signal, n, waits);
 }
 
 IN_PLACE_OF(zeCommandListAppendLaunchKernelIndirect, ze_handle list, ze_handle kernel, const ze_size3 *groups,
             ze_handle signal, uint32_t n, ze_handle *waits)
 {
-    LAUNCHED(kernel);
+    LAUNCHED(list, kernel);
     return driver_zeCommandListAppendLaunchKernelIndirect(list, kernel, groups, signal, n, waits);
 }
 
@@ -118,7 +121,7 @@ IN_PLACE_OF(zeCommandListAppendLaunchMultipleKernelsIndirect, ze_handle list, ui
             const uint32_t *how_many, const ze_size3 *groups, ze_handle signal, uint32_t n, ze_handle *waits)
 {
     for (uint32_t i = 0; kernels && i < count; i++)
-        LAUNCHED(kernels[i]);
+        LAUNCHED(list, kernels[i]);
     return driver_zeCommandListAppendLaunchMultipleKernelsIndirect(list, count, kernels, how_many, groups, signal, n,
                                                                    waits);
 }
@@ -126,16 +129,71 @@ IN_PLACE_OF(zeCommandListAppendLaunchMultipleKernelsIndirect, ze_handle list, ui
 IN_PLACE_OF(zeCommandListAppendLaunchKernelWithParameters, ze_handle list, ze_handle kernel, const ze_size3 *groups,
             const void *next, ze_handle signal, uint32_t n, ze_handle *waits)
 {
-    LAUNCHED(kernel);
+    LAUNCHED(list, kernel);
     return driver_zeCommandListAppendLaunchKernelWithParameters(list, kernel, groups, next, signal, n, waits);
 }
 
 IN_PLACE_OF(zeCommandListAppendLaunchKernelWithArguments, ze_handle list, ze_handle kernel, ze_size3 groups,
             ze_size3 group_size, void **arguments, const void *next, ze_handle signal, uint32_t n, ze_handle *waits)
 {
-    LAUNCHED(kernel);
+    LAUNCHED(list, kernel);
     return driver_zeCommandListAppendLaunchKernelWithArguments(list, kernel, groups, group_size, arguments, next,
                                                                signal, n, waits);
+}
+
+/* --- command lists: what is appended to one runs when it is executed, until it is reset or destroyed */
+
+enum { LISTS_EXECUTED, LIST_CLOSED, LIST_RESET, LIST_DESTROYED }; /* as in bpf/lists.c */
+
+#define EXECUTED(queue, count, lists)                                                                                  \
+    do {                                                                                                               \
+        if (__builtin_expect(level_zero_execute_lists_semaphore, 0) && count && lists)                                 \
+            DTRACE_PROBE3(level_zero, execute_lists, queue, count, lists);                                             \
+    } while (0)
+
+#define HAPPENED(event, list)                                                                                          \
+    do {                                                                                                               \
+        if (__builtin_expect(level_zero_list_event_semaphore, 0))                                                      \
+            DTRACE_PROBE2(level_zero, list_event, event, list);                                                        \
+    } while (0)
+
+IN_PLACE_OF(zeCommandQueueExecuteCommandLists, ze_handle queue, uint32_t count, ze_handle *lists, ze_handle fence)
+{
+    EXECUTED(queue, count, lists);
+    return driver_zeCommandQueueExecuteCommandLists(queue, count, lists, fence);
+}
+
+IN_PLACE_OF(zeCommandListImmediateAppendCommandListsExp, ze_handle immediate, uint32_t count, ze_handle *lists,
+            ze_handle signal, uint32_t n, ze_handle *waits)
+{
+    EXECUTED(immediate, count, lists);
+    return driver_zeCommandListImmediateAppendCommandListsExp(immediate, count, lists, signal, n, waits);
+}
+
+IN_PLACE_OF(zeCommandListImmediateAppendCommandListsWithParameters, ze_handle immediate, uint32_t count,
+            ze_handle *lists, const void *next, ze_handle signal, uint32_t n, ze_handle *waits)
+{
+    EXECUTED(immediate, count, lists);
+    return driver_zeCommandListImmediateAppendCommandListsWithParameters(immediate, count, lists, next, signal, n,
+                                                                         waits);
+}
+
+IN_PLACE_OF(zeCommandListClose, ze_handle list)
+{
+    HAPPENED(LIST_CLOSED, list);
+    return driver_zeCommandListClose(list);
+}
+
+IN_PLACE_OF(zeCommandListReset, ze_handle list)
+{
+    HAPPENED(LIST_RESET, list);
+    return driver_zeCommandListReset(list);
+}
+
+IN_PLACE_OF(zeCommandListDestroy, ze_handle list)
+{
+    HAPPENED(LIST_DESTROYED, list);
+    return driver_zeCommandListDestroy(list);
 }
 
 /* --- modules */
@@ -232,12 +290,18 @@ static const struct hook {
     HOOK(GLOBAL, 1, VERSION(1, 10), zeInitDrivers),
     HOOK(DRIVER, 0, VERSION(1, 0), zeDriverGet),
     HOOK(MODULE, 0, VERSION(1, 0), zeModuleCreate),
+    HOOK(COMMAND_LIST, 2, VERSION(1, 0), zeCommandListDestroy),
+    HOOK(COMMAND_LIST, 3, VERSION(1, 0), zeCommandListClose),
+    HOOK(COMMAND_LIST, 4, VERSION(1, 0), zeCommandListReset),
     HOOK(COMMAND_LIST, 22, VERSION(1, 0), zeCommandListAppendLaunchKernel),
     HOOK(COMMAND_LIST, 23, VERSION(1, 0), zeCommandListAppendLaunchCooperativeKernel),
     HOOK(COMMAND_LIST, 24, VERSION(1, 0), zeCommandListAppendLaunchKernelIndirect),
     HOOK(COMMAND_LIST, 25, VERSION(1, 0), zeCommandListAppendLaunchMultipleKernelsIndirect),
     HOOK(COMMAND_LIST, 36, VERSION(1, 14), zeCommandListAppendLaunchKernelWithParameters),
     HOOK(COMMAND_LIST, 37, VERSION(1, 14), zeCommandListAppendLaunchKernelWithArguments),
+    HOOK(COMMAND_LIST, 40, VERSION(1, 16), zeCommandListImmediateAppendCommandListsWithParameters),
+    HOOK(COMMAND_LIST_EXP, 1, VERSION(1, 9), zeCommandListImmediateAppendCommandListsExp),
+    HOOK(COMMAND_QUEUE, 2, VERSION(1, 0), zeCommandQueueExecuteCommandLists),
 };
 enum { N_HOOKS = sizeof HOOKS / sizeof *HOOKS };
 
@@ -295,7 +359,10 @@ FILL(GLOBAL)
 FILL(DRIVER)
 FILL(MODULE)
 FILL(COMMAND_LIST)
-static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_COMMAND_LIST};
+FILL(COMMAND_LIST_EXP)
+FILL(COMMAND_QUEUE)
+static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_COMMAND_LIST,
+                                      fill_COMMAND_LIST_EXP, fill_COMMAND_QUEUE};
 
 /* --- meeting the driver */
 

@@ -339,6 +339,7 @@ def _losses(header: _Header) -> list[Loss]:
 def _cost(header: _Header, duration_s: float | None) -> Cost:
     cpu_s = header.amount("cost", "cpu_s")
     probe_ns, launches = header.number("cost", "probe_ns"), header.number("probes", "launches")
+    calls = (launches or 0) + (header.number("probes", "executions") or 0)
     return Cost(
         cpu_s=cpu_s,
         compile_cpu_s=header.amount("cost", "compile_cpu_s"),
@@ -348,7 +349,7 @@ def _cost(header: _Header, duration_s: float | None) -> Cost:
         peak_bytes=header.number("cost", "peak_bytes"),
         finish_peak_bytes=header.number("cost", "finish_peak_bytes"),
         spool_bytes=header.number("cost", "spool_bytes"),
-        probe_ns_per_launch=probe_ns / launches if probe_ns is not None and launches else None,
+        probe_ns_per_launch=probe_ns / calls if probe_ns is not None and launches else None,
     )
 
 

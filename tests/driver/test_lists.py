@@ -108,7 +108,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.fixture(
     scope="module",
-    params=[*((device, "attach") for device in DEVICES)],
+    params=[*((device, "attach") for device in DEVICES), ("lnl", "inject"), ("ptl", "inject")],
     ids=lambda case: "-".join(case),
 )
 def recording(
