@@ -12,13 +12,15 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.launches import LAUNCH, LIST_EVENT, stack_dtype
 from iaprof.formats.sideband import records_of, tasks
+from iaprof.record.carried_lists import CarriedLists, carried
 from iaprof.record.described import about_piece
 from iaprof.record.spool import Frame, FrameKind, SpoolReader, framed
 
 LINGER_NS = 2_000_000_000  # what a process launched may still run so long after its end
 MAX_LAUNCHES = 1 << 16
+_DROPPED = "command lists of before this file hold more than is carried over: what they launch lacks them"
 
 
 class Carry:
@@ -30,12 +32,15 @@ class Carry:
         self._parents: dict[int, int] = {}
         self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
         self._now = 0
+        self._lists = CarriedLists()
 
     def add(self, frame: Frame) -> None:
         """Notes what a frame says of launches and of processes that end."""
         self._now = max(self._now, frame.time)
         if frame.kind is FrameKind.LAUNCHES and len(frame.payload) % LAUNCH.itemsize == 0:
             self._add_launches(np.frombuffer(frame.payload, LAUNCH))
+        elif frame.kind is FrameKind.LISTS and len(frame.payload) % LIST_EVENT.itemsize == 0:
+            self._lists.add_events(np.frombuffer(frame.payload, LIST_EVENT))
         elif frame.kind is FrameKind.KERNEL:
             about = json.loads(frame.payload[: frame.part])
             self._users.setdefault(about["digest"], set()).add(about["pid"])
@@ -48,6 +53,7 @@ class Carry:
                     self._ended[pid] = time
 
     def _add_launches(self, launches: NDArray[np.void]) -> None:
+        self._lists.add_launches(launches)
         reverse = launches[::-1]
         which = reverse[["pid", "address"]].copy()
         for index in np.unique(which, return_index=True)[1]:
@@ -71,14 +77,21 @@ class Carry:
         Raises:
             OSError: it cannot be written.
         """
+        held, events = (self._of_living(rows) for rows in self._lists.current())
+        in_lists = set(held[["pid", "list", "time"]].tolist())
         launches = [launch for (pid, _), launch in self._last.items() if self._lives(pid)]
+        launches = [launch for launch in launches if launch[["pid", "list", "time"]].item() not in in_lists]
+        for launch in launches:
+            launch["list"] = 0  # which was emptied since
         # What ended cannot be asked for its mappings any more; what it has not mapped itself, it has of its parents.
         ended: set[int] = set()
-        for pid in {int(launch["pid"]) for launch in launches} & self._ended.keys():
+        pids = {int(launch["pid"]) for launch in launches} | set(held["pid"].tolist()) | set(events["pid"].tolist())
+        for pid in pids & self._ended.keys():
             while pid in self._parents and pid not in ended:
                 ended.add(pid)
                 pid = self._parents[pid]
         stacks = np.array([launch["stack"] for launch in launches], np.uint64)
+        stacks = np.concatenate([stacks, held["stack"], events["stack"]])
         with open(out, "wb", closefd=False) as file:
             kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
             for frame in spool.frames(kinds):
@@ -96,7 +109,15 @@ class Carry:
                         file.writelines(framed(frame.kind, frame.payload, time=frame.time))
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
                     file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
-            if launches:
-                carried = np.array(launches, LAUNCH)
-                carried["flags"] |= np.uint32(LaunchFlags.CARRIED)
-                file.writelines(framed(FrameKind.LAUNCHES, carried.tobytes(), time=self._now))
+            if launches or len(held):
+                all_ = carried(np.concatenate([np.array(launches, LAUNCH), held]))
+                file.writelines(framed(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
+            if len(events):
+                file.writelines(framed(FrameKind.LISTS, carried(events).tobytes(), time=self._now))
+            if self._lists.dropped:
+                row = {"source": "launches", "what": "not carried", "count": self._lists.dropped, "detail": _DROPPED}
+                file.writelines(framed(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
+
+    def _of_living(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        living = [pid for pid in np.unique(rows["pid"]).tolist() if self._lives(pid)]
+        return rows[np.isin(rows["pid"], living)]

@@ -370,7 +370,8 @@ class _Finishing:
             self._write_lists(np.concatenate(waiting))
 
     def _write_lists(self, records: NDArray[np.void]) -> None:
-        self._counts["executions"] += int(records["count"][records["event"] == ListEvent.EXECUTE].sum())
+        own = (records["event"] == ListEvent.EXECUTE) & (records["flags"] & LaunchFlags.CARRIED == 0)
+        self._counts["executions"] += int(records["count"][own].sum())
         self._write_rows("command_list", list_rows(records, self._stacks.ids(records["stack"])))
 
     def _was_first(self, _frame: Frame) -> None:

@@ -60,7 +60,10 @@ def recorder() -> Iterator[Recorder]:
     probes = LaunchProbes()
     injection = Injection()
     (outcome,) = probes.libraries.take(injection.library)
-    assert outcome.probes == len(WAYS), "one for each form of launch, of which two ways share one, and one for modules"
+    executing = 6  # functions that execute, close, reset and destroy command lists
+    assert outcome.probes == len(WAYS) + executing, (
+        "one for each form of launch, but two share one, and one for modules"
+    )
     yield Recorder(injection, probes)
     probes.close()
     injection.close()

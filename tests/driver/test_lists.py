@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture import CaptureReader
@@ -86,7 +87,9 @@ def places(driver: Driver) -> list[Place]:
     loader = driver.folder / LIBRARIES / "libze_loader.so.1"
     with loader.open("rb") as file:
         elf = ELFFile(file)
-        symbols = {symbol.name: symbol["st_value"] for symbol in elf.get_section_by_name(".dynsym").iter_symbols()}
+        exports = elf.get_section_by_name(".dynsym")
+        assert isinstance(exports, SymbolTableSection)
+        symbols = {symbol.name: symbol["st_value"] for symbol in exports.iter_symbols()}
         (code,) = [each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1]
         return [Place(name, loader, symbols[name] - code["p_vaddr"] + code["p_offset"]) for name in CALLS]
 

@@ -8,9 +8,11 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
 from iaprof.formats.sideband import SideBand, decode, mapping_record, running_record
+from iaprof.record import carried_lists
 from iaprof.record.carry import LINGER_NS, Carry
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 
@@ -30,6 +32,41 @@ def stacks(*ids: int) -> bytes:
     records = np.zeros(len(ids), stack_dtype(DEPTH))
     records["id"], records["depth"] = ids, 2
     return records.tobytes()
+
+
+def appended(*rows: tuple[int, int, int, int, int]) -> bytes:
+    """Launches of (time, pid, address, stack, list)."""
+    records = np.zeros(len(rows), LAUNCH)
+    for record, row in zip(records, rows, strict=True):
+        for name, value in zip(("time", "pid", "address", "stack", "list"), row, strict=True):
+            record[name] = value
+    return records.tobytes()
+
+
+def events(*rows: tuple[int, int, ListEvent, int, tuple[int, ...]]) -> bytes:
+    """What happened: (time, pid, event, stack, lists)."""
+    records = np.zeros(len(rows), LIST_EVENT)
+    for record, (time, pid, event, stack, lists) in zip(records, rows, strict=True):
+        record["time"], record["pid"], record["event"], record["stack"] = time, pid, event, stack
+        record["count"], record["lists"][: len(lists)] = len(lists), lists
+    return records.tobytes()
+
+
+def held(frames: list[tuple[FrameKind, bytes, int]]) -> set[tuple[int, int, int]]:
+    """Launches that are carried over: (time, address, list); all marked."""
+    found = [np.frombuffer(data, LAUNCH) for kind, data, _ in frames if kind is FrameKind.LAUNCHES]
+    rows = np.concatenate([np.empty(0, LAUNCH), *found])
+    assert (rows["flags"] == LaunchFlags.CARRIED).all()
+    return {tuple(row) for row in rows[["time", "address", "list"]].tolist()}
+
+
+def told(frames: list[tuple[FrameKind, bytes, int]]) -> set[tuple[int, str, int]]:
+    """Events that are carried over: (time, event, list); all marked, each of one list."""
+    found = [np.frombuffer(data, LIST_EVENT) for kind, data, _ in frames if kind is FrameKind.LISTS]
+    rows = np.concatenate([np.empty(0, LIST_EVENT), *found])
+    assert (rows["flags"] == LaunchFlags.CARRIED).all()
+    assert (rows["count"] == 1).all()
+    return {(int(row["time"]), ListEvent(row["event"]).name, int(row["lists"][0])) for row in rows}
 
 
 def kernel(pid: int, digest: str, content: bytes) -> tuple[bytes, bytes]:
@@ -115,3 +152,57 @@ def test_the_mappings_of_who_ended_and_of_its_parents(tmp_path: Path) -> None:
 def test_nothing_to_carry(tmp_path: Path) -> None:
     Spool(tmp_path / "s").close()
     assert carried(tmp_path) == []
+
+
+A, B, C, D = 0xA0, 0xB0, 0xC0, 0xD0
+
+
+@pytest.mark.parametrize("most", [1, 1 << 17])
+def test_what_lists_hold_that_can_be_executed_later(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given that what no list holds any more is forgotten early, or never
+    monkeypatch.setattr(carried_lists, "MOST_APPENDED", max(most, 4))
+    pid = 10
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4, 5), part=DEPTH, time=1)
+    # given one list that was executed, one that was filled twice, one that was destroyed and one that is being filled
+    rows = [(1, pid, 0x100, 1, A), (2, pid, 0x200, 2, A), (3, pid, 0x300, 3, B), (4, pid, 0x400, 3, C)]
+    spool.write(FrameKind.LAUNCHES, appended(*rows), time=4)
+    spool.write(FrameKind.LISTS, events((5, pid, ListEvent.CLOSE, 0, (A,)), (6, pid, ListEvent.CLOSE, 0, (B,))), time=6)
+    for time in range(7, 40):
+        spool.write(FrameKind.LISTS, events((time, pid, ListEvent.EXECUTE, 4, (A, B))), time=time)
+    spool.write(
+        FrameKind.LISTS, events((50, pid, ListEvent.RESET, 0, (B,)), (51, pid, ListEvent.DESTROY, 0, (C,))), time=51
+    )
+    spool.write(FrameKind.LAUNCHES, appended((52, pid, 0x500, 3, B), (53, pid, 0x600, 5, D)), time=53)
+    spool.close()
+
+    # when
+    frames = carried(tmp_path)
+
+    # then those that are in a list are there with it, and the last of other kernels without
+    assert held(frames) == {(1, 0x100, A), (2, 0x200, A), (52, 0x500, B), (53, 0x600, D), (3, 0x300, 0), (4, 0x400, 0)}
+    assert told(frames) == {(5, "CLOSE", A), (39, "EXECUTE", A), (6, "CLOSE", B), (39, "EXECUTE", B), (50, "RESET", B)}
+    kept = [np.frombuffer(data, stack_dtype(DEPTH)) for kind, data, _ in frames if kind is FrameKind.STACKS]
+    assert sorted(np.concatenate(kept)["id"].tolist()) == [1, 2, 3, 4, 5]
+
+
+def test_nothing_of_lists_of_who_has_ended(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.LAUNCHES, appended((1, 10, 0x100, 1, A)), time=1)
+    spool.write(FrameKind.LISTS, events((2, 10, ListEvent.EXECUTE, 1, (A,))), time=2)
+    spool.write(FrameKind.SIDEBAND, ended(10, 3), time=3 + 2 * LINGER_NS)
+    spool.close()
+    frames = carried(tmp_path)
+    assert (held(frames), told(frames)) == (set(), set())
+
+
+def test_what_has_no_room_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried_lists, "MOST_APPENDED", 2)
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.LAUNCHES, appended(*((n, 10, n * 64, 1, A) for n in range(1, 6))), time=5)
+    spool.write(FrameKind.LISTS, events((6, 10, ListEvent.CLOSE, 0, (A,))), time=6)
+    spool.close()
+    frames = carried(tmp_path)
+    assert {row for row in held(frames) if row[2]} == {(4, 4 * 64, A), (5, 5 * 64, A)}
+    losses = [json.loads(data) for kind, data, _ in frames if kind is FrameKind.LOSS]
+    assert [(loss["source"], loss["what"], loss["count"]) for loss in losses] == [("launches", "not carried", 3)]
