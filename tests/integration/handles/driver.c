@@ -19,6 +19,10 @@ FUNCTION(launch_frame,
 FUNCTION(launch_many, PUSH, "pop %rbp");
 FUNCTION(kernel_gone, PUSH, "pop %rbp");
 FUNCTION(module_gone, PUSH, "pop %rbp");
+FUNCTION(execute, PUSH, "pop %rbp");
+FUNCTION(list_closed, PUSH, "pop %rbp");
+FUNCTION(list_reset, PUSH, "pop %rbp");
+FUNCTION(list_gone, PUSH, "pop %rbp");
 
 /* Calls of one launch with `depth` frames above it, each a function's own. */
 int deep(int (*how)(void *, struct handle *), struct handle *kernel, int depth) {

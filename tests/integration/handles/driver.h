@@ -37,3 +37,7 @@ int launch(void *list, struct handle *kernel);
 int launch_many(void *list, struct handle **kernels, uint32_t count);
 int kernel_gone(struct handle *kernel);
 int module_gone(void *module);
+int execute(void *queue, uint32_t count, void **lists);
+int list_closed(void *list);
+int list_reset(void *list);
+int list_gone(void *list);

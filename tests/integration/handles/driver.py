@@ -67,6 +67,10 @@ def _entries(symbols: dict[str, int]) -> tuple[Entry, ...]:
         entry("launch_many", Action.LAUNCH_MANY, 1, 2),
         entry("kernel_gone", Action.KERNEL_GONE, 0, offset=GONE_OFFSET),
         entry("module_gone", Action.MODULE_GONE, 0),
+        entry("execute", Action.EXECUTE, 2, 1),
+        entry("list_closed", Action.LIST_CLOSED, 0),
+        entry("list_reset", Action.LIST_RESET, 0),
+        entry("list_gone", Action.LIST_GONE, 0),
     )
 
 
@@ -185,6 +189,17 @@ class Driver:
         values = (ctypes.c_uint64 * max(len(handles), 1))(*handles)
         at = ctypes.addressof(values) if array is None else array
         self._loaded.launch_many(None, ctypes.c_uint64(at), ctypes.c_uint32(len(handles) if count is None else count))
+
+    def execute(self, lists: Sequence[int], count: int | None = None, array: int | None = None, queue: int = 5) -> None:
+        """Executes these lists; or as many as `count` says, or those at an address."""
+        values = (ctypes.c_uint64 * max(len(lists), 1))(*lists)
+        at = ctypes.addressof(values) if array is None else array
+        number = ctypes.c_uint32(len(lists) if count is None else count)
+        self._loaded.execute(ctypes.c_uint64(queue), number, ctypes.c_uint64(at))
+
+    def list_event(self, what: str, list_: int) -> None:
+        """Calls `list_closed`, `list_reset` or `list_gone`."""
+        getattr(self._loaded, what)(ctypes.c_uint64(list_))
 
     def launch_deep(self, handle: int, depth: int, how: str) -> None:
         """Launches from a function that called itself `depth` times."""
