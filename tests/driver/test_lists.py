@@ -7,6 +7,7 @@ Counts are compared with the program's own and with those of uprobes that only c
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture import CaptureReader
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import IAPROF, NO_SYMBOLS, until
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, Ledger
 
@@ -185,3 +186,37 @@ def test_lists_from_before_the_recorder_are_counted_and_said(driver: Driver, pro
     said = f"{ROUNDS * 6} executions of command lists that were filled before the recording"
     assert any(said in warning for warning in recording.info()["parts"][0]["warnings"])
     assert recording.stalls()["attention_scores"] == recording.truth(0)["attention_scores"]
+
+
+def test_lists_that_were_filled_in_the_file_before_launch_what_they_hold(
+    driver: Driver, program: Path, tmp_path: Path
+) -> None:
+    # given lists that are filled, and another file that was begun then
+    go, capture = tmp_path / "go", tmp_path / "cap.parquet"
+    modules = [str(zebin("bmg", name)) for name in ("matmul", "attention")]
+    with Hardware(tmp_path / "gpu", "bmg") as hardware:
+        environment = driver.environment("bmg") | hardware.env()
+        words = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, "--launches=attach", "--"]
+        recorder = subprocess.Popen(
+            [*words, str(program), "--wait-file", str(go), str(ROUNDS), *modules],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            until((tmp_path / "go.ready").exists, recorder)
+            recorder.send_signal(signal.SIGUSR2)
+            until(lambda: list(tmp_path.glob("cap.*-*.parquet")), recorder)
+        finally:
+            go.touch()
+            printed, _ = recorder.communicate()
+    # when, then
+    recording = Recording(capture, json.loads(printed), {}, hardware.ledger())
+    counts, kernels = recording.info()["counts"], recording.told["kernels"]
+    assert recording.launches() == kernels
+    assert counts["launches"] == sum(kernels.values())
+    assert (counts["executions"], counts["unknown_executions"]) == (recording.told["executions"], 0)
+    assert counts["carried_launches"] == 4
+    assert recording.stalls() == recording.truth(0)
+    # and the file before has what was appended, of which nothing ran
+    (before,) = tmp_path.glob("cap.*-*.parquet")
+    earlier = Recording(before, recording.told, {}, recording.ledger).info()["counts"]
+    assert (earlier["launches"], earlier["executions"]) == (0, 0)
