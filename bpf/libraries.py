@@ -80,6 +80,7 @@ class Outcome:
     since_ns: int = 0  # when all of them were attached, CLOCK_MONOTONIC; 0 where there are none
     # Functions that launch, or names of probes, where the probed instruction is single-stepped: formats.slow_launches.
     single_stepped: tuple[str, ...] = ()
+    executions: bool = False  # whether it is seen when closed command lists are executed
 
 
 @dataclass(frozen=True)
@@ -251,13 +252,14 @@ class Libraries:
                 slow = single_stepped(
                     file.fileno(), ((each.name, each.offset) for each in probes if each.name == LAUNCH)
                 )
-                return Outcome(path, len(probes), "", way_of(path), build_id, doubt, since, slow)
+                has_lists = any(each.name == EXECUTE for each in probes)
+                return Outcome(path, len(probes), "", way_of(path), build_id, doubt, since, slow, has_lists)
             if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)
                 since = time.monotonic_ns()
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
-                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, since_ns=since, single_stepped=slow)
+                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, "", since, slow, layout.has_lists)
             problem = self._no_way(path, build_id)
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"

@@ -393,6 +393,8 @@ class Launches:
             way = str(outcome.way) if outcome.way else None
             since = outcome.since_ns or now
             library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": since, "way": way}
+            if outcome.probes:
+                library["executions"] = outcome.executions
             if outcome.single_stepped:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
             self.libraries.append(library)

@@ -19,6 +19,7 @@ from iaprof.record.injection import built_library, check_folders
 
 GROUP = "Runtime"
 MOST_LINES = 16
+_NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, not when the list is executed"
 
 
 def checks() -> Iterator[Check]:
@@ -59,6 +60,10 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
+        if what == "driver" and not outcome.executions:
+            text += f"; {_NO_EXECUTIONS}, as its layout is of an older iaprof"
+            mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"
+            return _with_cost(Check(GROUP, what, Level.WARNING, text, mend, file), outcome)
         return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
     if outcome.way is Way.INJECT:
         return Check(GROUP, what, Level.OK, "launches by a library that iaprof put into its command", file=file)
@@ -70,7 +75,7 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     if missing := [name for name in (LAUNCH, COMPILE) if name not in names]:
         text = f"has no {missing[0]} probe: it was built without all of intel/iaprof's patches"
         return Check(GROUP, what, Level.WARNING, text, file=file)
-    text = "launches by its probes, which tell of modules, too"
+    text = f"launches by its probes, which tell of modules, too; {_NO_EXECUTIONS}"
     return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
 
 

@@ -229,6 +229,9 @@ def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- libraries ----
 
 
+NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, not when the list is executed"
+
+
 def test_libraries_and_how_their_launches_are_had() -> None:
     def check(outcome: Outcome, probes: set[str] = frozenset(), version: str = "") -> tuple[Level, str, str]:
         found = libraries._library(outcome, probes, version)
@@ -238,13 +241,17 @@ def test_libraries_and_how_their_launches_are_had() -> None:
     path = "/a/libze_intel_gpu.so.1"
     both, half = {"launch_kernel", "compile_kernel"}, {"launch_kernel"}
     assert check(Outcome(path, 2, way=Way.PROBES), both) == (
-        Level.OK, "launches by its probes, which tell of modules, too", "",
+        Level.OK, f"launches by its probes, which tell of modules, too; {NO_EXECUTIONS}", "",
     )  # fmt: skip
     assert check(Outcome(path, 1, way=Way.PROBES), half) == (
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
+    attached = "launches by attaching: it has no probes, but its build is known (26.27)"
+    assert check(Outcome(path, 8, way=Way.ATTACH, executions=True), version="26.27") == (Level.OK, attached, "")
     assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab"), version="26.27") == (
-        Level.OK, "launches by attaching: it has no probes, but its build is known (26.27)", "",
+        Level.WARNING,
+        f"{attached}; {NO_EXECUTIONS}, as its layout is of an older iaprof",
+        f"sudo iaprof calibrate {path}",
     )  # fmt: skip
     assert check(Outcome("/a b/libze_intel_gpu.so", 0, "it is unknown", build_id="ab")) == (
         Level.WARNING, "it is unknown", "sudo iaprof calibrate '/a b/libze_intel_gpu.so'",
