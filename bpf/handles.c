@@ -55,10 +55,11 @@ struct entry {
     u8 handle;           /* which argument, by its offset in pt_regs */
     u8 count;            /* so for an array of handles */
     u8 is_array;
-    u8 in_list;          /* the first argument is a command list's handle */
+    u8 pad;
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
-    u16 event;           /* enum list_event */
-    u16 pad[2];
+    u16 pad2[2];
+    u8 in_list;          /* the first argument is a command list's handle */
+    u8 event;            /* enum list_event */
 };
 
 BPF_ARRAY(layouts, struct layout, ANY);

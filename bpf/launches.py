@@ -465,7 +465,7 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     is_array = entry.count is not None
     registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
-    return struct.pack("<QIBBBBhH4x", entry.address, index, *registers, is_array, layout.has_lists, offset, event)
+    return struct.pack("<QIBBBxh4xBB", entry.address, index, *registers, is_array, offset, layout.has_lists, event)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

@@ -29,7 +29,6 @@ _FIRST_STEP_NS = 1 << 20
 _LAST_STEP_NS = 1 << 63
 _APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER = range(7)
 _EVENTS = {"execute": _EXECUTE, "close": _CLOSE, "reset": _RESET, "destroy": _DESTROY}
-_OF_LAUNCH = LaunchFlags.BAD_ARGS | LaunchFlags.NO_NAME
 _OF_STACK = LaunchFlags.NO_STACK | LaunchFlags.OTHER | LaunchFlags.PRESUMED
 _Ints = NDArray[np.int64]
 
@@ -202,10 +201,8 @@ def ran(
                 table = _with(table, name, both.unify_dictionaries() if pa.types.is_dictionary(ours.type) else both)
     if "flags" in table.column_names:
         flags, theirs = table["flags"].to_numpy().copy(), events["flags"].to_numpy()[event]
-        kept = _OF_LAUNCH | (0 if stack_of is StackOf.EXECUTE else _OF_STACK)
-        taken = LaunchFlags.CARRIED | (_OF_STACK if stack_of is StackOf.EXECUTE else 0)
-        own_flags = flags[len(at_once) :]
-        flags[len(at_once) :] = own_flags & np.uint32(kept) | theirs & np.uint32(taken)
+        of_execution = np.uint32(LaunchFlags.CARRIED | (_OF_STACK if stack_of is StackOf.EXECUTE else 0))
+        flags[len(at_once) :] = flags[len(at_once) :] & ~of_execution | theirs & of_execution
         table = _with(table, "flags", pa.array(flags))
     ones = np.ones(len(at_once), np.uint64)
     table = table.append_column("count", pa.array(np.concatenate([ones, (count * multiple[of]).astype(np.uint64)])))
