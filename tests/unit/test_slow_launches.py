@@ -33,7 +33,8 @@ STARTS = {
 def driver(folder: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Layout]:
     """A driver whose launch functions begin like that, with a layout that has the best places for its probes."""
     source, path = folder / "d.c", folder / "libze_intel_gpu.so.1"
-    functions = {**{name: STARTS[name] for name in names}, "gone": "endbr64; xor %eax, %eax"}
+    others = {"gone": Action.KERNEL_GONE, "execute": Action.EXECUTE}
+    functions = {name: STARTS[name] for name in names} | dict.fromkeys(others, "endbr64; xor %eax, %eax")
     source.write_text(
         "".join(
             f'__asm__(".globl {name}\\n.type {name}, @function\\n{name}: {code}\\n ret\\n.size {name}, . - {name}");\n'
@@ -50,7 +51,8 @@ def driver(folder: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch) 
             address = symbol["st_value"]
             file.seek(next(elf.address_offsets(address)))
             at = address + probe_offset(file.read(LENGTH), {0, 1})
-            entries.append(Entry(name, Action.KERNEL_GONE if name == "gone" else Action.LAUNCH, at, 1))
+            action = others.get(name, Action.LAUNCH)
+            entries.append(Entry(name, action, at, 1, 0 if action is Action.EXECUTE else None))
     layout = Layout(
         build_id=build_id, driver="level_zero", version="1", entries=tuple(entries), address=(FIELD,), size=FIELD,
         code=FIELD, name=FIELD, allocation=(FIELD, FIELD), kernel_class=FIELD, classes=(1,),
