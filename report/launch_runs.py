@@ -7,6 +7,7 @@ runs are kept: where these become too many, what counts as closely grows until t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
 from iaprof.report.cpu_names import Places, naming
-from iaprof.report.executions import StackOf, launched
+from iaprof.report.executions import AT_ONCE, StackOf, ran, recorded
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.placements import ADDRESS_MASK
 from iaprof.report.profile import Wanted, scope
@@ -101,10 +102,23 @@ def launch_runs(
 
 def _launches(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
     """The launches of a part, in tables; with `count` and `last_ns` where closed command lists were executed."""
+    found = None
     if part.count("command_list"):
-        yield launched(part, (*_COLUMNS, "list"), stack_of, _ROWS_AT_ONCE)
-    else:
+        found = recorded(part, part.table("launch", ("time_ns", "pid", "list")))
+    if found is None:
         yield from part.tables("launch", _COLUMNS)
+        return
+    known, events = found
+    appended, of, first = [], [np.empty(0, np.int64)], 0
+    for table in part.tables("launch", _COLUMNS):
+        filling = known.of[first : first + len(table)]
+        first += len(table)
+        yield table.filter(pa.array(filling == AT_ONCE))
+        appended.append(table.filter(pa.array(filling >= 0)))
+        of.append(filling[filling >= 0])
+    if appended:
+        launches = pa.concat_tables(appended).unify_dictionaries()
+        yield ran(launches, replace(known, of=np.concatenate(of)), events, stack_of, _ROWS_AT_ONCE)
 
 
 def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], start_ns: int) -> tuple[_Ints, ...]:
