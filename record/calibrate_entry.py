@@ -4,7 +4,8 @@ Some instructions the kernel emulates (bpf/emulation.py): pushes, nops, relative
 1.5 us. Others, such as the endbr64 that begins a function, it single-steps, which costs up to 10 us.
 
 So what a function begins with is followed up to the first that is emulated, as long as it only makes room on the stack
-and moves registers and what is there. Encodings are those of Intel's Software Developer's Manual, volume 2.
+and moves registers and what is there, or writes numbers there. Encodings are those of Intel's Software Developer's
+Manual, volume 2.
 """
 
 from __future__ import annotations
@@ -24,6 +25,18 @@ _STACK = re.compile(
     rb"([\x40\x44\x48\x4c]?)([\x89\x8b\x8d])(?:([\x04-\x3c])\x24()|([\x44-\x7c])\x24(.)|([\x84-\xbc])\x24(.{4}))",
     re.DOTALL,
 )
+# Registers of vectors: pxor and xorps of two; movups and movaps to disp(%rsp). And a number, by mov, to disp(%rsp).
+_VECTORS = re.compile(rb"(?:\x66[\x40-\x4f]?\x0f\xef|[\x40-\x4f]?\x0f\x57)[\xc0-\xff]")
+_VECTOR_STORE = re.compile(
+    rb"[\x40\x44]?\x0f[\x11\x29]"
+    rb"(?:[\x04\x0c\x14\x1c\x24\x2c\x34\x3c]\x24|[\x44\x4c\x54\x5c\x64\x6c\x74\x7c]\x24."
+    rb"|[\x84\x8c\x94\x9c\xa4\xac\xb4\xbc]\x24.{4})",
+    re.DOTALL,
+)
+_NUMBER_STORE = re.compile(
+    rb"[\x40\x48]?(?:\xc6(?:\x04\x24|\x44\x24.|\x84\x24.{4}).|\xc7(?:\x04\x24|\x44\x24.|\x84\x24.{4}).{4})", re.DOTALL
+)
+_CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE)  # with an argument
 _TEST, _STORE, _LOAD = 0x85, 0x89, 0x8B
 _RSP = 4
 _ARGUMENTS = (7, 6, 2, 1, 8, 9)  # registers in the order of the System V ABI
@@ -52,7 +65,7 @@ def probe_offset(code: bytes, arguments: Set[int]) -> int:
 def _after(code: bytes, at: int, kept: Set[int]) -> int:
     """Where the instruction behind the one at `at` is, if that writes to none of the registers that are kept."""
     written = None
-    if (found := _ENDBR64.match(code, at)) or (found := _SUB_RSP.match(code, at)):
+    if found := next(filter(None, (each.match(code, at) for each in _CHANGE_NO_REGISTER)), None):
         pass
     elif found := _CANARY.match(code, at):
         written = _register(found[1], found[2][0] >> 3)

@@ -9,7 +9,8 @@
  *
  *   --wait-file PATH   when the lists are filled, wait until PATH is there; PATH.ready appears then
  *
- * Prints one line of JSON: how often each kernel ran, how often each list was executed (`executions`), in how many calls.
+ * Prints one line of JSON: how often each kernel ran, how often each list was executed (`executions`), in how many calls, and
+ * the mean time of such a call (`ns`).
  *
  * The stand-in's GPU, if there is one, executes a list's kernels when the list is executed. What its ledger calls their stack is the
  * function that appended, a bar, and the function that executed. */
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <level_zero/ze_api.h>
@@ -58,7 +60,15 @@ static ze_context_handle_t context;
 static ze_command_queue_handle_t queue;
 static ze_command_list_handle_t immediate;
 static list_t first, second;
-static long executions, calls;
+static long executions, calls, here;
+static double here_ns;
+
+static double now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1e9 + now.tv_nsec;
+}
 
 static void append(list_t *list, int kernel, const char *filled_by)
 {
@@ -113,7 +123,10 @@ static void finish(void)
 
 ON_THE_STACK static void execute_here(list_t *list)
 {
+    double start = now_ns();
     MUST(zeCommandQueueExecuteCommandLists(queue, 1, &list->handle, NULL));
+    here_ns += now_ns() - start;
+    here++;
     launched(list, __func__);
     finish();
 }
@@ -252,7 +265,8 @@ int main(int argc, char **argv)
     MUST(zeCommandListDestroy(first.handle));
     MUST(zeCommandListDestroy(second.handle));
     MUST(zeCommandListDestroy(immediate));
-    printf("{\"pid\": %d, \"executions\": %ld, \"calls\": %ld, \"kernels\": {", getpid(), executions, calls);
+    printf("{\"pid\": %d, \"executions\": %ld, \"calls\": %ld, \"ns\": %.0f, \"kernels\": {", getpid(), executions, calls,
+           here_ns / here);
     for (int i = 0; i < KERNELS; i++)
         printf("%s\"%s\": %ld", i ? ", " : "", kernels[i].name, kernels[i].ran);
     printf("}}\n");

@@ -173,6 +173,11 @@ ARGUMENTS = (
 VARIABLE = (
     "f30f1efa 4883ec78 4889742408 4889542410 48890c24 448944241c 64488b042528000000 4889442438 31c0 4885ff 0f8406030000"
 )
+# zeCommandQueueExecuteCommandLists of the same.
+EXECUTE = (
+    "f30f1efa 4883ec38 660fefc0 64488b042528000000 4889442428 31c0 48c7042400000000 c644241801 0f11442408 4885ff "
+    "0f84ed99e0ff"
+)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,10 @@ VARIABLE = (
         (PARAMETERS, 0x2B),
         (ARGUMENTS, 0x8A),
         (VARIABLE, 0x2E),
+        (EXECUTE, 0x31),
+        ("440f578424 90", 0),  # no xorps of two registers
+        ("4883ec18 450f57c0 440f29442410 c7442404ffffffff 90", 22),  # xorps %xmm8; movaps to 16(%rsp); movl to 4(%rsp)
+        ("4883ec18 0f298424 10000000 90", 12),
         ("4883ec18 48896c2408 4883ec20 31ed 90", 15),  # rsp changes after rbp was saved
         ("4883ec18 4889e8 4c89c9 4d89c7 90", 13),  # mov to %rax, of %r9 to %rcx, of %r8 to %r15
         ("4883ec18 8d442408 488d442410 90", 13),  # lea 8(%rsp),%eax; lea 16(%rsp),%rax
@@ -223,6 +232,12 @@ def test_a_probe_goes_where_the_kernel_emulates_and_what_it_reads_is_there(code:
         "4883ec18 4889 04f4 90",  # mov %rax,(%rsp,%rsi,8)
         "4883ec18 4a89 0424 90",  # mov %rax,(%rsp,%r12)
         "4883ec18 4989 0424 90",  # mov %rax,(%r12)
+        "4883ec18 410f110424 90",  # movups %xmm0,(%r12)
+        "4883ec18 0f1104f4 90",  # movups %xmm0,(%rsp,%rsi,8)
+        "4883ec18 0f110424",  # and nothing behind it
+        "4883ec18 49c7042400000000 90",  # movq $0,(%r12)
+        "4883ec18 c74500 00000000 90",  # movl $0,0(%rbp)
+        "4883ec18 660f6fc6",
     ],
 )
 def test_no_probe_goes_behind_what_may_change_what_it_reads(code: str) -> None:
