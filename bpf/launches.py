@@ -74,7 +74,7 @@ _LIST_EVENTS = {
 class Sizes:
     """How much room the programs have; powers of two where pages are meant."""
 
-    launch_pages: int = 1024  # 4 MiB: 29,000 launches
+    launch_pages: int = 1024  # 4 MiB: 27,000 launches
     stack_pages: int = 1024  # 4 MiB: 1,900 distinct stacks of 256 frames
     python_pages: int = 2048  # 8 MiB: 1,350 distinct stacks with frames of Python
     code_pages: int = 2048  # 8 MiB: 2,200 code objects
