@@ -32,6 +32,7 @@ enum counter {
     CODES_SENT,       /* code objects of Python */
     CODES_LOST,       /* no room, or not to be read: tried again */
     PYTHON_LOST,      /* stacks without their frames of Python: no room */
+    TRANSFERS,        /* calls that copy or fill */
     COUNTERS,
 };
 

@@ -20,10 +20,11 @@ from typing import Any
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import can_be_strangers
+from iaprof.formats.transfers import number_of
 
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")
-MAX_ENTRIES = 32
+MAX_ENTRIES = 128
 MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
 MAX_CLASSES = 8
 MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
@@ -42,6 +43,14 @@ class Action(StrEnum):
     LAUNCH_MANY = "launch-many"  # an array of kernels
     KERNEL_GONE = "kernel-gone"  # the handle's memory may soon be another kernel's
     MODULE_GONE = "module-gone"
+    # Copies and fills. How many bytes: an argument, a region to which an argument points, or not known.
+    TRANSFER = "transfer"
+    TRANSFER_REGION = "transfer-region"
+    TRANSFER_UNKNOWN = "transfer-unknown"
+    OWN_LAUNCH = "own-launch"  # of a kernel of the driver's own; inside the driver
+
+
+TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -56,9 +65,12 @@ class Entry:
     name: str
     action: Action
     address: int
-    handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
+    # Which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY, or the bytes of
+    # TRANSFER or the region of TRANSFER_REGION; 0 of TRANSFER_UNKNOWN.
+    handle: int
     count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
-    offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
+    offset: int = 0  # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle
+    list_offset: int = 0  # OWN_LAUNCH: bytes from the first argument to the command list's handle
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,11 @@ class Layout:
     # about and, from a launch's first argument, to the queue's. They must be the same.
     device: tuple[Field, Field] | None = None
 
+    @property
+    def has_own_kernels(self) -> bool:
+        """Whether it leads to the kernels with which the driver copies and fills."""
+        return any(entry.action is Action.OWN_LAUNCH for entry in self.entries)
+
     def to_json(self) -> str:
         """As text, for a file."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -120,6 +137,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             _number(entry["handle"], 6),
             None if entry["count"] is None else _number(entry["count"], 6),
             _number(entry.get("offset", 0), MAX_OFFSET + 1),
+            _number(entry.get("list_offset", 0), MAX_OFFSET + 1),
         )
         for entry in of["entries"]
     )
@@ -152,6 +170,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
     if any((entry.action is Action.LAUNCH_MANY) != (entry.count is not None) for entry in entries):
         raise LayoutError("an entry point has no count of kernels, or one too many")
+    if any(entry.action in TRANSFERS and not number_of(entry.name) for entry in entries):
+        raise LayoutError("it has copies by functions that this iaprof does not know")
     return layout
 
 

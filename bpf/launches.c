@@ -52,7 +52,16 @@ struct launch {
     char name[NAME_BYTES];
 };
 
-enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4, LAUNCH_OTHER = 8, LAUNCH_PRESUMED = 32 };
+enum launch_flags {
+    LAUNCH_BAD_ARGS = 1,
+    LAUNCH_NO_STACK = 2,
+    LAUNCH_NO_NAME = 4,
+    LAUNCH_OTHER = 8,
+    LAUNCH_PRESUMED = 32,
+    LAUNCH_TRANSFER = 64, /* a copy or a fill, no kernel */
+    LAUNCH_OWN = 128,     /* of a kernel of the driver's own */
+    LAUNCH_GIVEN = 1 << 16, /* its stack is known without a walk; never sent */
+};
 
 struct stack {
     u64 id;
@@ -325,11 +334,11 @@ static __always_inline void end_walk(struct scratch *scratch, struct launched *l
         met(scratch, launch);
 }
 
-/* Who launches, and from where; a program for `then` goes on with it. */
-static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase then) {
+/* Who calls, and from where; a program for `then` goes on with it. The call is counted as `what`, a constant. */
+static __always_inline void begin_counted(struct pt_regs *ctx, u64 time, enum counter what, enum phase then) {
     u32 zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
     struct settings *set = settings.lookup(&zero);
-    u64 fired = count(LAUNCHES, 1);
+    u64 fired = count(what, 1);
     struct scratch *scratch = set ? take_scratch(owner_of(0)) : 0;
     if (scratch) {
         struct launched *launch = &room_of(scratch)->launched;
@@ -353,6 +362,10 @@ static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum pha
     count(LAUNCHES_LOST, 1); /* nobody goes on with it */
 }
 
+static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase then) {
+    begin_counted(ctx, time, LAUNCHES, then);
+}
+
 /* What begin_launch began, with the stack that it is from; NULL where another thread has taken the scratch. */
 static __always_inline struct scratch *launched_before(void) {
     struct scratch *scratch = own_scratch(owner_of(0));
@@ -361,10 +374,11 @@ static __always_inline struct scratch *launched_before(void) {
         return 0;
     }
     struct launched *launch = &room_of(scratch)->launched;
-    if (!(launch->flags & LAUNCH_OTHER)) {
+    if (!(launch->flags & (LAUNCH_OTHER | LAUNCH_GIVEN))) {
         end_walk(scratch, launch);
         launch->flags &= ~(launch->stack ? (u64)LAUNCH_NO_STACK : 0);
     }
+    launch->flags &= ~(u64)LAUNCH_GIVEN;
     return scratch;
 }
 

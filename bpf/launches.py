@@ -33,8 +33,10 @@ from iaprof.formats.launches import (
     PIECE,
     PYTHON_STACK,
     Counter,
+    LaunchFlags,
     stack_dtype,
 )
+from iaprof.formats.transfers import number_of
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
@@ -51,7 +53,13 @@ _HANDLE_PROGRAMS = {
     Action.LAUNCH_MANY: "on_handle_launch",
     Action.KERNEL_GONE: "on_kernel_gone",
     Action.MODULE_GONE: "on_module_gone",
+    Action.TRANSFER: "on_transfer",
+    Action.TRANSFER_REGION: "on_transfer",
+    Action.TRANSFER_UNKNOWN: "on_transfer",
+    Action.OWN_LAUNCH: "on_own_launch",
 }
+_UNITS = {Action.TRANSFER: 0, Action.TRANSFER_REGION: 1}  # enum unit of copies.c
+_NO_NUMBER = 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Sizes:
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
     kernels_remembered: int = 1 << 14
+    calls_remembered: int = 1 << 14  # of threads
 
 
 def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets | None = None) -> dict[str, int]:
@@ -141,6 +150,7 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "kernels_seen": sizes.kernels_remembered,
         "occupants": sizes.kernels_remembered,
         "modules_seen": sizes.kernels_remembered,
+        "calls": sizes.calls_remembered,
         "launches": sizes.launch_pages * _PAGE,
         "stacks": sizes.stack_pages * _PAGE,
         "python_stacks": sizes.python_pages * _PAGE,
@@ -439,7 +449,10 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
-    return struct.pack("<QIBBBxh6x", entry.address, index, *registers, is_array, offset)
+    flags = LaunchFlags.OWN if entry.action is Action.OWN_LAUNCH else 0
+    transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
+    numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset)
+    return struct.pack("<QIBBBBhBBH2x", entry.address, index, *numbers)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

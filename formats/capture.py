@@ -29,7 +29,7 @@ from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.stalls import REASONS
 
-FORMAT = 7
+FORMAT = 8
 HEADER_KEY = b"iaprof"
 
 _u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
@@ -68,6 +68,19 @@ KINDS: dict[str, pa.StructType] = {
             ("marks", _marks),
             ("python", _python),
             ("python_ended", _name),
+        ]
+    ),
+    "transfer": pa.struct(
+        [
+            ("time_ns", _u64),
+            ("pid", _u32),
+            ("tid", _u32),
+            ("cpu", _u32),
+            ("comm", _name),
+            ("stack", _u64),
+            ("function", _name),
+            ("bytes", _u64),
+            ("flags", _u32),
         ]
     ),
     "python_code": pa.struct([("id", _u32), ("name", _name), ("file", _name), ("first_line", _u32)]),
@@ -193,6 +206,7 @@ _DICTIONARY = [
     "part",
     "stall.stream",
     *(f"launch.{name}" for name in ("pid", "tid", "cpu", "iba", "address", "size", "stack", "flags")),
+    *(f"transfer.{name}" for name in ("pid", "tid", "cpu", "stack", "bytes", "flags")),
     "stack.pid",
     "mapping.pid",
     "process.ns_pid",
@@ -202,6 +216,7 @@ _DICTIONARY = [
 ]
 
 NULLABLE = {
+    "transfer.bytes",
     "stack.ended",
     "stack.marks",
     "stack.python",
@@ -246,6 +261,7 @@ _SINCE = {
     5: {"module.no_calls", "module.outermost"},
     6: {"stack.ended", "stack.marks"},
     7: {"python_code", "stack.python", "stack.python_ended"},
+    8: {"transfer"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

@@ -171,6 +171,8 @@ class LaunchFlags(IntFlag):
     NO_NAME = 4
     OTHER = 8  # of a process that was not to be recorded: without stack, name and comm
     PRESUMED = 32  # its stack is that of another launch, whose copy was on its way: they ended alike
+    TRANSFER = 64  # a copy or a fill, no kernel: no row of kind `launch`
+    OWN = 128  # of a kernel of the driver's own, with which it copies and fills
     CARRIED = 16  # happened before this file was begun, and is in the one before it, too
 
 
@@ -204,3 +206,4 @@ class Counter(IntEnum):
     CODES_SENT = 24
     CODES_LOST = 25
     PYTHON_LOST = 26
+    TRANSFERS = 27

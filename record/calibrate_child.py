@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import resource
 from pathlib import Path
 from typing import Any
 
+from iaprof.record.calibrate_copies import find_own_kernels
 from iaprof.record.calibrate_driver import Driver, DriverError
+from iaprof.record.calibrate_own import OwnKernels, OwnKernelsError
 from iaprof.record.calibrate_search import Memory, Search
 
 NOBODY = 65534
@@ -68,10 +71,24 @@ def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes) -> 
     # Another module, other kernels, and other memory for those that were there before.
     with driver.module(checked, copies=2) as kernels, driver.module(searched) as again:
         search.keep([*kernels, *again])
+        own = _own_kernels(driver, memory, search, again[0].handle)
     return {
         "version": driver.version(),
         "functions": {
             name: place for name, address in functions.items() if (place := search.place(address)) is not None
         },
         "candidates": {kind: of[:_MOST_CANDIDATES] for kind, of in search.candidates.items()},
+        **own,
     }
+
+
+def _own_kernels(driver: Driver, memory: Memory, search: Search, kernel: int) -> dict[str, Any]:
+    """From where the driver launches kernels of its own; or why that is not known, as `no_own`."""
+    classes = [(path, number[0]) for path, number in search.candidates.get("kernel_class", ())]
+    own = OwnKernels(memory, classes, search.place)
+    try:
+        find_own_kernels(driver, own, kernel)
+        places = sorted(own.places())
+    except (DriverError, OwnKernelsError, OSError) as error:
+        return {"no_own": str(error)}
+    return {"own": [dataclasses.astuple(place) for place in places]}

@@ -48,6 +48,7 @@ from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import HEAD_BYTES, Frame, FrameKind, SpoolReader
+from iaprof.record.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
@@ -112,6 +113,7 @@ def finish(
         work.keep_described(spool)
         work.write_unfinished(spool, finish_stacks)
         work.write_launches(spool)
+        work.write_transfers(spool)
         work.write_samples(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
@@ -137,6 +139,7 @@ class _Finishing:
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
         self._launch_frames = array("Q")  # where they are in the spool
+        self._transfer_frames = array("Q")  # likewise
         self._copy_frames = array("Q")  # likewise
         self._sample_frames = array("Q")  # likewise
         self._launches: list[NDArray[np.void]] = []
@@ -278,6 +281,10 @@ class _Finishing:
         np.frombuffer(frame.payload, LAUNCH)  # whether they are some
         self._launch_frames.append(frame.position)
 
+    def _add_transfers(self, frame: Frame) -> None:
+        check_transfers(frame.payload)
+        self._transfer_frames.append(frame.position)
+
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
             raise ValueError("its stacks have an absurd depth")
@@ -338,6 +345,20 @@ class _Finishing:
                     self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
+
+    def write_transfers(self, spool: SpoolReader) -> None:
+        """Writes copies and fills, once all stacks are known."""
+        waiting: list[NDArray[np.void]] = []
+        for position in self._transfer_frames:
+            waiting.append(np.frombuffer(spool.frame_at(position).payload, LAUNCH))
+            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+                self._write_transfers(np.concatenate(waiting))
+                waiting.clear()
+        if waiting:
+            self._write_transfers(np.concatenate(waiting))
+
+    def _write_transfers(self, records: NDArray[np.void]) -> None:
+        self._write_rows("transfer", transfer_rows(records, self._stacks.ids(records["stack"])))
 
     def write_launches(self, spool: SpoolReader) -> None:
         """Writes the launches, once all modules are known: they have whole names."""
@@ -527,6 +548,7 @@ class _Finishing:
 
 _PLURALS = {
     "launch": "launches",
+    "transfer": "transfers",
     "python_code": "python_codes",
     "stack": "stacks",
     "mapping": "mappings",
@@ -544,6 +566,7 @@ _READERS = {
     FrameKind.HEADER: _Finishing._add_header,
     FrameKind.STALLS: _Finishing._add_stalls,
     FrameKind.LAUNCHES: _Finishing._add_launches,
+    FrameKind.TRANSFERS: _Finishing._add_transfers,
     FrameKind.STACKS: _Finishing._add_stacks,
     FrameKind.KERNEL: _Finishing._add_kernel,
     FrameKind.CPU_SAMPLES: _Finishing._add_samples,

@@ -150,6 +150,7 @@ class Launches:
         self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
         self._write_stacks(self._last_stacks, now)
+        launches = self._without_transfers(launches, now)
         if len(launches):
             self._journal.totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
@@ -166,6 +167,17 @@ class Launches:
         for ring in (self._probes.pieces, self._probes.modules):
             self._keep_pieces(ring.read(), now)
         return self._last_stacks[0]
+
+    def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
+        """Writes down which of the records are copies and fills, and gives the launches."""
+        is_transfer = (records["flags"] & LaunchFlags.TRANSFER) > 0
+        if not is_transfer.any():
+            return records
+        transfers: NDArray[np.void] = records[is_transfer]
+        self._journal.write(FrameKind.TRANSFERS, transfers.view("u1").data, time=now)
+        self._meet(transfers)
+        launches: NDArray[np.void] = records[~is_transfer]
+        return launches
 
     def _keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
         """Writes them down without the room that they do not use: kernels are described once each."""
@@ -285,7 +297,7 @@ class Launches:
     def _meet(self, launches: NDArray[np.void]) -> None:
         ours = launches[(launches["flags"] & LaunchFlags.OTHER) == 0]
         if self.kernels is not None:
-            self.kernels.launched(ours)
+            self.kernels.launched(ours[(ours["flags"] & LaunchFlags.TRANSFER) == 0])
         for pid in np.unique(ours["pid"]).tolist():
             if pid not in self._described:
                 self._describe(pid)

@@ -46,6 +46,7 @@ _UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # in place of their addresses
 _NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms")
 _MEMBERS: dict[str, dict[str, str]] = {
     "launch": {"comm": "process", "name": "kernel"},
+    "transfer": {"comm": "process"},
     "process": {"comm": "process", "cgroup": "path", "container": "container"},
     "mapping": {"path": "path"},
     "kernel": {"path": "path"},

@@ -26,6 +26,7 @@ from iaprof.report.gpu_module import GpuModules
 WORDS = "stall_words"  # the records as they are; the view `stalls` takes them apart
 _NAMES = {
     "launch": ("launches", "each launch of a kernel"),
+    "transfer": ("transfers", "each call that copies or fills memory"),
     "stack": ("stacks", "the distinct stacks, which launches and CPU samples name by id"),
     "python_code": ("python_codes", "the code objects of Python, which frames of stacks name by id"),
     "process": ("processes", "what became of processes and threads"),
