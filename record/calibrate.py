@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from iaprof.bpf.driver_layout import CACHE, MAX_ENTRIES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.driver_layout import CACHE, MAX_ENTRIES, TRANSFERS, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError
 from iaprof.formats.errors import IaprofError
@@ -91,6 +93,7 @@ _PARTS = {
     "size": (1,),
 }
 OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name
+_JUMP = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xe9(.{4})", re.DOTALL)
 _NEEDED = ("zeCommandListAppendLaunchKernel", "zeKernelDestroy")
 
 
@@ -126,6 +129,7 @@ class _Answer:
 
     version: str
     functions: Mapping[str, int]  # by name: place in the file
+    exports: Mapping[str, int]  # likewise, of what programs find by name
     candidates: Mapping[str, frozenset[search.Candidate]]
     own: tuple[Place, ...]  # where it launches kernels of its own
     no_own: str  # why that is not known
@@ -333,6 +337,7 @@ def _read(told: Any) -> _Answer:
     return _Answer(
         version=clean(str(told["version"])[:64]),
         functions={name: int(told["functions"][name]) for name in _ENTRIES if name in told["functions"]},
+        exports={name: int(place) for name, place in told.get("exports", {}).items() if name in _ENTRIES},
         candidates={kind: frozenset(_candidates(told["candidates"].get(kind, ()), kind)) for kind in _PARTS},
         own=tuple(_places(told.get("own", ()))),
         no_own=clean(str(told.get("no_own", ""))[:_MAX_PROBLEM]) or ("" if told.get("own") else "its copies are unknown"),
@@ -375,7 +380,7 @@ def _layout(build_id: str, elf: LibraryFile, file: BinaryIO, answers: list[_Answ
         build_id=build_id,
         driver="level_zero",
         version=answers[0].version,
-        entries=(*_entries(functions, elf, file), *_own_launches(answers, elf, file)),
+        entries=(*_entries(functions, answers[0].exports, elf, file), *_own_launches(answers, elf, file)),
         address=tuple(map(Field, address)),
         size=Field(best("size")[0], bits=32),
         code=Field(best("code")[0]),
@@ -413,17 +418,35 @@ def _class(address: search.Path, answers: list[_Answer]) -> tuple[search.Path, l
     raise _Problem("no virtual table tells its kernels from other objects")
 
 
-def _entries(functions: Mapping[str, int], elf: LibraryFile, file: BinaryIO) -> Iterator[Entry]:
+def _entries(
+    functions: Mapping[str, int], exports: Mapping[str, int], elf: LibraryFile, file: BinaryIO
+) -> Iterator[Entry]:
     taken = set()
     for name, (action, handle, count) in _ENTRIES.items():
         place = functions.get(name)
         if place is None or place in taken:
             continue  # where a function is not supported, one stub may stand for several
         taken.add(place)
-        start = _address(elf, place, executable=True)
-        file.seek(place)
-        needed = {0, handle, handle if count is None else count}  # the first is the list, which leads to the GPU
-        yield Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
+        yield _entry(name, place, elf, file)
+        # A copy by a function that is not probed would have the stack of the thread's copy before.
+        if action in TRANSFERS and (export := exports.get(name, place)) not in taken and not _jumps(export, place, file):
+            taken.add(export)
+            yield _entry(name, export, elf, file)
+
+
+def _jumps(export: int, place: int, file: BinaryIO) -> bool:
+    """Whether an exported function does nothing but go on with the one at `place`."""
+    file.seek(export)
+    found = _JUMP.match(file.read(LENGTH))
+    return found is not None and export + found.end() + int(struct.unpack("<i", found[1])[0]) == place
+
+
+def _entry(name: str, place: int, elf: LibraryFile, file: BinaryIO) -> Entry:
+    action, handle, count = _ENTRIES[name]
+    start = _address(elf, place, executable=True)
+    file.seek(place)
+    needed = {0, handle, handle if count is None else count}  # the first is the list, which leads to the GPU
+    return Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
 
 
 def _own_launches(answers: list[_Answer], elf: LibraryFile, file: BinaryIO) -> Iterator[Entry]:

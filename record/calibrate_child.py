@@ -13,7 +13,7 @@ import json
 import os
 import resource
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from iaprof.record.calibrate_copies import find_own_kernels
 from iaprof.record.calibrate_driver import Driver, DriverError
@@ -41,7 +41,8 @@ def main(library: str, device: str) -> None:
     memory = Memory()
     _lower()
     try:
-        found = _search(Driver(library), memory, searched, checked)
+        with open(library, "rb") as file:
+            found = _search(Driver(library), memory, searched, checked, file)
     except DriverError as error:
         found = {"problem": str(error)}
     os.write(answer, json.dumps(found).encode())
@@ -61,7 +62,7 @@ def _lower() -> None:
             os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes) -> dict[str, Any]:
+def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes, file: BinaryIO) -> dict[str, Any]:
     functions = driver.functions()
     if not functions:
         raise DriverError("it has no functions that launch kernels")
@@ -71,21 +72,24 @@ def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes) -> 
     # Another module, other kernels, and other memory for those that were there before.
     with driver.module(checked, copies=2) as kernels, driver.module(searched) as again:
         search.keep([*kernels, *again])
-        own = _own_kernels(driver, memory, search, again[0].handle)
+        own = _own_kernels(driver, memory, search, again[0].handle, file)
     return {
         "version": driver.version(),
         "functions": {
             name: place for name, address in functions.items() if (place := search.place(address)) is not None
+        },
+        "exports": {
+            name: place for name, address in driver.exports().items() if (place := search.place(address)) is not None
         },
         "candidates": {kind: of[:_MOST_CANDIDATES] for kind, of in search.candidates.items()},
         **own,
     }
 
 
-def _own_kernels(driver: Driver, memory: Memory, search: Search, kernel: int) -> dict[str, Any]:
+def _own_kernels(driver: Driver, memory: Memory, search: Search, kernel: int, file: BinaryIO) -> dict[str, Any]:
     """From where the driver launches kernels of its own; or why that is not known, as `no_own`."""
     classes = [(path, number[0]) for path, number in search.candidates.get("kernel_class", ())]
-    own = OwnKernels(memory, classes, search.place)
+    own = OwnKernels(memory, classes, search.place, lambda place, length: os.pread(file.fileno(), length, place))
     try:
         find_own_kernels(driver, own, kernel)
         places = sorted(own.places())

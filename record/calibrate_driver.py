@@ -112,6 +112,11 @@ class Driver:
                 found[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
         return {name: address for name, address in found.items() if address}
 
+    def exports(self) -> dict[str, int]:
+        """The addresses of the functions of `functions` that programs find by name, when they open the driver themselves."""
+        names = [name for of in TABLES.values() for name in of if hasattr(self._library, name)]
+        return {name: ctypes.cast(getattr(self._library, name), c_void_p).value or 0 for name in names}
+
     @contextlib.contextmanager
     def module(self, binary: bytes, copies: int = 1) -> Iterator[list[Kernel]]:
         """A module, and each of its kernels so many times; both live as long as this lasts."""
@@ -136,21 +141,27 @@ class Driver:
         """What all the public calls say; they must agree."""
         pointer = c_void_p()  # the driver leaves it as it is where the name is something else's
         self.call("zeModuleGetFunctionPointer", module, name, byref(pointer))
-        base = c_uint64()
-        what = "zexKernelGetBaseAddress"
-        self._check(what, self._extension(what)(handle, byref(base)))
-        if not base.value or (base.value ^ (pointer.value or 0)) & GPU_BITS:
-            raise DriverError(f"its calls do not agree where a kernel lies ({base.value:#x}, {pointer.value or 0:#x})")
-        if self._bytes("zeKernelGetName", handle) != name + b"\0":
+        called, base, code = self.kernel(handle.value or 0)
+        if not base or (base ^ (pointer.value or 0)) & GPU_BITS:
+            raise DriverError(f"its calls do not agree where a kernel lies ({base:#x}, {pointer.value or 0:#x})")
+        if called != name:
             raise DriverError("its calls do not agree what a kernel is called")
         return Kernel(
             handle=handle.value or 0,
             module=module.value or 0,
             name=name,
-            address=base.value,
-            code=self._bytes("zeKernelGetBinaryExp", handle),
+            address=base,
+            code=code,
             binary=self._bytes("zeModuleGetNativeBinary", module),
         )
+
+    def kernel(self, handle: int) -> tuple[bytes, int, bytes]:
+        """What the driver says of a kernel: its name, GPU address and code."""
+        base = c_uint64()
+        what = "zexKernelGetBaseAddress"
+        self._check(what, self._extension(what)(c_void_p(handle), byref(base)))
+        name = self._bytes("zeKernelGetName", c_void_p(handle)).removesuffix(b"\0")
+        return name, base.value, self._bytes("zeKernelGetBinaryExp", c_void_p(handle))
 
     def _bytes(self, what: str, handle: c_void_p) -> bytes:
         size = c_size_t()

@@ -143,15 +143,22 @@ class _Passed:
 class OwnKernels:
     """What is found out of one device."""
 
-    def __init__(self, memory: Memory, classes: list[tuple[Path, int]], place: Callable[[int], int | None]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        classes: list[tuple[Path, int]],
+        place: Callable[[int], int | None],
+        read: Callable[[int, int], bytes],
+    ) -> None:
         """Begins with nothing.
 
         Args:
             memory: of this process.
             classes: paths from kernels' handles that lead to a virtual table, and its place.
             place: says where in the driver's file an address lies.
+            read: gives so many bytes of the file: in memory, somebody's breakpoints may be in the code.
         """
-        self._memory, self._classes, self._place = memory, classes, place
+        self._memory, self._classes, self._place, self._read = memory, classes, place, read
         self._lists: list[tuple[int, Watched]] = []
         self._passed: dict[int, _Passed] = {}  # by slot, in order
         self._launch = 0  # the function that a program calls
@@ -228,14 +235,18 @@ class OwnKernels:
         elif function := self._called(called_from):
             # A function that only copies use, and that went on with the virtual one as its last deed.
             return self._checked(function, passed.kernel, bias, is_function=True)
-        code = self._memory.read(called_from - _INDIRECT_BYTES, _INDIRECT_BYTES)
+        code = self._code_before(called_from, _INDIRECT_BYTES)
         if code == _BY_RAX + struct.pack("<i", note.slot * _WORD):
             return self._checked(called_from - _INDIRECT_BYTES, passed.kernel, bias)
         raise OwnKernelsError("its copies launch kernels in a way that is not known")
 
+    def _code_before(self, address: int, length: int) -> bytes:
+        place = self._place(address - length)
+        return b"" if place is None else self._read(place, length)
+
     def _called(self, behind: int) -> int:
         """Which function the call before an address calls; 0 where there is no such call."""
-        code = self._memory.read(behind - _CALL_BYTES, _CALL_BYTES)
+        code = self._code_before(behind, _CALL_BYTES)
         if len(code) < _CALL_BYTES or code[0] != _CALL:
             return 0
         return behind + int(struct.unpack("<i", code[1:])[0])
