@@ -340,7 +340,8 @@ def _read(told: Any) -> _Answer:
         exports={name: int(place) for name, place in told.get("exports", {}).items() if name in _ENTRIES},
         candidates={kind: frozenset(_candidates(told["candidates"].get(kind, ()), kind)) for kind in _PARTS},
         own=tuple(_places(told.get("own", ()))),
-        no_own=clean(str(told.get("no_own", ""))[:_MAX_PROBLEM]) or ("" if told.get("own") else "its copies are unknown"),
+        no_own=clean(str(told.get("no_own", ""))[:_MAX_PROBLEM])
+        or ("" if told.get("own") else "its copies are unknown"),
     )
 
 
@@ -422,14 +423,18 @@ def _entries(
     functions: Mapping[str, int], exports: Mapping[str, int], elf: LibraryFile, file: BinaryIO
 ) -> Iterator[Entry]:
     taken = set()
-    for name, (action, handle, count) in _ENTRIES.items():
+    for name, (action, _, _) in _ENTRIES.items():
         place = functions.get(name)
         if place is None or place in taken:
             continue  # where a function is not supported, one stub may stand for several
         taken.add(place)
         yield _entry(name, place, elf, file)
         # A copy by a function that is not probed would have the stack of the thread's copy before.
-        if action in TRANSFERS and (export := exports.get(name, place)) not in taken and not _jumps(export, place, file):
+        if (
+            action in TRANSFERS
+            and (export := exports.get(name, place)) not in taken
+            and not _jumps(export, place, file)
+        ):
             taken.add(export)
             yield _entry(name, export, elf, file)
 

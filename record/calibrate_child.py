@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ NOBODY = 65534
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 _MOST_CANDIDATES = 2_000  # of one kind, nearest first
 _MODULES = Path(__file__).with_name("calibration")
+_ENDS = "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_CPU: 60,  # seconds; a search takes half a one
@@ -42,10 +44,9 @@ def main(library: str, device: str) -> None:
     _lower()
     try:
         with open(library, "rb") as file:
-            found = _search(Driver(library), memory, searched, checked, file)
+            _search(Driver(library), memory, searched, checked, file, lambda found: _tell(answer, found))
     except DriverError as error:
-        found = {"problem": str(error)}
-    os.write(answer, json.dumps(found).encode())
+        _tell(answer, {"problem": str(error)})
     os._exit(0)  # the driver's own end is not needed, and may wait for a GPU that there is not
 
 
@@ -62,7 +63,20 @@ def _lower() -> None:
             os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes, file: BinaryIO) -> dict[str, Any]:
+def _tell(answer: int, found: dict[str, Any]) -> None:
+    """Writes the answer, in place of what was told before."""
+    os.ftruncate(answer, 0)
+    os.pwrite(answer, json.dumps(found).encode(), 0)
+
+
+def _search(
+    driver: Driver,
+    memory: Memory,
+    searched: bytes,
+    checked: bytes,
+    file: BinaryIO,
+    tell: Callable[[dict[str, Any]], None],
+) -> None:
     functions = driver.functions()
     if not functions:
         raise DriverError("it has no functions that launch kernels")
@@ -72,7 +86,12 @@ def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes, fil
     # Another module, other kernels, and other memory for those that were there before.
     with driver.module(checked, copies=2) as kernels, driver.module(searched) as again:
         search.keep([*kernels, *again])
-        own = _own_kernels(driver, memory, search, again[0].handle, file)
+        found = _found(driver, search, functions)
+        tell({**found, "no_own": _ENDS})
+        tell({**found, **_own_kernels(driver, memory, search, again[0].handle, file)})
+
+
+def _found(driver: Driver, search: Search, functions: dict[str, int]) -> dict[str, Any]:
     return {
         "version": driver.version(),
         "functions": {
@@ -82,7 +101,6 @@ def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes, fil
             name: place for name, address in driver.exports().items() if (place := search.place(address)) is not None
         },
         "candidates": {kind: of[:_MOST_CANDIDATES] for kind, of in search.candidates.items()},
-        **own,
     }
 
 

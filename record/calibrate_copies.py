@@ -1,10 +1,12 @@
 """Copies and fills of every kind that a Level Zero driver has, for `iaprof calibrate` to see what they launch.
 
-Structures and numbers are those of Level Zero's ze_api.h. What a device cannot do is left out: it has no image, perhaps.
+Structures and numbers are those of Level Zero's ze_api.h. What a device cannot do is left out: some have no
+images.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_uint32, c_uint64, c_void_p
@@ -53,7 +55,15 @@ class _Copies:
         self._memory = [c_void_p(), c_void_p()]
         for memory in self._memory:
             desc = _structure(_MEMORY, 0, 0)
-            driver.call("zeMemAllocDevice", driver.context, byref(desc), c_uint64(_BYTES), c_uint64(4096), driver.device, byref(memory))
+            driver.call(
+                "zeMemAllocDevice",
+                driver.context,
+                byref(desc),
+                c_uint64(_BYTES),
+                c_uint64(4096),
+                driver.device,
+                byref(memory),
+            )
 
     def regular(self) -> int:
         """A new command list; like all here, for the queues that compute."""
@@ -87,14 +97,12 @@ class _Copies:
 
     @staticmethod
     def _tried(call: Call) -> None:
-        try:
+        with contextlib.suppress(DriverError):  # what one device cannot do, another can
             call()
-        except DriverError:
-            pass  # what one device cannot do, another can
 
     def _buffers(self, handle: int) -> Iterator[Call]:
         to, of = (memory.value or 0 for memory in self._memory)
-        pattern = (ctypes.c_char * 64)(*b"pattern")
+        pattern = ctypes.create_string_buffer(b"pattern", 64)
         # Aligned and not: what does not fit the aligned kernel is done by others.
         for at, size in ((0, 1 << 16), (3, 100_001), (0, 60), (3, 5), (4, 1 << 12)):
             yield lambda at=at, size=size: self._append(  # type: ignore[misc]

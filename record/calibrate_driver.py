@@ -113,7 +113,7 @@ class Driver:
         return {name: address for name, address in found.items() if address}
 
     def exports(self) -> dict[str, int]:
-        """The addresses of the functions of `functions` that programs find by name, when they open the driver themselves."""
+        """The addresses of such functions for programs that open the driver and find them by name."""
         names = [name for of in TABLES.values() for name in of if hasattr(self._library, name)]
         return {name: ctypes.cast(getattr(self._library, name), c_void_p).value or 0 for name in names}
 

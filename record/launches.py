@@ -30,6 +30,7 @@ from iaprof.formats.launches import (
     stack_dtype,
 )
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
+from iaprof.formats.unrecorded_copies import MEMBER as COPIES
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
@@ -170,8 +171,7 @@ class Launches:
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
         """Writes down which of the records are copies and fills, and gives the launches."""
-        is_transfer = (records["flags"] & LaunchFlags.TRANSFER) > 0
-        if not is_transfer.any():
+        if not len(records) or not (is_transfer := (records["flags"] & LaunchFlags.TRANSFER) > 0).any():
             return records
         transfers: NDArray[np.void] = records[is_transfer]
         self._journal.write(FrameKind.TRANSFERS, transfers.view("u1").data, time=now)
@@ -396,6 +396,8 @@ class Launches:
             library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": since, "way": way}
             if outcome.single_stepped:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
+            if outcome.way:
+                library[COPIES] = outcome.copies
             self.libraries.append(library)
             self._journal.append("libraries", library)
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")

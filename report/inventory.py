@@ -18,6 +18,7 @@ from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, 
 from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
+from iaprof.formats.unrecorded_copies import sentence as unrecorded_copies
 from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.report.platforms import Platform
 
@@ -218,6 +219,7 @@ def _warnings(header: dict[str, Any], read: _Header) -> Iterator[str]:
     yield no_launches_sentence(header.get(NO_LAUNCHES), read.number(*_STALLS))
     yield unprobed(header.get(UNPROBED))
     yield from dict.fromkeys(map(slow_launches, read.items("libraries")[:_MOST_LIBRARIES]))
+    yield from dict.fromkeys(map(unrecorded_copies, read.items("libraries")[:_MOST_LIBRARIES]))
 
 
 class _Header:

@@ -13,12 +13,17 @@ from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Wa
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.slow_launches import slow_launches
+from iaprof.formats.unrecorded_copies import CLAUSE
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.injection import built_library, check_folders
 
 GROUP = "Runtime"
 MOST_LINES = 16
+_NO_COPIES = {
+    "OpenCL": CLAUSE,
+    "driver": f"{CLAUSE}: 'iaprof calibrate' of this version may find them, or says why not",
+}
 
 
 def checks() -> Iterator[Check]:
@@ -59,6 +64,8 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
+        if not outcome.copies:
+            text = f"{text}; {_NO_COPIES[what]}"
         return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
     if outcome.way is Way.INJECT:
         return Check(GROUP, what, Level.OK, "launches by a library that iaprof put into its command", file=file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and fills on Intel's real runtime: the program in copies.c, its ledger, and what the runtime prints in between.
+"""Copies and fills on Intel's real runtime: the program in copies.c, its ledger, and what the runtime prints.
 
 What the runtime prints of each kernel that it launches is an oracle of its own: the recorder has no part in it.
 """

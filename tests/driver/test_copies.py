@@ -56,7 +56,7 @@ def copies(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program.build(driver, tmp_path_factory.mktemp("copies"))
 
 
-def record(driver: Driver, device: str, folder: Path, *command: str | Path) -> Recording:
+def record(driver: Driver, device: str, folder: Path, *command: object) -> Recording:
     with Hardware(folder / "gpu", device) as hardware:
         environment = driver.environment(device) | hardware.env() | PRINTS_KERNELS
         done = run_recorder(folder, environment, "attach", [str(word) for word in command])

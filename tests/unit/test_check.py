@@ -243,9 +243,13 @@ def test_libraries_and_how_their_launches_are_had() -> None:
     assert check(Outcome(path, 1, way=Way.PROBES), half) == (
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
-    assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab"), version="26.27") == (
+    assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab", copies=True), version="26.27") == (
         Level.OK, "launches by attaching: it has no probes, but its build is known (26.27)", "",
     )  # fmt: skip
+    level, text, _ = check(Outcome(path, 8, way=Way.ATTACH, build_id="ab"), version="26.27")
+    assert level is Level.OK and "copies and fills are not recorded" in text and "iaprof calibrate" in text
+    level, text, _ = check(Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab"), version="26.27")
+    assert level is Level.OK and "copies and fills are not recorded" in text and "calibrate" not in text
     assert check(Outcome("/a b/libze_intel_gpu.so", 0, "it is unknown", build_id="ab")) == (
         Level.WARNING, "it is unknown", "sudo iaprof calibrate '/a b/libze_intel_gpu.so'",
     )  # fmt: skip
