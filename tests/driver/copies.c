@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of Level Zero that copies and fills in every way, and keeps a ledger of it.
  *
- *     copies [--calls N]
+ *     copies [--calls N] [--own FILE]
  *
  * On a command list that is executed later, on an immediate one, and on one for a copy engine, each way is taken N times by a
  * function of its own name. Behind its calls comes a JSON line: the function that was called, how often, and the bytes of a call
  * (-1: of images). With PrintKernelDispatchParameters=1 the driver itself prints a line before that for each kernel that it launches.
+ *
+ * FILE says what the stand-in's GPU (gpu.h) is to execute: a line "kernel NAME ADDRESS PATH" for each of the driver's own kernels,
+ * with the file that has its code, and a line "way LIST WAY NAME..." for the kernels that a call launches.
  *
  * What the device cannot do (images, patterns on a copy engine) is left out, and is not called a second time. */
 #define _GNU_SOURCE
@@ -15,6 +18,8 @@
 #include <unistd.h>
 
 #include <level_zero/ze_api.h>
+
+#include "gpu.h"
 
 /* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
 #define ON_THE_STACK __attribute__((noipa))
@@ -100,6 +105,66 @@ static const struct {
     ONE(image_copy_region, "zeCommandListAppendImageCopyRegion", -1),
 };
 
+/* --- what the stand-in's GPU executes */
+
+enum { MAX_KERNELS = 64, MAX_NAME = 100 };
+static struct {
+    char name[MAX_NAME];
+    unsigned long address;
+} kernels[MAX_KERNELS];
+static int n_kernels;
+static const char *own; /* the file */
+
+static void read_kernel(const char *line)
+{
+    char path[4096];
+    static uint8_t code[1 << 16];
+    if (n_kernels == MAX_KERNELS ||
+        sscanf(line, "kernel %99s %lu %4095s", kernels[n_kernels].name, &kernels[n_kernels].address, path) != 3)
+        must(ZE_RESULT_ERROR_INVALID_ARGUMENT, line);
+    FILE *file = fopen(path, "rb");
+    size_t size = file ? fread(code, 1, sizeof code, file) : 0;
+    if (!size)
+        must(ZE_RESULT_ERROR_INVALID_ARGUMENT, path);
+    fclose(file);
+    gpu_kernel(kernels[n_kernels].name, kernels[n_kernels].address, code, size);
+    n_kernels++;
+}
+
+static void execute(const char *name, const char *way)
+{
+    char stack[256];
+    snprintf(stack, sizeof stack, "main;use;copy_all;%s", way);
+    for (int i = 0; i < n_kernels; i++)
+        if (!strcmp(kernels[i].name, name))
+            gpu_launch(kernels[i].address, stack);
+}
+
+/* After a call: what it launched. */
+static void execute_all(const char *list, const char *way)
+{
+    char line[8192], begin[128];
+    FILE *file = own ? fopen(own, "r") : NULL;
+    int length = snprintf(begin, sizeof begin, "way %s %s ", list, way);
+    while (file && fgets(line, sizeof line, file))
+        if (!strncmp(line, begin, length))
+            for (char *name = strtok(line + length, " \n"); name; name = strtok(NULL, " \n"))
+                execute(name, way);
+    if (file)
+        fclose(file);
+}
+
+static void read_own(void)
+{
+    char line[8192];
+    FILE *file = fopen(own, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (!strncmp(line, "kernel ", 7))
+            read_kernel(line);
+    if (file)
+        fclose(file);
+}
+
 static int takes(unsigned way, int computes)
 {
     if (WAYS[way].bytes < 0)
@@ -118,6 +183,7 @@ ON_THE_STACK static void copy_all(const char *name, ze_command_list_handle_t lis
         ze_result_t result = ZE_RESULT_SUCCESS;
         while (made < calls && !result) {
             result = WAYS[way].call(list);
+            execute_all(name, WAYS[way].name);
             made++;
         }
         if (result && computes)
@@ -176,11 +242,18 @@ ON_THE_STACK static void use(uint32_t ordinal, int computes)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && !strcmp(argv[1], "--calls"))
-        calls = atoi(argv[2]);
-    else if (argc > 1)
-        return 2;
+    for (int i = 1; i < argc; i += 2) {
+        if (i + 1 < argc && !strcmp(argv[i], "--calls"))
+            calls = atoi(argv[i + 1]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--own"))
+            own = argv[i + 1];
+        else
+            return 2;
+    }
+    gpu_connect();
     begin();
+    if (own)
+        read_own();
     ze_command_queue_group_properties_t groups[16] = {{.stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_GROUP_PROPERTIES}};
     uint32_t count = sizeof groups / sizeof *groups;
     MUST(zeDeviceGetCommandQueueGroupProperties(device, &count, groups));
@@ -190,6 +263,7 @@ int main(int argc, char **argv)
         if (!used[computes]++)
             use(ordinal, computes);
     }
+    gpu_wait();
     fflush(stdout);
     _exit(0);
 }

@@ -18,7 +18,8 @@ from iaprof.record import calibrate
 from iaprof.record.calibrate import CalibrationError
 from unit.in_process import iaprof
 
-LARGE = 5 << 20  # bytes; of the libraries beside the driver, the compiler's are larger, which modules of SPIR-V need, and the driver's own kernels
+# Bytes: of the libraries beside the driver, the compiler's are larger. Native modules need none of it.
+LARGE = 5 << 20
 
 
 def build_id_of(library: Path) -> str:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
 from integration.recording import IAPROF
-from standin.hardware import Hardware
+from standin.hardware import Hardware, LedgerRow
 
 pytestmark = pytest.mark.bpf
 
@@ -69,6 +70,34 @@ def recording(
 ) -> Recording:
     folder = tmp_path_factory.mktemp(request.param)
     return record(known, request.param, folder, copies, "--calls", str(CALLS))
+
+
+@pytest.fixture
+def stalling(
+    known: Driver,
+    copies: Path,
+    recording: Recording,
+    ledger: list[Copies],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> tuple[Path, list[LedgerRow]]:
+    """The same with a GPU that executes the runtime's own kernels, where the first recording says that they lie."""
+    pid = ledger[0].pid
+    elfs = [read_zebin(row["elf"]) for row in recording.rows("kernel", pid)]
+    codes = {kernel.address: kernel.code for elf in elfs for kernel in elf.kernels}
+    lines = []
+    for row in {row["address"]: row for row in recording.rows("launch", pid)}.values():
+        path = tmp_path / row["name"]
+        path.write_bytes(codes[canonical(row["address"])])
+        lines.append(f"kernel {row['name']} {row['address']} {path}")
+    for line in ledger:
+        lines.append(f"way {line.list} {line.way} {' '.join(line.kernels[: len(line.kernels) // line.calls])}")
+    (tmp_path / "own").write_text("\n".join([*lines, ""]))
+    device = request.node.callspec.params["recording"]
+    with Hardware(tmp_path / "gpu", device) as hardware:
+        environment = known.environment(device) | hardware.env()
+        run_recorder(tmp_path, environment, "attach", [str(copies), "--own", str(tmp_path / "own")])
+    return tmp_path / "capture", [row for row in hardware.ledger().rows if row.captured]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +147,31 @@ def test_copies_and_their_kernels_have_the_stack_of_the_call(
         assert {next(launches)["stack"] for _ in line.kernels} <= stacks
         for stack in stacks:
             assert [name for name in paths[stack] if name] == [line.way, "copy_all", "use", "main", "_start"]
+
+
+def test_stalls_of_the_runtime_s_own_kernels_are_at_the_calls(stalling: tuple[Path, list[LedgerRow]]) -> None:
+    capture, rows = stalling
+    produced: Counter[tuple[str, int]] = Counter()
+    for row in rows:
+        produced[row.kernel, row.offset] += row.captured
+
+    words = [*IAPROF, "report", str(capture), "--frames=cpu,function,offset"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    reported: Counter[tuple[str, int]] = Counter()
+    paths = set()
+    for text in done.stdout.splitlines():
+        frames, count = text.rsplit(" ", 1)
+        cpu, gpu = frames.split(";-;")
+        kernel, offset = (frame.removesuffix("_[g]").removesuffix("_[G]") for frame in gpu.split(";"))
+        reported[kernel, int(offset, 16)] += int(count)
+        *_, main, use, every, way, _of_the_runtime = cpu.split(";")
+        paths.add((f"{main};{use};{every};{way}", kernel))
+    assert len({kernel for kernel, _ in produced}) >= 7
+    assert reported == produced
+    # and from where: that a kernel which several calls launch ran for just one of them cannot be known
+    assert paths <= {(row.stack, row.kernel) for row in rows}
+    assert {kernel for _, kernel in paths} == {row.kernel for row in rows}
 
 
 def test_nothing_is_lost_or_strange(recording: Recording) -> None:
