@@ -37,6 +37,7 @@ from iaprof.formats.launches import (
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
 from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.sideband import Mappings, SideBand, decode
+from iaprof.formats.transfers import UNKNOWN_BYTES
 from iaprof.record.cpu_samples import cpu_sample_rows
 from iaprof.record.described import HEAD, Described, about_piece
 from iaprof.record.for_symbols import FinishStacks, ForSymbols
@@ -358,6 +359,8 @@ class _Finishing:
             self._write_transfers(np.concatenate(waiting))
 
     def _write_transfers(self, records: NDArray[np.void]) -> None:
+        known = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
+        self._counts["transferred_bytes"] += sum(known.tolist())
         self._write_rows("transfer", transfer_rows(records, self._stacks.ids(records["stack"])))
 
     def write_launches(self, spool: SpoolReader) -> None:
@@ -559,7 +562,7 @@ _PLURALS = {
     "metric": "metrics",
 }
 
-TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches")
+TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches", "transferred_bytes")
 """What the header's totals tell, even where there was none of it."""
 
 _READERS = {

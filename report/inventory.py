@@ -28,6 +28,7 @@ _MOST_LIBRARIES = 256  # of which something is said; a recorder takes no more
 _ROWS = {
     "stall_reads": "stall",
     "launches": "launch",
+    "transfers": "transfer",
     "stacks": "stack",
     "python_codes": "python_code",
     "mappings": "mapping",
@@ -318,7 +319,8 @@ def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
     carried = min(header.number("totals", "carried_launches") or 0, rows["launches"])
     rows["launches"] -= carried
     stalls = header.number("totals", "stalls") if rows["stall_reads"] else 0
-    return {"stalls": stalls, **rows, "carried_launches": carried}
+    moved = header.number("totals", "transferred_bytes") if rows["transfers"] else 0
+    return {"stalls": stalls, **rows, "carried_launches": carried, "transferred_bytes": moved}
 
 
 def _losses(header: _Header) -> list[Loss]:
