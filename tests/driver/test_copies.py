@@ -9,7 +9,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import pytest
 
 from driver import copies as program
 from driver.copies import PRINTS_KERNELS, Copies, read_copies
-from driver.driver import DEVICES, HERE, LIBRARIES, Driver
+from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build
 from driver.recording import run_recorder
-from iaprof.bpf.driver_layout import find_layout
+from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
@@ -195,6 +195,38 @@ class Functions:
             return ""
         # In these programs code lies where it has its offset in the file.
         return self._names[bisect_right(self._starts, offset + self._mapping["offset"]) - 1]
+
+
+@pytest.fixture
+def without_calls(known: Driver, tmp_path: Path) -> Iterator[Driver]:
+    """A driver whose layout leads to its own kernels, but not to the functions that copy."""
+    layout = find_layout(known.build_id)
+    assert layout is not None
+    driver = of_an_unknown_build(known, tmp_path)
+    entries = tuple(entry for entry in layout.entries if entry.action not in TRANSFERS)
+    file = CACHE / f"{driver.build_id}.json"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    file.write_text(replace(layout, build_id=driver.build_id, entries=entries).to_json())
+    yield driver
+    file.unlink()
+
+
+def test_kernels_of_no_known_call_have_stacks_of_their_own(without_calls: Driver, copies: Path, tmp_path: Path) -> None:
+    recording = record(without_calls, "bmg", tmp_path, copies)
+
+    ledger = read_copies(recording.printed)
+    pid = ledger[0].pid
+    launches = recording.rows("launch", pid)
+    assert recording.rows("transfer", pid) == []
+    assert [row["name"] for row in launches] == [kernel for line in ledger for kernel in line.kernels]
+    # and these go through the driver's functions to the program's
+    named = Functions(copies, recording.rows("mapping", pid))
+    paths = {row["id"]: [named.at(ip) for ip in row["ips"]] for row in recording.rows("stack", pid)}
+    found = [paths[row["stack"]] for row in launches]
+    assert [[name for name in path if name] for path in found] == [
+        [line.way, "copy_all", "use", "main", "_start"] for line in ledger for _ in line.kernels
+    ]
+    assert all(path.index("copy_all") >= 3 for path in found)
 
 
 @pytest.mark.parametrize("device", DEVICES)
