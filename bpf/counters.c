@@ -35,6 +35,7 @@ enum counter {
     EXECUTIONS,       /* calls that execute command lists */
     LIST_EVENTS,      /* lists that were closed, reset or destroyed */
     LISTS_LOST,       /* executions of lists, or events: no room in the ring buffer, or not to be read */
+    TRANSFERS,        /* calls that copy or fill */
     COUNTERS,
 };
 

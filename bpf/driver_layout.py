@@ -20,10 +20,11 @@ from typing import Any
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import can_be_strangers
+from iaprof.formats.transfers import number_of
 
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")
-MAX_ENTRIES = 32
+MAX_ENTRIES = 128
 MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
 MAX_CLASSES = 8
 MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
@@ -46,9 +47,15 @@ class Action(StrEnum):
     LIST_CLOSED = "list-closed"
     LIST_RESET = "list-reset"
     LIST_GONE = "list-gone"
+    # Copies and fills. How many bytes: an argument, a region to which an argument points, or not known.
+    TRANSFER = "transfer"
+    TRANSFER_REGION = "transfer-region"
+    TRANSFER_UNKNOWN = "transfer-unknown"
+    OWN_LAUNCH = "own-launch"  # of a kernel of the driver's own; inside the driver
 
 
 _OF_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
+TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -63,9 +70,12 @@ class Entry:
     name: str
     action: Action
     address: int
-    handle: int  # which argument is the handle: a kernel's, a module's or a list's, or an array of these
+    # Which argument is the handle: a kernel's, a module's or a list's, or an array of these; or the bytes of
+    # TRANSFER or the region of TRANSFER_REGION; 0 of TRANSFER_UNKNOWN.
+    handle: int
     count: int | None = None  # LAUNCH_MANY, EXECUTE: which argument is the array's length, 32 bits
-    offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
+    offset: int = 0  # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle
+    list_offset: int = 0  # OWN_LAUNCH: bytes from the first argument to the command list's handle
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,11 @@ class Layout:
         """Whether a launch's first argument is a command list, whose executions are known."""
         return any(entry.action is Action.EXECUTE for entry in self.entries)
 
+    @property
+    def has_own_kernels(self) -> bool:
+        """Whether it leads to the kernels with which the driver copies and fills."""
+        return any(entry.action is Action.OWN_LAUNCH for entry in self.entries)
+
     def to_json(self) -> str:
         """As text, for a file."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -132,6 +147,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             _number(entry["handle"], 6),
             None if entry["count"] is None else _number(entry["count"], 6),
             _number(entry.get("offset", 0), MAX_OFFSET + 1),
+            _number(entry.get("list_offset", 0), MAX_OFFSET + 1),
         )
         for entry in of["entries"]
     )
@@ -164,6 +180,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
     if any((entry.action in _OF_ARRAYS) != (entry.count is not None) for entry in entries):
         raise LayoutError("an entry point has no count of what it is given, or one too many")
+    if any(entry.action in TRANSFERS and not number_of(entry.name) for entry in entries):
+        raise LayoutError("it has copies by functions that this iaprof does not know")
     return layout
 
 

@@ -55,10 +55,12 @@ struct entry {
     u8 handle;           /* which argument, by its offset in pt_regs */
     u8 count;            /* so for an array of handles */
     u8 is_array;
-    u8 pad;
+    u8 flags;            /* of its launches: LAUNCH_OWN */
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
-    u16 pad2[2];
-    u8 in_list;          /* the first argument is a command list's handle */
+    u8 transfer;         /* which function copies or fills: formats/transfers.py; 0: none */
+    u8 unit;             /* enum unit of copies.c */
+    u16 list_offset;     /* from the first argument to the command list's handle */
+    u8 in_list;          /* a launch's first argument leads to a command list */
     u8 event;            /* enum list_event */
 };
 
@@ -377,11 +379,11 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
                                                     const struct layout *layout) {
     const struct launched *launch = &room_of(scratch)->launched;
     u64 *values = room_of(scratch)->regs;
-    u64 given = integer_argument(ctx, entry->handle), undescribed = 0, time = launch->time;
+    u64 given = integer_argument(ctx, entry->handle) + entry->offset, undescribed = 0, time = launch->time;
     u32 many = kernels_of(ctx, entry);
     enum counter failure;
     struct handle key = handle_of(ctx, entry, given);
-    u64 list = entry->in_list ? ctx->di : 0;
+    u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
         if (hidden(i) >= many)
@@ -431,8 +433,10 @@ int on_handle_launched(struct pt_regs *ctx) {
     struct scratch *scratch = launched_before();
     if (!scratch)
         return 0;
-    if (entry && layout)
+    if (entry && layout) {
+        room_of(scratch)->launched.flags |= entry->flags;
         send_launches_by_handle(ctx, scratch, entry, layout);
+    }
     end_launch(scratch);
     return 0;
 }

@@ -53,7 +53,16 @@ struct launch {
     char name[NAME_BYTES];
 };
 
-enum launch_flags { LAUNCH_BAD_ARGS = 1, LAUNCH_NO_STACK = 2, LAUNCH_NO_NAME = 4, LAUNCH_OTHER = 8, LAUNCH_PRESUMED = 32 };
+enum launch_flags {
+    LAUNCH_BAD_ARGS = 1,
+    LAUNCH_NO_STACK = 2,
+    LAUNCH_NO_NAME = 4,
+    LAUNCH_OTHER = 8,
+    LAUNCH_PRESUMED = 32,
+    LAUNCH_TRANSFER = 64, /* a copy or a fill, no kernel */
+    LAUNCH_OWN = 128,     /* of a kernel of the driver's own */
+    LAUNCH_GIVEN = 1 << 16, /* its stack is known without a walk; never sent */
+};
 
 struct stack {
     u64 id;
@@ -366,10 +375,11 @@ static __always_inline struct scratch *called_before(enum counter lost) {
         return 0;
     }
     struct launched *launch = &room_of(scratch)->launched;
-    if (!(launch->flags & LAUNCH_OTHER)) {
+    if (!(launch->flags & (LAUNCH_OTHER | LAUNCH_GIVEN))) {
         end_walk(scratch, launch);
         launch->flags &= ~(launch->stack ? (u64)LAUNCH_NO_STACK : 0);
     }
+    launch->flags &= ~(u64)LAUNCH_GIVEN;
     return scratch;
 }
 

@@ -34,9 +34,11 @@ from iaprof.formats.launches import (
     PIECE,
     PYTHON_STACK,
     Counter,
+    LaunchFlags,
     ListEvent,
     stack_dtype,
 )
+from iaprof.formats.transfers import number_of
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
@@ -62,12 +64,18 @@ _HANDLE_PROGRAMS = {
     Action.LIST_CLOSED: "on_list_event",
     Action.LIST_RESET: "on_list_event",
     Action.LIST_GONE: "on_list_event",
+    Action.TRANSFER: "on_transfer",
+    Action.TRANSFER_REGION: "on_transfer",
+    Action.TRANSFER_UNKNOWN: "on_transfer",
+    Action.OWN_LAUNCH: "on_own_launch",
 }
 _LIST_EVENTS = {
     Action.LIST_CLOSED: ListEvent.CLOSE,
     Action.LIST_RESET: ListEvent.RESET,
     Action.LIST_GONE: ListEvent.DESTROY,
 }
+_UNITS = {Action.TRANSFER: 0, Action.TRANSFER_REGION: 1}  # enum unit of copies.c
+_NO_NUMBER = 2
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Sizes:
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
     kernels_remembered: int = 1 << 14
+    calls_remembered: int = 1 << 14  # of threads
 
 
 def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets | None = None) -> dict[str, int]:
@@ -159,6 +168,7 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "kernels_seen": sizes.kernels_remembered,
         "occupants": sizes.kernels_remembered,
         "modules_seen": sizes.kernels_remembered,
+        "calls": sizes.calls_remembered,
         "launches": sizes.launch_pages * _PAGE,
         "stacks": sizes.stack_pages * _PAGE,
         "python_stacks": sizes.python_pages * _PAGE,
@@ -464,8 +474,11 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
+    flags = LaunchFlags.OWN if entry.action is Action.OWN_LAUNCH else 0
+    transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
-    return struct.pack("<QIBBBxh4xBB", entry.address, index, *registers, is_array, offset, layout.has_lists, event)
+    numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, layout.has_lists, event)
+    return struct.pack("<QIBBBBhBBHBB", entry.address, index, *numbers)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

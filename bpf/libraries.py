@@ -81,6 +81,7 @@ class Outcome:
     # Functions that launch, or names of probes, where the probed instruction is single-stepped: formats.slow_launches.
     single_stepped: tuple[str, ...] = ()
     executions: bool = False  # whether it is seen when closed command lists are executed
+    copies: bool = False  # copies and fills are recorded, and the driver's own kernels that do them
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,8 @@ class Libraries:
                 self._attach_layout(file.fileno(), layout, offsets)
                 since = time.monotonic_ns()
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
-                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, "", since, slow, layout.has_lists)
+                lists, copies = layout.has_lists, layout.has_own_kernels
+                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, "", since, slow, lists, copies)
             problem = self._no_way(path, build_id)
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"

@@ -17,7 +17,10 @@ MAX_STEPS = 16  # of all the paths of a layout that are walked one after the oth
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
 MOST_MODULE_PIECES = 256  # of its module: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
-_FILES = ("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "samples.c", "handles.c", "lists.c")
+_FILES = (
+    *("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "samples.c", "handles.c", "lists.c"),
+    "copies.c",
+)
 _FUNCTIONS = (
     "on_launch",
     "on_launched",
@@ -39,6 +42,9 @@ _FUNCTIONS = (
     "on_probed_execute",
     "on_probed_executed",
     "on_probed_list_event",
+    "on_transfer",
+    "on_transferred",
+    "on_own_launch",
     "on_load",
     "on_sample",
     "on_sample_walk",
@@ -55,6 +61,7 @@ PHASES = {  # enum phase of unwind.c
     "phases": (
         *("on_walk", "on_miss", "on_copy", "on_state", "on_python", "on_codes"),
         *("on_launched", "on_handle_launched", "on_describe", None, "on_executed", "on_probed_executed"),
+        "on_transferred",
     ),
     "sample_phases": (
         *("on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sample_state"),

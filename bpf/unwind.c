@@ -312,7 +312,10 @@ static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
     bits[next / 64] |= bit << (next & 63);
 }
 
-enum phase { WALK, MISS, COPY, STATE, PYTHON, CODES, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, EXECUTED, PROBED_EXECUTED, PHASES };
+enum phase {
+    WALK, MISS, COPY, STATE, PYTHON, CODES, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, EXECUTED, PROBED_EXECUTED,
+    TRANSFERRED, PHASES
+};
 BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */
 

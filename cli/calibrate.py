@@ -13,6 +13,7 @@ import typer
 from iaprof.cli.stdout import answering
 from iaprof.formats.profile import clean
 from iaprof.formats.slow_launches import slow_launches
+from iaprof.formats.unrecorded_copies import CLAUSE
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout
@@ -62,6 +63,7 @@ def _as_dict(library: Path, found: Calibration, path: Path) -> dict[str, Any]:
         "devices": found.devices,
         "left_out": found.left_out,
         "single_stepped": found.single_stepped,
+        "no_own_kernels": found.no_own_kernels,
         "layout": asdict(found.layout),
         "written": clean(str(path)),
     }
@@ -81,6 +83,8 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
     print("\nProbes at")
     for entry in layout.entries:
         print(f"  {entry.address:<#12x}{entry.name}")
+    if found.no_own_kernels:
+        print(f"\nWarning: {CLAUSE}: {found.no_own_kernels}")
     if found.single_stepped:
         print(f"\nWarning: {slow_launches(found.single_stepped)}")
     print(f"\nWritten to {clean(str(path))}")

@@ -85,6 +85,19 @@ KINDS: dict[str, pa.StructType] = {
             ("python_ended", _name),
         ]
     ),
+    "transfer": pa.struct(
+        [
+            ("time_ns", _u64),
+            ("pid", _u32),
+            ("tid", _u32),
+            ("cpu", _u32),
+            ("comm", _name),
+            ("stack", _u64),
+            ("function", _name),
+            ("bytes", _u64),
+            ("flags", _u32),
+        ]
+    ),
     "python_code": pa.struct([("id", _u32), ("name", _name), ("file", _name), ("first_line", _u32)]),
     "mapping": pa.struct(
         [
@@ -209,6 +222,7 @@ _DICTIONARY = [
     "stall.stream",
     *(f"launch.{name}" for name in ("pid", "tid", "cpu", "iba", "address", "size", "stack", "flags", "list")),
     *(f"command_list.{name}" for name in ("pid", "tid", "cpu", "list", "queue", "stack", "flags")),
+    *(f"transfer.{name}" for name in ("pid", "tid", "cpu", "stack", "bytes", "flags")),
     "stack.pid",
     "mapping.pid",
     "process.ns_pid",
@@ -219,6 +233,7 @@ _DICTIONARY = [
 
 NULLABLE = {
     "launch.list",
+    "transfer.bytes",
     "stack.ended",
     "stack.marks",
     "stack.python",
@@ -263,7 +278,7 @@ _SINCE = {
     5: {"module.no_calls", "module.outermost"},
     6: {"stack.ended", "stack.marks"},
     7: {"python_code", "stack.python", "stack.python_ended"},
-    8: {"command_list", "launch.list"},
+    8: {"command_list", "launch.list", "transfer"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

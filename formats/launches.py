@@ -199,6 +199,8 @@ class LaunchFlags(IntFlag):
     NO_NAME = 4
     OTHER = 8  # of a process that was not to be recorded: without stack, name and comm
     PRESUMED = 32  # its stack is that of another launch, whose copy was on its way: they ended alike
+    TRANSFER = 64  # a copy or a fill, no kernel: no row of kind `launch`
+    OWN = 128  # of a kernel of the driver's own, with which it copies and fills
     CARRIED = 16  # happened before this file was begun, and is in the one before it, too
 
 
@@ -235,3 +237,4 @@ class Counter(IntEnum):
     EXECUTIONS = 27
     LIST_EVENTS = 28
     LISTS_LOST = 29
+    TRANSFERS = 30

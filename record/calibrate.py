@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from iaprof.bpf.driver_layout import CACHE, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.driver_layout import CACHE, MAX_ENTRIES, TRANSFERS, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError
 from iaprof.formats.errors import IaprofError
@@ -32,6 +34,7 @@ from iaprof.formats.profile import clean
 from iaprof.record import calibrate_search as search
 from iaprof.record.calibrate_child import NOBODY
 from iaprof.record.calibrate_entry import LENGTH, probe_offset
+from iaprof.record.calibrate_own import MAX_BIAS, Place
 
 # What the driver calls the devices, and their slices x subslices x EUs.
 DEVICES = {"bmg": "5x4x8", "lnl": "1x8x8", "ptl-h": "3x4x8", "pvc": "2x8x8"}
@@ -61,6 +64,20 @@ _ENTRIES = {
     "zeCommandListAppendLaunchKernelWithArguments": (Action.LAUNCH, 1, None),
     "zeCommandListUpdateMutableCommandKernelsExp": (Action.LAUNCH_MANY, 3, 1),
     "zexCommandListAppendVariableLaunchKernel": (Action.LAUNCH, 1, None),
+    "zeCommandListAppendMemoryCopy": (Action.TRANSFER, 3, None),
+    "zeCommandListAppendMemoryCopyRegion": (Action.TRANSFER_REGION, 2, None),
+    "zeCommandListAppendMemoryCopyFromContext": (Action.TRANSFER, 4, None),
+    "zeCommandListAppendMemoryCopyWithParameters": (Action.TRANSFER, 3, None),
+    "zexCommandListAppendMemoryCopyWithParameters": (Action.TRANSFER, 3, None),
+    "zeCommandListAppendMemoryFill": (Action.TRANSFER, 4, None),
+    "zeCommandListAppendMemoryFillWithParameters": (Action.TRANSFER, 4, None),
+    "zexCommandListAppendMemoryFillWithParameters": (Action.TRANSFER, 4, None),
+    "zeCommandListAppendImageCopy": (Action.TRANSFER_UNKNOWN, 0, None),
+    "zeCommandListAppendImageCopyRegion": (Action.TRANSFER_UNKNOWN, 0, None),
+    "zeCommandListAppendImageCopyToMemory": (Action.TRANSFER_UNKNOWN, 0, None),
+    "zeCommandListAppendImageCopyFromMemory": (Action.TRANSFER_UNKNOWN, 0, None),
+    "zeCommandListAppendImageCopyToMemoryExt": (Action.TRANSFER_UNKNOWN, 0, None),
+    "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0, None),
     "zeKernelDestroy": (Action.KERNEL_GONE, 0, None),
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
     "zeCommandQueueExecuteCommandLists": (Action.EXECUTE, 2, 1),
@@ -81,6 +98,8 @@ _PARTS = {
     "name": (1,),
     "size": (1,),
 }
+OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name
+_JUMP = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xe9(.{4})", re.DOTALL)
 _NEEDED = ("zeCommandListAppendLaunchKernel", "zeKernelDestroy")
 
 
@@ -107,6 +126,7 @@ class Calibration:
     devices: tuple[str, ...]  # that agree
     left_out: Mapping[str, str]  # devices, and why
     single_stepped: tuple[str, ...]  # functions whose probes cost more: see formats.slow_launches
+    no_own_kernels: str  # why those are not recorded that copy and fill; empty where they are
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,10 @@ class _Answer:
 
     version: str
     functions: Mapping[str, int]  # by name: place in the file
+    exports: Mapping[str, int]  # likewise, of what programs find by name
     candidates: Mapping[str, frozenset[search.Candidate]]
+    own: tuple[Place, ...]  # where it launches kernels of its own
+    no_own: str  # why that is not known
 
 
 def installed_driver() -> Path:
@@ -155,7 +178,8 @@ def calibrate(library: Path) -> Calibration:
             layout = _layout(build_id, elf, file, list(answers.values()))
             offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
             slow = single_stepped_launches(file.fileno(), layout, offsets)
-            return Calibration(layout, tuple(answers), left_out, slow)
+            no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
+            return Calibration(layout, tuple(answers), left_out, slow, no_own)
     except OSError as error:
         raise CalibrationError(library, str(error.strerror)) from error
     except (_Problem, ProbeError, LayoutError) as error:
@@ -319,8 +343,20 @@ def _read(told: Any) -> _Answer:
     return _Answer(
         version=clean(str(told["version"])[:64]),
         functions={name: int(told["functions"][name]) for name in _ENTRIES if name in told["functions"]},
+        exports={name: int(place) for name, place in told.get("exports", {}).items() if name in _ENTRIES},
         candidates={kind: frozenset(_candidates(told["candidates"].get(kind, ()), kind)) for kind in _PARTS},
+        own=tuple(_places(told.get("own", ()))),
+        no_own=clean(str(told.get("no_own", ""))[:_MAX_PROBLEM])
+        or ("" if told.get("own") else "its copies are unknown"),
     )
+
+
+def _places(told: Any) -> Iterator[Place]:
+    for each in told[:MAX_ENTRIES]:
+        address, kernel, of_list, is_function = each
+        if not all(0 <= int(bias) <= MAX_BIAS for bias in (kernel, of_list)):
+            raise ValueError("own")
+        yield Place(int(address), int(kernel), int(of_list), bool(is_function))
 
 
 def _candidates(told: Any, kind: str) -> Iterator[search.Candidate]:
@@ -351,7 +387,7 @@ def _layout(build_id: str, elf: LibraryFile, file: BinaryIO, answers: list[_Answ
         build_id=build_id,
         driver="level_zero",
         version=answers[0].version,
-        entries=tuple(_entries(functions, elf, file)),
+        entries=(*_entries(functions, answers[0].exports, elf, file), *_own_launches(answers, elf, file)),
         address=tuple(map(Field, address)),
         size=Field(best("size")[0], bits=32),
         code=Field(best("code")[0]),
@@ -389,17 +425,50 @@ def _class(address: search.Path, answers: list[_Answer]) -> tuple[search.Path, l
     raise _Problem("no virtual table tells its kernels from other objects")
 
 
-def _entries(functions: Mapping[str, int], elf: LibraryFile, file: BinaryIO) -> Iterator[Entry]:
+def _entries(
+    functions: Mapping[str, int], exports: Mapping[str, int], elf: LibraryFile, file: BinaryIO
+) -> Iterator[Entry]:
     taken = set()
-    for name, (action, handle, count) in _ENTRIES.items():
+    for name, (action, _, _) in _ENTRIES.items():
         place = functions.get(name)
         if place is None or place in taken:
             continue  # where a function is not supported, one stub may stand for several
         taken.add(place)
-        start = _address(elf, place, executable=True)
-        file.seek(place)
-        needed = {0, handle, handle if count is None else count}  # a launch's first is the list, which leads to the GPU
-        yield Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
+        yield _entry(name, place, elf, file)
+        # A copy by a function that is not probed would have the stack of the thread's copy before.
+        if (
+            action in TRANSFERS
+            and (export := exports.get(name, place)) not in taken
+            and not _jumps(export, place, file)
+        ):
+            taken.add(export)
+            yield _entry(name, export, elf, file)
+
+
+def _jumps(export: int, place: int, file: BinaryIO) -> bool:
+    """Whether an exported function does nothing but go on with the one at `place`."""
+    file.seek(export)
+    found = _JUMP.match(file.read(LENGTH))
+    return found is not None and export + found.end() + int(struct.unpack("<i", found[1])[0]) == place
+
+
+def _entry(name: str, place: int, elf: LibraryFile, file: BinaryIO) -> Entry:
+    action, handle, count = _ENTRIES[name]
+    start = _address(elf, place, executable=True)
+    file.seek(place)
+    needed = {0, handle, handle if count is None else count}  # the first is the list, which leads to the GPU
+    return Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
+
+
+def _own_launches(answers: list[_Answer], elf: LibraryFile, file: BinaryIO) -> Iterator[Entry]:
+    """Where any of the devices launches kernels of the driver's own; nowhere if that is not known of one of them."""
+    if any(answer.no_own for answer in answers):
+        return
+    for place in sorted({place for answer in answers for place in answer.own}):
+        start = _address(elf, place.address, executable=True)
+        file.seek(place.address)
+        inside = probe_offset(file.read(LENGTH), {0, 1}) if place.is_function else 0
+        yield Entry(OWN_KERNELS, Action.OWN_LAUNCH, start + inside, 1, None, place.kernel, place.list)
 
 
 def _address(elf: LibraryFile, place: int, executable: bool) -> int:

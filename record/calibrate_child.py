@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from iaprof.record.calibrate_copies import find_own_kernels
 from iaprof.record.calibrate_driver import Driver, DriverError
+from iaprof.record.calibrate_own import OwnKernels, OwnKernelsError
 from iaprof.record.calibrate_search import Memory, Search
 
 NOBODY = 65534
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 _MOST_CANDIDATES = 2_000  # of one kind, nearest first
 _MODULES = Path(__file__).with_name("calibration")
+_ENDS = "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_CPU: 60,  # seconds; a search takes half a one
@@ -38,10 +43,10 @@ def main(library: str, device: str) -> None:
     memory = Memory()
     _lower()
     try:
-        found = _search(Driver(library), memory, searched, checked)
+        with open(library, "rb") as file:
+            _search(Driver(library), memory, searched, checked, file, lambda found: _tell(answer, found))
     except DriverError as error:
-        found = {"problem": str(error)}
-    os.write(answer, json.dumps(found).encode())
+        _tell(answer, {"problem": str(error)})
     os._exit(0)  # the driver's own end is not needed, and may wait for a GPU that there is not
 
 
@@ -58,7 +63,20 @@ def _lower() -> None:
             os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes) -> dict[str, Any]:
+def _tell(answer: int, found: dict[str, Any]) -> None:
+    """Writes the answer, in place of what was told before."""
+    os.ftruncate(answer, 0)
+    os.pwrite(answer, json.dumps(found).encode(), 0)
+
+
+def _search(
+    driver: Driver,
+    memory: Memory,
+    searched: bytes,
+    checked: bytes,
+    file: BinaryIO,
+    tell: Callable[[dict[str, Any]], None],
+) -> None:
     functions = driver.functions()
     if not functions:
         raise DriverError("it has no functions that launch kernels")
@@ -68,10 +86,31 @@ def _search(driver: Driver, memory: Memory, searched: bytes, checked: bytes) -> 
     # Another module, other kernels, and other memory for those that were there before.
     with driver.module(checked, copies=2) as kernels, driver.module(searched) as again:
         search.keep([*kernels, *again])
+        found = _found(driver, search, functions)
+        tell({**found, "no_own": _ENDS})
+        tell({**found, **_own_kernels(driver, memory, search, again[0].handle, file)})
+
+
+def _found(driver: Driver, search: Search, functions: dict[str, int]) -> dict[str, Any]:
     return {
         "version": driver.version(),
         "functions": {
             name: place for name, address in functions.items() if (place := search.place(address)) is not None
         },
+        "exports": {
+            name: place for name, address in driver.exports().items() if (place := search.place(address)) is not None
+        },
         "candidates": {kind: of[:_MOST_CANDIDATES] for kind, of in search.candidates.items()},
     }
+
+
+def _own_kernels(driver: Driver, memory: Memory, search: Search, kernel: int, file: BinaryIO) -> dict[str, Any]:
+    """From where the driver launches kernels of its own; or why that is not known, as `no_own`."""
+    classes = [(path, number[0]) for path, number in search.candidates.get("kernel_class", ())]
+    own = OwnKernels(memory, classes, search.place, lambda place, length: os.pread(file.fileno(), length, place))
+    try:
+        find_own_kernels(driver, own, kernel)
+        places = sorted(own.places())
+    except (DriverError, OwnKernelsError, OSError) as error:
+        return {"no_own": str(error)}
+    return {"own": [dataclasses.astuple(place) for place in places]}

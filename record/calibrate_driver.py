@@ -26,13 +26,25 @@ TABLES = {
         "zeCommandListDestroy": 2,
         "zeCommandListClose": 3,
         "zeCommandListReset": 4,
+        "zeCommandListAppendMemoryCopy": 8,
+        "zeCommandListAppendMemoryFill": 9,
+        "zeCommandListAppendMemoryCopyRegion": 10,
+        "zeCommandListAppendMemoryCopyFromContext": 11,
+        "zeCommandListAppendImageCopy": 12,
+        "zeCommandListAppendImageCopyRegion": 13,
+        "zeCommandListAppendImageCopyToMemory": 14,
+        "zeCommandListAppendImageCopyFromMemory": 15,
         "zeCommandListAppendLaunchKernel": 22,
         "zeCommandListAppendLaunchCooperativeKernel": 23,
         "zeCommandListAppendLaunchKernelIndirect": 24,
         "zeCommandListAppendLaunchMultipleKernelsIndirect": 25,
+        "zeCommandListAppendImageCopyToMemoryExt": 26,
+        "zeCommandListAppendImageCopyFromMemoryExt": 27,
         "zeCommandListAppendLaunchKernelWithParameters": 36,
         "zeCommandListAppendLaunchKernelWithArguments": 37,
         "zeCommandListImmediateAppendCommandListsWithParameters": 40,
+        "zeCommandListAppendMemoryCopyWithParameters": 38,
+        "zeCommandListAppendMemoryFillWithParameters": 39,
     },
     "zeGetCommandListExpProcAddrTable": {
         "zeCommandListImmediateAppendCommandListsExp": 1,
@@ -42,7 +54,11 @@ TABLES = {
     "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
     "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
 }
-EXTENSIONS = ("zexCommandListAppendVariableLaunchKernel",)  # that programs get by name
+EXTENSIONS = (  # that programs get by name
+    "zexCommandListAppendVariableLaunchKernel",
+    "zexCommandListAppendMemoryCopyWithParameters",
+    "zexCommandListAppendMemoryFillWithParameters",
+)
 
 
 class DriverError(Exception):
@@ -78,11 +94,11 @@ class Driver:
             self._library = ctypes.CDLL(library)
         except OSError as error:
             raise DriverError(f"it cannot be loaded: {error}") from error
-        self._call("zeInit", 0)
-        self._driver, self._device, self._context = c_void_p(), c_void_p(), c_void_p()
-        self._call("zeDriverGet", byref(c_uint32(1)), byref(self._driver))
-        self._call("zeDeviceGet", self._driver, byref(c_uint32(1)), byref(self._device))
-        self._call("zeContextCreate", self._driver, byref(_ContextDesc(_CONTEXT)), byref(self._context))
+        self.call("zeInit", 0)
+        self._driver, self.device, self.context = c_void_p(), c_void_p(), c_void_p()
+        self.call("zeDriverGet", byref(c_uint32(1)), byref(self._driver))
+        self.call("zeDeviceGet", self._driver, byref(c_uint32(1)), byref(self.device))
+        self.call("zeContextCreate", self._driver, byref(_ContextDesc(_CONTEXT)), byref(self.context))
 
     def version(self) -> str:
         """What the driver calls itself: 1.15.39122+14 is Level Zero 1.15 and the end of NEO's 26.27.39122.14."""
@@ -97,68 +113,80 @@ class Driver:
         found: dict[str, int] = {}
         for of, places in TABLES.items():
             table = (c_uint64 * _TABLE_WORDS)()
-            self._call(of, _ANY_VERSION, table)
+            self.call(of, _ANY_VERSION, table)
             found |= {name: table[place] for name, place in places.items()}
         for name in EXTENSIONS:
             with contextlib.suppress(DriverError):
                 found[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
         return {name: address for name, address in found.items() if address}
 
+    def exports(self) -> dict[str, int]:
+        """The addresses of such functions for programs that open the driver and find them by name."""
+        names = [name for of in TABLES.values() for name in of if hasattr(self._library, name)]
+        return {name: ctypes.cast(getattr(self._library, name), c_void_p).value or 0 for name in names}
+
     @contextlib.contextmanager
     def module(self, binary: bytes, copies: int = 1) -> Iterator[list[Kernel]]:
         """A module, and each of its kernels so many times; both live as long as this lasts."""
         module = c_void_p()
         desc = _ModuleDesc(_MODULE, None, _NATIVE, len(binary), binary)
-        self._call("zeModuleCreate", self._context, self._device, byref(desc), byref(module), None)
+        self.call("zeModuleCreate", self.context, self.device, byref(desc), byref(module), None)
         names = (c_char_p * MAX_KERNELS)()
         count = c_uint32(MAX_KERNELS)
-        self._call("zeModuleGetKernelNames", module, byref(count), names)
+        self.call("zeModuleGetKernelNames", module, byref(count), names)
         handles = [(name, self._kernel(module, name)) for name in names[: count.value] * copies if name is not None]
         yield [self._about(module, name, handle) for name, handle in handles]
         for _name, handle in handles:
-            self._call("zeKernelDestroy", handle)
-        self._call("zeModuleDestroy", module)
+            self.call("zeKernelDestroy", handle)
+        self.call("zeModuleDestroy", module)
 
     def _kernel(self, module: c_void_p, name: bytes) -> c_void_p:
         kernel = c_void_p()
-        self._call("zeKernelCreate", module, byref(_KernelDesc(_KERNEL, None, 0, name)), byref(kernel))
+        self.call("zeKernelCreate", module, byref(_KernelDesc(_KERNEL, None, 0, name)), byref(kernel))
         return kernel
 
     def _about(self, module: c_void_p, name: bytes, handle: c_void_p) -> Kernel:
         """What all the public calls say; they must agree."""
         pointer = c_void_p()  # the driver leaves it as it is where the name is something else's
-        self._call("zeModuleGetFunctionPointer", module, name, byref(pointer))
-        base = c_uint64()
-        what = "zexKernelGetBaseAddress"
-        self._check(what, self._extension(what)(handle, byref(base)))
-        if not base.value or (base.value ^ (pointer.value or 0)) & GPU_BITS:
-            raise DriverError(f"its calls do not agree where a kernel lies ({base.value:#x}, {pointer.value or 0:#x})")
-        if self._bytes("zeKernelGetName", handle) != name + b"\0":
+        self.call("zeModuleGetFunctionPointer", module, name, byref(pointer))
+        called, base, code = self.kernel(handle.value or 0)
+        if not base or (base ^ (pointer.value or 0)) & GPU_BITS:
+            raise DriverError(f"its calls do not agree where a kernel lies ({base:#x}, {pointer.value or 0:#x})")
+        if called != name:
             raise DriverError("its calls do not agree what a kernel is called")
         return Kernel(
             handle=handle.value or 0,
             module=module.value or 0,
             name=name,
-            address=base.value,
-            code=self._bytes("zeKernelGetBinaryExp", handle),
+            address=base,
+            code=code,
             binary=self._bytes("zeModuleGetNativeBinary", module),
         )
 
+    def kernel(self, handle: int) -> tuple[bytes, int, bytes]:
+        """What the driver says of a kernel: its name, GPU address and code."""
+        base = c_uint64()
+        what = "zexKernelGetBaseAddress"
+        self._check(what, self._extension(what)(c_void_p(handle), byref(base)))
+        name = self._bytes("zeKernelGetName", c_void_p(handle)).removesuffix(b"\0")
+        return name, base.value, self._bytes("zeKernelGetBinaryExp", c_void_p(handle))
+
     def _bytes(self, what: str, handle: c_void_p) -> bytes:
         size = c_size_t()
-        self._call(what, handle, byref(size), None)
+        self.call(what, handle, byref(size), None)
         if not 0 < size.value <= MAX_BYTES:
             raise DriverError(f"{what} gives {size.value} bytes")
         found = ctypes.create_string_buffer(size.value)
-        self._call(what, handle, byref(size), found)
+        self.call(what, handle, byref(size), found)
         return found.raw
 
     def _extension(self, name: str) -> Any:
         function = c_void_p()
-        self._call("zeDriverGetExtensionFunctionAddress", self._driver, name.encode(), byref(function))
+        self.call("zeDriverGetExtensionFunctionAddress", self._driver, name.encode(), byref(function))
         return ctypes.CFUNCTYPE(c_uint32)(function.value or 0)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls an exported function, which must succeed."""
         try:
             function = getattr(self._library, name)
         except AttributeError:

@@ -40,6 +40,7 @@ from iaprof.formats.launches import (
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
 from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.sideband import Mappings, SideBand, decode
+from iaprof.formats.transfers import UNKNOWN_BYTES
 from iaprof.record.cpu_samples import cpu_sample_rows
 from iaprof.record.described import HEAD, Described, about_piece
 from iaprof.record.for_symbols import FinishStacks, ForSymbols
@@ -52,6 +53,7 @@ from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import HEAD_BYTES, Frame, FrameKind, SpoolReader
+from iaprof.record.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
@@ -117,6 +119,7 @@ def finish(
         work.write_unfinished(spool, finish_stacks)
         work.write_launches(spool)
         work.write_lists(spool)
+        work.write_transfers(spool)
         work.write_samples(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
@@ -143,6 +146,7 @@ class _Finishing:
         self._stack_bytes = 0
         self._launch_frames = array("Q")  # where they are in the spool
         self._list_frames = array("Q")  # likewise
+        self._transfer_frames = array("Q")  # likewise
         self._copy_frames = array("Q")  # likewise
         self._sample_frames = array("Q")  # likewise
         self._launches: list[NDArray[np.void]] = []
@@ -288,6 +292,10 @@ class _Finishing:
         check_lists(np.frombuffer(frame.payload, LIST_EVENT))
         self._list_frames.append(frame.position)
 
+    def _add_transfers(self, frame: Frame) -> None:
+        check_transfers(frame.payload)
+        self._transfer_frames.append(frame.position)
+
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
             raise ValueError("its stacks have an absurd depth")
@@ -348,6 +356,22 @@ class _Finishing:
                     self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
+
+    def write_transfers(self, spool: SpoolReader) -> None:
+        """Writes copies and fills, once all stacks are known."""
+        waiting: list[NDArray[np.void]] = []
+        for position in self._transfer_frames:
+            waiting.append(np.frombuffer(spool.frame_at(position).payload, LAUNCH))
+            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+                self._write_transfers(np.concatenate(waiting))
+                waiting.clear()
+        if waiting:
+            self._write_transfers(np.concatenate(waiting))
+
+    def _write_transfers(self, records: NDArray[np.void]) -> None:
+        known = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
+        self._counts["transferred_bytes"] += sum(known.tolist())
+        self._write_rows("transfer", transfer_rows(records, self._stacks.ids(records["stack"])))
 
     def write_launches(self, spool: SpoolReader) -> None:
         """Writes the launches, once all modules are known: they have whole names."""
@@ -554,6 +578,7 @@ class _Finishing:
 _PLURALS = {
     "launch": "launches",
     "command_list": "command_lists",
+    "transfer": "transfers",
     "python_code": "python_codes",
     "stack": "stacks",
     "mapping": "mappings",
@@ -564,13 +589,14 @@ _PLURALS = {
     "metric": "metrics",
 }
 
-TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches", "executions")
+TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches", "executions", "transferred_bytes")
 """What the header's totals tell, even where there was none of it."""
 
 _READERS = {
     FrameKind.HEADER: _Finishing._add_header,
     FrameKind.STALLS: _Finishing._add_stalls,
     FrameKind.LAUNCHES: _Finishing._add_launches,
+    FrameKind.TRANSFERS: _Finishing._add_transfers,
     FrameKind.STACKS: _Finishing._add_stacks,
     FrameKind.LISTS: _Finishing._add_lists,
     FrameKind.KERNEL: _Finishing._add_kernel,

@@ -30,6 +30,7 @@ from iaprof.formats.launches import (
     stack_dtype,
 )
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
+from iaprof.formats.unrecorded_copies import MEMBER as COPIES
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
@@ -157,6 +158,7 @@ class Launches:
         self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
         self._write_stacks(self._last_stacks, now)
+        launches = self._without_transfers(launches, now)
         if len(launches):
             self._journal.totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
@@ -178,6 +180,16 @@ class Launches:
         for ring in (self._probes.pieces, self._probes.modules):
             self._keep_pieces(ring.read(), now)
         return self._last_stacks[0]
+
+    def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
+        """Writes down which of the records are copies and fills, and gives the launches."""
+        if not len(records) or not (is_transfer := (records["flags"] & LaunchFlags.TRANSFER) > 0).any():
+            return records
+        transfers: NDArray[np.void] = records[is_transfer]
+        self._journal.write(FrameKind.TRANSFERS, transfers.view("u1").data, time=now)
+        self._meet(transfers)
+        launches: NDArray[np.void] = records[~is_transfer]
+        return launches
 
     def _keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
         """Writes them down without the room that they do not use: kernels are described once each."""
@@ -397,6 +409,8 @@ class Launches:
                 library["executions"] = outcome.executions
             if outcome.single_stepped:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
+            if outcome.way:
+                library[COPIES] = outcome.copies
             self.libraries.append(library)
             self._journal.append("libraries", library)
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS
 from iaprof.formats.launches import LISTS_A_RECORD, ListEvent
-from iaprof.record.launch_rows import texts
+from iaprof.record.launch_rows import decoded_texts
 
 _EVENTS = pa.array([event.name.lower() for event in ListEvent], pa.string())
 
@@ -31,7 +31,7 @@ def list_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.Struc
     some = records[of]
     columns = [
         *(pa.array(some[name]) for name in ("time", "pid", "tid", "cpu")),
-        texts(some["comm"]),
+        decoded_texts(some["comm"]),
         _EVENTS.take(pa.array(some["event"])),
         pa.array(lists),
         pa.array(some["queue"]),

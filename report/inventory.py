@@ -20,6 +20,7 @@ from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, 
 from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
+from iaprof.formats.unrecorded_copies import sentence as unrecorded_copies
 from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.report.executions import totals, unknown_executions
 from iaprof.report.platforms import Platform
@@ -30,6 +31,7 @@ _MOST_LIBRARIES = 256  # of which something is said; a recorder takes no more
 _ROWS = {
     "stall_reads": "stall",
     "launches": "launch",
+    "transfers": "transfer",
     "stacks": "stack",
     "python_codes": "python_code",
     "mappings": "mapping",
@@ -223,6 +225,7 @@ def _warnings(header: dict[str, Any], read: _Header) -> Iterator[str]:
     yield no_launches_sentence(header.get(NO_LAUNCHES), read.number(*_STALLS))
     yield unprobed(header.get(UNPROBED))
     yield from dict.fromkeys(map(slow_launches, read.items("libraries")[:_MOST_LIBRARIES]))
+    yield from dict.fromkeys(map(unrecorded_copies, read.items("libraries")[:_MOST_LIBRARIES]))
 
 
 class _Header:
@@ -328,7 +331,8 @@ def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
             rows["launches"] = lists.launches
     except CaptureError:  # all else can be told of a capture that is damaged there
         executed = {"executions": None, "unknown_executions": None, "launches": None}
-    return {"stalls": stalls, **rows, "carried_launches": carried, **executed}
+    moved = header.number("totals", "transferred_bytes") if rows["transfers"] else 0
+    return {"stalls": stalls, **rows, "carried_launches": carried, **executed, "transferred_bytes": moved}
 
 
 def _losses(header: _Header) -> list[Loss]:

@@ -18,6 +18,7 @@ _COUNTS = {
     "stalls": "stall records",
     "imported_samples": "imported rows",
     "launches": "launches",
+    "transfers": "transfers",
     "stacks": "stacks",
     "python_codes": "Python code",
     "modules": "GPU modules",
@@ -75,6 +76,9 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
     remarks = {
         "stalls": _remark("in ", counts["stall_reads"], "read"),
         "launches": "; ".join(filter(None, _of_launches(counts))),
+        "transfers": f"copies and fills of {in_bytes(counts['transferred_bytes'])}"
+        if counts["transferred_bytes"]
+        else "",
         "symbols": _remark("in ", counts["named_modules"], "file"),
     }
     found = {name: "unknown" if (count := counts[name]) is None else f"{count:,}" for name in _COUNTS}

@@ -49,6 +49,9 @@ def launch_runs(
 ) -> Launches:
     """The launches that a selection keeps, by its times, processes, threads, cgroups, kernels and functions of Python.
 
+    Copies and fills are among them, called as the function by which they are made: as kernels there are only those that
+    the driver launches for them, and of a copy engine's none.
+
     Left out are those that say no more than that there was one (of processes that were not to be recorded), and those
     from before the capture was begun, which the file before it has. A launch does not tell its GPU: `--device` keeps
     all.
@@ -73,7 +76,7 @@ def launch_runs(
         span = wanted.selection.span(part.header, start_ns)
         known = scope(part.header)
         stacks = _calling(part, wanted, places) if wanted.selection.python is not None else None
-        for table in _launches(part, wanted.selection.stack_of):
+        for table in _tables(part, wanted.selection.stack_of):
             times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
             keep = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
             keep &= (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
@@ -98,6 +101,16 @@ def launch_runs(
         count[order],
         runs.gap_ns / 1e9,
     )
+
+
+def _tables(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
+    """The launches, and behind them copies and fills as if they were launches of kernels without an address."""
+    yield from _launches(part, stack_of)
+    same = [name for name in _COLUMNS if name not in ("address", "name")]
+    for table in part.tables("transfer", (*same, "function")):
+        columns = {name: table[name] for name in same}
+        columns |= {"address": pa.chunked_array([np.zeros(len(table), np.uint64)]), "name": table["function"]}
+        yield pa.table({name: columns[name] for name in _COLUMNS})
 
 
 def _launches(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
@@ -131,7 +144,7 @@ def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], s
 
 def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.uint64]:
     """The ids of the launches' stacks with a wanted function of Python, uint64[n]."""
-    kinds = ("launch", "command_list")
+    kinds = ("launch", "command_list", "transfer")
     met = [np.unique(table["stack"].to_numpy()) for kind in kinds for table in part.tables(kind, ("stack",))]
     ids = np.unique(np.concatenate([np.empty(0, np.uint64), *met]))
     spaces = AddressSpaces(part.table("mapping"), part.table("process"))

@@ -47,6 +47,7 @@ _NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms
 _MEMBERS: dict[str, dict[str, str]] = {
     "launch": {"comm": "process", "name": "kernel"},
     "command_list": {"comm": "process"},
+    "transfer": {"comm": "process"},
     "process": {"comm": "process", "cgroup": "path", "container": "container"},
     "mapping": {"path": "path"},
     "kernel": {"path": "path"},

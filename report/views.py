@@ -27,6 +27,7 @@ WORDS = "stall_words"  # the records as they are; the view `stalls` takes them a
 _NAMES = {
     "launch": ("launches", "each launch of a kernel"),
     "command_list": ("command_lists", "when command lists were executed, closed, reset or destroyed"),
+    "transfer": ("transfers", "each call that copies or fills memory"),
     "stack": ("stacks", "the distinct stacks, which launches and CPU samples name by id"),
     "python_code": ("python_codes", "the code objects of Python, which frames of stacks name by id"),
     "process": ("processes", "what became of processes and threads"),

@@ -13,6 +13,7 @@ from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Wa
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.slow_launches import slow_launches
+from iaprof.formats.unrecorded_copies import CLAUSE
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.injection import built_library, check_folders
@@ -20,6 +21,10 @@ from iaprof.record.injection import built_library, check_folders
 GROUP = "Runtime"
 MOST_LINES = 16
 _NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, not when the list is executed"
+_NO_COPIES = {
+    "OpenCL": CLAUSE,
+    "driver": f"{CLAUSE}: 'iaprof calibrate' of this version may find them, or says why not",
+}
 
 
 def checks() -> Iterator[Check]:
@@ -60,6 +65,8 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
+        if not outcome.copies:
+            text = f"{text}; {_NO_COPIES[what]}"
         if what == "driver" and not outcome.executions:
             text += f"; {_NO_EXECUTIONS}, as its layout is of an older iaprof"
             mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"

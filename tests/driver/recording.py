@@ -58,7 +58,7 @@ def modules(driver: Driver, device: str) -> list[Path]:
 def record(driver: Driver, device: str, folder: Path, way: str, command: Sequence[str]) -> Recording:
     """Records a command of `driver` to its end, in `folder`; it has to work."""
     with Hardware(folder / "gpu", device) as hardware:
-        done = _record(folder, driver.environment(device) | hardware.env(), way, command)
+        done = run_recorder(folder, driver.environment(device) | hardware.env(), way, command)
     return Recording(folder / "capture", done.stderr, read_ledger(done.stdout, folder), hardware.ledger())
 
 
@@ -75,7 +75,7 @@ def record_running(driver: Driver, device: str, folder: Path, command: Sequence[
                 time.sleep(0.01)
             # What the recorder starts, it starts when its probes are in.
             script = f"touch {go}; until grep -q '^State:.Z' /proc/{program.pid}/status; do sleep 0.05; done"
-            done = _record(folder, environment, "attach", ["sh", "-c", script])
+            done = run_recorder(folder, environment, "attach", ["sh", "-c", script])
         finally:
             go.touch()
             printed, _ = program.communicate()
@@ -83,7 +83,7 @@ def record_running(driver: Driver, device: str, folder: Path, command: Sequence[
     return Recording(folder / "capture", done.stderr, read_ledger(printed, folder), hardware.ledger())
 
 
-def _record(
+def run_recorder(
     folder: Path, environment: dict[str, str], way: str, command: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", *command]

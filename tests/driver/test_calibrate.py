@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from driver.driver import HERE, Driver
-from iaprof.bpf.driver_layout import Action, Field, find_layout
+from iaprof.bpf.driver_layout import Action, Field, Layout, find_layout
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.record import calibrate
 from iaprof.record.calibrate import CalibrationError
 from unit.in_process import iaprof
 
-LARGE = 5 << 20  # bytes; of the libraries beside the driver, the compiler's are larger, and native modules need none
+# Bytes: of the libraries beside the driver, the compiler's are larger. Native modules need none of it.
+LARGE = 5 << 20
 
 
 def build_id_of(library: Path) -> str:
@@ -61,25 +62,45 @@ def test_finds_what_ships_for_the_real_driver(driver: Driver, tmp_path: Path) ->
     assert told["single_stepped"] == []
 
 
-def test_finds_the_same_for_a_build_that_nobody_knows(
-    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = find_layout(build_id_of(driver.library))
-    assert known
-    tmp_path.chmod(0o755)  # who is nobody must find what lies beside the driver
+def of_unknown_build(driver: Driver, known: Layout, folder: Path, largest: int) -> tuple[Path, str]:
+    """A copy of the driver in `folder`, and its build-id, with those of the libraries beside it that are not larger."""
+    folder.chmod(0o755)  # who is nobody must find what lies beside the driver
     for path in driver.library.parent.iterdir():
-        if path.is_file() and path.stat().st_size < LARGE:
-            shutil.copy(path, tmp_path)
-    library = tmp_path / driver.library.name
+        if path.is_file() and path.stat().st_size < largest:
+            shutil.copy(path, folder)
+    library = folder / driver.library.name
     content = driver.library.read_bytes()
     unknown = known.build_id[::-1]
     library.write_bytes(content.replace(bytes.fromhex(known.build_id), bytes.fromhex(unknown), 1))
-    monkeypatch.setattr(calibrate, "DEVICES", {device: calibrate.DEVICES[device] for device in ("lnl", "pvc")})
     assert find_layout(unknown) is None
+    return library, unknown
+
+
+def test_finds_the_same_for_a_build_that_nobody_knows(driver: Driver, tmp_path: Path) -> None:
+    known = find_layout(build_id_of(driver.library))
+    assert known
+    library, unknown = of_unknown_build(driver, known, tmp_path, 1 << 40)
 
     found = calibrate.calibrate(library)
 
     assert found.layout == dataclasses.replace(known, build_id=unknown)
+    assert found.no_own_kernels == ""
+
+
+def test_without_the_compiler_all_but_the_driver_s_own_kernels_are_found(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = find_layout(build_id_of(driver.library))
+    assert known
+    library, unknown = of_unknown_build(driver, known, tmp_path, LARGE)
+    monkeypatch.setattr(calibrate, "DEVICES", {device: calibrate.DEVICES[device] for device in ("lnl", "pvc")})
+
+    found = calibrate.calibrate(library)
+
+    entries = tuple(entry for entry in known.entries if entry.action is not Action.OWN_LAUNCH)
+    assert known.has_own_kernels and len(entries) < len(known.entries)
+    assert found.layout == dataclasses.replace(known, build_id=unknown, entries=entries)
+    assert "libigc2" in found.no_own_kernels
 
 
 def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -247,12 +248,19 @@ def test_libraries_and_how_their_launches_are_had() -> None:
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
     attached = "launches by attaching: it has no probes, but its build is known (26.27)"
-    assert check(Outcome(path, 8, way=Way.ATTACH, executions=True), version="26.27") == (Level.OK, attached, "")
-    assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab"), version="26.27") == (
+    whole = Outcome(path, 8, way=Way.ATTACH, build_id="ab", executions=True, copies=True)
+    assert check(whole, version="26.27") == (Level.OK, attached, "")
+    assert check(replace(whole, executions=False), version="26.27") == (
         Level.WARNING,
         f"{attached}; {NO_EXECUTIONS}, as its layout is of an older iaprof",
         f"sudo iaprof calibrate {path}",
     )  # fmt: skip
+    level, text, _ = check(replace(whole, copies=False), version="26.27")
+    assert level is Level.OK and "copies and fills are not recorded" in text and "iaprof calibrate" in text
+    level, text, _ = check(replace(whole, copies=False, executions=False), version="26.27")
+    assert level is Level.WARNING and "copies and fills are not recorded" in text and NO_EXECUTIONS in text
+    level, text, _ = check(Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab"), version="26.27")
+    assert level is Level.OK and "copies and fills are not recorded" in text and "calibrate" not in text
     assert check(Outcome("/a b/libze_intel_gpu.so", 0, "it is unknown", build_id="ab")) == (
         Level.WARNING, "it is unknown", "sudo iaprof calibrate '/a b/libze_intel_gpu.so'",
     )  # fmt: skip

@@ -83,6 +83,26 @@ def test_what_is_not_known_or_not_of_this_recording_is_left_out(tmp_path: Path) 
     ]
 
 
+def test_copies_are_runs_of_the_function_that_makes_them(tmp_path: Path) -> None:
+    def copied(second: float, function: str, **more: Any) -> dict[str, Any]:
+        row = {"time_ns": BEGUN + round(second * SECOND), "pid": 7, "tid": 7, "cpu": 0, "comm": "app", "stack": 1,
+               "function": function, "bytes": 10, "flags": 0}  # fmt: skip
+        return row | more
+
+    # given copies, two of them close together, beside a launch, and one before the capture began
+    copies = [copied(0, "zeCommandListAppendMemoryCopy"), copied(0.0005, "zeCommandListAppendMemoryCopy"),
+              copied(1, "zeCommandListAppendMemoryFill", bytes=None),
+              copied(2, "zeCommandListAppendMemoryFill", flags=int(LaunchFlags.CARRIED))]  # fmt: skip
+    path = capture(tmp_path / "c", launch=[at(0)], transfer=copies)
+    # then
+    assert runs(of(path)) == [
+        ("k", "app", 7, 7, 0, 0, 1),
+        ("zeCommandListAppendMemoryCopy", "app", 7, 7, 0, 0.0005, 2),
+        ("zeCommandListAppendMemoryFill", "app", 7, 7, 1, 1, 1),
+    ]
+    assert runs(of(path, Selection(kernel=re.compile("MemoryCopy")))) == runs(of(path))[1:2]
+
+
 def test_kernels_are_called_as_in_the_profile(tmp_path: Path) -> None:
     # given a profile in which a kernel has its whole name, and two that were at one address in turn
     long = "gemm<" + "float, " * 20 + "8>"

@@ -1,0 +1,60 @@
+"""`iaprof top --by transfer`: what is copied and filled, as a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iaprof.cli.selection import Choice
+from iaprof.cli.table import STRONG, WEAK, Column, Table
+from iaprof.formats.quantities import in_bytes
+
+if TYPE_CHECKING:
+    from iaprof.report.transfers import Transfers
+
+
+def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> None:
+    """Prints the table of a capture's copies and fills.
+
+    Args:
+        capture: the file.
+        choice: which of them.
+        limit: how many rows; 0 for all.
+        as_json: as JSON.
+
+    Raises:
+        CaptureError: it is no capture, or a damaged one.
+        UsageError: what was chosen is nothing that transfers have.
+    """
+    from iaprof.formats.capture import CaptureReader
+    from iaprof.report.memory import keep_little
+    from iaprof.report.transfers import together, transfers
+
+    keep_little()
+    found = transfers(CaptureReader(capture), choice.selection)
+    shown, more = (found[:limit], found[limit:]) if limit else (found, [])
+    rest, total = together(more, f"({len(more):,} more)"), together(found, "(total)")
+    if as_json:
+        entries = [asdict(each) for each in shown]
+        print(json.dumps({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)}, indent=2))
+        return
+    table = Table(
+        *(Column(heading, right=True) for heading in ("BYTES", "CALLS", "KERNELS")), Column("FUNCTION", flexible=True)
+    )
+    for each in shown:
+        table.add(*_cells(each))
+    if more:
+        table.add(*_cells(rest), style=WEAK)
+    table.add(*_cells(total), style=STRONG)
+    table.print()
+
+
+def _cells(each: Transfers) -> tuple[str, ...]:
+    size = in_bytes(each.bytes) if each.unknown < each.calls or not each.calls else "unknown"
+    return size, f"{each.calls:,}", f"{each.kernels:,}", each.function
+
+
+def _sums(each: Transfers) -> dict[str, Any]:
+    return {name: value for name, value in asdict(each).items() if name != "function"}
