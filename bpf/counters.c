@@ -32,6 +32,12 @@ enum counter {
     CODES_SENT,       /* code objects of Python */
     CODES_LOST,       /* no room, or not to be read: tried again */
     PYTHON_LOST,      /* stacks without their frames of Python: no room */
+    WAITS,            /* that were begun and are followed */
+    WAITS_LOST,       /* no room, or the beginning is not known */
+    WAITS_INSIDE,     /* of others: they are part of these */
+    WAITS_ASTRAY,     /* where no return address was found */
+    WAIT_POLLS,       /* with a timeout of 0: none */
+    WAIT_NS,          /* time spent in on_wait */
     COUNTERS,
 };
 

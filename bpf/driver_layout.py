@@ -27,6 +27,8 @@ MAX_ENTRIES = 32
 MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
 MAX_CLASSES = 8
 MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
+ARGUMENTS = (112, 104, 96, 88, 72, 64)
+"""Where struct pt_regs has a function's arguments: offsets of di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_FILE_BYTES = 1 << 16
 
@@ -42,6 +44,7 @@ class Action(StrEnum):
     LAUNCH_MANY = "launch-many"  # an array of kernels
     KERNEL_GONE = "kernel-gone"  # the handle's memory may soon be another kernel's
     MODULE_GONE = "module-gone"
+    WAIT = "wait"  # until the GPU is done; the stack pointer is as it was at the function's first instruction
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,16 @@ class Entry:
     name: str
     action: Action
     address: int
-    handle: int  # which argument is the kernel's (MODULE_GONE: the module's) handle, or the array of LAUNCH_MANY
+    # Which argument is the kernel's handle, or the array of LAUNCH_MANY; MODULE_GONE: the module's; WAIT: that of what
+    # is waited for.
+    handle: int
     count: int | None = None  # LAUNCH_MANY: which argument is the array's length, 32 bits
     offset: int = 0  # KERNEL_GONE: bytes from that argument to the handle
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether it waits for the GPU."""
+        return self.action is Action.WAIT
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from errno import EINVAL
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.bpf.btf import Btf, BtfError
 from iaprof.bpf.compilation import Interruption
-from iaprof.bpf.driver_layout import MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.driver_layout import ARGUMENTS, MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.libraries import COMPILE, LAUNCH, Libraries, Way
 from iaprof.bpf.loader import Loader, Origin, close
-from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
+from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
 from iaprof.bpf.programs import MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
+from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
+from iaprof.bpf.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.formats.launches import (
     CODE,
     COMPILED,
@@ -35,6 +38,7 @@ from iaprof.formats.launches import (
     Counter,
     stack_dtype,
 )
+from iaprof.formats.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
@@ -43,7 +47,6 @@ COPY_PAGES = 16  # of a stack, that are copied at most
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
-_ARGUMENTS = (112, 104, 96, 88, 72, 64)  # offsets of di, si, dx, cx, r8 and r9 in struct pt_regs
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
 _PROGRAMS = {LAUNCH: "on_launch", COMPILE: "on_compile"}  # by the probe's name
 _HANDLE_PROGRAMS = {
@@ -69,6 +72,9 @@ class Sizes:
     ways_remembered: int = 1 << 14
     compiled_pages: int = 128
     sample_pages: int = 256  # 1 MiB: 20,000 CPU samples
+    wait_pages: int = 256  # 1 MiB: 10,000 waits
+    waiting_threads: int = 1 << 14
+    wait_sites: int = 1 << 14
     piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
     module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
     stacks_remembered: int = 1 << 16
@@ -90,6 +96,8 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0, 0)).named(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
+        "WAIT_SHORT_NS": SHORT_NS,
+        "WAIT_WAKE_EVERY": _wake_every(sizes.wait_pages, WAIT.itemsize, cpus),
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
         "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
@@ -151,6 +159,10 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "codes_sent": sizes.stacks_remembered,
         "compilations": sizes.compiled_pages * _PAGE,
         "samples": sizes.sample_pages * _PAGE,
+        "wait_entries": MAX_ENTRIES,
+        "waits": sizes.waiting_threads,
+        "wait_sites": sizes.wait_sites,
+        "waited": sizes.wait_pages * _PAGE,
         "copies": sizes.copied_pages * _PAGE,
         "rules": 1 << sizes.rule_bits,
         "spaces": sizes.processes_remembered,
@@ -174,6 +186,7 @@ class LaunchProbes:
         ways: Sequence[Way] = tuple(Way),
         frame_pointers_only: bool = False,
         depth: int = MAX_DEPTH,
+        waits: bool = True,
     ) -> None:
         """Loads, or begins to compile.
 
@@ -182,11 +195,14 @@ class LaunchProbes:
             ways: to get at launches, the best first.
             frame_pointers_only: walks by frame pointers, also if the kernel tells what rules need.
             depth: frames of a stack, at most MAX_DEPTH.
+            waits: records waits, too, where a driver's layout tells where they are.
 
         Raises:
             BpfUnavailable: what is missing or not permitted.
         """
         self.depth = depth
+        self._with_waits = waits
+        self.waits_refused = ""  # why waits are not recorded in a driver whose layout has some
         self.sizes, self._stack = sizes, stack_dtype(self.depth)
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
@@ -196,7 +212,7 @@ class LaunchProbes:
         self._links: list[UprobeLink] = []
         self._watches: list[UprobeLink] = []  # in C libraries
         self._slots = 0  # of the `probes` map that are taken
-        self._layouts = self._entries = 0  # of those maps that are taken
+        self._layouts = self._entries = self._wait_entries = 0  # of those maps that are taken
         self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads)
 
     def ready(self, interruption: Interruption | None = None) -> None:
@@ -262,6 +278,11 @@ class LaunchProbes:
         return self._now().samples
 
     @property
+    def waits(self) -> RingBuffer:
+        """Sends WAIT records."""
+        return self._now().waits
+
+    @property
     def pieces(self) -> RingBuffer:
         """Sends PIECE records of names and code."""
         return self._now().pieces
@@ -285,16 +306,37 @@ class LaunchProbes:
 
     def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
         fds = self._now().fds
-        if self._layouts >= MAX_LAYOUTS or self._entries + len(offsets) > MAX_ENTRIES:
+        if self._layouts >= MAX_LAYOUTS or self._entries + self._wait_entries + len(offsets) > MAX_ENTRIES:
             raise OSError("there is no room for another driver's layout")
         write_slot(fds["layouts"], self._layouts, _packed_layout(layout))
         locations = defaultdict(list)
-        for slot, (entry, offset) in enumerate(zip(layout.entries, offsets, strict=True), self._entries):
+        placed = list(zip(layout.entries, offsets, strict=True))
+        own = [(entry, offset) for entry, offset in placed if not entry.is_wait]
+        for slot, (entry, offset) in enumerate(own, self._entries):
             write_slot(fds["entries"], slot, _packed_entry(layout, entry, self._layouts))
             locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
         self._link(file_fd, locations)
         self._layouts += 1
-        self._entries += len(offsets)
+        self._entries += len(own)
+        if self._with_waits:
+            self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
+
+    def _attach_waits(self, file_fd: int, entries: Sequence[tuple[Entry, int]]) -> None:
+        """Without them launches are recorded all the same."""
+        fds = self._now().fds
+        locations = []
+        try:
+            for slot, (entry, offset) in enumerate(entries, self._wait_entries):
+                write_slot(fds["wait_entries"], slot, packed_wait_entry(entry))
+                locations.append(Location(offset, 0, slot))
+            if locations:
+                self._links.append(UprobeLink(file_fd, fds["on_wait"], locations, ProgramFor.SESSIONS))
+        except OSError as refusal:
+            self.waits_refused = NO_SESSIONS if refusal.errno == EINVAL else f"the kernel refuses ({refusal.strerror})"
+        except LayoutError as error:
+            self.waits_refused = str(error)
+        else:
+            self._wait_entries += len(entries)
 
     def _watch_loads(self, file_fd: int, offsets: Sequence[int]) -> None:
         locations = [Location(offset, 0, 0) for offset in offsets]
@@ -319,6 +361,33 @@ class LaunchProbes:
         """What the programs counted so far, all CPUs together."""
         totals = self._now().counters.read()
         return {which: int(totals[which]) for which in Counter}
+
+    def take_short_waits(self) -> NDArray[np.void]:
+        """Sums of short waits that were not sent yet, as WAIT[n]; others begin."""
+        return added_up_waits(*self._now().wait_sites.take())
+
+    def unended_waits(self, end_ns: int) -> NDArray[np.void]:
+        """Waits that are still going on, as WAIT[n], as long as they have taken until then."""
+        return unended_waits(*self._now().waiting.read(), end_ns)
+
+    def forget_waits(
+        self, alive: Callable[[int, int], bool], end_ns: int, least: int | None = None
+    ) -> NDArray[np.void]:
+        """Makes room where many threads have waited that are no more; gives the waits in which they ended, as WAIT[n].
+
+        Args:
+            alive: whether a process has a thread.
+            end_ns: since when they are known to have ended.
+            least: threads that are many; half of those that there is room for when left out.
+        """
+        waiting = self._now().waiting
+        tids, values = waiting.read()
+        if len(tids) <= (self.sizes.waiting_threads // 2 if least is None else least):
+            return unended_waits(tids[:0], values[:0], end_ns)
+        pairs = zip(values["pid"].tolist(), tids.tolist(), strict=True)
+        is_gone = np.array([not alive(pid, tid) for pid, tid in pairs], bool)
+        waiting.delete(tids[is_gone])
+        return unended_waits(tids[is_gone], values[is_gone], end_ns)
 
     def new_epoch(self) -> None:
         """From now on every stack travels again, under another id.
@@ -352,7 +421,7 @@ class LaunchProbes:
         close_all([*self._links, *self._watches])
         self._links.clear()
         self._watches.clear()
-        self._slots = self._layouts = self._entries = 0
+        self._slots = self._layouts = self._entries = self._wait_entries = 0
 
     def close(self) -> None:
         """Gives everything back."""
@@ -386,11 +455,14 @@ class _Loaded:
             self.codes = self._ring("codes", sizes.code_pages, CODE)
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
+            self.waits = self._ring("waited", sizes.wait_pages, WAIT)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
             self.modules = self._ring("modules", sizes.module_pages, PIECE)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error
+        self.waiting = HashMap(fds["waits"], np.dtype("<u4"), WAITING, sizes.waiting_threads)
+        self.wait_sites = HashMap(fds["wait_sites"], SITE_KEY, SITE, sizes.wait_sites)
         self.counters = PerCpuCounters(fds["counters"], len(possible_cpus()), len(Counter))
 
     def _ring(self, name: str, pages: int, dtype: np.dtype[np.void]) -> RingBuffer:
@@ -438,7 +510,7 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     """`struct entry` of handles.c, for the layout with this index."""
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
-    registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
+    registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     return struct.pack("<QIBBBxh6x", entry.address, index, *registers, is_array, offset)
 
 

@@ -204,3 +204,9 @@ class Counter(IntEnum):
     CODES_SENT = 24
     CODES_LOST = 25
     PYTHON_LOST = 26
+    WAITS = 27
+    WAITS_LOST = 28
+    WAITS_INSIDE = 29
+    WAITS_ASTRAY = 30
+    WAIT_POLLS = 31
+    WAIT_NS = 32

@@ -26,6 +26,7 @@ from typing import IO, Any, BinaryIO
 from iaprof.bpf.driver_layout import CACHE, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError
+from iaprof.bpf.waits import LEVEL_ZERO as WAITING
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import can_be_strangers, check_output, make_for_everyone, replacing
 from iaprof.formats.profile import clean
@@ -63,6 +64,7 @@ _ENTRIES = {
     "zexCommandListAppendVariableLaunchKernel": (Action.LAUNCH, 1, None),
     "zeKernelDestroy": (Action.KERNEL_GONE, 0, None),
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
+    **dict.fromkeys(WAITING, (Action.WAIT, 0, None)),
 }
 # Of how many paths, or a path and a number, candidates consist.
 _PARTS = {
@@ -392,8 +394,10 @@ def _entries(functions: Mapping[str, int], elf: LibraryFile, file: BinaryIO) -> 
         taken.add(place)
         start = _address(elf, place, executable=True)
         file.seek(place)
-        needed = {0, handle, handle if count is None else count}  # a launch's first is the list, which leads to the GPU
-        yield Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
+        # A launch's first is the list, which leads to the GPU; the second of a wait is how long it may take.
+        needed = {0, 1} if action is Action.WAIT else {0, handle, handle if count is None else count}
+        offset = probe_offset(file.read(LENGTH), needed, keeps_stack=action is Action.WAIT)
+        yield Entry(name, action, start + offset, handle, count)
 
 
 def _address(elf: LibraryFile, place: int, executable: bool) -> int:

@@ -29,10 +29,15 @@ TABLES = {
         "zeCommandListAppendLaunchMultipleKernelsIndirect": 25,
         "zeCommandListAppendLaunchKernelWithParameters": 36,
         "zeCommandListAppendLaunchKernelWithArguments": 37,
+        "zeCommandListHostSynchronize": 28,
     },
     "zeGetCommandListExpProcAddrTable": {"zeCommandListUpdateMutableCommandKernelsExp": 7},
+    "zeGetDeviceProcAddrTable": {"zeDeviceSynchronize": 22},
     "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
     "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
+    "zeGetEventProcAddrTable": {"zeEventHostSynchronize": 3},
+    "zeGetCommandQueueProcAddrTable": {"zeCommandQueueSynchronize": 3},
+    "zeGetFenceProcAddrTable": {"zeFenceHostSynchronize": 2},
 }
 EXTENSIONS = ("zexCommandListAppendVariableLaunchKernel",)  # that programs get by name
 

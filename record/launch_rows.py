@@ -36,7 +36,7 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
             pa.array(some["pid"]),
             pa.array(some["tid"]),
             pa.array(some["cpu"]),
-            _texts(some["comm"]),
+            decoded_texts(some["comm"]),
             pa.array(some["iba"]),
             pa.array(some["address"]),
             pa.array(some["size"]),
@@ -47,7 +47,7 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
         yield pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"]))
 
 
-def _texts(names: NDArray[np.bytes_]) -> pa.Array:
+def decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
     """Fixed-size names as strings; each distinct one is decoded once."""
     encoded = pa.array(names, pa.binary()).dictionary_encode()
     decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]

@@ -49,6 +49,7 @@ class FrameKind(IntEnum):
     PYTHON = 16  # PYTHON_STACK records
     CODES = 17  # CODE records
     INTERPRETER = 18  # JSON, where a process's CPython keeps its frames
+    WAITS = 23  # WAIT records
     COPY = 15  # COPY records: a copy of a stack that was not finished while recording
 
 

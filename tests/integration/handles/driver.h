@@ -37,3 +37,13 @@ int launch(void *list, struct handle *kernel);
 int launch_many(void *list, struct handle **kernels, uint32_t count);
 int kernel_gone(struct handle *kernel);
 int module_gone(void *module);
+
+/* What a program waits for. */
+struct work {
+    uint64_t ns;                          /* until it is ready */
+    int result;                           /* of the wait then; 1 where the program waits for less */
+    void (*meanwhile)(struct work *work); /* called by the driver while it waits */
+    struct work *other;
+};
+int wait_event(struct work *work, uint64_t timeout);
+int wait_queue(struct work *work, uint64_t timeout);
