@@ -49,7 +49,7 @@ from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import HEAD_BYTES, Frame, FrameKind, SpoolReader
-from iaprof.record.wait_rows import wait_rows
+from iaprof.record.wait_rows import until_exits, wait_rows
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
@@ -392,6 +392,7 @@ class _Finishing:
             self._write_waits(np.concatenate(waiting))
 
     def _write_waits(self, waits: NDArray[np.void]) -> None:
+        waits = until_exits(waits, self._for_symbols.table("process"))
         self._waited += WaitTotals.of(waits)
         self._write_rows("wait", wait_rows(waits, self._stacks.ids(waits["stack"])))
 

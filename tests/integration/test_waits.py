@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import Counter as Counts
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from iaprof.bpf.driver_layout import CACHE
 from iaprof.bpf.launches import LaunchProbes, Sizes
+from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import Counter
 from iaprof.formats.unwind_rules import Walked
-from iaprof.formats.waits import FUNCTIONS, SHORT_NS, WaitFlags
+from iaprof.formats.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
 from integration.handles.driver import Built, build, copied
+from integration.recording import NO_SYMBOLS, iaprof
 from integration.test_handles import Attached
 from integration.walking import Walking
+from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
 MS = 1_000_000
@@ -173,12 +179,13 @@ def test_a_wait_that_goes_on_is_known_with_its_stack(attached: Attached) -> None
             time.sleep(0.01)
         now = time.monotonic_ns()
         left = attached.probes.unended_waits(now)
+        stacks = walking.stacks()
         process.kill()
         process.wait()
         assert left["tid"].tolist() == [process.pid]
         assert left["end"].tolist() == [now]
         assert left["waited"].tolist() == [now - int(left["begin"][0])]
-        ips, walked = walking.stacks()[int(left["stack"][0])]
+        ips, walked = stacks[int(left["stack"][0])]
     assert walked is Walked.WHOLE
     assert len(ips) > 8  # wait_event, waits_for_event, wait_and_tell, work, deeper six times, main and what calls it
     # and once the thread is gone, there is room for others
@@ -244,3 +251,101 @@ def test_a_place_that_is_no_functions_beginning_changes_nothing(
     other.driver.launch_with_frame(1, 0x1234, "launch_start")
     assert attached.counted()[Counter.WAITS_ASTRAY] == 1
     assert len(probes.waits.read()) == 0
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Iterator[Built]:
+    """A driver that recorders find, and whose layout was calibrated on this machine."""
+    built = build(tmp_path / "driver", "libze_intel_gpu.so.1")
+    layout = CACHE / f"{built.layout.build_id}.json"
+    layout.parent.mkdir(parents=True, exist_ok=True)
+    layout.write_text(built.with_waits.to_json())
+    yield built
+    layout.unlink()
+
+
+def recorded(known: Built, folder: Path, *options: str, script: str) -> CaptureReader:
+    """A recording of a shell script in which $P is the program."""
+    with Hardware(folder / "gpu") as hardware:
+        environment = {"LD_LIBRARY_PATH": str(known.library.parent), "P": str(known.waiting)}
+        command = ["record", "-f", "-o", folder / "c.parquet", *options, "--", "sh", "-c", script]
+        done = iaprof(*command, env=hardware.env() | environment)
+    assert done.code == 0, done.err
+    return CaptureReader(folder / "c.parquet")
+
+
+def own(capture: CaptureReader) -> list[dict[str, Any]]:
+    """Its waits, without those of others."""
+    return [row for row in capture.table("wait").to_pylist() if row["comm"] in ("waiting", "")]
+
+
+@pytest.mark.alone  # recorders of that time see the driver
+def test_a_capture_has_all_waits_with_their_stacks(known: Built, tmp_path: Path) -> None:
+    # given threads that wait, for long and for a moment, and one that is killed while it waits
+    script = f"""
+        cd {tmp_path}
+        echo | "$P" both 50 2000000 2 > long
+        echo | "$P" short 5000 0 1 > short
+        echo | "$P" both 1 3600000000000 1 > never & sleep 1; kill -9 $!; sleep 1
+    """
+    capture = recorded(known, tmp_path, "--cpu-freq=997", script=script)
+    told = [Told(*map(int, line.split())) for line in (tmp_path / "long").read_text().splitlines()[1:]]
+    pid = min(each.tid for each in told)
+    waits = own(capture)
+    # then each is there, as the program measured it
+    long = [row for row in waits if row["pid"] == pid]
+    assert sorted(row["tid"] for row in long) == sorted(each.tid for each in told)
+    for row, each in zip(
+        sorted(long, key=lambda row: (row["tid"], row["time_ns"])),
+        sorted(told, key=lambda each: (each.tid, each.begin)),
+        strict=True,
+    ):
+        assert each.begin <= row["time_ns"] <= row["end_ns"] <= each.end
+        assert row["waited_ns"] == row["end_ns"] - row["time_ns"]
+    assert {row["function"] for row in long} == {"zeEventHostSynchronize", "zeCommandQueueSynchronize"}
+    # and the short ones are counted, and the one that was killed waited until then
+    (unended,) = (row for row in waits if row["flags"] & WaitFlags.NOT_ENDED)
+    assert 500 * MS < unended["waited_ns"] < (capture.header["end_ns"] - unended["time_ns"]) - 500 * MS
+    others = [row for row in waits if row["pid"] not in (pid, unended["pid"])]
+    assert sum(row["count"] for row in others) == 5000
+    # and their stacks lead to the program's start, in the program's functions
+    stacks = {row["id"]: row for row in capture.table("stack").to_pylist()}
+    ends = Counts(stacks[row["stack"]]["ended"] for row in long)
+    assert ends["whole"] == len(long)
+    totals = WaitTotals.from_header(capture.header)
+    assert totals is not None
+    assert totals.waits == sum(row["count"] for row in capture.table("wait").to_pylist())
+    assert totals.not_ended == 1
+    assert not [loss for loss in capture.header["losses"] if loss["source"] == "waits"]
+
+
+@pytest.mark.alone
+def test_cpu_samples_below_a_wait_have_whole_stacks(known: Built, tmp_path: Path) -> None:
+    """The kernel has another return address on the stack of a thread that waits."""
+    # given a program that computes while it waits
+    script = f'cd {tmp_path}; echo | "$P" computes 20 100000000 1 > told'
+    capture = recorded(known, tmp_path, "--cpu-freq=997", script=script)
+    stacks = {row["id"]: row for row in capture.table("stack").to_pylist()}
+    (pid,) = {row["pid"] for row in own(capture)}
+    samples = [row for row in capture.table("cpu_sample").to_pylist() if row["pid"] == pid and row["stack"]]
+    waits = own(capture)
+    inside = [
+        stacks[row["stack"]]
+        for row in samples
+        if any(wait["time_ns"] < row["time_ns"] < wait["end_ns"] for wait in waits)
+    ]
+    assert len(waits) == 20
+    assert len(inside) > 200
+    ended = Counts(stack["ended"] for stack in inside)
+    assert ended["whole"] >= 0.95 * len(inside), ended
+    # and they go on above the wait: what begins a program is in all of them
+    depths = Counts(len(stack["ips"]) for stack in inside if stack["ended"] == "whole")
+    assert min(depths) > 8
+
+
+@pytest.mark.alone
+def test_waits_need_not_be_recorded(known: Built, tmp_path: Path) -> None:
+    capture = recorded(known, tmp_path, "--no-waits", *NO_SYMBOLS, script='echo | "$P" both 3 1000000 1')
+    assert own(capture) == []
+    assert capture.header["probes"]["waits"] == 0
+    assert [each["way"] for each in capture.header["libraries"] if each["path"] == str(known.library)] == ["attach"]

@@ -42,6 +42,12 @@ OWN_FRAME static void wait_inside(struct work *work) {
     waits_for_event(&inner);
 }
 
+OWN_FRAME static void compute(struct work *work) {
+    (void)work;
+    for (uint64_t end = now() + ns; now() < end;)
+        ;
+}
+
 static void leave(int signal) {
     (void)signal;
     siglongjmp(back, 1);
@@ -93,6 +99,8 @@ int main(int count, char **words) {
         works[i].ns = ns;
         if (!strcmp(mode, "inside"))
             works[i].meanwhile = wait_inside;
+        if (!strcmp(mode, "computes"))
+            works[i].meanwhile = compute, works[i].ns = 0;
         if (!strcmp(mode, "fails"))
             works[i].result = 0x70000001;
     }
