@@ -330,17 +330,18 @@ def test_cpu_samples_below_a_wait_have_whole_stacks(known: Built, tmp_path: Path
     samples = [row for row in capture.table("cpu_sample").to_pylist() if row["pid"] == pid and row["stack"]]
     waits = own(capture)
     inside = [
-        stacks[row["stack"]]
+        (stacks[row["stack"]], stacks[wait["stack"]]["ips"][1:])
         for row in samples
-        if any(wait["time_ns"] < row["time_ns"] < wait["end_ns"] for wait in waits)
+        for wait in waits
+        if wait["time_ns"] < row["time_ns"] < wait["end_ns"]
     ]
     assert len(waits) == 20
     assert len(inside) > 200
-    ended = Counts(stack["ended"] for stack in inside)
-    assert ended["whole"] >= 0.95 * len(inside), ended
-    # and they go on above the wait: what begins a program is in all of them
-    depths = Counts(len(stack["ips"]) for stack in inside if stack["ended"] == "whole")
-    assert min(depths) > 8
+    # then what called the driver is in all of them, and nothing is guessed
+    alike = [stack["ips"][-len(callers) :] == callers for stack, callers in inside if stack["ended"] == "whole"]
+    assert len(alike) >= 0.95 * len(inside), Counts(stack["ended"] for stack, _ in inside)
+    assert all(alike), Counts(alike)
+    assert not any(stack["marks"] for stack, _ in inside)
 
 
 @pytest.mark.alone

@@ -105,7 +105,10 @@ def build(folder: Path, name: str = "libplayed.so") -> Built:
     subprocess.run(["cc", *_FLAGS, *shared, "-o", library, FOLDER / "driver.c"], check=True)
     subprocess.run(["cc", *_FLAGS, "-fPIC", "-o", program, FOLDER / "program.c", *linked], check=True)
     waiting = folder / "waiting"
-    subprocess.run(["cc", *_FLAGS, "-fPIC", "-fexceptions", "-o", waiting, FOLDER / "waiting.c", *linked], check=True)
+    subprocess.run(
+        ["cc", *_FLAGS, "-fPIC", "-fexceptions", "-fomit-frame-pointer", "-o", waiting, FOLDER / "waiting.c", *linked],
+        check=True,
+    )
     with library.open("rb") as file:
         table = ELFFile(file).get_section_by_name(".symtab")
         symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
