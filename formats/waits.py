@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntFlag
 from typing import Any
@@ -146,3 +146,9 @@ class WaitTotals:
         of_them += [f"{self.not_ended:,} not ended"] if self.not_ended else []
         more = f" ({', '.join(of_them)})" if of_them else ""
         return f"{self.waits:,} wait{'s' if self.waits != 1 else ''} for the GPU, {self.waited_ns / 1e9:,.3f} s{more}"
+
+
+def of_all(headers: Iterable[Mapping[str, Any]]) -> WaitTotals | None:
+    """The sum of what several headers say; None if none of them says anything."""
+    told = [totals for header in headers if (totals := WaitTotals.from_header(header)) is not None]
+    return sum(told[1:], told[0]) if told else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections import Counter as Counts
@@ -350,3 +351,46 @@ def test_waits_need_not_be_recorded(known: Built, tmp_path: Path) -> None:
     assert own(capture) == []
     assert capture.header["probes"]["waits"] == 0
     assert [each["way"] for each in capture.header["libraries"] if each["path"] == str(known.library)] == ["attach"]
+
+
+@pytest.mark.alone
+def test_reports_of_waits(known: Built, tmp_path: Path) -> None:
+    # given waits of two functions by two threads
+    capture = recorded(known, tmp_path, script=f'cd {tmp_path}; echo | "$P" both 50 2000000 2 > told')
+    told = [Told(*map(int, line.split())) for line in (tmp_path / "told").read_text().splitlines()[1:]]
+    measured = sum(each.end - each.begin for each in told)
+    # when
+    folded, top, as_json = (
+        iaprof(*words, capture.path)
+        for words in (["report", "--waits"], ["top", "--by", "wait"], ["top", "--by=wait", "--json"])
+    )
+    # then the stacks say where, and add up to what the program measured
+    assert [folded.code, top.code, as_json.code] == [0, 0, 0], folded.err + top.err + as_json.err
+    us: Counts[str] = Counts()
+    for line in folded.out.splitlines():
+        stack, count = line.rsplit(" ", 1)
+        if stack.startswith("waiting;"):
+            us[stack.split(";")[-1]] += int(count)
+            assert ";work;" in stack, line
+    assert us.keys() == {"wait_event", "wait_queue"}  # as the driver's symbols have it
+    assert 0.8 * measured < 1000 * sum(us.values()) <= measured
+    rows = [row for row in json.loads(as_json.out)["entries"] if row["process"] == "waiting"]
+    assert Counts({row["function"]: row["waits"] for row in rows}) == dict.fromkeys(
+        ("zeEventHostSynchronize", "zeCommandQueueSynchronize"), 100
+    )
+    assert {row["launcher"] for row in rows} == {"waits_for_event", "waits_for_queue"}
+    assert [row["objects"] for row in rows] == [2, 2]
+    assert abs(sum(row["waited_ns"] for row in rows) - 1000 * sum(us.values())) < 1000 * len(told)
+    assert "zeEventHostSynchronize < waits_for_event < waiting" in top.out
+    assert "waits for the GPU" in top.err
+    # and nothing of a time in which nothing waited
+    assert iaprof("report", "--waits", "--time", "100%-", capture.path).out == ""
+
+
+def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
+    for words in (["--format=pprof"], ["--cpu-samples"], ["-o", tmp_path / "x.html"]):
+        done = iaprof("report", "--waits", *words, tmp_path / "none.parquet")
+        assert (done.code, done.err) == (
+            2,
+            "iaprof: --waits is for folded, collapsed, svg, speedscope, without --cpu-samples\n",
+        )
