@@ -327,7 +327,7 @@ def test_a_capture(recorded: Path) -> None:
     [
         (
             ("--by", "colour"),
-            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, not 'colour'",
+            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, wait, not 'colour'",
         ),
         (("--interval", "0"), "--interval must be a number of seconds, 0.001 or more"),
         (("--interval", "nan"), "--interval must be a number of seconds, 0.001 or more"),
