@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
@@ -110,7 +111,7 @@ def build(folder: Path, name: str = "libplayed.so") -> Built:
         check=True,
     )
     with library.open("rb") as file:
-        table = ELFFile(file).get_section_by_name(".symtab")
+        table: Any = ELFFile(file).get_section_by_name(".symtab")
         symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
     code, memory = (Handle.kernel.offset, Kernel.code.offset), Code.memory.offset
     module = Handle.kernel.offset, Kernel.module.offset
