@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ctypes import byref, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -32,12 +32,14 @@ TABLES = {
         "zeCommandListHostSynchronize": 28,
     },
     "zeGetCommandListExpProcAddrTable": {"zeCommandListUpdateMutableCommandKernelsExp": 7},
-    "zeGetDeviceProcAddrTable": {"zeDeviceSynchronize": 22},
     "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
     "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
+}
+OF_WAITS = {  # without which launches are recorded all the same
     "zeGetEventProcAddrTable": {"zeEventHostSynchronize": 3},
     "zeGetCommandQueueProcAddrTable": {"zeCommandQueueSynchronize": 3},
     "zeGetFenceProcAddrTable": {"zeFenceHostSynchronize": 2},
+    "zeGetDeviceProcAddrTable": {"zeDeviceSynchronize": 22},
 }
 EXTENSIONS = ("zexCommandListAppendVariableLaunchKernel",)  # that programs get by name
 
@@ -93,13 +95,19 @@ class Driver:
         """The addresses at which calls arrive."""
         found: dict[str, int] = {}
         for of, places in TABLES.items():
-            table = (c_uint64 * _TABLE_WORDS)()
-            self._call(of, _ANY_VERSION, table)
-            found |= {name: table[place] for name, place in places.items()}
+            found |= self._in_table(of, places)
+        for of, places in OF_WAITS.items():
+            with contextlib.suppress(DriverError):
+                found |= self._in_table(of, places)
         for name in EXTENSIONS:
             with contextlib.suppress(DriverError):
                 found[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
         return {name: address for name, address in found.items() if address}
+
+    def _in_table(self, of: str, places: Mapping[str, int]) -> dict[str, int]:
+        table = (c_uint64 * _TABLE_WORDS)()
+        self._call(of, _ANY_VERSION, table)
+        return {name: table[place] for name, place in places.items()}
 
     @contextlib.contextmanager
     def module(self, binary: bytes, copies: int = 1) -> Iterator[list[Kernel]]:

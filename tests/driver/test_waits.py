@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from driver.driver import DEVICES, Driver, compile_workload, run_workload
+from driver.opencl import OpenCL
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.waits import WaitFlags, WaitTotals
@@ -108,3 +109,21 @@ def test_each_wait_is_counted_once(driver: Driver, program: Path, device: str, t
     assert totals is not None
     assert totals.short == sum(row["count"] for row in rows if row["flags"] & WaitFlags.ADDED_UP)
     assert not [loss for loss in capture.header["losses"] if loss["source"] == "waits"]
+
+
+def test_opencls_waits_are_counted_once(opencl: OpenCL, tmp_path: Path) -> None:
+    program = compile_workload("waiting_opencl.c", "libOpenCL.so.1", opencl.driver.folder, tmp_path / "waiting")
+    with Hardware(tmp_path / "gpu", "bmg") as hardware:
+        environment = opencl.environment("bmg") | hardware.env() | {"LD_LIBRARY_PATH": str(opencl.library.parent)}
+        words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", str(program), str(WAITS)]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [
+        row for row in CaptureReader(tmp_path / "capture").table("wait").to_pylist() if row["pid"] == told[0]["pid"]
+    ]
+    for each in told:
+        own = [row for row in rows if row["function"] == each["function"]]
+        assert sum(row["count"] for row in own) == each["waits"] == WAITS
+        assert sum(row["waited_ns"] for row in own) <= each["ns"]
+        assert each["handle"] in {row["handle"] for row in own}
