@@ -238,6 +238,11 @@ class LaunchProbes:
         return self._loader.cpu_seconds
 
     @property
+    def records_waits(self) -> bool:
+        """Whether waits are wanted, and nothing refused them."""
+        return self._with_waits and not self.waits_refused
+
+    @property
     def origin(self) -> Origin:
         """Where the programs come from, once they are loaded."""
         return self._loader.origin

@@ -79,6 +79,7 @@ class Outcome:
     since_ns: int = 0  # when all of them were attached, CLOCK_MONOTONIC; 0 where there are none
     # Functions that launch, or names of probes, where the probed instruction is single-stepped: formats.slow_launches.
     single_stepped: tuple[str, ...] = ()
+    waits: int = 0  # functions in which its layout says that programs wait
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,10 @@ class Libraries:
                 self._attach_layout(file.fileno(), layout, offsets)
                 since = time.monotonic_ns()
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
-                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, since_ns=since, single_stepped=slow)
+                waits = sum(entry.is_wait for entry in layout.entries)
+                return Outcome(
+                    path, len(offsets), "", Way.ATTACH, build_id, since_ns=since, single_stepped=slow, waits=waits
+                )
             problem = self._no_way(path, build_id)
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"

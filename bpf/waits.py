@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from iaprof.bpf.driver_layout import ARGUMENTS, Entry, Layout, LayoutError
+from iaprof.bpf.driver_layout import ARGUMENTS, Entry, LayoutError
 from iaprof.formats.waits import FUNCTIONS
 
 NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
@@ -33,8 +33,3 @@ def packed_wait_entry(entry: Entry) -> bytes:
     return struct.pack(
         "<QBBBB4x", entry.address, number, ARGUMENTS[entry.handle], timeout, int(entry.name in _OF_ARRAYS)
     )
-
-
-def has_waits(layout: Layout) -> bool:
-    """Whether it tells where programs wait."""
-    return any(entry.is_wait for entry in layout.entries)

@@ -401,6 +401,8 @@ class Launches:
             library: dict[str, object] = {"path": outcome.path, "probes": outcome.probes, "since_ns": since, "way": way}
             if outcome.single_stepped:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
+            if outcome.waits and self._probes.records_waits:
+                library["waits"] = outcome.waits
             self.libraries.append(library)
             self._journal.append("libraries", library)
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")

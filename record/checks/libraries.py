@@ -59,6 +59,9 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
+        if not outcome.waits:
+            text += "; waits for the GPU are not recorded, as its layout has none"
+            text += ": run 'sudo iaprof calibrate' again" if what == "driver" else ""
         return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
     if outcome.way is Way.INJECT:
         return Check(GROUP, what, Level.OK, "launches by a library that iaprof put into its command", file=file)

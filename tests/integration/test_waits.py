@@ -317,6 +317,7 @@ def test_a_capture_has_all_waits_with_their_stacks(known: Built, tmp_path: Path)
     assert totals is not None
     assert totals.waits == sum(row["count"] for row in capture.table("wait").to_pylist())
     assert totals.not_ended == 1
+    assert [each["waits"] for each in capture.header["libraries"] if each["path"] == str(known.library)] == [2]
     assert not [loss for loss in capture.header["losses"] if loss["source"] == "waits"]
 
 
@@ -350,6 +351,7 @@ def test_waits_need_not_be_recorded(known: Built, tmp_path: Path) -> None:
     capture = recorded(known, tmp_path, "--no-waits", *NO_SYMBOLS, script='echo | "$P" both 3 1000000 1')
     assert own(capture) == []
     assert capture.header["probes"]["waits"] == 0
+    assert not any("waits" in each for each in capture.header["libraries"])
     assert [each["way"] for each in capture.header["libraries"] if each["path"] == str(known.library)] == ["attach"]
 
 

@@ -37,6 +37,7 @@ from unit.test_devices import device
         ("7.0.1", Level.OK, "new enough"),
         ("6.14.11", Level.WARNING, "EU stalls came with 6.15"),
         ("6.8.0-45-generic", Level.WARNING, "no build-ids"),
+        ("6.12.9", Level.WARNING, "waits for the GPU are not recorded"),
         ("unheard", Level.WARNING, "unheard"),
     ],
 )
@@ -243,8 +244,14 @@ def test_libraries_and_how_their_launches_are_had() -> None:
     assert check(Outcome(path, 1, way=Way.PROBES), half) == (
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
+    attaching = "launches by attaching: it has no probes, but its build is known (26.27)"
+    without = f"{attaching}; waits for the GPU are not recorded, as its layout has none"
+    assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab", waits=5), version="26.27") == (Level.OK, attaching, "")
     assert check(Outcome(path, 8, way=Way.ATTACH, build_id="ab"), version="26.27") == (
-        Level.OK, "launches by attaching: it has no probes, but its build is known (26.27)", "",
+        Level.OK, f"{without}: run 'sudo iaprof calibrate' again", "",
+    )  # fmt: skip
+    assert check(Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab"), version="26.27") == (
+        Level.OK, without, "",
     )  # fmt: skip
     assert check(Outcome("/a b/libze_intel_gpu.so", 0, "it is unknown", build_id="ab")) == (
         Level.WARNING, "it is unknown", "sudo iaprof calibrate '/a b/libze_intel_gpu.so'",
