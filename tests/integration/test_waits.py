@@ -396,3 +396,22 @@ def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
             2,
             "iaprof: --waits is for folded, collapsed, svg, speedscope, without --cpu-samples\n",
         )
+
+
+@pytest.mark.alone
+def test_waits_are_in_the_file_in_which_they_ended(known: Built, tmp_path: Path) -> None:
+    # given long and short waits for three seconds, and a new file twice a second
+    script = f'cd {tmp_path}; echo | "$P" both 750 2000000 1 > long; echo | "$P" short 300000 0 1 > short'
+    recorded(known, tmp_path, "--cpu-freq=0", "--switch-output=0.5s", *NO_SYMBOLS, script=script)
+    parts = [CaptureReader(path) for path in sorted(tmp_path.glob("c.*parquet"))]
+    told = [Told(*map(int, line.split())) for line in (tmp_path / "long").read_text().splitlines()[1:]]
+    assert len(parts) > 2
+    # then each is in one of them, with its stack
+    rows = [[row for row in own(part) if row["comm"] == "waiting"] for part in parts]
+    long = sum(len([row for row in some if row["pid"] == told[0].tid]) for some in rows)
+    short = sum(row["count"] for some in rows for row in some if row["pid"] != told[0].tid)
+    assert (long, short) == (len(told), 300_000)
+    for part, some in zip(parts, rows, strict=True):
+        stacks = set(part.table("stack")["id"].to_pylist())
+        assert {row["stack"] for row in some} <= stacks
+        assert not [loss for loss in part.header["losses"] if loss["source"] == "waits"]

@@ -32,7 +32,7 @@ __attribute__((visibility("hidden"))) int wait_for(struct work *work, uint64_t t
     ns += until.tv_nsec;
     until.tv_sec += ns / 1000000000;
     until.tv_nsec = ns % 1000000000;
-    while (work->ns && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, 0))
+    while (work->ns && timeout && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, 0))
         ;
     return timeout < work->ns ? 1 : work->result;
 }
