@@ -213,7 +213,7 @@ class LaunchProbes:
         self._watches: list[UprobeLink] = []  # in C libraries
         self._slots = 0  # of the `probes` map that are taken
         self._layouts = self._entries = self._wait_entries = 0  # of those maps that are taken
-        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads)
+        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads, self._attach_waits)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
@@ -323,11 +323,12 @@ class LaunchProbes:
         self._link(file_fd, locations)
         self._layouts += 1
         self._entries += len(own)
-        if self._with_waits:
-            self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
+        self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
 
     def _attach_waits(self, file_fd: int, entries: Sequence[tuple[Entry, int]]) -> None:
         """Without them launches are recorded all the same."""
+        if not self._with_waits:
+            return
         fds = self._now().fds
         locations = []
         try:

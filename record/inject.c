@@ -39,9 +39,11 @@ typedef struct {
 
 #define VERSION(major, minor) ((uint32_t)(major) << 16 | (minor))
 
-enum { GLOBAL, DRIVER, MODULE, COMMAND_LIST, TABLES };
+enum { GLOBAL, DRIVER, MODULE, COMMAND_LIST, EVENT, QUEUE, FENCE, DEVICE, TABLES };
 static const char *const TABLE_NAMES[TABLES] = {"zeGetGlobalProcAddrTable", "zeGetDriverProcAddrTable",
-                                                "zeGetModuleProcAddrTable", "zeGetCommandListProcAddrTable"};
+                                                "zeGetModuleProcAddrTable", "zeGetCommandListProcAddrTable",
+                                                "zeGetEventProcAddrTable",  "zeGetCommandQueueProcAddrTable",
+                                                "zeGetFenceProcAddrTable",  "zeGetDeviceProcAddrTable"};
 
 /* --- the driver */
 
@@ -137,6 +139,23 @@ IN_PLACE_OF(zeCommandListAppendLaunchKernelWithArguments, ze_handle list, ze_han
     return driver_zeCommandListAppendLaunchKernelWithArguments(list, kernel, groups, group_size, arguments, next,
                                                                signal, n, waits);
 }
+
+/* --- waits */
+
+/* A function that waits for the GPU: a jump to the driver's. A recorder finds it by its name, and probes where it begins and where it
+ * returns; nothing of the program's is on the stack then but the return address. */
+#define WAITS(name)                                                                                                    \
+    __attribute__((used)) static ze_result_t (*driver_##name)(void);                                                   \
+    __attribute__((naked, visibility("default"))) ze_result_t iaprof_##name(void);                                     \
+    __attribute__((naked, visibility("default"))) ze_result_t iaprof_##name(void)                                      \
+    {                                                                                                                  \
+        __asm__("nop\n\tjmp *driver_" #name "(%rip)");                                                                 \
+    }
+WAITS(zeEventHostSynchronize)
+WAITS(zeCommandQueueSynchronize)
+WAITS(zeFenceHostSynchronize)
+WAITS(zeCommandListHostSynchronize)
+WAITS(zeDeviceSynchronize)
 
 /* --- modules */
 
@@ -238,6 +257,12 @@ static const struct hook {
     HOOK(COMMAND_LIST, 25, VERSION(1, 0), zeCommandListAppendLaunchMultipleKernelsIndirect),
     HOOK(COMMAND_LIST, 36, VERSION(1, 14), zeCommandListAppendLaunchKernelWithParameters),
     HOOK(COMMAND_LIST, 37, VERSION(1, 14), zeCommandListAppendLaunchKernelWithArguments),
+#define WAIT(table, slot, since, name) {table, slot, since, iaprof_##name, (void **)&driver_##name}
+    WAIT(EVENT, 3, VERSION(1, 0), zeEventHostSynchronize),
+    WAIT(QUEUE, 3, VERSION(1, 0), zeCommandQueueSynchronize),
+    WAIT(FENCE, 2, VERSION(1, 0), zeFenceHostSynchronize),
+    WAIT(COMMAND_LIST, 28, VERSION(1, 6), zeCommandListHostSynchronize),
+    WAIT(DEVICE, 22, VERSION(1, 14), zeDeviceSynchronize),
 };
 enum { N_HOOKS = sizeof HOOKS / sizeof *HOOKS };
 
@@ -295,7 +320,12 @@ FILL(GLOBAL)
 FILL(DRIVER)
 FILL(MODULE)
 FILL(COMMAND_LIST)
-static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_COMMAND_LIST};
+FILL(EVENT)
+FILL(QUEUE)
+FILL(FENCE)
+FILL(DEVICE)
+static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_COMMAND_LIST,
+                                    fill_EVENT,  fill_QUEUE,  fill_FENCE,  fill_DEVICE};
 
 /* --- meeting the driver */
 
