@@ -204,7 +204,7 @@ int zetModuleGetDebugInfo(void) { return 1; }
 int zeKernelGetName(void) { return 1; }
 int zeDriverGetExtensionFunctionAddress(void) { return 1; }
 """
-LAUNCH_SLOTS = (22, 23, 24, 25, 28, 36, 37)  # ze_command_list_dditable_t
+LAUNCH_SLOTS = (22, 23, 24, 25, 28, 36, 37)  # ze_command_list_dditable_t; 28 waits
 PROGRAM = """
 import ctypes, _ctypes
 
