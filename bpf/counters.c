@@ -36,6 +36,12 @@ enum counter {
     LIST_EVENTS,      /* lists that were closed, reset or destroyed */
     LISTS_LOST,       /* executions of lists, or events: no room in the ring buffer, or not to be read */
     TRANSFERS,        /* calls that copy or fill */
+    WAITS,            /* that were begun and are followed */
+    WAITS_LOST,       /* no room, or the beginning is not known */
+    WAITS_INSIDE,     /* of others: they are part of these */
+    WAITS_ASTRAY,     /* where no return address was found */
+    WAIT_POLLS,       /* with a timeout of 0: none */
+    WAIT_NS,          /* time spent in on_wait */
     COUNTERS,
 };
 

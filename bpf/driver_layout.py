@@ -28,6 +28,8 @@ MAX_ENTRIES = 128
 MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
 MAX_CLASSES = 8
 MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
+ARGUMENTS = (112, 104, 96, 88, 72, 64)
+"""Where struct pt_regs has a function's arguments: offsets of di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_FILE_BYTES = 1 << 16
 
@@ -52,6 +54,7 @@ class Action(StrEnum):
     TRANSFER_REGION = "transfer-region"
     TRANSFER_UNKNOWN = "transfer-unknown"
     OWN_LAUNCH = "own-launch"  # of a kernel of the driver's own; inside the driver
+    WAIT = "wait"  # until the GPU is done; the stack pointer is as it was at the function's first instruction
 
 
 _OF_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
@@ -70,12 +73,17 @@ class Entry:
     name: str
     action: Action
     address: int
-    # Which argument is the handle: a kernel's, a module's or a list's, or an array of these; or the bytes of
-    # TRANSFER or the region of TRANSFER_REGION; 0 of TRANSFER_UNKNOWN.
+    # Which argument is the handle: of a kernel, module or list, or of what is waited for, or an array of handles;
+    # or the bytes of TRANSFER or the region of TRANSFER_REGION; 0 of TRANSFER_UNKNOWN.
     handle: int
     count: int | None = None  # LAUNCH_MANY, EXECUTE: which argument is the array's length, 32 bits
     offset: int = 0  # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle
     list_offset: int = 0  # OWN_LAUNCH: bytes from the first argument to the command list's handle
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether it waits for the GPU."""
+        return self.action is Action.WAIT
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from errno import EINVAL
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.bpf.btf import Btf, BtfError
 from iaprof.bpf.compilation import Interruption
-from iaprof.bpf.driver_layout import MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.driver_layout import ARGUMENTS, MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
 from iaprof.bpf.loader import Loader, Origin, close
-from iaprof.bpf.maps import PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
+from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
 from iaprof.bpf.programs import MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.bpf.uprobe import Location, UprobeLink, attach, close_all
+from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
+from iaprof.bpf.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.formats.launches import (
     CODE,
     COMPILED,
@@ -39,6 +42,7 @@ from iaprof.formats.launches import (
     stack_dtype,
 )
 from iaprof.formats.transfers import number_of
+from iaprof.formats.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
@@ -47,7 +51,6 @@ COPY_PAGES = 16  # of a stack, that are copied at most
 _PAGE = 4096
 _STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
 _QUEUE = 15  # of handles.c
-_ARGUMENTS = (112, 104, 96, 88, 72, 64)  # offsets of di, si, dx, cx, r8 and r9 in struct pt_regs
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
 _PROGRAMS = {  # by the probe's name
     LAUNCH: "on_launch",
@@ -93,6 +96,9 @@ class Sizes:
     ways_remembered: int = 1 << 14
     compiled_pages: int = 128
     sample_pages: int = 256  # 1 MiB: 20,000 CPU samples
+    wait_pages: int = 256  # 1 MiB: 10,000 waits
+    waiting_threads: int = 1 << 14
+    wait_sites: int = 1 << 14
     piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
     module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
     list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
@@ -116,6 +122,8 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0, 0)).named(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
+        "WAIT_SHORT_NS": SHORT_NS,
+        "WAIT_WAKE_EVERY": _wake_every(sizes.wait_pages, WAIT.itemsize, cpus),
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
         "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
@@ -179,6 +187,10 @@ def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
         "codes_sent": sizes.stacks_remembered,
         "compilations": sizes.compiled_pages * _PAGE,
         "samples": sizes.sample_pages * _PAGE,
+        "wait_entries": MAX_ENTRIES,
+        "waits": sizes.waiting_threads,
+        "wait_sites": sizes.wait_sites,
+        "waited": sizes.wait_pages * _PAGE,
         "copies": sizes.copied_pages * _PAGE,
         "rules": 1 << sizes.rule_bits,
         "spaces": sizes.processes_remembered,
@@ -203,6 +215,7 @@ class LaunchProbes:
         ways: Sequence[Way] = tuple(Way),
         frame_pointers_only: bool = False,
         depth: int = MAX_DEPTH,
+        waits: bool = True,
     ) -> None:
         """Loads, or begins to compile.
 
@@ -211,11 +224,14 @@ class LaunchProbes:
             ways: to get at launches, the best first.
             frame_pointers_only: walks by frame pointers, also if the kernel tells what rules need.
             depth: frames of a stack, at most MAX_DEPTH.
+            waits: records waits, too, where a driver's layout tells where they are.
 
         Raises:
             BpfUnavailable: what is missing or not permitted.
         """
         self.depth = depth
+        self._with_waits = waits
+        self.waits_refused = ""  # why waits are not recorded in a driver whose layout has some
         self.sizes, self._stack = sizes, stack_dtype(self.depth)
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
@@ -225,8 +241,8 @@ class LaunchProbes:
         self._links: list[UprobeLink] = []
         self._watches: list[UprobeLink] = []  # in C libraries
         self._slots = 0  # of the `probes` map that are taken
-        self._layouts = self._entries = 0  # of those maps that are taken
-        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads)
+        self._layouts = self._entries = self._wait_entries = 0  # of those maps that are taken
+        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads, self._attach_waits)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
@@ -249,6 +265,11 @@ class LaunchProbes:
     def compile_cpu_seconds(self) -> float:
         """CPU time of the process that compiled, if there was one, once it did."""
         return self._loader.cpu_seconds
+
+    @property
+    def records_waits(self) -> bool:
+        """Whether waits are wanted, and nothing refused them."""
+        return self._with_waits and not self.waits_refused
 
     @property
     def origin(self) -> Origin:
@@ -291,6 +312,11 @@ class LaunchProbes:
         return self._now().samples
 
     @property
+    def waits(self) -> RingBuffer:
+        """Sends WAIT records."""
+        return self._now().waits
+
+    @property
     def pieces(self) -> RingBuffer:
         """Sends PIECE records of names and code."""
         return self._now().pieces
@@ -319,16 +345,38 @@ class LaunchProbes:
 
     def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
         fds = self._now().fds
-        if self._layouts >= MAX_LAYOUTS or self._entries + len(offsets) > MAX_ENTRIES:
+        if self._layouts >= MAX_LAYOUTS or self._entries + self._wait_entries + len(offsets) > MAX_ENTRIES:
             raise OSError("there is no room for another driver's layout")
         write_slot(fds["layouts"], self._layouts, _packed_layout(layout))
         locations = defaultdict(list)
-        for slot, (entry, offset) in enumerate(zip(layout.entries, offsets, strict=True), self._entries):
+        placed = list(zip(layout.entries, offsets, strict=True))
+        own = [(entry, offset) for entry, offset in placed if not entry.is_wait]
+        for slot, (entry, offset) in enumerate(own, self._entries):
             write_slot(fds["entries"], slot, _packed_entry(layout, entry, self._layouts))
             locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
         self._link(file_fd, locations)
         self._layouts += 1
-        self._entries += len(offsets)
+        self._entries += len(own)
+        self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
+
+    def _attach_waits(self, file_fd: int, entries: Sequence[tuple[Entry, int]]) -> None:
+        """Without them launches are recorded all the same."""
+        if not self._with_waits:
+            return
+        fds = self._now().fds
+        locations = []
+        try:
+            for slot, (entry, offset) in enumerate(entries, self._wait_entries):
+                write_slot(fds["wait_entries"], slot, packed_wait_entry(entry))
+                locations.append(Location(offset, 0, slot))
+            if locations:
+                self._links.append(UprobeLink(file_fd, fds["on_wait"], locations, ProgramFor.SESSIONS))
+        except OSError as refusal:
+            self.waits_refused = NO_SESSIONS if refusal.errno == EINVAL else f"the kernel refuses ({refusal.strerror})"
+        except LayoutError as error:
+            self.waits_refused = str(error)
+        else:
+            self._wait_entries += len(entries)
 
     def _watch_loads(self, file_fd: int, offsets: Sequence[int]) -> None:
         locations = [Location(offset, 0, 0) for offset in offsets]
@@ -353,6 +401,33 @@ class LaunchProbes:
         """What the programs counted so far, all CPUs together."""
         totals = self._now().counters.read()
         return {which: int(totals[which]) for which in Counter}
+
+    def take_short_waits(self) -> NDArray[np.void]:
+        """Sums of short waits that were not sent yet, as WAIT[n]; others begin."""
+        return added_up_waits(*self._now().wait_sites.take())
+
+    def unended_waits(self, end_ns: int) -> NDArray[np.void]:
+        """Waits that are still going on, as WAIT[n], as long as they have taken until then."""
+        return unended_waits(*self._now().waiting.read(), end_ns)
+
+    def forget_waits(
+        self, alive: Callable[[int, int], bool], end_ns: int, least: int | None = None
+    ) -> NDArray[np.void]:
+        """Makes room where many threads have waited that are no more; gives the waits in which they ended, as WAIT[n].
+
+        Args:
+            alive: whether a process has a thread.
+            end_ns: since when they are known to have ended.
+            least: threads that are many; half of those that there is room for when left out.
+        """
+        waiting = self._now().waiting
+        tids, values = waiting.read()
+        if len(tids) <= (self.sizes.waiting_threads // 2 if least is None else least):
+            return unended_waits(tids[:0], values[:0], end_ns)
+        pairs = zip(values["pid"].tolist(), tids.tolist(), strict=True)
+        is_gone = np.array([not alive(pid, tid) for pid, tid in pairs], bool)
+        waiting.delete(tids[is_gone])
+        return unended_waits(tids[is_gone], values[is_gone], end_ns)
 
     def new_epoch(self) -> None:
         """From now on every stack travels again, under another id.
@@ -386,7 +461,7 @@ class LaunchProbes:
         close_all([*self._links, *self._watches])
         self._links.clear()
         self._watches.clear()
-        self._slots = self._layouts = self._entries = 0
+        self._slots = self._layouts = self._entries = self._wait_entries = 0
 
     def close(self) -> None:
         """Gives everything back."""
@@ -420,12 +495,15 @@ class _Loaded:
             self.codes = self._ring("codes", sizes.code_pages, CODE)
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
+            self.waits = self._ring("waited", sizes.wait_pages, WAIT)
             self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
             self.modules = self._ring("modules", sizes.module_pages, PIECE)
             self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error
+        self.waiting = HashMap(fds["waits"], np.dtype("<u4"), WAITING, sizes.waiting_threads)
+        self.wait_sites = HashMap(fds["wait_sites"], SITE_KEY, SITE, sizes.wait_sites)
         self.counters = PerCpuCounters(fds["counters"], len(possible_cpus()), len(Counter))
 
     def _ring(self, name: str, pages: int, dtype: np.dtype[np.void]) -> RingBuffer:
@@ -473,7 +551,7 @@ def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
     """`struct entry` of handles.c, for the layout with this index."""
     offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
-    registers = _ARGUMENTS[entry.handle], _ARGUMENTS[entry.count or 0]
+    registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     flags = LaunchFlags.OWN if entry.action is Action.OWN_LAUNCH else 0
     transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)

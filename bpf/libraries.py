@@ -19,11 +19,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from iaprof.bpf.driver_layout import Action, Layout, find_layout
+from iaprof.bpf.driver_layout import Action, Entry, Layout, find_layout
 from iaprof.bpf.emulation import single_stepped
 from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
 from iaprof.bpf.usdt import Probe, read_probes
+from iaprof.bpf.waits import injected_waits
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.unprobed import Unprobed
 
@@ -82,6 +83,7 @@ class Outcome:
     single_stepped: tuple[str, ...] = ()
     executions: bool = False  # whether it is seen when closed command lists are executed
     copies: bool = False  # copies and fills are recorded, and the driver's own kernels that do them
+    waits: int = 0  # functions in which its layout says that programs wait
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Libraries:
         attach_layout: Callable[[int, Layout, Sequence[int]], object],
         ways: Iterable[Way] = tuple(Way),
         watch_loads: Callable[[int, Sequence[int]], object] = lambda *_: None,
+        attach_waits: Callable[[int, Sequence[tuple[Entry, int]]], object] = lambda *_: None,
     ) -> None:
         """Starts with none.
 
@@ -110,7 +113,10 @@ class Libraries:
             attach_layout: likewise, given a driver's layout and the file offset of each of its entries.
             ways: that may be used.
             watch_loads: given an open C library and where it loads other libraries.
+            attach_waits: given the open library that commands are started with, and its functions that wait, with their
+                file offsets.
         """
+        self._attach_waits = attach_waits
         self._watch_loads = watch_loads
         self._attach, self._attach_layout = attach, attach_layout
         self._ways = frozenset(ways)
@@ -249,19 +255,42 @@ class Libraries:
                 return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
             if probes:
                 doubt = self._attach(file.fileno(), probes)
+                waits = injected_waits(library) if way_of(path) is Way.INJECT else []
+                self._attach_waits(file.fileno(), waits)
                 since = time.monotonic_ns()
                 slow = single_stepped(
                     file.fileno(), ((each.name, each.offset) for each in probes if each.name == LAUNCH)
                 )
-                has_lists = any(each.name == EXECUTE for each in probes)
-                return Outcome(path, len(probes), "", way_of(path), build_id, doubt, since, slow, has_lists)
+                lists = any(each.name == EXECUTE for each in probes)
+                return Outcome(
+                    path,
+                    len(probes),
+                    "",
+                    way_of(path),
+                    build_id,
+                    doubt,
+                    since,
+                    slow,
+                    executions=lists,
+                    waits=len(waits),
+                )
             if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)
                 since = time.monotonic_ns()
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
-                lists, copies = layout.has_lists, layout.has_own_kernels
-                return Outcome(path, len(offsets), "", Way.ATTACH, build_id, "", since, slow, lists, copies)
+                return Outcome(
+                    path,
+                    len(offsets),
+                    "",
+                    Way.ATTACH,
+                    build_id,
+                    since_ns=since,
+                    single_stepped=slow,
+                    executions=layout.has_lists,
+                    copies=layout.has_own_kernels,
+                    waits=sum(entry.is_wait for entry in layout.entries),
+                )
             problem = self._no_way(path, build_id)
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 from elftools.elf.elffile import ELFFile
@@ -99,11 +99,20 @@ def load_functions(library: LibraryFile) -> list[int]:
     Raises:
         ProbeError: the file is broken.
     """
-    found = set()
+    return sorted(set(exported(library, LOADERS).values()))
+
+
+def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
+    """Offsets of those functions that a library exports, by their names.
+
+    Raises:
+        ProbeError: the file is broken.
+    """
+    found = {}
     with library.reading():
         table = library.elf.get_section_by_name(".gnu.hash") or library.elf.get_section_by_name(".hash")
-        for name in LOADERS:
+        for name in names:
             symbol = table.get_symbol(name) if table is not None else None
             if symbol is not None and symbol["st_info"]["type"] == "STT_FUNC":
-                found.add(library.offset(symbol["st_value"], executable=True))
-    return sorted(found)
+                found[name] = library.offset(symbol["st_value"], executable=True)
+    return found

@@ -14,8 +14,8 @@ from iaprof.bpf.bytecode import Bytecode, BytecodeError
 from iaprof.bpf.compilation import Compilation, Interruption
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
-from iaprof.bpf.programs import PHASES, SAMPLING, shipped, source
-from iaprof.bpf.uprobe import load_program
+from iaprof.bpf.programs import COPIES, PHASES, SAMPLING, SESSIONS, shipped, source
+from iaprof.bpf.uprobe import ProgramFor, load_program
 
 # What a program is refused with that another compiler's may not be; else it is for want of permission or memory.
 _REFUSALS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
@@ -55,9 +55,13 @@ def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str,
                 name, each.type, each.key_bytes, each.value_bytes, entries.get(name, each.entries), each.flags
             )
         maps = dict(fds)
-        for name, program in bytecode.programs.items():
+        programs = dict(bytecode.programs)
+        programs |= {name: bytecode.programs[of] for name, of in COPIES.items() if of in bytecode.programs}
+        for_sessions = {**maps, "phases": maps["wait_phases"]} if "wait_phases" in maps else maps
+        for name, program in programs.items():
             try:
-                fds[name] = load_program(name, program.linked(maps, constants), name in SAMPLING)
+                code = program.linked(for_sessions if name in COPIES else maps, constants)
+                fds[name] = load_program(name, code, kind_of(name))
             except OSError as error:
                 if error.errno in _REFUSALS:
                     raise _Refused(f"{name}: {error.strerror}") from error
@@ -72,6 +76,13 @@ def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str,
             raise BpfUnavailable(_why(error)) from error
         raise
     return fds
+
+
+def kind_of(name: str) -> ProgramFor:
+    """What a program is loaded for."""
+    if name in SAMPLING:
+        return ProgramFor.PERF_EVENTS
+    return ProgramFor.SESSIONS if name in SESSIONS or name in COPIES else ProgramFor.UPROBES
 
 
 def close(fds: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,13 @@ from numpy.typing import NDArray
 from iaprof.bpf.syscall import (
     BPF_MAP_CREATE,
     BPF_MAP_DELETE_ELEM,
+    BPF_MAP_LOOKUP_AND_DELETE_BATCH,
+    BPF_MAP_LOOKUP_BATCH,
     BPF_MAP_LOOKUP_ELEM,
     BPF_MAP_UPDATE_BATCH,
     BPF_MAP_UPDATE_ELEM,
     bpf,
+    bpf_in_place,
 )
 
 _ARRAY, _ARRAY_OF_MAPS = 2, 12  # enum bpf_map_type
@@ -105,6 +109,53 @@ class PerCpuCounters:
         bpf(BPF_MAP_LOOKUP_ELEM, self._request)
         totals: NDArray[np.uint64] = self._values.sum(axis=0, dtype=np.uint64)
         return totals
+
+
+class HashMap:
+    """A hash map that user space reads as arrays."""
+
+    def __init__(self, fd: int, key: np.dtype[Any], value: np.dtype[np.void], most: int) -> None:
+        """Takes a map.
+
+        Args:
+            fd: the map's; it stays the caller's.
+            key: of its keys.
+            value: of its values.
+            most: elements it has room for.
+        """
+        self._fd, self._key, self._value, self._most = fd, key, value, most
+
+    def read(self) -> tuple[NDArray[Any], NDArray[np.void]]:
+        """Keys and values, [n] each, of what was there all the while."""
+        return self._batch(BPF_MAP_LOOKUP_BATCH)
+
+    def take(self) -> tuple[NDArray[Any], NDArray[np.void]]:
+        """The same, and deletes them."""
+        return self._batch(BPF_MAP_LOOKUP_AND_DELETE_BATCH)
+
+    def _batch(self, command: int) -> tuple[NDArray[Any], NDArray[np.void]]:
+        keys, values = np.empty(self._most, self._key), np.empty(self._most, self._value)
+        token = np.zeros(2, np.uint32)
+        # The part of union bpf_attr that batches take: where from, where to, keys, values, count, map, flags.
+        request = ctypes.create_string_buffer(
+            struct.pack(
+                "<QQQQIIQQ",
+                *(0, token.ctypes.data, keys.ctypes.data, values.ctypes.data, self._most, self._fd, 0, 0),
+            )
+        )
+        with contextlib.suppress(FileNotFoundError):  # there are no more
+            bpf_in_place(command, request)
+        count = struct.unpack_from("<I", request, 32)[0]
+        return keys[:count], values[:count]
+
+    def delete(self, keys: NDArray[Any]) -> None:
+        """Deletes these elements, those that are there."""
+        key = np.zeros(1, self._key)
+        request = _element(self._fd, key.ctypes.data)
+        for each in keys:
+            key[0] = each
+            with contextlib.suppress(FileNotFoundError):
+                bpf(BPF_MAP_DELETE_ELEM, request)
 
 
 def add_keys(fd: int, keys: NDArray[np.uint32]) -> None:

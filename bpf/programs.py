@@ -18,8 +18,8 @@ MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
 MOST_MODULE_PIECES = 256  # of its module: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
-    *("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "samples.c", "handles.c", "lists.c"),
-    "copies.c",
+    *("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
+    *("lists.c", "copies.c"),
 )
 _FUNCTIONS = (
     "on_launch",
@@ -46,6 +46,9 @@ _FUNCTIONS = (
     "on_transferred",
     "on_own_launch",
     "on_load",
+    "on_wait",
+    "on_wait_begun",
+    "on_waited",
     "on_sample",
     "on_sample_walk",
     "on_sample_miss",
@@ -55,6 +58,10 @@ _FUNCTIONS = (
     "on_sample_codes",
     "on_sampled",
 )
+SESSIONS = ("on_wait", "on_wait_begun", "on_waited")
+"""Those for uprobe sessions (Linux 6.13), which go on with programs of their kind only:"""
+COPIES = {f"on_wait_{name}": f"on_{name}" for name in ("walk", "miss", "copy", "state", "python", "codes")}
+"""Names of programs that are loaded once more for them, with `wait_phases` in place of `phases`."""
 SAMPLING = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 """Of these, those for perf events; the others are for uprobes."""
 PHASES = {  # enum phase of unwind.c
@@ -68,6 +75,7 @@ PHASES = {  # enum phase of unwind.c
         *("on_sample_python", "on_sample_codes"),
         *(None, None, None, "on_sampled", None, None),
     ),
+    "wait_phases": (*COPIES, *(None,) * 7, "on_wait_begun", "on_waited"),
 }
 """The maps of programs that go on after others, and what is in them."""
 _DEFINES = {
@@ -91,6 +99,8 @@ _CONSTANTS = (
     "STACK_DEPTH",
     "STACK_ID_BITS",
     "LAUNCH_WAKE_EVERY",
+    "WAIT_SHORT_NS",
+    "WAIT_WAKE_EVERY",
     "SAMPLE_WAKE_EVERY",
     "STACK_WAKE_EVERY",
     "CODE_WAKE_EVERY",

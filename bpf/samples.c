@@ -64,6 +64,7 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
         sample_phases.call(ctx, SAMPLED);
     }
     start_walk(scratch, user->pid, epoch, SAMPLED);
+    put_return_back(scratch, user->tid);
     sample_phases.call(ctx, begin_python(scratch, who, time));
 }
 

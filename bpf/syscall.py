@@ -14,6 +14,8 @@ BPF_MAP_UPDATE_ELEM = 2
 BPF_MAP_DELETE_ELEM = 3
 BPF_PROG_LOAD = 5
 BPF_OBJ_GET_INFO_BY_FD = 15
+BPF_MAP_LOOKUP_BATCH = 24
+BPF_MAP_LOOKUP_AND_DELETE_BATCH = 25
 BPF_MAP_UPDATE_BATCH = 26
 BPF_LINK_CREATE = 28
 _SYS_BPF = 321
@@ -44,5 +46,9 @@ def bpf(command: int, attributes: bytes) -> int:
     Raises:
         OSError: it failed.
     """
-    union = ctypes.create_string_buffer(attributes, max(len(attributes), 64))
+    return bpf_in_place(command, ctypes.create_string_buffer(attributes, max(len(attributes), 64)))
+
+
+def bpf_in_place(command: int, union: ctypes.Array[ctypes.c_char]) -> int:
+    """As `bpf`, for commands that also answer in `union bpf_attr`."""
     return syscall(_SYS_BPF, ctypes.c_int(command), union, ctypes.c_uint(len(union)))

@@ -157,6 +157,8 @@ struct scratch {
     u64 codes;           /* code objects of them that were seen to */
     u64 code_offset;     /* from which on the next one's table is still to be sent */
     u64 code_turns;
+    u64 slot;            /* of the stack, where a probe on a function's return has put another address; 0: nowhere */
+    u64 returns_to;      /* what belongs there */
     u64 guessed[MAX_DEPTH / 64]; /* bits: the address was found by a frame pointer, in code of which nothing is told */
     u64 interrupted[MAX_DEPTH / 64]; /* bits: no return address, a signal came there */
     u64 ips[MAX_DEPTH];
@@ -314,10 +316,11 @@ static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
 
 enum phase {
     WALK, MISS, COPY, STATE, PYTHON, CODES, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, EXECUTED, PROBED_EXECUTED,
-    TRANSFERRED, PHASES
+    TRANSFERRED, WAIT_BEGUN, WAITED, PHASES
 };
 BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */
+BPF_PROG_ARRAY(wait_phases, PHASES);   /* of uprobe sessions: the same ones, loaded once more */
 
 /* Begins a walk, after BEGIN_WALK. */
 static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase then) {
@@ -331,7 +334,7 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->bp = scratch->copied.start.bp;
     scratch->bp_at = 0;
     scratch->exact = 1;
-    scratch->is_guess = scratch->depth = scratch->base = scratch->limit = 0;
+    scratch->is_guess = scratch->depth = scratch->base = scratch->limit = scratch->slot = 0;
 }
 
 /* Walks some frames; gives what follows. */
@@ -422,9 +425,9 @@ static __always_inline u32 walk(struct scratch *scratch) {
         /* A caller's frame lies further up, or on another stack. */
         if (cfa & 7 || (cfa <= sp && !RULE_LEAVES(rule)) || read_word(scratch, cfa - 8, &scratch->pair[1]))
             break;
-        if (!scratch->pair[1] && hidden(is_guess))
+        ip = scratch->pair[1] ^ if_equal(cfa - 8, scratch->slot, scratch->pair[1] ^ scratch->returns_to);
+        if (!ip && hidden(is_guess))
             break;
-        ip = scratch->pair[1];
         sp = scratch->cfas[at] = cfa;
         exact = 0;
         if (!ip) {
@@ -493,6 +496,8 @@ static __always_inline long send_pages(struct scratch *scratch, u64 from) {
             scratch->absent++;
             continue;
         }
+        u64 *words = (u64 *)(page + 1), which = below(PAGE / 8, scratch->slot / 8);
+        words[which] ^= if_equal(page->address, scratch->slot & -(u64)PAGE, words[which] ^ scratch->returns_to);
         scratch->absent = 0;
         scratch->sent++;
         copies.ringbuf_submit(page, BPF_RB_NO_WAKEUP);

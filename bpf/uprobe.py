@@ -17,12 +17,13 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from threading import Thread
 
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 
 _PROG_TYPE_KPROBE, _PROG_TYPE_PERF_EVENT = 2, 7  # enum bpf_prog_type; a uprobe's program is of the first
-_TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type, Linux 6.6
+_TRACE_UPROBE_MULTI, _TRACE_UPROBE_SESSION = 48, 57  # enum bpf_attach_type, Linux 6.6 and 6.13
 _LOG_BYTES = 1 << 20
 _NOTHING = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
 _NOP = b"\x90"
@@ -48,13 +49,21 @@ class Location:
     cookie: int  # what bpf_get_attach_cookie gives the program
 
 
-def load_program(name: str, code: bytes, samples: bool = False) -> int:
+class ProgramFor(Enum):
+    """What a program is attached to."""
+
+    UPROBES = _TRACE_UPROBE_MULTI
+    SESSIONS = _TRACE_UPROBE_SESSION  # it also runs where the probed function returns, if it gave 0 before
+    PERF_EVENTS = 0
+
+
+def load_program(name: str, code: bytes, kind: ProgramFor = ProgramFor.UPROBES) -> int:
     """A descriptor of the program.
 
     Args:
         name: shown by the kernel, cut at 15 bytes.
         code: instructions, with the descriptors of its maps in them.
-        samples: it is for perf events, not for uprobes.
+        kind: what it is for.
 
     Raises:
         OSError: the kernel refused; the text ends with what its verifier said.
@@ -67,7 +76,7 @@ def load_program(name: str, code: bytes, samples: bool = False) -> int:
         # flags, name, network device, expected attach type.
         attributes = struct.pack(
             "<IIQQIIQII15sxII",
-            _PROG_TYPE_PERF_EVENT if samples else _PROG_TYPE_KPROBE,
+            _PROG_TYPE_PERF_EVENT if kind is ProgramFor.PERF_EVENTS else _PROG_TYPE_KPROBE,
             len(code) // 8,
             ctypes.addressof(instructions),
             ctypes.addressof(license_),
@@ -76,7 +85,7 @@ def load_program(name: str, code: bytes, samples: bool = False) -> int:
             0,
             name.encode(),
             0,
-            0 if samples else _TRACE_UPROBE_MULTI,
+            kind.value,
         )
         for _ in range(_TRIES - 1):
             with contextlib.suppress(BlockingIOError):  # a signal came, and its handler has run by now
@@ -98,13 +107,16 @@ def load_program(name: str, code: bytes, samples: bool = False) -> int:
 class UprobeLink:
     """An attachment; it ends with `close`, and when this process ends in any way."""
 
-    def __init__(self, file_fd: int, program_fd: int, locations: Sequence[Location]) -> None:
+    def __init__(
+        self, file_fd: int, program_fd: int, locations: Sequence[Location], kind: ProgramFor = ProgramFor.UPROBES
+    ) -> None:
         """Attaches the program, to all of the locations or to none.
 
         Args:
             file_fd: the open library. Attaching goes through this very file, so that nobody can swap it meanwhile.
             program_fd: of the loaded program.
             locations: at least one.
+            kind: what the program was loaded for.
 
         Raises:
             OSError: the kernel does not know such links, or refused.
@@ -120,7 +132,7 @@ class UprobeLink:
             "<IIIIQQQQIII",
             program_fd,
             0,
-            _TRACE_UPROBE_MULTI,
+            kind.value,
             0,
             ctypes.addressof(path),
             ctypes.addressof(offsets),

@@ -95,6 +95,7 @@ def exported(
     from iaprof.report.memory import keep_little
     from iaprof.report.profile import Wanted
     from iaprof.report.source_files import SourceFiles
+    from iaprof.report.waits import waits_of
     from iaprof.symbols.cpu_frames import Look
 
     folders = SourceFiles(source_dirs)
@@ -102,6 +103,10 @@ def exported(
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
     wanted = Wanted(choice.selection, interval, Look(choice.inlines, lines, interpreter))
+    if shape.waits:
+        waits = waits_of(reader, wanted, places(choice)).as_samples()
+        yield Export(nothing(), about(reader), interval, cpu=waits), None
+        return
     if shape.cpu_samples and Needs.CPU not in writer.needs:
         yield Export(nothing(), about(reader), interval, cpu=cpu_samples(reader, wanted, places(choice))), None
         return

@@ -68,6 +68,9 @@ def record(
         str,
         typer.Option("--launches", metavar="WAY", help="How to see launches: auto, probes, attach or inject."),
     ] = "auto",
+    waits: Annotated[
+        bool, typer.Option("--waits/--no-waits", help="Record how long the program waits for the GPU, and where.")
+    ] = True,
     cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
     max_stack: Annotated[
         int, typer.Option("--max-stack", metavar="N", help="Record so many frames of a stack, the innermost.")
@@ -149,6 +152,7 @@ def record(
             rate=rate,
             subsample=subsample,
             launches=LaunchesBy(launches),
+            waits=waits,
             cpu_hz=cpu_freq,
             max_stack=max_stack,
             metric_interval_ns=int(metric_interval * 1e6),

@@ -18,6 +18,7 @@ from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import destination
 from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
+from iaprof.cli.wait_facts import say_waits
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape
@@ -25,6 +26,8 @@ from iaprof.formats.writer import Needs, Writer
 from iaprof.formats.writers import WRITERS, for_file
 
 FORMATS = "\n".join(f"  {writer.name:11} {writer.description}" for writer in WRITERS.values())
+OF_WAITS = ("folded", "collapsed", "svg", "speedscope")
+"""The formats that can show waits in place of stalls."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, and what they call them."""
 EXAMPLES = f"""\b
@@ -87,6 +90,9 @@ def report(
     cpu_samples: Annotated[
         bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls.")
     ] = False,
+    waits: Annotated[
+        bool, typer.Option("--waits", help="Microseconds that were waited for the GPU, in place of the stalls.")
+    ] = False,
     lines: Annotated[bool, typer.Option("--lines", help="File and line beside CPU functions.")] = False,
     hide_cpython: Annotated[
         bool | None,
@@ -133,13 +139,15 @@ def report(
     if source_dirs and Needs.LISTINGS not in writer.needs:
         raise UsageError(f"--source-dir is for --format=html: {writer.name} shows no lines of source")
     parts = _parts(frames)
+    if waits and (cpu_samples or Needs.TIME in writer.needs or writer.name not in OF_WAITS):
+        raise UsageError(f"--waits is for {', '.join(OF_WAITS)}, without --cpu-samples")
     if not writer.has_stacks and (parts != USUAL_PARTS or inverted or percent_limit or cpu_samples):
         raise UsageError(
             f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {writer.name} has none"
         )
     if per_interval and "interval" not in parts:
         parts = (*parts, "interval") if inverted else ("interval", *parts)
-    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples)
+    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits)
     if output is not None:
         check_output(output, force, capture)
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
@@ -161,6 +169,10 @@ def report(
         pass
     elif built is not None:
         say_facts("report", built.facts, built.header)
+    elif waits:
+        from iaprof.formats.capture import CaptureReader
+
+        say_waits("report", CaptureReader(capture))
     elif export.cpu is not None:
         say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples ]")
     if serve:

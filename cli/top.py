@@ -16,6 +16,8 @@ from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
 from iaprof.cli.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.top_transfers import show_transfers
+from iaprof.cli.top_waits import BY as WAIT, top_waits
+from iaprof.cli.wait_facts import say_waits
 from iaprof.formats.errors import UsageError
 from iaprof.formats.json_stacks import stack_ends
 from iaprof.formats.stalls import REASONS
@@ -26,12 +28,14 @@ if TYPE_CHECKING:
 
 BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack")
 TRANSFER = "transfer"
+ALL = (*BY, TRANSFER, WAIT)
 EXAMPLES = """\b
 Examples:
   iaprof top cap.parquet                     the kernels that stall most
   iaprof top cap.parquet --by line -n 5      the five hottest source lines
   iaprof top cap.parquet --by stack | less   who launches it, whole stacks
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
+  iaprof top cap.parquet --by wait           who waits for the GPU, and how long
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
 """
 
@@ -42,9 +46,7 @@ def top(
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
         "iaprof.parquet"
     ),
-    by: Annotated[
-        str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join((*BY, TRANSFER))}.")
-    ] = "kernel",
+    by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
     per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
@@ -56,7 +58,7 @@ def top(
     A table of kernels, or of what --by says, those with most samples first. With --by transfer a row is a function that
     copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
     """
-    one_of(by, (*BY, TRANSFER), "--by")
+    one_of(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     if by == TRANSFER:
@@ -64,6 +66,12 @@ def top(
             raise UsageError("--by transfer has no table for each interval: choose times with --time")
         with answering():
             show_transfers(capture, choice, limit, as_json)
+        return
+    if by == WAIT:
+        with answering():
+            reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, as_json)
+        if not quiet:
+            say_waits("top", reader)
         return
     with analysed(capture, choice, interval if per_interval else 0.0) as report, answering():
         show(report.profile, by, limit, as_json, per_interval)

@@ -147,6 +147,21 @@ KINDS: dict[str, pa.StructType] = {
             ("kernel_stack", _u64),
         ]
     ),
+    "wait": pa.struct(
+        [
+            ("time_ns", _u64),
+            ("end_ns", _u64),
+            ("waited_ns", _u64),
+            ("count", _u64),
+            ("pid", _u32),
+            ("tid", _u32),
+            ("comm", _name),
+            ("function", _name),
+            ("handle", _u64),
+            ("stack", _u64),
+            ("flags", _u32),
+        ]
+    ),
     "module": pa.struct(
         [
             ("id", _u32),
@@ -228,6 +243,7 @@ _DICTIONARY = [
     "process.ns_pid",
     *(f"metric.{name}" for name in ("stream", "pid")),
     *(f"sample.{name}" for name in ("pid", "address")),
+    *(f"wait.{name}" for name in ("count", "pid", "tid", "handle", "stack", "flags")),
     *(f"cpu_sample.{name}" for name in ("pid", "tid", "cpu", "stack", "kernel_stack")),
 ]
 
@@ -278,7 +294,7 @@ _SINCE = {
     5: {"module.no_calls", "module.outermost"},
     6: {"stack.ended", "stack.marks"},
     7: {"python_code", "stack.python", "stack.python_ended"},
-    8: {"command_list", "launch.list", "transfer"},
+    8: {"command_list", "launch.list", "transfer", "wait"},
 }
 """Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
 

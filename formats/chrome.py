@@ -60,14 +60,16 @@ def _events(export: Export) -> Iterator[Event]:
     if cpu is not None:
         for second, (count,) in zip(cpu.seconds.tolist(), cpu.counts.tolist(), strict=True):
             yield _counter(per_interval(export, "CPU samples"), second, {"samples": count})
+    numbers = _Numbers(), _Numbers()
     if export.launches is not None:
-        yield from _launches(export.launches)
+        yield from _runs(export.launches, "launches", *numbers)
+    if export.waits is not None:
+        yield from _runs(export.waits, "waits", *numbers)
 
 
-def _launches(launches: Launches) -> Iterator[Event]:
+def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
     from iaprof.formats.timeline import rows, run_name
 
-    pids, tids = _Numbers(), _Numbers()
     told = set()
     for order, row in enumerate(rows(launches)):
         thread, kernel = launches.threads[row.thread], clean(launches.kernels[row.kernel])
@@ -76,7 +78,7 @@ def _launches(launches: Launches) -> Iterator[Event]:
             told.add(pid)
             yield _about("process_name", pid, 0, name=_process(thread))
         # What overlaps must not be in one thread: each kernel is a thread of its own.
-        tid = tids.of((row.thread, row.kernel), thread.tid)
+        tid = tids.of((what, row.thread, row.kernel), thread.tid)
         yield _about("thread_name", pid, tid, name=clean(f"{thread.comm} {thread.tid}: {kernel}"))
         yield _about("thread_sort_index", pid, tid, sort_index=order)
         for begin, end, count in zip(row.begins, row.ends, row.counts, strict=True):
@@ -84,12 +86,12 @@ def _launches(launches: Launches) -> Iterator[Event]:
             yield {
                 "ph": "X",
                 "name": run_name(kernel, count),
-                "cat": "launches",
+                "cat": what,
                 "pid": pid,
                 "tid": tid,
                 "ts": time,
                 "dur": round(_microseconds(end) - time, 3),
-                "args": {"launches": count},
+                "args": {what: count},
             }
 
 

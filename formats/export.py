@@ -87,4 +87,5 @@ class Export:
     cpu: CpuSamples | None = None
     series: Sequence[Series] = ()
     launches: Launches | None = None
+    waits: Launches | None = None  # for the GPU; functions are in the place of kernels
     listings: Sequence[dict[str, Any]] = ()  # kernels as `iaprof annotate --json` has them

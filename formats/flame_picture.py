@@ -54,7 +54,7 @@ def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
     for depth, row in enumerate(layout.rows):
         place = depth if shape.inverted else len(layout.rows) - 1 - depth
         out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
-        out.writelines(_box(box, layout.total, scale) for box in row)
+        out.writelines(_box(box, layout.total, scale, "us" if shape.waits else "samples") for box in row)
         out.write("</g>\n")
     out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
     out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(layout)}</g></g>\n')
@@ -66,6 +66,8 @@ def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
 def _head(layout: Layout, about: About, shape: Shape) -> Iterator[str]:
     """Lines above the picture: whose it is, how much there is, and what has to be known."""
     unit = "CPU samples" if shape.cpu_samples else "samples of GPU stalls"
+    if shape.waits:
+        unit = "us of waits for the GPU"
     where = [each for each in (about.gpus, about.host) if each]
     if about.begun:
         where.append(f"{datetime.fromtimestamp(about.begun, UTC):%Y-%m-%d %H:%M:%S} UTC")
@@ -90,7 +92,7 @@ def _head(layout: Layout, about: About, shape: Shape) -> Iterator[str]:
         )
 
 
-def _box(box: Box, total: int, scale: float) -> str:
+def _box(box: Box, total: int, scale: float, unit: str) -> str:
     x, width = _PAD + box.x * scale, box.width * scale
     text = _cut(box.text, int((width - 5) / _LETTER))
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
@@ -100,7 +102,7 @@ def _box(box: Box, total: int, scale: float) -> str:
     share = 100 * box.width / max(total, 1)
     return (
         f'<g class="{CLASSES[box.kind]}" data-x="{box.x}" data-w="{box.width}">'
-        f"<title>{escape(box.text)} ({kind}{box.width:,} samples, {share:.2f} %)</title>"
+        f"<title>{escape(box.text)} ({kind}{box.width:,} {unit}, {share:.2f} %)</title>"
         f'<rect x="{x:.2f}" width="{drawn:.2f}" height="{_ROW - 1}"/>{label}</g>\n'
     )
 

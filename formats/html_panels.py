@@ -39,6 +39,7 @@ def panels(export: Export) -> dict[str, Any]:
         "kernels": _kernels(export),
         "series": [found for each in export.series[:_MOST_SERIES] if (found := _series(each))],
         "launches": _launches(export.launches, seconds) if export.launches is not None else None,
+        "waits": _waits(export.waits, seconds) if export.waits is not None else None,
         "listings": [_listing(each) for each in export.listings],
         "seconds": seconds,
     }
@@ -49,6 +50,8 @@ def _seconds(export: Export) -> float:
     times = [each.seconds for each in export.series]
     if export.launches is not None:
         times.append(export.launches.end)
+    if export.waits is not None:
+        times.append(export.waits.end)
     ends = [export.about.seconds, *(float(each.max()) for each in times if len(each))]
     return max(end for end in ends if math.isfinite(end))
 
@@ -170,6 +173,17 @@ def _launches(launches: Launches, seconds: float) -> dict[str, Any]:
         for name, number in found
     ]
     return {"step": seconds / _BINS, "rows": rows, "launches": int(totals.sum()), "gap": launches.gap}
+
+
+def _waits(waits: Launches, seconds: float) -> dict[str, Any]:
+    """Microseconds that were waited in each function, in equal spans of time."""
+    edges = np.linspace(0, seconds, _BINS + 1)
+    us = np.rint((waits.end - waits.begin) * 1e6).astype(np.int64)
+    rows = []
+    for number, name in enumerate(waits.kernels):
+        own = waits.kernel == number
+        rows.append({"name": clean(name), "us": spread(waits.begin[own], waits.end[own], us[own], edges).tolist()})
+    return {"step": seconds / _BINS, "rows": sorted(rows, key=lambda row: -sum(row["us"]))[:_MOST_ROWS]}
 
 
 def spread(begin: _Floats, end: _Floats, count: _Ints, edges: _Floats) -> _Ints:

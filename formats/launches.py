@@ -238,3 +238,9 @@ class Counter(IntEnum):
     LIST_EVENTS = 28
     LISTS_LOST = 29
     TRANSFERS = 30
+    WAITS = 31
+    WAITS_LOST = 32
+    WAITS_INSIDE = 33
+    WAITS_ASTRAY = 34
+    WAIT_POLLS = 35
+    WAIT_NS = 36

@@ -20,7 +20,7 @@ _SEQUENCE = 1
 _PACKETS_AT_ONCE = 4096
 _LATEST_S = 4e9  # of times: their nanoseconds fit into 63 bits, together with those of time 0
 _MOST_PID = (1 << 31) - 1  # ProcessDescriptor.pid is an int32
-_LAUNCHES = 1  # number of the only annotation's name
+_LAUNCHES, _WAITS = 1, 2  # numbers of annotations' names
 
 
 def write_trace(export: Export, out: IO[bytes]) -> None:
@@ -46,7 +46,9 @@ def write_trace(export: Export, out: IO[bytes]) -> None:
         track = trace.counter("CPU samples", per_interval(export, "samples"), rank=order + 1)
         trace.values(track, cpu.seconds, cpu.counts[:, 0])
     if export.launches is not None:
-        _launches(trace, export.launches)
+        _runs(trace, export.launches, _LAUNCHES)
+    if export.waits is not None:
+        _runs(trace, export.waits, _WAITS)
     trace.flush()
 
 
@@ -58,13 +60,13 @@ def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
             trace.values(track, found.seconds, found.counts[:, number])
 
 
-def _launches(trace: _Trace, launches: Launches) -> None:
+def _runs(trace: _Trace, launches: Launches, what: int) -> None:
     for row in rows(launches):
         kernel = clean(launches.kernels[row.kernel])
         track = trace.track(kernel, trace.thread(launches.threads[row.thread]))
         begins, ends = trace.times(np.array(row.begins)), trace.times(np.array(row.ends))
         for begin, end, count in zip(begins, ends, row.counts, strict=True):
-            trace.slice(track, run_name(kernel, count), begin, end, count)
+            trace.slice(track, run_name(kernel, count), begin, end, what, count)
 
 
 class _Trace:
@@ -86,6 +88,7 @@ class _Trace:
         packet.sequence_flags = pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
         packet.trace_packet_defaults.timestamp_clock_id = pb.BUILTIN_CLOCK_MONOTONIC
         packet.interned_data.debug_annotation_names.add(iid=_LAUNCHES, name="launches")
+        packet.interned_data.debug_annotation_names.add(iid=_WAITS, name="waits")
         packet = self._packet()
         snapshot = packet.clock_snapshot
         snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_MONOTONIC
@@ -176,14 +179,14 @@ class _Trace:
             else:
                 event.double_counter_value = value
 
-    def slice(self, track: int, name: str, begin: int, end: int, launches: int) -> None:
-        """A run of launches, ns."""
+    def slice(self, track: int, name: str, begin: int, end: int, what: int, count: int) -> None:
+        """A run of launches or waits, ns."""
         packet = self._event(track, begin, pb.TrackEvent.TYPE_SLICE_BEGIN)
         if name not in self._names:
             self._names[name] = len(self._names) + 1
             packet.interned_data.event_names.add(iid=self._names[name], name=name)
         packet.track_event.name_iid = self._names[name]
-        packet.track_event.debug_annotations.add(name_iid=_LAUNCHES, uint_value=launches)
+        packet.track_event.debug_annotations.add(name_iid=what, uint_value=count)
         self._event(track, end, pb.TrackEvent.TYPE_SLICE_END)
 
     def _event(self, track: int, time: int, type_: int) -> Any:

@@ -145,6 +145,7 @@ class Shape:
     max_stack: int = 0  # frames of a CPU stack, the innermost; 0 for all
     percent_limit: float = 0.0  # what has less than this share is added up in one line
     cpu_samples: bool = False  # the stacks of CPU samples, in place of those of stalls
+    waits: bool = False  # then these are microseconds that were waited for the GPU
 
 
 UNKNOWN_PROCESS = "[unknown process]"

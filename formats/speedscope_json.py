@@ -35,7 +35,7 @@ def write_profiles(export: Export, shape: Shape, out: IO[str]) -> None:
     if not shape.cpu_samples:
         sources.append(("GPU stalls", export.profile))
     if export.cpu is not None and (len(export.cpu.count) or shape.cpu_samples):
-        sources.append(("CPU samples", export.cpu))
+        sources.append(("waits" if shape.waits else "CPU samples", export.cpu))
     frames: _Frames = {}
     profiles = [(name, *_stacks(source, shape, frames)) for name, source in sources]
     head = {
@@ -48,7 +48,13 @@ def write_profiles(export: Export, shape: Shape, out: IO[str]) -> None:
     out.write(json.dumps(head)[:-1])
     before = ', "profiles": [\n'
     for name, samples, weights in profiles:
-        start = {"type": "sampled", "name": name, "unit": "none", "startValue": 0, "endValue": sum(weights)}
+        start = {
+            "type": "sampled",
+            "name": name,
+            "unit": "microseconds" if shape.waits else "none",
+            "startValue": 0,
+            "endValue": sum(weights),
+        }
         out.write(f'{before}{json.dumps(start)[:-1]}, "samples": [')
         between = "\n"
         for some in samples:

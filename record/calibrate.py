@@ -28,6 +28,7 @@ from typing import IO, Any, BinaryIO
 from iaprof.bpf.driver_layout import CACHE, MAX_ENTRIES, TRANSFERS, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError
+from iaprof.bpf.waits import LEVEL_ZERO as WAITING
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import can_be_strangers, check_output, make_for_everyone, replacing
 from iaprof.formats.profile import clean
@@ -86,6 +87,7 @@ _ENTRIES = {
     "zeCommandListClose": (Action.LIST_CLOSED, 0, None),
     "zeCommandListReset": (Action.LIST_RESET, 0, None),
     "zeCommandListDestroy": (Action.LIST_GONE, 0, None),
+    **dict.fromkeys(WAITING, (Action.WAIT, 0, None)),
 }
 # Of how many paths, or a path and a number, candidates consist.
 _PARTS = {
@@ -456,8 +458,10 @@ def _entry(name: str, place: int, elf: LibraryFile, file: BinaryIO) -> Entry:
     action, handle, count = _ENTRIES[name]
     start = _address(elf, place, executable=True)
     file.seek(place)
-    needed = {0, handle, handle if count is None else count}  # the first is the list, which leads to the GPU
-    return Entry(name, action, start + probe_offset(file.read(LENGTH), needed), handle, count)
+    # The first is the list, which leads to the GPU; the second of a wait is how long it may take.
+    needed = {0, 1} if action is Action.WAIT else {0, handle, handle if count is None else count}
+    offset = probe_offset(file.read(LENGTH), needed, keeps_stack=action is Action.WAIT)
+    return Entry(name, action, start + offset, handle, count)
 
 
 def _own_launches(answers: list[_Answer], elf: LibraryFile, file: BinaryIO) -> Iterator[Entry]:

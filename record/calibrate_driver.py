@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ctypes import byref, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -40,11 +40,12 @@ TABLES = {
         "zeCommandListAppendLaunchMultipleKernelsIndirect": 25,
         "zeCommandListAppendImageCopyToMemoryExt": 26,
         "zeCommandListAppendImageCopyFromMemoryExt": 27,
+        "zeCommandListHostSynchronize": 28,
         "zeCommandListAppendLaunchKernelWithParameters": 36,
         "zeCommandListAppendLaunchKernelWithArguments": 37,
-        "zeCommandListImmediateAppendCommandListsWithParameters": 40,
         "zeCommandListAppendMemoryCopyWithParameters": 38,
         "zeCommandListAppendMemoryFillWithParameters": 39,
+        "zeCommandListImmediateAppendCommandListsWithParameters": 40,
     },
     "zeGetCommandListExpProcAddrTable": {
         "zeCommandListImmediateAppendCommandListsExp": 1,
@@ -53,6 +54,12 @@ TABLES = {
     "zeGetCommandQueueProcAddrTable": {"zeCommandQueueExecuteCommandLists": 2},
     "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
     "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
+}
+OF_WAITS = {  # without which launches are recorded all the same
+    "zeGetEventProcAddrTable": {"zeEventHostSynchronize": 3},
+    "zeGetCommandQueueProcAddrTable": {"zeCommandQueueSynchronize": 3},
+    "zeGetFenceProcAddrTable": {"zeFenceHostSynchronize": 2},
+    "zeGetDeviceProcAddrTable": {"zeDeviceSynchronize": 22},
 }
 EXTENSIONS = (  # that programs get by name
     "zexCommandListAppendVariableLaunchKernel",
@@ -112,13 +119,19 @@ class Driver:
         """The addresses at which calls arrive."""
         found: dict[str, int] = {}
         for of, places in TABLES.items():
-            table = (c_uint64 * _TABLE_WORDS)()
-            self.call(of, _ANY_VERSION, table)
-            found |= {name: table[place] for name, place in places.items()}
+            found |= self._in_table(of, places)
+        for of, places in OF_WAITS.items():
+            with contextlib.suppress(DriverError):
+                found |= self._in_table(of, places)
         for name in EXTENSIONS:
             with contextlib.suppress(DriverError):
                 found[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
         return {name: address for name, address in found.items() if address}
+
+    def _in_table(self, of: str, places: Mapping[str, int]) -> dict[str, int]:
+        table = (c_uint64 * _TABLE_WORDS)()
+        self.call(of, _ANY_VERSION, table)
+        return {name: table[place] for name, place in places.items()}
 
     def exports(self) -> dict[str, int]:
         """The addresses of such functions for programs that open the driver and find them by name."""

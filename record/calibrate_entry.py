@@ -47,15 +47,22 @@ class _UnknownError(Exception):
     """What comes may change what a probe needs."""
 
 
-def probe_offset(code: bytes, arguments: Set[int]) -> int:
+def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False) -> int:
     """Where to probe a function that begins with `code`, in bytes from its beginning.
 
     These arguments are in their registers there. It is 0 if an unknown instruction comes before one that is emulated.
+
+    Args:
+        code: its first LENGTH bytes.
+        arguments: by number.
+        keeps_stack: the stack pointer is as it was when the function was called, too.
     """
     kept = {_ARGUMENTS[argument] for argument in arguments} | {_RSP}
     at = 0
     try:
         while not EMULATED.match(code, at):
+            if keeps_stack and _SUB_RSP.match(code, at):
+                return 0
             at = _after(code, at, kept)
     except _UnknownError:
         return 0

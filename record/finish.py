@@ -41,6 +41,7 @@ from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_laun
 from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.sideband import Mappings, SideBand, decode
 from iaprof.formats.transfers import UNKNOWN_BYTES
+from iaprof.formats.waits import MEMBER as WAITS, WAIT, WaitTotals
 from iaprof.record.cpu_samples import cpu_sample_rows
 from iaprof.record.described import HEAD, Described, about_piece
 from iaprof.record.for_symbols import FinishStacks, ForSymbols
@@ -54,6 +55,7 @@ from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.spool import HEAD_BYTES, Frame, FrameKind, SpoolReader
 from iaprof.record.transfer_rows import check as check_transfers, transfer_rows
+from iaprof.record.wait_rows import until_exits, wait_rows
 from iaprof.record.walks import Walks
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
@@ -121,6 +123,7 @@ def finish(
         work.write_lists(spool)
         work.write_transfers(spool)
         work.write_samples(spool)
+        work.write_waits(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -149,7 +152,9 @@ class _Finishing:
         self._transfer_frames = array("Q")  # likewise
         self._copy_frames = array("Q")  # likewise
         self._sample_frames = array("Q")  # likewise
+        self._wait_frames = array("Q")  # likewise
         self._launches: list[NDArray[np.void]] = []
+        self._waited = WaitTotals()
         self._launch_rows = 0
         self._sideband = SideBand()
         self._drivers: dict[str, int] = {}  # the first process that mapped each
@@ -253,6 +258,7 @@ class _Finishing:
             "totals": {**dict.fromkeys(TOTALS, 0), **self._counts},
             "losses": list(self._totals.values()),
             **({NO_LAUNCHES: unseen} if unseen else {}),
+            **({WAITS: self._waited.to_json()} if self._waited.waits else {}),
         }
 
     def _saw_launches(self) -> bool:
@@ -420,6 +426,26 @@ class _Finishing:
         self._python_counts.add("cpu_samples", stacks, samples["pid"])
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
+    def _add_waits(self, frame: Frame) -> None:
+        np.frombuffer(frame.payload, WAIT)  # whether they are some
+        self._wait_frames.append(frame.position)
+
+    def write_waits(self, spool: SpoolReader) -> None:
+        """Writes the waits, once all stacks are known."""
+        waiting: list[NDArray[np.void]] = []
+        for position in self._wait_frames:
+            waiting.append(np.frombuffer(spool.frame_at(position).payload, WAIT))
+            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+                self._write_waits(np.concatenate(waiting))
+                waiting.clear()
+        if waiting:
+            self._write_waits(np.concatenate(waiting))
+
+    def _write_waits(self, waits: NDArray[np.void]) -> None:
+        waits = until_exits(waits, self._for_symbols.table("process"))
+        self._waited += WaitTotals.of(waits)
+        self._write_rows("wait", wait_rows(waits, self._stacks.ids(waits["stack"])))
+
     def _add_processes(self, frame: Frame) -> None:
         # The kernel tells of a loss when it has room again: that was between the last two reads.
         before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
@@ -586,6 +612,7 @@ _PLURALS = {
     "kernel": "modules",
     "loss": "losses",
     "cpu_sample": "cpu_samples",
+    "wait": "waits",
     "metric": "metrics",
 }
 
@@ -601,6 +628,7 @@ _READERS = {
     FrameKind.LISTS: _Finishing._add_lists,
     FrameKind.KERNEL: _Finishing._add_kernel,
     FrameKind.CPU_SAMPLES: _Finishing._add_samples,
+    FrameKind.WAITS: _Finishing._add_waits,
     FrameKind.LOSS: _Finishing._add_loss,
     FrameKind.END: _Finishing._add_end,
     FrameKind.APPEND: _Finishing._add_to_header,

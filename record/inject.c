@@ -41,10 +41,23 @@ typedef struct {
 
 #define VERSION(major, minor) ((uint32_t)(major) << 16 | (minor))
 
-enum { GLOBAL, DRIVER, MODULE, COMMAND_LIST, COMMAND_LIST_EXP, COMMAND_QUEUE, TABLES };
+enum {
+    GLOBAL,
+    DRIVER,
+    MODULE,
+    COMMAND_LIST,
+    COMMAND_LIST_EXP,
+    COMMAND_QUEUE,
+    EVENT,
+    FENCE,
+    DEVICE,
+    TABLES
+};
 static const char *const TABLE_NAMES[TABLES] = {"zeGetGlobalProcAddrTable", "zeGetDriverProcAddrTable",
                                                 "zeGetModuleProcAddrTable", "zeGetCommandListProcAddrTable",
-                                                "zeGetCommandListExpProcAddrTable", "zeGetCommandQueueProcAddrTable"};
+                                                "zeGetCommandListExpProcAddrTable", "zeGetCommandQueueProcAddrTable",
+                                                "zeGetEventProcAddrTable", "zeGetFenceProcAddrTable",
+                                                "zeGetDeviceProcAddrTable"};
 
 /* --- the driver */
 
@@ -141,6 +154,22 @@ IN_PLACE_OF(zeCommandListAppendLaunchKernelWithArguments, ze_handle list, ze_han
                                                                signal, n, waits);
 }
 
+/* --- waits */
+
+/* A function that waits for the GPU: a jump to the driver's. A recorder finds it by its name, and probes where it begins and where it
+ * returns; nothing of the program's is on the stack then but the return address. */
+#define WAITS(name)                                                                                                    \
+    __attribute__((used)) static ze_result_t (*driver_##name)(void);                                                   \
+    __attribute__((naked, visibility("default"))) ze_result_t iaprof_##name(void);                                     \
+    __attribute__((naked, visibility("default"))) ze_result_t iaprof_##name(void)                                      \
+    {                                                                                                                  \
+        __asm__("nop\n\tjmp *driver_" #name "(%rip)");                                                                 \
+    }
+WAITS(zeEventHostSynchronize)
+WAITS(zeCommandQueueSynchronize)
+WAITS(zeFenceHostSynchronize)
+WAITS(zeCommandListHostSynchronize)
+WAITS(zeDeviceSynchronize)
 /* --- command lists: what is appended to one runs when it is executed, until it is reset or destroyed */
 
 enum { LISTS_EXECUTED, LIST_CLOSED, LIST_RESET, LIST_DESTROYED }; /* as in bpf/lists.c */
@@ -302,6 +331,12 @@ static const struct hook {
     HOOK(COMMAND_LIST, 40, VERSION(1, 16), zeCommandListImmediateAppendCommandListsWithParameters),
     HOOK(COMMAND_LIST_EXP, 1, VERSION(1, 9), zeCommandListImmediateAppendCommandListsExp),
     HOOK(COMMAND_QUEUE, 2, VERSION(1, 0), zeCommandQueueExecuteCommandLists),
+#define WAIT(table, slot, since, name) {table, slot, since, iaprof_##name, (void **)&driver_##name}
+    WAIT(COMMAND_LIST, 28, VERSION(1, 6), zeCommandListHostSynchronize),
+    WAIT(COMMAND_QUEUE, 3, VERSION(1, 0), zeCommandQueueSynchronize),
+    WAIT(EVENT, 3, VERSION(1, 0), zeEventHostSynchronize),
+    WAIT(FENCE, 2, VERSION(1, 0), zeFenceHostSynchronize),
+    WAIT(DEVICE, 22, VERSION(1, 14), zeDeviceSynchronize),
 };
 enum { N_HOOKS = sizeof HOOKS / sizeof *HOOKS };
 
@@ -361,8 +396,11 @@ FILL(MODULE)
 FILL(COMMAND_LIST)
 FILL(COMMAND_LIST_EXP)
 FILL(COMMAND_QUEUE)
-static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_COMMAND_LIST,
-                                      fill_COMMAND_LIST_EXP, fill_COMMAND_QUEUE};
+FILL(EVENT)
+FILL(FENCE)
+FILL(DEVICE)
+static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_COMMAND_LIST, fill_COMMAND_LIST_EXP,
+                                    fill_COMMAND_QUEUE, fill_EVENT, fill_FENCE, fill_DEVICE};
 
 /* --- meeting the driver */
 

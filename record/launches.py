@@ -6,6 +6,7 @@ Ring buffers are emptied in bulk. What Python does per process, per library and 
 from __future__ import annotations
 
 import json
+import os
 import select
 import time
 from collections import Counter as CountOf
@@ -63,6 +64,8 @@ _LOSSES = {
     Counter.COPIES_LOST: ("stacks", "not copied", "no room in the ring buffer to finish them: they are cut"),
     Counter.PYTHON_LOST: ("stacks", "without Python", "no room in the ring buffer for their frames of Python"),
     Counter.SAMPLES_LOST: ("cpu samples", "lost", "no room in the ring buffer"),
+    Counter.WAITS_LOST: ("waits", "lost", "no room for them"),
+    Counter.WAITS_ASTRAY: ("waits", "unreadable", "no return address was found where they were called"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
     Counter.HANDLES_UNREADABLE: ("launches", "unreadable", "what their kernels' handles point to could not be read"),
     Counter.HANDLES_UNKNOWN: ("launches", "unreadable", "their kernels' handles are none that the layout knows"),
@@ -97,6 +100,7 @@ class Launches:
         self._interpreters: list[tuple[int, bytes]] = []  # as the learner told of them, with the processes
         self._without_python: set[str] = set()  # why the frames of some interpreters are not recorded
         self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what another spool is to have of processes
+        self._told_of_waits = False  # that they are not recorded
         self.kernels: Kernels | None = None
         self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
         self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
@@ -136,6 +140,7 @@ class Launches:
             self._probes.codes,
             self._probes.compiled,
             self._probes.samples,
+            self._probes.waits,
             self._probes.pieces,
             self._probes.modules,
         ):
@@ -152,8 +157,10 @@ class Launches:
     def read(self) -> NDArray[np.void]:
         """Empties the ring buffers; gives the stacks that came, as stack_dtype[n]."""
         # In this order: a launch's or sample's stack was sent before it, so all that these name will be there.
-        launches, samples = self._probes.launches.read(), self._probes.samples.read()
-        lists = self._probes.list_events.read()
+        launches, samples, lists, waits = (
+            ring.read()
+            for ring in (self._probes.launches, self._probes.samples, self._probes.list_events, self._probes.waits)
+        )
         rings = (self._probes.stacks, self._probes.python_stacks, self._probes.codes)
         self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
@@ -170,6 +177,7 @@ class Launches:
             self._meet(lists)
         if len(samples):
             self._journal.write(FrameKind.CPU_SAMPLES, samples.view("u1").data, time=now)
+        self._keep_waits(waits, now)
         compiled = self._probes.compiled.read()
         if self._scope is not None and len(compiled):
             compiled = compiled[~np.isin(compiled["pid"], list(self._scope.others))]
@@ -190,6 +198,11 @@ class Launches:
         self._meet(transfers)
         launches: NDArray[np.void] = records[~is_transfer]
         return launches
+
+    def _keep_waits(self, waits: NDArray[np.void], now: int) -> None:
+        if len(waits):
+            self._journal.write(FrameKind.WAITS, waits.view("u1").data, time=now)
+            self._describe_all(waits["pid"])
 
     def _keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
         """Writes them down without the room that they do not use: kernels are described once each."""
@@ -304,12 +317,15 @@ class Launches:
         }
         self._probes.new_epoch()
         self.read()
+        self._keep_waits(self._probes.take_short_waits(), time.monotonic_ns())
         self._first_stacks = self._last_stacks  # some are of the new epoch, of launches that come after these
 
     def _meet(self, calls: NDArray[np.void]) -> None:
         """Describes the processes of LAUNCH or LIST_EVENT records that are new."""
-        ours = (calls["flags"] & LaunchFlags.OTHER) == 0
-        for pid in np.unique(calls["pid"][ours]).tolist():
+        self._describe_all(calls["pid"][(calls["flags"] & LaunchFlags.OTHER) == 0])
+
+    def _describe_all(self, pids: NDArray[np.uint32]) -> None:
+        for pid in np.unique(pids).tolist():
             if pid not in self._described:
                 self._describe(pid)
                 self._on_process(pid)
@@ -411,11 +427,17 @@ class Launches:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
             if outcome.way:
                 library[COPIES] = outcome.copies
+            if outcome.waits and self._probes.records_waits:
+                library["waits"] = outcome.waits
             self.libraries.append(library)
             self._journal.append("libraries", library)
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")
             if slow := sentence(library):
                 self._journal.warn(slow)
+            if (refused := self._probes.waits_refused) and not self._told_of_waits:
+                self._told_of_waits = True
+                self._journal.loss("waits", "not recorded", None, f"{outcome.path}: {refused}", now, now)
+                self._journal.warn(f"waits for the GPU are not recorded in {outcome.path}: {refused}")
             if outcome.problem:
                 problem = f"{outcome.path} is not probed: {outcome.problem}"
                 self._journal.loss("launches", "library", None, problem, now, now)
@@ -457,11 +479,13 @@ class Launches:
             lost = counters[counter] - self._last_counters[counter]
             if lost:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
+        self._read_short_waits(counters, now)
         rings = {
             "launches": (self._probes.launches,),
             "command lists": (self._probes.list_events,),
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
+            "waits": (self._probes.waits,),
             "kernels": (self._probes.compiled, self._probes.pieces, self._probes.modules),
         }
         for source, of_source in rings.items():
@@ -476,10 +500,19 @@ class Launches:
             self._copies_refused = 0
         self._last_counters, self._counters_ns = counters, now
 
+    def _read_short_waits(self, counters: dict[Counter, int], now: int) -> None:
+        """Those that a thread would add to only if it came back, and threads that are no more."""
+        if counters[Counter.WAITS] != self._last_counters[Counter.WAITS]:
+            self._keep_waits(self._probes.take_short_waits(), now)
+            self._keep_waits(self._probes.forget_waits(_is_alive, now), now)
+
     def finish(self) -> None:
         """Detaches, and takes what is still on its way."""
         self._probes.detach()
         self.read()
+        now = time.monotonic_ns()
+        self._keep_waits(self._probes.unended_waits(now), now)
+        self._keep_waits(self._probes.take_short_waits(), now)
         if self._learning is not None:
             self._keep_finished(self._learning.finish())
         deadline = time.monotonic() + INTAKE_WAIT_S
@@ -489,6 +522,10 @@ class Launches:
         for refused in self._intake.close():
             self._keep_elf(refused)
         self.read_counters()
+
+
+def _is_alive(pid: int, tid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}/task/{tid}")
 
 
 class Kernels:

@@ -119,7 +119,7 @@ class Session:
         self._gpus = Gpus(options)
         opened.callback(self._gpus.close)
         # If it has to compile, that goes on while the rest is opened.
-        self._probes = LaunchProbes(options.sizes, options.launches.ways, depth=options.max_stack)
+        self._probes = LaunchProbes(options.sizes, options.launches.ways, depth=options.max_stack, waits=options.waits)
         opened.callback(self._probes.close)
         self._intake = Intake()
         opened.callback(self._intake.close)
@@ -476,6 +476,7 @@ class Session:
             "stack_depth": self._probes.depth,
             "follows_frame_pointers": self._probes.follows_frame_pointers,
             "launches_by": str(options.launches),
+            "waits_wanted": options.waits,
             "cpu_hz": options.cpu_hz,
             "metric_interval_ns": options.metric_interval_ns,
             "streams": self._gpus.describe(),

@@ -51,6 +51,7 @@ class FrameKind(IntEnum):
     INTERPRETER = 18  # JSON, where a process's CPython keeps its frames
     LISTS = 19  # LIST_EVENT records
     TRANSFERS = 21  # LAUNCH records of copies and fills
+    WAITS = 23  # WAIT records
     COPY = 15  # COPY records: a copy of a stack that was not finished while recording
 
 

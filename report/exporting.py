@@ -23,6 +23,7 @@ from iaprof.report.parts import build_parts, host_of, of_all, starts_ns, whole_n
 from iaprof.report.profile import Wanted
 from iaprof.report.series import series
 from iaprof.report.source_files import NO_SOURCES, SourceFiles
+from iaprof.report.wait_runs import wait_runs
 
 _MOST_AT_ONCE = 4_000_000  # stall records, each of which may become a row of an interval: some hundred MB
 _MOST_INTERVALS = 30_000  # ten minutes of fiftieths of seconds
@@ -68,6 +69,7 @@ def build_export(
         cpu,
         series=series(capture, wanted) if Needs.SERIES in needs else (),
         launches=launch_runs(capture, wanted, report.profile, places=places) if Needs.LAUNCHES in needs else None,
+        waits=wait_runs(capture, wanted) if Needs.LAUNCHES in needs else None,
         listings=listings,
     )
     return export, report

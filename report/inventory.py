@@ -21,6 +21,7 @@ from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.unrecorded_copies import sentence as unrecorded_copies
+from iaprof.formats.waits import WaitTotals
 from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.report.executions import totals, unknown_executions
 from iaprof.report.platforms import Platform
@@ -38,6 +39,7 @@ _ROWS = {
     "process_events": "process",
     "modules": "kernel",
     "cpu_samples": "cpu_sample",
+    "waits": "wait",
     "metrics": "metric",
     "named_modules": "module",
     "symbols": "symbol",
@@ -142,6 +144,7 @@ class Part:
     matched: dict[str, float] | None  # shares of the samples
     stack_ends: dict[str, WholeStacks] | None  # where stacks end, of `launches` and `cpu_samples`; None before format 5
     python_stacks: dict[str, PythonCounts] | None  # what these tell of Python; None before format 7
+    waits: WaitTotals | None  # all of them; None where there are none, and before format 8
     imported: str | None  # the text's format, "" if it does not say
     redacted: bool
     recovered: bool
@@ -214,6 +217,7 @@ def _part(capture: CaptureReader) -> Part:
         matched=_matched(header),
         stack_ends=_stack_ends(capture.header),
         python_stacks=recorded_python(capture.header) if PYTHON_STACKS in capture.header else None,
+        waits=WaitTotals.from_header(capture.header),
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
         recovered=capture.header.get("recovered") is True,

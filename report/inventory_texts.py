@@ -25,6 +25,7 @@ _COUNTS = {
     "mappings": "mappings",
     "process_events": "process events",
     "cpu_samples": "CPU samples",
+    "waits": "wait rows",
     "metrics": "metrics",
     "symbols": "symbols",
 }
@@ -63,6 +64,8 @@ def recording(part: Part) -> Iterator[Fact]:
         yield "kept", ", ".join(f"one record of {number:,}" for number in kept)
     if part.part:
         yield "file", f"number {part.part:,} of the recording; the first one is 0"
+    if part.waits is not None:
+        yield "waits", part.waits.sentence()
     if part.imported is not None:
         yield "imported", "from " + (part.imported or "another profiler's text")
     if part.redacted:

@@ -34,7 +34,7 @@ OTHERS = "[others]"
 _FIRST_GAP_NS = 1_000_000
 _LAST_GAP_NS = 1 << 62  # more than any time; doubled once more it fits into 63 bits
 _MOST_PAIRS = MOST_RUNS // 2  # of a thread and a kernel: each has a run, whatever the gap
-_LATEST_NS = (1 << 62) - 1  # so that differences fit into 63 bits
+LATEST_NS = (1 << 62) - 1  # so that differences fit into 63 bits
 _ROWS_AT_ONCE = 1 << 20
 _COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "name", "flags", "stack")
 _Ints = NDArray[np.int64]
@@ -68,7 +68,7 @@ def launch_runs(
     Raises:
         CaptureError: the capture is damaged.
     """
-    pairs, runs = _Pairs(wanted.selection, profile), _Runs(most)
+    pairs, runs = _Pairs(wanted.selection, profile), Runs(most)
     parts = capture.parts
     for part, start_ns in zip(parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(parts) > 1 else ""
@@ -85,7 +85,7 @@ def launch_runs(
             if stacks is not None:
                 keep &= np.isin(table["stack"].to_numpy(), stacks)
             pair = pairs.of(table if keep.all() else table.filter(pa.array(keep)), host, inside)
-            since = np.minimum(times[keep], np.uint64(_LATEST_NS)).astype(np.int64) - start_ns
+            since = np.minimum(times[keep], np.uint64(LATEST_NS)).astype(np.int64) - start_ns
             if (own := pair >= 0).any():
                 runs.add(pair[own], since[own], *_several(table, keep, own, start_ns))
     pair, begin, end, count = runs.all()
@@ -139,7 +139,7 @@ def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], s
     if "count" not in table.column_names:
         return ()
     last, count = (table[name].to_numpy()[keep][own] for name in ("last_ns", "count"))
-    return np.minimum(last, np.uint64(_LATEST_NS)).astype(np.int64) - start_ns, count.astype(np.int64)
+    return np.minimum(last, np.uint64(LATEST_NS)).astype(np.int64) - start_ns, count.astype(np.int64)
 
 
 def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.uint64]:
@@ -213,18 +213,19 @@ def _names(profile: Profile) -> dict[tuple[str, int, int], str]:
     return found
 
 
-class _Runs:
+class Runs:
     """Runs so far, and how far apart their launches can be."""
 
-    def __init__(self, most: int) -> None:
-        self.gap_ns = _FIRST_GAP_NS
+    def __init__(self, most: int, gap_ns: int = _FIRST_GAP_NS) -> None:
+        self.gap_ns = gap_ns
         self._most = most
         self._parts: list[tuple[_Ints, ...]] = []
         self._waiting = 0
 
-    def add(self, pair: _Ints, time: _Ints, last: _Ints | None = None, count: _Ints | None = None) -> None:
-        """Adds launches: int64[n] each, in any order; or so many, up to a last one."""
-        self._parts.append((pair, time, time if last is None else last, np.ones_like(time) if count is None else count))
+    def add(self, pair: _Ints, begin: _Ints, end: _Ints | None = None, count: _Ints | None = None) -> None:
+        """Adds launches, or what ends later than it begins: int64[n] each, in any order; or so many, up to the end."""
+        end, count = begin if end is None else end, np.ones_like(begin) if count is None else count
+        self._parts.append((pair, begin, end, count))
         self._waiting += len(pair)
         if self._waiting > _ROWS_AT_ONCE:
             self.all()

@@ -48,6 +48,7 @@ _MEMBERS: dict[str, dict[str, str]] = {
     "launch": {"comm": "process", "name": "kernel"},
     "command_list": {"comm": "process"},
     "transfer": {"comm": "process"},
+    "wait": {"comm": "process"},
     "process": {"comm": "process", "cgroup": "path", "container": "container"},
     "mapping": {"path": "path"},
     "kernel": {"path": "path"},
@@ -63,7 +64,7 @@ _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "follows_frame_pointers", "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost",
     "symbols", "recovered", "matched", "imported", "launches_by", "no_launches", "stack_ends",
-    "python_stacks", "unprobed",
+    "python_stacks", "unprobed", "waits", "waits_wanted",
 }  # fmt: skip
 """Members of the header that stay: what a later recorder may add could tell anything."""
 _HEADER_TEXTS = {

@@ -34,6 +34,7 @@ _NAMES = {
     "metric": ("metrics", "frequencies, powers, temperatures and the like, over time"),
     "loss": ("losses", "what was lost while recording"),
     "mapping": ("mappings", "which files were mapped where"),
+    "wait": ("waits", "waits for the GPU: who, how long, from where"),
     "cpu_sample": ("cpu_samples", "what the CPUs did meanwhile"),
     "module": ("modules", "the files that have CPU frames"),
     "symbol": ("symbols", "the names of CPU frames"),

@@ -91,6 +91,19 @@ function drawTimeline(model, element) {
     }
   }
 
+  const waits = model.data.waits;
+  if (waits && waits.rows.length) {
+    rows.append(made("div", "time-heading", "Threads that wait for the GPU, each function at its own scale"));
+    for (const { name, us } of waits.rows) {
+      const sum = us.reduce((total, each) => total + each, 0);
+      const svg = chart(name, `${(sum / 1e6).toFixed(3)} s`, "time-launches time-waits", (moment) => {
+        const index = Math.min(Math.floor(moment / waits.step), us.length - 1);
+        return `${(us[index] / waits.step / 1e6).toFixed(2)} threads`;
+      }, `waits in ${name}, ${(sum / 1e6).toFixed(3)} s in all`);
+      area(svg, us, waits.step, Math.max(1, ...us), "time-area");
+    }
+  }
+
   const stalls = model.stallsPerInterval;
   if (stalls && stalls.length) {
     rows.append(made("div", "time-heading", "EU stalls"));

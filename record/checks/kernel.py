@@ -13,6 +13,7 @@ from iaprof.record.checks.result import Check, Level
 GROUP = "Kernel"
 EU_STALLS = (6, 15)
 PROCMAP_QUERY = (6, 11)  # by which the kernel itself gives the build-ids of what already runs
+SESSIONS = (6, 13)  # of uprobes, by which waits are recorded
 NEEDED = ("BPF_SYSCALL", "BPF_EVENTS", "PERF_EVENTS", "UPROBE_EVENTS")
 _MOST_BYTES = 4 << 20
 _UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
@@ -42,6 +43,8 @@ def _version(release: str) -> Check:
         text = f"{release}: EU stalls came with 6.15; only a driver that was ported back can have them"
         if version < PROCMAP_QUERY:
             text += ". Before 6.11 processes that already run have no build-ids"
+        if version < SESSIONS:
+            text += ". Before 6.13 waits for the GPU are not recorded"
         return Check(GROUP, "version", Level.WARNING, text)
     return Check(GROUP, "version", Level.OK, f"{release}, new enough for EU stalls (6.15)")
 

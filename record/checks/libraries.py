@@ -67,6 +67,9 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
         if not outcome.copies:
             text = f"{text}; {_NO_COPIES[what]}"
+        if not outcome.waits:
+            text += "; waits for the GPU are not recorded, as its layout has none"
+            text += ": run 'sudo iaprof calibrate' again" if what == "driver" else ""
         if what == "driver" and not outcome.executions:
             text += f"; {_NO_EXECUTIONS}, as its layout is of an older iaprof"
             mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"

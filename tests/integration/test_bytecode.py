@@ -18,7 +18,7 @@ import pytest
 from iaprof.bpf import loader
 from iaprof.bpf.bytecode import Bytecode
 from iaprof.bpf.launches import KernelOffsets, kernel_offsets, map_entries, named_constants
-from iaprof.bpf.programs import SAMPLING, SHIPPED, shipped
+from iaprof.bpf.programs import SAMPLING, SESSIONS, SHIPPED, shipped
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 from iaprof.formats.launches import MAX_DEPTH
 
@@ -58,7 +58,7 @@ def followed(name: str, code: bytes) -> int:
         0,
         name.encode()[:15],
         0,
-        0 if name in SAMPLING else 48,  # BPF_TRACE_UPROBE_MULTI
+        0 if name in SAMPLING else 57 if name in SESSIONS else 48,  # BPF_TRACE_UPROBE_SESSION, BPF_TRACE_UPROBE_MULTI
     )
     os.close(bpf(BPF_PROG_LOAD, attributes))
     found = re.search(rb"processed (\d+) insns", log.value)

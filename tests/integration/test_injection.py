@@ -204,7 +204,7 @@ int zetModuleGetDebugInfo(void) { return 1; }
 int zeKernelGetName(void) { return 1; }
 int zeDriverGetExtensionFunctionAddress(void) { return 1; }
 """
-SLOTS = (2, 3, 4, 22, 23, 24, 25, 36, 37, 40)  # ze_command_list_dditable_t
+SLOTS = (2, 3, 4, 22, 23, 24, 25, 28, 36, 37, 40)  # ze_command_list_dditable_t
 PROGRAM = """
 import ctypes, _ctypes
 

@@ -38,6 +38,7 @@ from unit.test_devices import device
         ("7.0.1", Level.OK, "new enough"),
         ("6.14.11", Level.WARNING, "EU stalls came with 6.15"),
         ("6.8.0-45-generic", Level.WARNING, "no build-ids"),
+        ("6.12.9", Level.WARNING, "waits for the GPU are not recorded"),
         ("unheard", Level.WARNING, "unheard"),
     ],
 )
@@ -248,12 +249,20 @@ def test_libraries_and_how_their_launches_are_had() -> None:
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
     attached = "launches by attaching: it has no probes, but its build is known (26.27)"
-    whole = Outcome(path, 8, way=Way.ATTACH, build_id="ab", executions=True, copies=True)
+    no_waits = "waits for the GPU are not recorded, as its layout has none"
+    whole = Outcome(path, 8, way=Way.ATTACH, build_id="ab", executions=True, copies=True, waits=5)
     assert check(whole, version="26.27") == (Level.OK, attached, "")
     assert check(replace(whole, executions=False), version="26.27") == (
         Level.WARNING,
         f"{attached}; {NO_EXECUTIONS}, as its layout is of an older iaprof",
         f"sudo iaprof calibrate {path}",
+    )  # fmt: skip
+    assert check(replace(whole, waits=0), version="26.27") == (
+        Level.OK, f"{attached}; {no_waits}: run 'sudo iaprof calibrate' again", "",
+    )  # fmt: skip
+    opencl = Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab", copies=True)
+    assert check(opencl, version="26.27") == (
+        Level.OK, f"{attached}; {no_waits}", "",
     )  # fmt: skip
     level, text, _ = check(replace(whole, copies=False), version="26.27")
     assert level is Level.OK and "copies and fills are not recorded" in text and "iaprof calibrate" in text

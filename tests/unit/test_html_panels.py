@@ -146,6 +146,17 @@ def test_launches_of_the_busiest_kernels_and_the_others() -> None:
     assert (min(first[:139]), max(first[:139]), sum(first[141:])) == (8, 9, 0)  # 1,200 in 0.7 s: 140 of 400 spans
 
 
+def test_waits_by_function_are_spread_over_time() -> None:
+    runs = [(0, 0.0, 0.5, 1), (1, 1.0, 1.25, 2), (0, 1.0, 1.5, 1)]
+    found = panels(Export(profile([]), About(seconds=2.0), waits=launches(runs, ["zeA", "zeB"])))["waits"]
+    assert [(row["name"], sum(row["us"])) for row in found["rows"]] == [("zeA", 1_000_000), ("zeB", 250_000)]
+    assert found["step"] == 2.0 / 400
+    first = found["rows"][0]["us"]
+    # in each span of 5 ms one thread waited all the time, or none
+    assert (set(first[:100]), set(first[100:200]), set(first[200:300]), set(first[300:])) == ({5000}, {0}, {5000}, {0})
+    assert panels(Export(profile([])))["waits"] is None
+
+
 @given(st.integers(0, 1 << 32), st.integers(1, 40), st.integers(1, 30))
 @settings(max_examples=30, deadline=None)
 def test_spread_launches_add_up(seed: int, runs: int, spans: int) -> None:

@@ -161,8 +161,8 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = full(tmp_path / "cap.parquet", streams=[STREAM])
     verb.info(path, as_json=True)
     counts = {"stalls": 1_234_567, "stall_reads": 1, "launches": 3, "stacks": 1, "python_codes": 0, "mappings": 0,
-              "process_events": 0, "modules": 0, "cpu_samples": 0, "metrics": 0, "named_modules": 0, "symbols": 0,
-              "imported_samples": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0,
+              "process_events": 0, "modules": 0, "cpu_samples": 0, "waits": 0, "metrics": 0, "named_modules": 0,
+              "symbols": 0, "imported_samples": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0,
               "transfers": 0, "transferred_bytes": 0}  # fmt: skip
     assert json.loads(capsys.readouterr().out) == {
         "file": str(path),
@@ -192,7 +192,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 },
                 "symbols": {"which": "needed", "modules": 6, "addresses": 1065, "named": 1023},
                 "warnings": [], "matched": FULL["matched"], "stack_ends": None,
-                    "python_stacks": None, "imported": None, "redacted": True,
+                    "python_stacks": None, "waits": None, "imported": None, "redacted": True,
                 "recovered": True,
             }
         ],

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from iaprof.formats.launches import CODE, PYTHON_STACK, stack_dtype
+from iaprof.formats.waits import WAIT
 from iaprof.record.launches import Launches
 from iaprof.record.spool import FrameKind
 
@@ -27,9 +28,10 @@ class Ring:
 
 def test_stacks_of_the_first_launches_come_with_their_python() -> None:
     # given stacks of the new epoch that were sent before the old one's last launches were read
-    rings = {name: Ring() for name in ("launches", "samples", "compiled", "pieces", "modules")}
+    rings = {name: Ring() for name in ("launches", "samples", "waits", "compiled", "pieces", "modules")}
     rings |= {"stacks": Ring(stack_dtype(DEPTH), 2), "python_stacks": Ring(PYTHON_STACK, 2), "codes": Ring(CODE, 3)}
-    probes = SimpleNamespace(**rings, depth=DEPTH, new_epoch=lambda: None)
+    short = np.zeros(0, WAIT)
+    probes = SimpleNamespace(**rings, depth=DEPTH, new_epoch=lambda: None, take_short_waits=lambda: short)
     launches = Launches(cast(Any, probes), cast(Any, None))
     written: list[tuple[FrameKind, int, int]] = []
     launches._journal = cast(

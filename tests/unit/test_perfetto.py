@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from iaprof.formats.export import Export
+from iaprof.formats.export import Export, Launches
 from iaprof.formats.profile import Shape
 from iaprof.formats.stalls import REASONS
 from iaprof.formats.writers import WRITERS
@@ -79,7 +79,7 @@ def read(given: Export) -> Read:
         elif event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
             assert event.track_uuid not in open_, "slices of one track must not overlap"
             (annotation,) = event.debug_annotations
-            assert annotations[annotation.name_iid] == "launches"
+            assert annotations[annotation.name_iid] == ("waits" if path[-1].startswith("zeWait") else "launches")
             open_[event.track_uuid] = names[event.name_iid], time, annotation.uint_value
         else:
             assert event.type == pb.TrackEvent.TYPE_SLICE_END
@@ -119,6 +119,20 @@ def test_launches_are_slices_below_processes_and_threads() -> None:
     assert found.slices["app (7)", "app (7/7)", "reduce"] == [("reduce", 100 * MS, 100 * MS + 1000, 1)]
     counts = Counter(path[1] for path, slices in found.slices.items() for slice_ in slices for _ in range(slice_[3]))
     assert counts == {"app (7/7)": 102, "worker (7/9)": 7}
+
+
+def test_waits_are_slices_of_their_threads_too() -> None:
+    given = export()
+    assert given.launches is not None
+    times = np.array([0.1, 0.3]), np.array([0.2, 0.4])
+    of = np.zeros(2, np.int64), np.array([1, 1])
+    waits = Launches(["zeWait"], given.launches.threads, *of, *times, np.array([1, 3]))
+    found = read(replace(given, waits=waits))
+    assert found.slices["app (7)", "worker (7/9)", "zeWait"] == [
+        ("zeWait", 100 * MS, 200 * MS, 1),
+        ("zeWait \u00d73", 300 * MS, 400 * MS, 3),
+    ]
+    assert {path: slices for path, slices in found.slices.items() if path[-1] != "zeWait"} == read(given).slices
 
 
 def test_times_are_those_of_the_monotonic_clock_with_the_wall_clock_beside_it() -> None:

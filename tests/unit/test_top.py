@@ -327,7 +327,8 @@ def test_a_capture(recorded: Path) -> None:
     [
         (
             ("--by", "colour"),
-            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, transfer, not 'colour'",
+            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, transfer, wait, "
+            "not 'colour'",
         ),
         (("--interval", "0"), "--interval must be a number of seconds, 0.001 or more"),
         (("--interval", "nan"), "--interval must be a number of seconds, 0.001 or more"),

@@ -41,3 +41,13 @@ int execute(void *queue, uint32_t count, void **lists);
 int list_closed(void *list);
 int list_reset(void *list);
 int list_gone(void *list);
+
+/* What a program waits for. */
+struct work {
+    uint64_t ns;                          /* until it is ready */
+    int result;                           /* of the wait then; 1 where the program waits for less */
+    void (*meanwhile)(struct work *work); /* called by the driver while it waits */
+    struct work *other;
+};
+int wait_event(struct work *work, uint64_t timeout);
+int wait_queue(struct work *work, uint64_t timeout);

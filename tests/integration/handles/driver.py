@@ -11,8 +11,9 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
@@ -82,6 +83,16 @@ class Built:
     program: Path
     symbols: dict[str, int]  # virtual addresses, in the file
     layout: Layout
+    waiting: Path  # a program that waits
+
+    @property
+    def with_waits(self) -> Layout:
+        """The layout of the driver as calibration finds it that looks for waits, too."""
+        waits = (
+            Entry("zeEventHostSynchronize", Action.WAIT, self.symbols["wait_event"] + _ENDBR64 + 3, 0),
+            Entry("zeCommandQueueSynchronize", Action.WAIT, self.symbols["wait_queue"], 0),
+        )
+        return replace(self.layout, entries=(*self.layout.entries, *waits))
 
 
 def build(folder: Path, name: str = "libplayed.so") -> Built:
@@ -98,8 +109,13 @@ def build(folder: Path, name: str = "libplayed.so") -> Built:
     linked = [str(library), "-Wl,-rpath,$ORIGIN"]
     subprocess.run(["cc", *_FLAGS, *shared, "-o", library, FOLDER / "driver.c"], check=True)
     subprocess.run(["cc", *_FLAGS, "-fPIC", "-o", program, FOLDER / "program.c", *linked], check=True)
+    waiting = folder / "waiting"
+    subprocess.run(
+        ["cc", *_FLAGS, "-fPIC", "-fexceptions", "-fomit-frame-pointer", "-o", waiting, FOLDER / "waiting.c", *linked],
+        check=True,
+    )
     with library.open("rb") as file:
-        table = ELFFile(file).get_section_by_name(".symtab")
+        table: Any = ELFFile(file).get_section_by_name(".symtab")
         symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
     code, memory = (Handle.kernel.offset, Kernel.code.offset), Code.memory.offset
     module = Handle.kernel.offset, Kernel.module.offset
@@ -121,13 +137,15 @@ def build(folder: Path, name: str = "libplayed.so") -> Built:
         binary=Field((*module, Module.binary.offset)),
         binary_size=Field((*module, Module.bytes.offset)),
     )
-    return Built(library, program, symbols, layout)
+    return Built(library, program, symbols, layout, waiting)
 
 
 def copied(built: Built, folder: Path) -> Built:
     """The same build as other files: nobody else's probes are in them."""
     shutil.copytree(built.library.parent, folder)
-    return Built(folder / built.library.name, folder / built.program.name, built.symbols, built.layout)
+    parts = (folder / path.name for path in (built.library, built.program, built.waiting))
+    library, program, waiting = parts
+    return Built(library, program, built.symbols, built.layout, waiting)
 
 
 class LoadedModule:

@@ -1,0 +1,47 @@
+"""Which functions of drivers wait for the GPU, as bpf/waits.c is told of them."""
+
+from __future__ import annotations
+
+import struct
+
+from iaprof.bpf.driver_layout import ARGUMENTS, Action, Entry, LayoutError
+from iaprof.bpf.library_file import LibraryFile, exported
+from iaprof.formats.waits import FUNCTIONS
+
+NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
+LEVEL_ZERO = tuple(name for name in FUNCTIONS.values() if name.startswith("ze"))
+TIMEOUTS = {
+    "zeEventHostSynchronize": 1,
+    "zeCommandQueueSynchronize": 1,
+    "zeFenceHostSynchronize": 1,
+    "zeCommandListHostSynchronize": 1,
+}
+"""Which argument says how long the function may wait, counted from 0; others wait for as long as it takes."""
+_OF_ARRAYS = ("clWaitForEvents",)  # which wait for each of an array of handles
+INJECTED = "iaprof_"  # begins the names of these functions in the library that commands are started with
+_NUMBERS = {name: number for number, name in FUNCTIONS.items()}
+
+
+def injected_waits(library: LibraryFile) -> list[tuple[Entry, int]]:
+    """The functions in which commands wait that have our library in them, and their offsets in that file.
+
+    Raises:
+        ProbeError: the file is broken.
+    """
+    found = exported(library, (f"{INJECTED}{name}" for name in LEVEL_ZERO))
+    return [(Entry(name.removeprefix(INJECTED), Action.WAIT, offset, 0), offset) for name, offset in found.items()]
+
+
+def packed_wait_entry(entry: Entry) -> bytes:
+    """`struct wait_entry` of waits.c.
+
+    Raises:
+        LayoutError: it is of a function that this version does not know.
+    """
+    number = _NUMBERS.get(entry.name)
+    if number is None:
+        raise LayoutError(f"nothing is known of waits in {entry.name}")
+    timeout = ARGUMENTS[TIMEOUTS[entry.name]] if entry.name in TIMEOUTS else 0
+    return struct.pack(
+        "<QBBBB4x", entry.address, number, ARGUMENTS[entry.handle], timeout, int(entry.name in _OF_ARRAYS)
+    )
