@@ -215,7 +215,7 @@ class LaunchProbes:
         ways: Sequence[Way] = tuple(Way),
         frame_pointers_only: bool = False,
         depth: int = MAX_DEPTH,
-        waits: bool = True,
+        waits: bool = False,
     ) -> None:
         """Loads, or begins to compile.
 
@@ -224,7 +224,8 @@ class LaunchProbes:
             ways: to get at launches, the best first.
             frame_pointers_only: walks by frame pointers, also if the kernel tells what rules need.
             depth: frames of a stack, at most MAX_DEPTH.
-            waits: records waits, too, where a driver's layout tells where they are.
+            waits: records waits, too, where a driver's layout tells where they are. While a thread waits, there
+                is another return address on its stack.
 
         Raises:
             BpfUnavailable: what is missing or not permitted.

@@ -279,9 +279,10 @@ class Libraries:
                 self._attach_layout(file.fileno(), layout, offsets)
                 since = time.monotonic_ns()
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
+                many = sum(entry.is_wait for entry in layout.entries)
                 return Outcome(
                     path,
-                    len(offsets),
+                    len(offsets) - many,
                     "",
                     Way.ATTACH,
                     build_id,
@@ -289,7 +290,7 @@ class Libraries:
                     single_stepped=slow,
                     executions=layout.has_lists,
                     copies=layout.has_own_kernels,
-                    waits=sum(entry.is_wait for entry in layout.entries),
+                    waits=many,
                 )
             problem = self._no_way(path, build_id)
         except OSError as error:

@@ -69,8 +69,8 @@ def record(
         typer.Option("--launches", metavar="WAY", help="How to see launches: auto, probes, attach or inject."),
     ] = "auto",
     waits: Annotated[
-        bool, typer.Option("--waits/--no-waits", help="Record how long the program waits for the GPU, and where.")
-    ] = True,
+        bool, typer.Option("--waits", help="Record who waits how long for the GPU; see docs/waits.md first.")
+    ] = False,
     cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
     max_stack: Annotated[
         int, typer.Option("--max-stack", metavar="N", help="Record so many frames of a stack, the innermost.")

@@ -39,7 +39,7 @@ class Options:
     rate: str | None = None  # as xe.pick_rate takes it
     subsample: int = 1  # keeps one record of so many
     launches: LaunchesBy = LaunchesBy.AUTO
-    waits: bool = True
+    waits: bool = False  # replaces return addresses in profiled programs: docs/waits.md
     cpu_hz: int = 49
     max_stack: int = MAX_DEPTH  # frames
     metric_interval_ns: int = 10_000_000

@@ -44,7 +44,7 @@ def _version(release: str) -> Check:
         if version < PROCMAP_QUERY:
             text += ". Before 6.11 processes that already run have no build-ids"
         if version < SESSIONS:
-            text += ". Before 6.13 waits for the GPU are not recorded"
+            text += ". Before 6.13 --waits records none"
         return Check(GROUP, "version", Level.WARNING, text)
     return Check(GROUP, "version", Level.OK, f"{release}, new enough for EU stalls (6.15)")
 

@@ -52,7 +52,7 @@ def look(seconds: float = SECONDS) -> Launching | None:
         None if no process maps a driver that can be probed, or if the probes cannot be loaded.
     """
     try:
-        probes = LaunchProbes(waits=False)
+        probes = LaunchProbes()
     except BpfUnavailable:
         return None
     try:

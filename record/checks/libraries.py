@@ -68,7 +68,7 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
         if not outcome.copies:
             text = f"{text}; {_NO_COPIES[what]}"
         if not outcome.waits:
-            text += "; waits for the GPU are not recorded, as its layout has none"
+            text += "; --waits records none in it, as its layout has no functions that wait"
             text += ": run 'sudo iaprof calibrate' again" if what == "driver" else ""
         if what == "driver" and not outcome.executions:
             text += f"; {_NO_EXECUTIONS}, as its layout is of an older iaprof"

@@ -63,7 +63,7 @@ def ns_a_call(built: Built, mode: str) -> float:
 
 def probed(built: Built, mode: str) -> float:
     """The same with probes in the driver."""
-    probes = LaunchProbes()
+    probes = LaunchProbes(waits=True)
     try:
         with built.library.open("rb") as file:
             library = LibraryFile(file)

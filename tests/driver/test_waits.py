@@ -80,7 +80,19 @@ def test_each_wait_is_counted_once(driver: Driver, program: Path, device: str, w
     # when
     with Hardware(tmp_path / "gpu", device) as hardware, contextlib.ExitStack() as counters:
         by_perf = {name: counters.enter_context(counting(driver.library, at)) for name, at in offsets.items()}
-        words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", program, WAITS, THREADS]
+        words = [
+            *IAPROF,
+            "record",
+            "-o",
+            "capture",
+            "--waits",
+            *NO_SYMBOLS,
+            f"--launches={way}",
+            "--",
+            program,
+            WAITS,
+            THREADS,
+        ]
         done = subprocess.run(
             list(map(str, words)),
             cwd=tmp_path,
@@ -125,7 +137,7 @@ def test_opencls_waits_are_counted_once(opencl: OpenCL, tmp_path: Path) -> None:
     program = compile_workload("waiting_opencl.c", "libOpenCL.so.1", opencl.driver.folder, tmp_path / "waiting")
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = opencl.environment("bmg") | hardware.env() | {"LD_LIBRARY_PATH": str(opencl.library.parent)}
-        words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", str(program), str(WAITS)]
+        words = [*IAPROF, "record", "-o", "capture", "--waits", *NO_SYMBOLS, "--", str(program), str(WAITS)]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]

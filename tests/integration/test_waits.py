@@ -49,7 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LaunchProbes]:
-    probes = LaunchProbes(Sizes(waiting_threads=64))
+    probes = LaunchProbes(Sizes(waiting_threads=64), waits=True)
     yield probes
     probes.close()
 
@@ -224,7 +224,7 @@ def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) 
 
 
 def test_what_has_no_room_is_counted(built: Built, tmp_path: Path) -> None:
-    probes = LaunchProbes(Sizes(waiting_threads=2, wait_pages=1))
+    probes = LaunchProbes(Sizes(waiting_threads=2, wait_pages=1), waits=True)
     try:
         attached = Attached(probes, copied(built, tmp_path / "copy"), built.with_waits)
         _, told, waits = run(attached, "both", 30, 1 * MS, 4)
@@ -265,11 +265,12 @@ def known(tmp_path: Path) -> Iterator[Built]:
     layout.unlink()
 
 
-def recorded(known: Built, folder: Path, *options: str, script: str) -> CaptureReader:
+def recorded(known: Built, folder: Path, *options: str, script: str, waits: bool = True) -> CaptureReader:
     """A recording of a shell script in which $P is the program."""
     with Hardware(folder / "gpu") as hardware:
         environment = {"LD_LIBRARY_PATH": str(known.library.parent), "P": str(known.waiting)}
-        command = ["record", "-f", "-o", folder / "c.parquet", *options, "--", "sh", "-c", script]
+        asked = ["--waits"] if waits else []
+        command = ["record", "-f", "-o", folder / "c.parquet", *asked, *options, "--", "sh", "-c", script]
         done = iaprof(*command, env=hardware.env() | environment)
     assert done.code == 0, done.err
     return CaptureReader(folder / "c.parquet")
@@ -348,8 +349,8 @@ def test_cpu_samples_below_a_wait_have_whole_stacks(known: Built, tmp_path: Path
 
 
 @pytest.mark.alone
-def test_waits_need_not_be_recorded(known: Built, tmp_path: Path) -> None:
-    capture = recorded(known, tmp_path, "--no-waits", *NO_SYMBOLS, script='echo | "$P" both 3 1000000 1')
+def test_waits_are_recorded_only_if_asked_for(known: Built, tmp_path: Path) -> None:
+    capture = recorded(known, tmp_path, *NO_SYMBOLS, script='echo | "$P" both 3 1000000 1', waits=False)
     assert own(capture) == []
     assert capture.header["probes"]["waits"] == 0
     assert not any("waits" in each for each in capture.header["libraries"])

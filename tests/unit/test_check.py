@@ -38,7 +38,7 @@ from unit.test_devices import device
         ("7.0.1", Level.OK, "new enough"),
         ("6.14.11", Level.WARNING, "EU stalls came with 6.15"),
         ("6.8.0-45-generic", Level.WARNING, "no build-ids"),
-        ("6.12.9", Level.WARNING, "waits for the GPU are not recorded"),
+        ("6.12.9", Level.WARNING, "Before 6.13 --waits records none"),
         ("unheard", Level.WARNING, "unheard"),
     ],
 )
@@ -249,7 +249,7 @@ def test_libraries_and_how_their_launches_are_had() -> None:
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
     attached = "launches by attaching: it has no probes, but its build is known (26.27)"
-    no_waits = "waits for the GPU are not recorded, as its layout has none"
+    no_waits = "--waits records none in it, as its layout has no functions that wait"
     whole = Outcome(path, 8, way=Way.ATTACH, build_id="ab", executions=True, copies=True, waits=5)
     assert check(whole, version="26.27") == (Level.OK, attached, "")
     assert check(replace(whole, executions=False), version="26.27") == (

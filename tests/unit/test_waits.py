@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import Counter
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iaprof.cli import record as record_command
 from iaprof.cli.main import main
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
 from iaprof.record.finish import finish
+from iaprof.record.options import Options
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.capturing import HEADER, capture
 
@@ -173,3 +176,36 @@ def test_headers_of_strangers(junk: Any) -> None:
     assert of_all([{"waits": junk}, {}]) is None
     good = {"waits": 3, "waited_ns": 10, "short": 1, "not_ended": 0}
     assert of_all([{"waits": junk}, {"waits": good}, {"waits": good}]) == WaitTotals(6, 20, 2, 0)
+
+
+@pytest.mark.parametrize("verb", [("top", "--by=wait"), ("report", "--waits")])
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({}, ["iaprof: this capture has no waits, as they were not asked for: record with 'iaprof record --waits'"]),
+        ({"waits_wanted": True}, [r"\[ iaprof \w+: 0 waits for the GPU, .*\]", "iaprof: no waits were recorded: .*"]),
+    ],
+)
+def test_why_a_capture_has_no_waits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    verb: tuple[str, ...],
+    header: dict[str, Any],
+    said: list[str],
+) -> None:
+    capture(tmp_path / "c", HEADER | header)
+    assert run(monkeypatch, *verb, tmp_path / "c") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(said, lines, strict=True))
+
+
+@pytest.mark.parametrize(("words", "asked"), [((), False), (("--waits",), True)])
+def test_waits_are_recorded_only_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], asked: bool
+) -> None:
+    options: list[Options] = []
+    monkeypatch.setattr(record_command, "_record", lambda *of: options.append(of[0]) or 0)
+    assert run(monkeypatch, "record", "-o", tmp_path / "c", *words) == 0
+    assert [each.waits for each in options] == [asked]
