@@ -160,7 +160,18 @@ def test_the_end_of_a_record_that_is_missing_is_no_record(producer: Producer, ri
 
 def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> None:
     # given a recording in which two such records came, and later another one
-    names = ("launches", "stacks", "python_stacks", "codes", "samples", "waits", "compiled", "pieces", "modules")
+    names = (
+        "launches",
+        "list_events",
+        "stacks",
+        "python_stacks",
+        "codes",
+        "samples",
+        "waits",
+        "compiled",
+        "pieces",
+        "modules",
+    )
     rings = {name: SimpleNamespace(misfits=0) for name in names}
     taking = Launches(SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), **rings), None)  # type: ignore[arg-type]
     spool = Spool(tmp_path / "s")

@@ -56,7 +56,7 @@ def test_a_driver_that_is_found_when_it_is_mapped(libraries: Libraries, mapped: 
 
 
 def test_a_driver_that_has_probes_before_it_is_mapped(libraries: Libraries, mapped: Mapped, tmp_path: Path) -> None:
-    assert [outcome.probes for outcome in libraries.take(tmp_path / DRIVER)] == [2]
+    assert [outcome.probes for outcome in libraries.take(tmp_path / DRIVER)] == [3]
 
     assert list(libraries.mapped(os.getpid(), Mapped(time.monotonic_ns(), mapped.paths))) == []
 
@@ -88,7 +88,7 @@ def test_processes_that_end_before_their_driver_is_looked_at(libraries: Librarie
     other = tmp_path / "other" / DRIVER
     other.parent.mkdir()
     shutil.copy(tmp_path / DRIVER, other)
-    assert [outcome.probes for outcome in libraries.take(tmp_path / DRIVER)] == [2]
+    assert [outcome.probes for outcome in libraries.take(tmp_path / DRIVER)] == [3]
     ended = []
     for _ in range(2):
         with subprocess.Popen([sys.executable, "-c", ""]) as process:
