@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of Level Zero that copies and fills in every way, and keeps a ledger of it.
  *
- *     copies [--calls N] [--own FILE]
+ *     copies [--calls N] [--executions N] [--own FILE]
  *
  * On a command list that is executed later, on an immediate one, and on one for a copy engine, each way is taken N times by a
  * function of its own name. Behind its calls comes a JSON line: the function that was called, how often, and the bytes of a call
- * (-1: of images). With PrintKernelDispatchParameters=1 the driver itself prints a line before that for each kernel that it launches.
+ * (-1: of images). The lists that are executed later are executed so often. With PrintKernelDispatchParameters=1 the driver itself prints a line before that for each kernel that it launches.
  *
  * FILE says what the stand-in's GPU (gpu.h) is to execute: a line "kernel NAME ADDRESS PATH" for each of the driver's own kernels,
  * with the file that has its code, and a line "way LIST WAY NAME..." for the kernels that a call launches.
@@ -41,7 +41,7 @@ static ze_context_handle_t context;
 static char *to, *from; /* memory of the device */
 static ze_image_handle_t images[2]; /* none where the device has no images */
 static const char pattern[16] = "a pattern of 16";
-static int calls = 1;
+static int calls = 1, executions = 1;
 
 typedef ze_result_t copy_with_parameters_t(ze_command_list_handle_t, void *, const void *, size_t, const void *, ze_event_handle_t,
                                            uint32_t, ze_event_handle_t *);
@@ -174,22 +174,32 @@ static int takes(unsigned way, int computes)
     return 1;
 }
 
-ON_THE_STACK static void copy_all(const char *name, ze_command_list_handle_t list, int computes)
+static int made[sizeof WAYS / sizeof *WAYS]; /* calls of each way by the last copy_all */
+
+/* What is on the list. */
+static void execute_made(const char *list)
+{
+    for (unsigned way = 0; way < sizeof WAYS / sizeof *WAYS; way++)
+        for (int i = 0; i < made[way]; i++)
+            execute_all(list, WAYS[way].name);
+}
+
+ON_THE_STACK static void copy_all(const char *name, ze_command_list_handle_t list, int computes, int is_immediate)
 {
     for (unsigned way = 0; way < sizeof WAYS / sizeof *WAYS; way++) {
+        made[way] = 0;
         if (!takes(way, computes))
             continue;
-        int made = 0;
         ze_result_t result = ZE_RESULT_SUCCESS;
-        while (made < calls && !result) {
+        for (; made[way] < calls && !result; made[way]++) {
             result = WAYS[way].call(list);
-            execute_all(name, WAYS[way].name);
-            made++;
+            if (is_immediate)
+                execute_all(name, WAYS[way].name);
         }
         if (result && computes)
             must(result, WAYS[way].name);
         printf("{\"pid\": %d, \"list\": \"%s\", \"way\": \"%s\", \"function\": \"%s\", \"calls\": %d, \"bytes\": %ld}\n", getpid(),
-               name, WAYS[way].name, WAYS[way].function, made, WAYS[way].bytes);
+               name, WAYS[way].name, WAYS[way].function, made[way], WAYS[way].bytes);
     }
 }
 
@@ -228,15 +238,19 @@ ON_THE_STACK static void use(uint32_t ordinal, int computes)
     ze_command_list_desc_t of = {.stype = ZE_STRUCTURE_TYPE_COMMAND_LIST_DESC, .commandQueueGroupOrdinal = ordinal};
     ze_command_list_handle_t list;
     MUST(zeCommandListCreate(context, device, &of, &list));
-    copy_all(computes ? "regular" : "engine", list, computes);
+    copy_all(computes ? "regular" : "engine", list, computes, 0);
     MUST(zeCommandListClose(list));
-    MUST(zeCommandQueueExecuteCommandLists(queue, 1, &list, NULL));
-    MUST(zeCommandQueueSynchronize(queue, UINT64_MAX));
+    for (int i = 0; i < executions; i++) {
+        MUST(zeCommandQueueExecuteCommandLists(queue, 1, &list, NULL));
+        if (computes)
+            execute_made("regular");
+        MUST(zeCommandQueueSynchronize(queue, UINT64_MAX));
+    }
     if (!computes)
         return;
     desc.mode = ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS;
     MUST(zeCommandListCreateImmediate(context, device, &desc, &list));
-    copy_all("immediate", list, computes);
+    copy_all("immediate", list, computes, 1);
     MUST(zeCommandListHostSynchronize(list, UINT64_MAX));
 }
 
@@ -245,6 +259,8 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 < argc && !strcmp(argv[i], "--calls"))
             calls = atoi(argv[i + 1]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--executions"))
+            executions = atoi(argv[i + 1]);
         else if (i + 1 < argc && !strcmp(argv[i], "--own"))
             own = argv[i + 1];
         else

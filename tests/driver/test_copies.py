@@ -23,12 +23,14 @@ from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.report.executions import launched
 from integration.recording import IAPROF
 from standin.hardware import Hardware, LedgerRow
 
 pytestmark = pytest.mark.bpf
 
 CALLS = 3
+EXECUTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def recording(
     known: Driver, copies: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Recording:
     folder = tmp_path_factory.mktemp(request.param)
-    return record(known, request.param, folder, copies, "--calls", str(CALLS))
+    return record(known, request.param, folder, copies, "--calls", CALLS, "--executions", EXECUTIONS)
 
 
 @pytest.fixture
@@ -132,6 +134,27 @@ def test_each_kernel_of_the_runtime_s_own_is_a_launch(recording: Recording, ledg
     rows = recording.rows("launch", ledger[0].pid)
     assert [row["name"] for row in rows] == [kernel for line in ledger for kernel in line.kernels]
     assert {row["flags"] & ~LaunchFlags.PRESUMED for row in rows} == {int(LaunchFlags.OWN)}
+
+
+def test_kernels_of_a_closed_list_count_by_execution(recording: Recording, ledger: list[Copies]) -> None:
+    pid = ledger[0].pid
+    regular, immediate = (
+        Counter(kernel for line in ledger if line.list == name for kernel in line.kernels)
+        for name in ("regular", "immediate")
+    )
+    assert regular and immediate
+
+    executed = Counter(row["list"] for row in recording.rows("command_list", pid) if row["event"] == "execute")
+    launches = recording.rows("launch", pid)
+    assert Counter(row["name"] for row in launches if row["list"] in executed) == regular
+    (of_them,) = {row["list"] for row in launches if row["list"] in executed}
+    assert executed[of_them] == EXECUTIONS
+
+    ran: Counter[str] = Counter()
+    for row in launched(recording.capture, ("time_ns", "pid", "list", "name")).to_pylist():
+        if row["pid"] == pid:
+            ran[row["name"]] += row["count"]
+    assert ran == Counter({name: regular[name] * EXECUTIONS for name in regular}) + immediate
 
 
 def test_copies_and_their_kernels_have_the_stack_of_the_call(
