@@ -53,7 +53,7 @@ from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
-from iaprof.record.spool import HEAD_BYTES, Frame, FrameKind, SpoolReader
+from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.wait_rows import until_exits, wait_rows
 from iaprof.record.walks import Walks
@@ -200,7 +200,7 @@ class _Finishing:
         self._stacks = LaunchStacks(walks, known.ends, self._python, follows_frame_pointers)
 
     def _add_python(self, frame: Frame) -> None:
-        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK), frame.position + HEAD_BYTES)
+        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK), frame.payload_position)
 
     def _add_codes(self, frame: Frame) -> None:
         self._python.add_codes(np.frombuffer(frame.payload, CODE))

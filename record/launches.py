@@ -279,10 +279,11 @@ class Launches:
             self._journal.write_late(kind, message, int(record["time"]), depth)
 
     def _keep_interpreter(self, told: bytes) -> None:
-        now, problem = time.monotonic_ns(), json.loads(told).get("problem")
+        now, about = time.monotonic_ns(), json.loads(told)
+        problem = about.get("problem")
         if problem is None:
             self._journal.write(FrameKind.INTERPRETER, told, time=now)
-            self._interpreters.append((int(json.loads(told)["pid"]), told))
+            self._interpreters.append((int(about["pid"]), told))
             if len(self._interpreters) > MAX_INTERPRETERS:
                 self._forget_interpreters()
         elif problem not in self._without_python and len(self._without_python) < MOST_PROBLEMS:

@@ -87,10 +87,9 @@ class PythonStacks:
                 they take kilobytes each.
         """
         self._read_spool = read
-        self._walked: dict[
-            int, int | bytes
-        ] = {}  # where PYTHON_STACK is, or itself, compressed; by the id of its stack
-        self._finished: dict[int, int | bytes] = {}  # likewise, with the CFAs that the learner found
+        # By the id of the stack: where PYTHON_STACK is in the spool, or itself, compressed.
+        self._walked: dict[int, int | bytes] = {}
+        self._finished: dict[int, int | bytes] = {}  # with the CFAs that the learner found
         self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process; after exec there are more
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
         self._tables: dict[bytes, bytes] = {}  # exec makes the same code over and over

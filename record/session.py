@@ -308,9 +308,9 @@ class Session:
 
     def _resume(self) -> None:
         if self._pause_began is not None:
+            self._note_pause()  # before: what is sampled from now on is of no pause
             self._gpus.resume()
             self._cpu_clock.enable(True)
-            self._note_pause()
 
     def _note_pause(self) -> None:
         if self._pause_began:

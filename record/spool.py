@@ -26,7 +26,7 @@ VERSION = 2
 _START = struct.Struct("<4sI")
 _FRAME = struct.Struct("<HHIQQQ")  # kind, source, part, payload bytes, time, begin
 _CHECK = struct.Struct("<I")
-HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame, before its payload
+_HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame, before its payload
 MAX_PAYLOAD = 1 << 30
 
 
@@ -66,6 +66,11 @@ class Frame:
     begin: int
     payload: bytes
     position: int = 0  # in the spool, for SpoolReader.frame_at
+
+    @property
+    def payload_position(self) -> int:
+        """For SpoolReader.bytes_at."""
+        return self.position + _HEAD_BYTES
 
 
 class Spool:
@@ -236,8 +241,8 @@ class SpoolReader:
         position = _START.size
         self._file.seek(position)
         while True:
-            head = self._file.read(HEAD_BYTES)
-            if len(head) < HEAD_BYTES or zlib.crc32(head[4:]) != _CHECK.unpack_from(head)[0]:
+            head = self._file.read(_HEAD_BYTES)
+            if len(head) < _HEAD_BYTES or zlib.crc32(head[4:]) != _CHECK.unpack_from(head)[0]:
                 break
             kind, source, part, length, time, begin = _FRAME.unpack_from(head, _CHECK.size)
             if position + len(head) + length > self._size or length > MAX_PAYLOAD:

@@ -63,7 +63,11 @@ class Recording:
         """
         try:
             for number, go in enumerate(goes, 1):
-                until(lambda number=number: self._known(program.pid) >= number, self._recorder)
+                until(
+                    lambda number=number: self._known(program.pid) >= number or program.poll() is not None,
+                    self._recorder,
+                )
+                assert program.poll() is None
                 go.touch()
             assert program.wait(LONGEST_WAIT_S) == 0
         finally:

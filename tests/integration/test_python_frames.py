@@ -11,7 +11,7 @@ import pytest
 from iaprof.formats.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, arguments, frames_of, launches_of
 from integration.recording import IN_TURN, folded
-from pythons.interpreters import NAMES, started_as
+from pythons.interpreters import LOADING, started_as
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # a thousand new stacks at once, which all recorders copy
 Frames = list[tuple[str, str, int]]
@@ -67,7 +67,7 @@ def frames_told(*files: Path) -> dict[int, list[Frames]]:
     return told
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=LOADING)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("pythons"), request.param)
 
@@ -128,8 +128,9 @@ def test_a_process_that_executes_another_interpreter(tmp_path: Path) -> None:
     goes = [tmp_path / f"{number}.go" for number in range(3)]
     first, second, third = (arguments(tmp_path, each) for each in told)
     program = str(PROGRAMS / "cases.py")
-    words = [*started_as("trixie"), program, "plain", *third, str(goes[2])]
-    words = [*started_as("bookworm"), program, "executes_another", *second, str(goes[1]), *words]
+    other, another = LOADING[-1], LOADING[1]
+    words = [*started_as(other), program, "plain", *third, str(goes[2])]
+    words = [*started_as(another), program, "executes_another", *second, str(goes[1]), *words]
     words = [*started_as("own"), program, "executes_another", *first, str(goes[0]), *words]
     with Recording(tmp_path) as recording:
         pid = recording.run(words, *goes)
