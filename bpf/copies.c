@@ -94,6 +94,7 @@ static __always_inline void begin_given(struct pt_regs *ctx, u64 time, const str
         launch->fired = fired;
         launch->stack = call->stack;
         launch->flags = call->flags | LAUNCH_GIVEN;
+        room_of(scratch)->kernels_sent = room_of(scratch)->undescribed = 0;
         launch->remark = COUNTERS; /* what the call's record lacks, it was counted with */
         phases.call(ctx, HANDLE_LAUNCHED);
         give_back(scratch);

@@ -6,7 +6,7 @@
 /* Each thing is counted once: what a launch lacks is counted only if the launch itself arrives. */
 enum counter {
     LAUNCHES,        /* the probe fired */
-    LAUNCHES_LOST,   /* no room in the ring buffer, or more than MOST_AT_ONCE of one call */
+    LAUNCHES_LOST,   /* no room in the ring buffer, or very many of one call */
     BAD_ARGS,        /* launches whose arguments could not be read */
     STACKS,          /* travelled */
     STACKS_LOST,     /* launches without one: no room in the ring buffer; tried again at the next with that stack */

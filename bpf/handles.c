@@ -12,6 +12,10 @@
  * A kernel that was not seen before is described: its name, its code, and then the module that it came in, in pieces. Whoever takes
  * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
  *
+ * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE in a program, then the kernels that need it are
+ * described, one in a program. Linux ends such a chain after 33 programs: the launches that are left then are counted as lost, the
+ * kernels described at their next launch.
+ *
  * Set by the compiler: MAX_STEPS, CLASSES, PIECE_BYTES, MOST_CODE_PIECES, MOST_MODULE_PIECES; by the loader: PIECE_WAKE_EVERY,
  * MODULE_WAKE_EVERY.
  */
@@ -20,7 +24,7 @@
 #define MOST_CODE_BYTES (1ULL << 28)
 #define MOST_BINARY_BYTES (1ULL << 26)
 #define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
-#define MOST_AT_ONCE 4 /* kernels of one call; what is beyond is counted as lost */
+#define MOST_AT_ONCE 8 /* kernels of one call that one program sends; the next one goes on */
 #define TRIES 3 /* to describe a kernel */
 #define DESCRIBED 255 /* more than TRIES */
 #define HAS_NAME (1ULL << 63)
@@ -373,38 +377,43 @@ static __always_inline u32 kernels_of(struct pt_regs *ctx, const struct entry *e
     return entry->is_array ? integer_argument(ctx, entry->count) : 1;
 }
 
-/* A launch of one kernel, or of an array of them. One of them is described, of several the first that needs it: the verifier
- * has no room for that in a loop. */
+/* A launch of one kernel, or of the next ones of an array; then what is left, and what is to be described: the verifier has no
+ * room for that in this loop. */
 static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct scratch *scratch, const struct entry *entry,
                                                     const struct layout *layout) {
-    const struct launched *launch = &room_of(scratch)->launched;
-    u64 *values = room_of(scratch)->regs;
-    u64 given = integer_argument(ctx, entry->handle) + entry->offset, undescribed = 0, time = launch->time;
-    u32 many = kernels_of(ctx, entry);
+    struct room *room = room_of(scratch);
+    struct launched *launch = &room->launched;
+    u64 *values = room->regs;
+    u64 given = integer_argument(ctx, entry->handle) + entry->offset, time = launch->time;
+    u64 many = kernels_of(ctx, entry), first = room->kernels_sent, undescribed = room->undescribed;
     enum counter failure;
     struct handle key = handle_of(ctx, entry, given);
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
-        if (hidden(i) >= many)
+        u64 number = hidden(i) + first;
+        if (number >= many)
             break;
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
-        if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * i)))
+        if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * number)))
             kernel = known_kernel(ctx, entry, layout, &key, values, &failure);
         send_launch(launch, kernel, list, forgotten(failure, time));
         u64 wanting = forgotten(kernel && kernel->described < TRIES, time);
-        u64 found = hidden(undescribed | -undescribed) >> 63;
-        undescribed = forgotten(choose(wanting & ~found, key.value, undescribed), time);
+        room->handles[below(MOST_UNDESCRIBED, undescribed)] = key.value;
+        undescribed = forgotten(undescribed + (wanting & (undescribed < MOST_UNDESCRIBED - 1)), time);
     }
-    if (many > 1)
+    room->kernels_sent = first + MOST_AT_ONCE;
+    room->undescribed = undescribed;
+    if (!first && many > 1)
         count(LAUNCHES, many - 1);
-    if (many > MOST_AT_ONCE)
-        count(LAUNCHES_LOST, many - MOST_AT_ONCE);
-    if (!undescribed || launch->flags & LAUNCH_OTHER)
-        return;
-    room_of(scratch)->undescribed = undescribed;
-    phases.call(ctx, DESCRIBE);
+    if (room->kernels_sent < many) {
+        launch->flags |= LAUNCH_GIVEN;
+        phases.call(ctx, HANDLE_LAUNCHED);
+        count(LAUNCHES_LOST, many - room->kernels_sent);
+    }
+    if (undescribed && !(launch->flags & LAUNCH_OTHER))
+        phases.call(ctx, DESCRIBE);
 }
 
 /* Which function was called; NULL where there is no such one. */
@@ -447,11 +456,15 @@ int on_describe(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (!scratch)
         return 0;
-    if (entry && layout) {
-        struct handle key = handle_of(ctx, entry, room_of(scratch)->undescribed);
+    struct room *room = room_of(scratch);
+    if (entry && layout && room->undescribed) {
+        u64 left = --room->undescribed;
+        struct handle key = handle_of(ctx, entry, room->handles[below(MOST_UNDESCRIBED, left)]);
         struct kernel *kernel = kernels_seen.lookup(&key);
-        if (kernel)
-            describe(room_of(scratch)->launched.time, layout, &key, room_of(scratch)->regs, kernel);
+        if (kernel && kernel->described < TRIES)
+            describe(room->launched.time, layout, &key, room->regs, kernel);
+        if (room->undescribed)
+            phases.call(ctx, DESCRIBE);
     }
     end_launch(scratch);
     return 0;

@@ -172,11 +172,15 @@ struct launched {
     u64 flags;
 };
 
+#define MOST_UNDESCRIBED 32 /* kernels of one call; a power of two */
+
 /* What the scratch has room for besides. */
 struct room {
     struct launched launched;
     struct launched kernel; /* of a sample */
-    u64 undescribed;        /* handle of a kernel */
+    u64 kernels_sent;       /* of a call that launches several */
+    u64 undescribed;        /* how many of `handles` there are */
+    u64 handles[MOST_UNDESCRIBED]; /* of kernels that are to be described */
     u64 regs[32];
 };
 static __always_inline struct room *room_of(struct scratch *scratch) {
@@ -350,6 +354,7 @@ static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase
         launch->stack = 0;
         launch->flags = LAUNCH_NO_STACK;
         launch->remark = OTHERS;
+        room_of(scratch)->kernels_sent = room_of(scratch)->undescribed = 0;
         if (set->scoped && others.lookup(&pid)) {
             launch->flags = LAUNCH_OTHER;
             phases.call(ctx, then);

@@ -22,7 +22,7 @@ from iaprof.bpf.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries
 from iaprof.bpf.loader import Loader, Origin, close
 from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
 from iaprof.bpf.perf_event import online_cpus, possible_cpus
-from iaprof.bpf.programs import MAX_STEPS
+from iaprof.bpf.programs import FOR_WAITS, MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
@@ -236,7 +236,8 @@ class LaunchProbes:
         self.sizes, self._stack = sizes, stack_dtype(self.depth)
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
-        self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes))
+        without = () if waits else FOR_WAITS
+        self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes), without)
         self._loaded: _Loaded | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []

@@ -7,7 +7,7 @@ import enum
 import errno
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from iaprof.bpf import compile_cache
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
@@ -33,13 +33,16 @@ class _Refused(Exception):
     """The kernel's verifier refuses a program."""
 
 
-def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str, int]) -> dict[str, int]:
+def load(
+    bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str, int], without: Collection[str] = ()
+) -> dict[str, int]:
     """Makes maps and loads programs.
 
     Args:
         bytecode: both.
         constants: values by name.
         entries: for how many elements a map has room, by its name; of other maps, what `bytecode` says.
+        without: programs that are not loaded.
 
     Returns:
         Descriptors, close-on-exec, by the names of maps and programs; they are the caller's.
@@ -59,6 +62,8 @@ def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str,
         programs |= {name: bytecode.programs[of] for name, of in COPIES.items() if of in bytecode.programs}
         for_sessions = {**maps, "phases": maps["wait_phases"]} if "wait_phases" in maps else maps
         for name, program in programs.items():
+            if name in without:
+                continue
             try:
                 code = program.linked(for_sessions if name in COPIES else maps, constants)
                 fds[name] = load_program(name, code, kind_of(name))
@@ -68,7 +73,7 @@ def load(bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str,
                 raise
         for phases, members in PHASES.items():
             for index, member in enumerate(members):
-                if member is not None and phases in fds:
+                if member is not None and member in fds and phases in fds:
                     write_slot(fds[phases], index, struct.pack("<I", fds[member]))
     except (OSError, _Refused) as error:
         close(fds)
@@ -102,19 +107,19 @@ def _why(error: OSError) -> str:
 class Loader:
     """Loads the programs that ship; if the kernel refuses them, compiles them in a child process."""
 
-    def __init__(self, constants: Mapping[str, int], entries: Mapping[str, int]) -> None:
+    def __init__(self, constants: Mapping[str, int], entries: Mapping[str, int], without: Collection[str] = ()) -> None:
         """Loads, or begins to compile; the arguments are `load`'s.
 
         Raises:
             BpfUnavailable: what is missing or not permitted; or there is no room for a process that compiles.
         """
         self.origin = Origin.SHIPPED
-        self._constants, self._entries = constants, entries
+        self._constants, self._entries, self._without = constants, entries, without
         self._fds: dict[str, int] | None = None
         self._compilation: Compilation | None = None
         self._cpu_seconds = 0.0
         try:
-            self._fds = load(shipped(), constants, entries)
+            self._fds = load(shipped(), constants, entries, without)
         except (_Refused, BytecodeError) as refusal:
             self._refusal = refusal
             self._load_cached()
@@ -125,7 +130,7 @@ class Loader:
         cached = compile_cache.read(self._key)
         if cached is not None:
             with contextlib.suppress(_Refused):
-                self._fds = load(cached, self._constants, self._entries)
+                self._fds = load(cached, self._constants, self._entries, self._without)
                 self.origin = Origin.CACHED
                 return
         self._compilation = Compilation(self._source)
@@ -150,7 +155,7 @@ class Loader:
         if self._compilation is not None:
             try:
                 bytecode = self._compilation.wait(interruption)
-                self._fds = load(bytecode, self._constants, self._entries)
+                self._fds = load(bytecode, self._constants, self._entries, self._without)
             except (_Refused, BytecodeError, BpfUnavailable) as error:
                 failure = BpfUnavailable(
                     f"the BPF programs that ship with iaprof do not load here ({self._refusal}), and compiling them "

@@ -62,6 +62,8 @@ SESSIONS = ("on_wait", "on_wait_begun", "on_waited")
 """Those for uprobe sessions (Linux 6.13), which go on with programs of their kind only:"""
 COPIES = {f"on_wait_{name}": f"on_{name}" for name in ("walk", "miss", "copy", "state", "python", "codes")}
 """Names of programs that are loaded once more for them, with `wait_phases` in place of `phases`."""
+FOR_WAITS = (*SESSIONS, *COPIES)
+"""Names of all that only waits need."""
 SAMPLING = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 """Of these, those for perf events; the others are for uprobes."""
 PHASES = {  # enum phase of unwind.c

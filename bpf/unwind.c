@@ -29,7 +29,7 @@
 #define LEAST_CODE 21    /* binary logarithm of the lowest address that code has: 2 or 4 MiB where it is not moved */
 #define SCRATCHES 4
 #define FRAMES_A_TURN 32
-#define ROOM 64
+#define ROOM 96
 #define MAX_PYTHON 256   /* frames of Python, and ends of loops */
 
 enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD };

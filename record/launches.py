@@ -53,7 +53,7 @@ MOST_PATHS = 16  # of drivers that one process mapped at once, that are remember
 MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
 
 _LOSSES = {
-    Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or more than four kernels of one call"),
+    Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or very many kernels in one call"),
     Counter.BAD_ARGS: ("launches", "unreadable", "the probe's arguments could not be read"),
     Counter.STACKS_LOST: ("stacks", "lost", "no room in the ring buffer; those launches have no stack"),
     Counter.STACKS_TRUNCATED: (

@@ -39,7 +39,7 @@
 #define ON_THE_STACK __attribute__((noipa))
 
 enum { MAX_THREADS = 64, MAX_MODULES = 64, MAX_KERNELS = 64, MAX_ARGUMENTS = 64 };
-enum { AT_ONCE = 2 }; /* launches of one call of the multiple form */
+enum { AT_ONCE = 9 }; /* launches of one call of the multiple form */
 
 static void must(ze_result_t result, const char *call)
 {
@@ -96,7 +96,9 @@ ON_THE_STACK static ze_result_t launch_indirect(ze_command_list_handle_t list, z
 
 ON_THE_STACK static ze_result_t launch_multiple(ze_command_list_handle_t list, ze_kernel_handle_t kernel)
 {
-    ze_kernel_handle_t kernels[AT_ONCE] = {kernel, kernel};
+    ze_kernel_handle_t kernels[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++)
+        kernels[i] = kernel;
     return zeCommandListAppendLaunchMultipleKernelsIndirect(list, AT_ONCE, kernels, in_device, in_device, NULL, 0, NULL);
 }
 

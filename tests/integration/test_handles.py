@@ -6,7 +6,6 @@ import ctypes
 import json
 import mmap
 import os
-import re
 import subprocess
 import time
 from collections import Counter as Counts
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf import launches as bpf_launches
 from iaprof.bpf.driver_layout import CACHE, Field, Layout
 from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.library_file import LibraryFile
@@ -43,9 +41,6 @@ UNREADABLE, UNKNOWN, ASTRAY, CHANGED = (
     Counter.HANDLES_ASTRAY,
     Counter.HANDLES_CHANGED,
 )
-_DEFINED = re.search(r"#define MOST_AT_ONCE (\d+)", (Path(bpf_launches.__file__).parent / "handles.c").read_text())
-assert _DEFINED is not None
-MOST_AT_ONCE = int(_DEFINED[1])
 FAILURES = (UNREADABLE, UNKNOWN, ASTRAY, CHANGED)
 
 
@@ -561,24 +556,44 @@ def test_code_and_modules_that_cannot_be_read_are_not_made_up(attached: Attached
     assert set(attached.launches()["flags"].tolist()) == {0}
 
 
-@pytest.mark.parametrize("many", [0, 1, 3, MOST_AT_ONCE, MOST_AT_ONCE + 1, 1000])
-def test_launches_of_many(attached: Attached, many: int) -> None:
+def described(attached: Attached) -> dict[int, bytes]:
+    """Names by address, of the kernels that have code."""
+    told = put_together(attached.pieces())
+    coded = {address for what, address, *_ in told if what == PieceOf.CODE}
+    return {address: name for (what, address, *_), name in told.items() if what == PieceOf.NAME and address in coded}
+
+
+@pytest.mark.parametrize("many", [0, 1, 3, 8, 9, 16])
+def test_all_launches_of_a_call_are_told_and_their_kernels_described(attached: Attached, many: int) -> None:
     kernels = [attached.driver.kernel(b"k%d" % i, b"code", 4096 * i) for i in range(many)]
-    told = min(many, MOST_AT_ONCE)
+    handles = [kernel.value for kernel in kernels]
     # when
-    for _ in range(told + 1):
-        attached.driver.launch_many([kernel.value for kernel in kernels])
+    attached.driver.launch_many(handles + handles[:1])
     # then
     counted = attached.counted()
-    assert counted[Counter.LAUNCHES] == (told + 1) * many
-    assert counted[Counter.LAUNCHES_LOST] == (told + 1) * (many - told)
+    assert counted[Counter.LAUNCHES] == len(handles + handles[:1])
+    assert not counted[Counter.LAUNCHES_LOST]
     found = attached.launches()
-    assert found["address"].tolist() == [kernel.address for kernel in kernels[:told]] * (told + 1)
-    assert found["name"].tolist() == [b"k%d" % i for i in range(told)] * (told + 1)
-    # and one was described at each
-    assert counted[Counter.KERNELS] == told
-    names = {key[1]: name for key, name in put_together(attached.pieces()).items() if key[0] == PieceOf.NAME}
-    assert names == {kernel.address: b"k%d" % i for i, kernel in enumerate(kernels[:told])}
+    assert found["address"].tolist() == [kernel.address for kernel in kernels + kernels[:1]]
+    assert found["name"].tolist() == [b"k%d" % i for i in [*range(many), *range(many)[:1]]]
+    assert len(set(found["stack"].tolist())) <= 1
+    # and each was described, once
+    assert counted[Counter.KERNELS] == many
+    assert described(attached) == {kernel.address: b"k%d" % i for i, kernel in enumerate(kernels)}
+
+
+def test_of_very_many_launches_of_a_call_the_last_are_counted_as_lost(attached: Attached) -> None:
+    kernels = [attached.driver.kernel(b"k%d" % i, b"code", 4096 * i) for i in range(1000)]
+    # when
+    for _ in range(2):
+        attached.driver.launch_many([kernel.value for kernel in kernels])
+    # then
+    counted, found = attached.counted(), attached.launches()
+    assert counted[Counter.LAUNCHES] == 2000
+    assert 2 * 64 <= len(found) == 2000 - counted[Counter.LAUNCHES_LOST]
+    # and a kernel that is launched alone is told, and described, whatever became of it before
+    attached.driver.launch(kernels[20].value)
+    assert described(attached)[kernels[20].address] == b"k20"
 
 
 def test_a_wild_array(attached: Attached) -> None:
@@ -590,8 +605,11 @@ def test_a_wild_array(attached: Attached) -> None:
     attached.driver.launch_many([], (1 << 32) - 1, 0x10)
     counted = attached.counted()
     assert counted[Counter.LAUNCHES] == 4 + 3 * len(NOWHERE) + (1 << 32) - 1
-    assert (counted[UNREADABLE], counted[UNKNOWN]) == (1 + 3 * len(NOWHERE) + MOST_AT_ONCE, 1)
-    assert attached.launches()["name"].tolist() == [b"k", b"", b"", b"k", *[b""] * (3 * len(NOWHERE) + MOST_AT_ONCE)]
+    names = attached.launches()["name"].tolist()
+    assert len(names) < 1000
+    assert names == [b"k", b"", b"", b"k", *[b""] * (len(names) - 4)]
+    assert (counted[UNREADABLE], counted[UNKNOWN]) == (len(names) - 3, 1)
+    assert counted[Counter.LAUNCHES_LOST] == counted[Counter.LAUNCHES] - len(names)
 
 
 def test_what_has_no_room_is_counted_once(built: Built, tmp_path: Path) -> None:
