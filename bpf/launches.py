@@ -244,7 +244,7 @@ class LaunchProbes:
         self._watches: list[UprobeLink] = []  # in C libraries
         self._slots = 0  # of the `probes` map that are taken
         self._layouts = self._entries = self._wait_entries = 0  # of those maps that are taken
-        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads, self._attach_waits)
+        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads, self._attach_entries)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
@@ -346,18 +346,24 @@ class LaunchProbes:
         return doubt
 
     def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
-        fds = self._now().fds
-        if self._layouts >= MAX_LAYOUTS or self._entries + self._wait_entries + len(offsets) > MAX_ENTRIES:
+        if self._layouts >= MAX_LAYOUTS:
             raise OSError("there is no room for another driver's layout")
-        write_slot(fds["layouts"], self._layouts, _packed_layout(layout))
+        write_slot(self._now().fds["layouts"], self._layouts, _packed_layout(layout))
+        self._attach_entries(file_fd, list(zip(layout.entries, offsets, strict=True)), layout)
+        self._layouts += 1
+
+    def _attach_entries(self, file_fd: int, placed: Sequence[tuple[Entry, int]], layout: Layout | None = None) -> None:
+        """Attaches functions that have a layout, which is at the next slot, or need none."""
+        fds = self._now().fds
+        if self._entries + self._wait_entries + len(placed) > MAX_ENTRIES:
+            raise OSError("there is no room for another driver's functions")
+        index = self._layouts if layout else MAX_LAYOUTS
         locations = defaultdict(list)
-        placed = list(zip(layout.entries, offsets, strict=True))
         own = [(entry, offset) for entry, offset in placed if not entry.is_wait]
         for slot, (entry, offset) in enumerate(own, self._entries):
-            write_slot(fds["entries"], slot, _packed_entry(layout, entry, self._layouts))
+            write_slot(fds["entries"], slot, _packed_entry(layout, entry, index))
             locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
         self._link(file_fd, locations)
-        self._layouts += 1
         self._entries += len(own)
         self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
 
@@ -549,15 +555,25 @@ def _steps(fields: Sequence[Field | None], start: int = 0) -> list[bytes]:
     return steps
 
 
-def _packed_entry(layout: Layout, entry: Entry, index: int) -> bytes:
-    """`struct entry` of handles.c, for the layout with this index."""
-    offset = entry.offset - (layout.module_bias if entry.action is Action.MODULE_GONE else 0)
+def _packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
+    """`struct entry` of handles.c, for the layout with this index; MAX_LAYOUTS for none."""
+    offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     flags = LaunchFlags.OWN if entry.action is Action.OWN_LAUNCH else 0
     transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
-    numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, layout.has_lists, event)
+    numbers = (
+        *registers,
+        is_array,
+        flags,
+        offset,
+        transfer,
+        unit,
+        entry.list_offset,
+        bool(layout and layout.has_lists),
+        event,
+    )
     return struct.pack("<QIBBBBhBBHBB", entry.address, index, *numbers)
 
 

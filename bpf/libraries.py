@@ -19,12 +19,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from iaprof.bpf.driver_layout import Action, Entry, Layout, find_layout
+from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.emulation import single_stepped
+from iaprof.bpf.injected import injected_entries
 from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
 from iaprof.bpf.usdt import Probe, read_probes
-from iaprof.bpf.waits import injected_waits
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.unprobed import Unprobed
 
@@ -82,7 +82,8 @@ class Outcome:
     # Functions that launch, or names of probes, where the probed instruction is single-stepped: formats.slow_launches.
     single_stepped: tuple[str, ...] = ()
     executions: bool = False  # whether it is seen when closed command lists are executed
-    copies: bool = False  # copies and fills are recorded, and the driver's own kernels that do them
+    copies: bool = False  # copies and fills are recorded
+    own_kernels: bool = False  # and the driver's own kernels that do them
     waits: int = 0  # functions in which its layout says that programs wait
 
 
@@ -103,7 +104,7 @@ class Libraries:
         attach_layout: Callable[[int, Layout, Sequence[int]], object],
         ways: Iterable[Way] = tuple(Way),
         watch_loads: Callable[[int, Sequence[int]], object] = lambda *_: None,
-        attach_waits: Callable[[int, Sequence[tuple[Entry, int]]], object] = lambda *_: None,
+        attach_injected: Callable[[int, Sequence[tuple[Entry, int]]], object] = lambda *_: None,
     ) -> None:
         """Starts with none.
 
@@ -113,10 +114,10 @@ class Libraries:
             attach_layout: likewise, given a driver's layout and the file offset of each of its entries.
             ways: that may be used.
             watch_loads: given an open C library and where it loads other libraries.
-            attach_waits: given the open library that commands are started with, and its functions that wait, with their
-                file offsets.
+            attach_injected: given the open library that commands are started with, and its functions that wait, copy
+                and fill, with their file offsets; raises OSError where the kernel refuses.
         """
-        self._attach_waits = attach_waits
+        self._attach_injected = attach_injected
         self._watch_loads = watch_loads
         self._attach, self._attach_layout = attach, attach_layout
         self._ways = frozenset(ways)
@@ -255,8 +256,9 @@ class Libraries:
                 return Outcome(path, 0, "its launches are recorded in the command only", None, build_id)
             if probes:
                 doubt = self._attach(file.fileno(), probes)
-                waits = injected_waits(library) if way_of(path) is Way.INJECT else []
-                self._attach_waits(file.fileno(), waits)
+                injected = injected_entries(library) if way_of(path) is Way.INJECT else []
+                self._attach_injected(file.fileno(), injected)
+                waits = sum(entry.is_wait for entry, _ in injected)
                 since = time.monotonic_ns()
                 slow = single_stepped(
                     file.fileno(), ((each.name, each.offset) for each in probes if each.name == LAUNCH)
@@ -264,7 +266,7 @@ class Libraries:
                 lists = any(each.name == EXECUTE for each in probes)
                 return Outcome(
                     path,
-                    len(probes),
+                    len(probes) + len(injected) - waits,
                     "",
                     way_of(path),
                     build_id,
@@ -272,7 +274,8 @@ class Libraries:
                     since,
                     slow,
                     executions=lists,
-                    waits=len(waits),
+                    copies=any(entry.action in TRANSFERS for entry, _ in injected),
+                    waits=waits,
                 )
             if layout:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
@@ -290,6 +293,7 @@ class Libraries:
                     single_stepped=slow,
                     executions=layout.has_lists,
                     copies=layout.has_own_kernels,
+                    own_kernels=layout.has_own_kernels,
                     waits=many,
                 )
             problem = self._no_way(path, build_id)

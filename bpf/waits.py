@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from iaprof.bpf.driver_layout import ARGUMENTS, Action, Entry, LayoutError
-from iaprof.bpf.library_file import LibraryFile, exported
+from iaprof.bpf.driver_layout import ARGUMENTS, Entry, LayoutError
 from iaprof.formats.waits import FUNCTIONS
 
 NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
@@ -18,18 +17,7 @@ TIMEOUTS = {
 }
 """Which argument says how long the function may wait, counted from 0; others wait for as long as it takes."""
 _OF_ARRAYS = ("clWaitForEvents",)  # which wait for each of an array of handles
-INJECTED = "iaprof_"  # begins the names of these functions in the library that commands are started with
 _NUMBERS = {name: number for number, name in FUNCTIONS.items()}
-
-
-def injected_waits(library: LibraryFile) -> list[tuple[Entry, int]]:
-    """The functions in which commands wait that have our library in them, and their offsets in that file.
-
-    Raises:
-        ProbeError: the file is broken.
-    """
-    found = exported(library, (f"{INJECTED}{name}" for name in LEVEL_ZERO))
-    return [(Entry(name.removeprefix(INJECTED), Action.WAIT, offset, 0), offset) for name, offset in found.items()]
 
 
 def packed_wait_entry(entry: Entry) -> bytes:

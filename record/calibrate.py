@@ -28,6 +28,7 @@ from typing import IO, Any, BinaryIO
 from iaprof.bpf.driver_layout import CACHE, MAX_ENTRIES, TRANSFERS, Action, Entry, Field, Layout, LayoutError
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError
+from iaprof.bpf.transfers import LEVEL_ZERO as TRANSFERRING
 from iaprof.bpf.waits import LEVEL_ZERO as WAITING
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import can_be_strangers, check_output, make_for_everyone, replacing
@@ -65,20 +66,7 @@ _ENTRIES = {
     "zeCommandListAppendLaunchKernelWithArguments": (Action.LAUNCH, 1, None),
     "zeCommandListUpdateMutableCommandKernelsExp": (Action.LAUNCH_MANY, 3, 1),
     "zexCommandListAppendVariableLaunchKernel": (Action.LAUNCH, 1, None),
-    "zeCommandListAppendMemoryCopy": (Action.TRANSFER, 3, None),
-    "zeCommandListAppendMemoryCopyRegion": (Action.TRANSFER_REGION, 2, None),
-    "zeCommandListAppendMemoryCopyFromContext": (Action.TRANSFER, 4, None),
-    "zeCommandListAppendMemoryCopyWithParameters": (Action.TRANSFER, 3, None),
-    "zexCommandListAppendMemoryCopyWithParameters": (Action.TRANSFER, 3, None),
-    "zeCommandListAppendMemoryFill": (Action.TRANSFER, 4, None),
-    "zeCommandListAppendMemoryFillWithParameters": (Action.TRANSFER, 4, None),
-    "zexCommandListAppendMemoryFillWithParameters": (Action.TRANSFER, 4, None),
-    "zeCommandListAppendImageCopy": (Action.TRANSFER_UNKNOWN, 0, None),
-    "zeCommandListAppendImageCopyRegion": (Action.TRANSFER_UNKNOWN, 0, None),
-    "zeCommandListAppendImageCopyToMemory": (Action.TRANSFER_UNKNOWN, 0, None),
-    "zeCommandListAppendImageCopyFromMemory": (Action.TRANSFER_UNKNOWN, 0, None),
-    "zeCommandListAppendImageCopyToMemoryExt": (Action.TRANSFER_UNKNOWN, 0, None),
-    "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0, None),
+    **{name: (action, argument, None) for name, (action, argument) in TRANSFERRING.items()},
     "zeKernelDestroy": (Action.KERNEL_GONE, 0, None),
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
     "zeCommandQueueExecuteCommandLists": (Action.EXECUTE, 2, 1),

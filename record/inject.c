@@ -154,22 +154,44 @@ IN_PLACE_OF(zeCommandListAppendLaunchKernelWithArguments, ze_handle list, ze_han
                                                                signal, n, waits);
 }
 
-/* --- waits */
+/* --- functions of which a recorder sees the calls by itself */
 
-/* A function that waits for the GPU: a jump to the driver's. A recorder finds it by its name, and probes where it begins and where it
- * returns; nothing of the program's is on the stack then but the return address. */
-#define WAITS(name)                                                                                                    \
+/* A jump to the driver's function, in place of it. A recorder finds it by the label, and probes it: arguments are where the driver takes
+ * them from, and nothing is on the stack but the return address. The label has no size, so that stacks show the function's name. */
+#define JUMP_TO(name)                                                                                                  \
     __attribute__((used)) static ze_result_t (*driver_##name)(void);                                                   \
-    __attribute__((naked, visibility("default"))) ze_result_t iaprof_##name(void);                                     \
-    __attribute__((naked, visibility("default"))) ze_result_t iaprof_##name(void)                                      \
+    __attribute__((naked, used)) static ze_result_t name(void)                                                         \
     {                                                                                                                  \
-        __asm__("nop\n\tjmp *driver_" #name "(%rip)");                                                                 \
+        __asm__(".globl iaprof_" #name "\n\t"                                                                          \
+                ".type iaprof_" #name ", @function\n"                                                                  \
+                "iaprof_" #name ":\n\t"                                                                                \
+                "nop\n\t"                                                                                              \
+                "jmp *driver_" #name "(%rip)");                                                                        \
     }
-WAITS(zeEventHostSynchronize)
-WAITS(zeCommandQueueSynchronize)
-WAITS(zeFenceHostSynchronize)
-WAITS(zeCommandListHostSynchronize)
-WAITS(zeDeviceSynchronize)
+
+/* Those that wait for the GPU. */
+JUMP_TO(zeEventHostSynchronize)
+JUMP_TO(zeCommandQueueSynchronize)
+JUMP_TO(zeFenceHostSynchronize)
+JUMP_TO(zeCommandListHostSynchronize)
+JUMP_TO(zeDeviceSynchronize)
+
+/* Those that copy and fill. */
+JUMP_TO(zeCommandListAppendMemoryCopy)
+JUMP_TO(zeCommandListAppendMemoryCopyRegion)
+JUMP_TO(zeCommandListAppendMemoryCopyFromContext)
+JUMP_TO(zeCommandListAppendMemoryCopyWithParameters)
+JUMP_TO(zeCommandListAppendMemoryFill)
+JUMP_TO(zeCommandListAppendMemoryFillWithParameters)
+JUMP_TO(zeCommandListAppendImageCopy)
+JUMP_TO(zeCommandListAppendImageCopyRegion)
+JUMP_TO(zeCommandListAppendImageCopyToMemory)
+JUMP_TO(zeCommandListAppendImageCopyFromMemory)
+JUMP_TO(zeCommandListAppendImageCopyToMemoryExt)
+JUMP_TO(zeCommandListAppendImageCopyFromMemoryExt)
+JUMP_TO(zexCommandListAppendMemoryCopyWithParameters)
+JUMP_TO(zexCommandListAppendMemoryFillWithParameters)
+
 /* --- command lists: what is appended to one runs when it is executed, until it is reset or destroyed */
 
 enum { LISTS_EXECUTED, LIST_CLOSED, LIST_RESET, LIST_DESTROYED }; /* as in bpf/lists.c */
@@ -309,6 +331,38 @@ IN_PLACE_OF(zeInitDrivers, uint32_t *count, ze_handle *drivers, const void *type
     return result;
 }
 
+/* --- functions that are in no table: the driver gives them by name */
+
+static const struct extension {
+    const char *name;
+    void *ours, **drivers;
+} EXTENSIONS[] = {
+#define EXTENSION(name) {#name, name, (void **)&driver_##name}
+    EXTENSION(zexCommandListAppendMemoryCopyWithParameters),
+    EXTENSION(zexCommandListAppendMemoryFillWithParameters),
+};
+enum { N_EXTENSIONS = sizeof EXTENSIONS / sizeof *EXTENSIONS };
+
+static bool is_drivers_code(const void *function)
+{
+    const char *at = function;
+    return driver.base <= at && at < driver.data;
+}
+
+IN_PLACE_OF(zeDriverGetExtensionFunctionAddress, ze_handle handle, const char *name, void **function)
+{
+    ze_result_t result = driver_zeDriverGetExtensionFunctionAddress(handle, name, function);
+    for (const struct extension *each = EXTENSIONS; !result && each < EXTENSIONS + N_EXTENSIONS; each++) {
+        if (strcmp(name, each->name) || !is_drivers_code(*function))
+            continue;
+        __atomic_store_n(each->drivers, *function, __ATOMIC_RELEASE);
+        *function = each->ours;
+    }
+    return result;
+}
+
+/* --- the tables */
+
 /* A function's place in its table, and the version of Level Zero since which tables reach that far. */
 static const struct hook {
     int table, slot;
@@ -318,6 +372,7 @@ static const struct hook {
 #define HOOK(table, slot, since, name) {table, slot, since, name, (void **)&driver_##name}
     HOOK(GLOBAL, 1, VERSION(1, 10), zeInitDrivers),
     HOOK(DRIVER, 0, VERSION(1, 0), zeDriverGet),
+    HOOK(DRIVER, 5, VERSION(1, 1), zeDriverGetExtensionFunctionAddress),
     HOOK(MODULE, 0, VERSION(1, 0), zeModuleCreate),
     HOOK(COMMAND_LIST, 2, VERSION(1, 0), zeCommandListDestroy),
     HOOK(COMMAND_LIST, 3, VERSION(1, 0), zeCommandListClose),
@@ -331,12 +386,23 @@ static const struct hook {
     HOOK(COMMAND_LIST, 40, VERSION(1, 16), zeCommandListImmediateAppendCommandListsWithParameters),
     HOOK(COMMAND_LIST_EXP, 1, VERSION(1, 9), zeCommandListImmediateAppendCommandListsExp),
     HOOK(COMMAND_QUEUE, 2, VERSION(1, 0), zeCommandQueueExecuteCommandLists),
-#define WAIT(table, slot, since, name) {table, slot, since, iaprof_##name, (void **)&driver_##name}
-    WAIT(COMMAND_LIST, 28, VERSION(1, 6), zeCommandListHostSynchronize),
-    WAIT(COMMAND_QUEUE, 3, VERSION(1, 0), zeCommandQueueSynchronize),
-    WAIT(EVENT, 3, VERSION(1, 0), zeEventHostSynchronize),
-    WAIT(FENCE, 2, VERSION(1, 0), zeFenceHostSynchronize),
-    WAIT(DEVICE, 22, VERSION(1, 14), zeDeviceSynchronize),
+    HOOK(COMMAND_LIST, 28, VERSION(1, 6), zeCommandListHostSynchronize),
+    HOOK(COMMAND_QUEUE, 3, VERSION(1, 0), zeCommandQueueSynchronize),
+    HOOK(EVENT, 3, VERSION(1, 0), zeEventHostSynchronize),
+    HOOK(FENCE, 2, VERSION(1, 0), zeFenceHostSynchronize),
+    HOOK(DEVICE, 22, VERSION(1, 14), zeDeviceSynchronize),
+    HOOK(COMMAND_LIST, 8, VERSION(1, 0), zeCommandListAppendMemoryCopy),
+    HOOK(COMMAND_LIST, 9, VERSION(1, 0), zeCommandListAppendMemoryFill),
+    HOOK(COMMAND_LIST, 10, VERSION(1, 0), zeCommandListAppendMemoryCopyRegion),
+    HOOK(COMMAND_LIST, 11, VERSION(1, 0), zeCommandListAppendMemoryCopyFromContext),
+    HOOK(COMMAND_LIST, 12, VERSION(1, 0), zeCommandListAppendImageCopy),
+    HOOK(COMMAND_LIST, 13, VERSION(1, 0), zeCommandListAppendImageCopyRegion),
+    HOOK(COMMAND_LIST, 14, VERSION(1, 0), zeCommandListAppendImageCopyToMemory),
+    HOOK(COMMAND_LIST, 15, VERSION(1, 0), zeCommandListAppendImageCopyFromMemory),
+    HOOK(COMMAND_LIST, 26, VERSION(1, 3), zeCommandListAppendImageCopyToMemoryExt),
+    HOOK(COMMAND_LIST, 27, VERSION(1, 3), zeCommandListAppendImageCopyFromMemoryExt),
+    HOOK(COMMAND_LIST, 38, VERSION(1, 16), zeCommandListAppendMemoryCopyWithParameters),
+    HOOK(COMMAND_LIST, 39, VERSION(1, 16), zeCommandListAppendMemoryFillWithParameters),
 };
 enum { N_HOOKS = sizeof HOOKS / sizeof *HOOKS };
 
@@ -377,8 +443,8 @@ static ze_result_t fill(int table, uint32_t version, void **slots)
     for (const struct hook *hook = HOOKS; !result && hook < HOOKS + N_HOOKS; hook++) {
         if (hook->table != table || version < hook->since)
             continue;
-        char *function = slots[hook->slot]; /* an older driver's may be any, as it fills less of the table */
-        if (!*hook->drivers && driver.base <= function && function < driver.data)
+        void *function = slots[hook->slot]; /* an older driver's may be any, as it fills less of the table */
+        if (!*hook->drivers && is_drivers_code(function))
             *hook->drivers = function;
         replace(slots + hook->slot, hook);
     }

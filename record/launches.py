@@ -31,7 +31,7 @@ from iaprof.formats.launches import (
     stack_dtype,
 )
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
-from iaprof.formats.unrecorded_copies import MEMBER as COPIES
+from iaprof.formats.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
@@ -428,6 +428,7 @@ class Launches:
                 library[SINGLE_STEPPED] = list(outcome.single_stepped)
             if outcome.way:
                 library[COPIES] = outcome.copies
+                library[OWN_KERNELS] = outcome.own_kernels
             if outcome.waits and self._probes.records_waits:
                 library["waits"] = outcome.waits
             self.libraries.append(library)

@@ -13,7 +13,7 @@ from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Wa
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.slow_launches import slow_launches
-from iaprof.formats.unrecorded_copies import CLAUSE
+from iaprof.formats.unrecorded_copies import CLAUSE, OWN_CLAUSE
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.injection import built_library, check_folders
@@ -76,7 +76,8 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
             return _with_cost(Check(GROUP, what, Level.WARNING, text, mend, file), outcome)
         return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
     if outcome.way is Way.INJECT:
-        return Check(GROUP, what, Level.OK, "launches by a library that iaprof put into its command", file=file)
+        text = f"launches by a library that iaprof put into its command; {OWN_CLAUSE if outcome.copies else CLAUSE}"
+        return Check(GROUP, what, Level.OK, text, file=file)
     if outcome.way is None:
         mend = ""
         if outcome.build_id and what == "driver":
@@ -104,6 +105,7 @@ def _injection() -> Check:
     except IaprofError as error:
         return Check(GROUP, "injecting", Level.WARNING, f"no way into other drivers: {error}")
     text = (
-        "'record -- COMMAND' can put its library into a command whose driver has no probes and is of an unknown build"
+        "'record -- COMMAND' can put its library into a command whose driver has no probes and is of an unknown build; "
+        f"{OWN_CLAUSE}"
     )
     return Check(GROUP, "injecting", Level.OK, text)

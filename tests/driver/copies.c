@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of Level Zero that copies and fills in every way, and keeps a ledger of it.
  *
- *     copies [--calls N] [--executions N] [--own FILE]
+ *     copies [--calls N] [--executions N] [--own FILE] [--places 1]
  *
  * On a command list that is executed later, on an immediate one, and on one for a copy engine, each way is taken N times by a
- * function of its own name. Behind its calls comes a JSON line: the function that was called, how often, and the bytes of a call
- * (-1: of images). The lists that are executed later are executed so often. With PrintKernelDispatchParameters=1 the driver itself prints a line before that for each kernel that it launches.
+ * function of its own name. Behind its calls comes a JSON line: the function that was called, how often, the bytes of a call
+ * (-1: of images), and the nanoseconds of a call, by this program's clock. The lists that are executed later are executed so often. With PrintKernelDispatchParameters=1 the driver itself prints a line before that for each kernel that it launches.
  *
  * FILE says what the stand-in's GPU (gpu.h) is to execute: a line "kernel NAME ADDRESS PATH" for each of the driver's own kernels,
  * with the file that has its code, and a line "way LIST WAY NAME..." for the kernels that a call launches.
  *
+ * With --places there is one line only: the offsets in the driver's file of these functions, as the driver itself says.
+ *
  * What the device cannot do (images, patterns on a copy engine) is left out, and is not called a second time. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <level_zero/ze_api.h>
+#include <level_zero/ze_ddi.h>
 
 #include "gpu.h"
 
@@ -184,6 +189,13 @@ static void execute_made(const char *list)
             execute_all(list, WAYS[way].name);
 }
 
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1e9 + time.tv_nsec;
+}
+
 ON_THE_STACK static void copy_all(const char *name, ze_command_list_handle_t list, int computes, int is_immediate)
 {
     for (unsigned way = 0; way < sizeof WAYS / sizeof *WAYS; way++) {
@@ -191,16 +203,53 @@ ON_THE_STACK static void copy_all(const char *name, ze_command_list_handle_t lis
         if (!takes(way, computes))
             continue;
         ze_result_t result = ZE_RESULT_SUCCESS;
+        double begin = now();
         for (; made[way] < calls && !result; made[way]++) {
             result = WAYS[way].call(list);
             if (is_immediate)
                 execute_all(name, WAYS[way].name);
         }
+        double ns = (now() - begin) / made[way];
         if (result && computes)
             must(result, WAYS[way].name);
-        printf("{\"pid\": %d, \"list\": \"%s\", \"way\": \"%s\", \"function\": \"%s\", \"calls\": %d, \"bytes\": %ld}\n", getpid(),
-               name, WAYS[way].name, WAYS[way].function, made[way], WAYS[way].bytes);
+        printf("{\"pid\": %d, \"list\": \"%s\", \"way\": \"%s\", \"function\": \"%s\", \"calls\": %d, \"bytes\": %ld, \"ns\": %.1f}\n",
+               getpid(), name, WAYS[way].name, WAYS[way].function, made[way], WAYS[way].bytes, ns);
     }
+}
+
+static unsigned long offset(void *function)
+{
+    Dl_info where;
+    return dladdr(function, &where) ? (char *)function - (char *)where.dli_fbase : 0;
+}
+
+static void print_places(void)
+{
+    void *library = dlopen(getenv("ZE_ENABLE_ALT_DRIVERS"), RTLD_NOW | RTLD_NOLOAD);
+    ze_result_t (*fill_table)(ze_api_version_t, ze_command_list_dditable_t *) =
+        library ? dlsym(library, "zeGetCommandListProcAddrTable") : NULL;
+    if (!fill_table)
+        must(ZE_RESULT_ERROR_UNINITIALIZED, "zeGetCommandListProcAddrTable");
+    ze_command_list_dditable_t table = {0};
+    MUST(fill_table(ZE_API_VERSION_CURRENT, &table));
+#define PLACE(name) printf("\"zeCommandListAppend%s\": %lu, ", #name, offset(table.pfnAppend##name));
+    printf("{");
+    PLACE(MemoryCopy)
+    PLACE(MemoryCopyRegion)
+    PLACE(MemoryCopyFromContext)
+    PLACE(MemoryCopyWithParameters)
+    PLACE(MemoryFill)
+    PLACE(MemoryFillWithParameters)
+    PLACE(ImageCopy)
+    PLACE(ImageCopyRegion)
+    PLACE(ImageCopyToMemory)
+    PLACE(ImageCopyFromMemory)
+    PLACE(ImageCopyToMemoryExt)
+    PLACE(ImageCopyFromMemoryExt)
+    printf("\"zexCommandListAppendMemoryCopyWithParameters\": %lu, ", offset(extended_copy));
+    printf("\"zexCommandListAppendMemoryFillWithParameters\": %lu}\n", offset(extended_fill));
+    fflush(stdout);
+    _exit(0);
 }
 
 static void create_images(void)
@@ -256,6 +305,7 @@ ON_THE_STACK static void use(uint32_t ordinal, int computes)
 
 int main(int argc, char **argv)
 {
+    int places = 0;
     for (int i = 1; i < argc; i += 2) {
         if (i + 1 < argc && !strcmp(argv[i], "--calls"))
             calls = atoi(argv[i + 1]);
@@ -263,11 +313,15 @@ int main(int argc, char **argv)
             executions = atoi(argv[i + 1]);
         else if (i + 1 < argc && !strcmp(argv[i], "--own"))
             own = argv[i + 1];
+        else if (i + 1 < argc && !strcmp(argv[i], "--places"))
+            places = atoi(argv[i + 1]);
         else
             return 2;
     }
     gpu_connect();
     begin();
+    if (places)
+        print_places();
     if (own)
         read_own();
     ze_command_queue_group_properties_t groups[16] = {{.stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_GROUP_PROPERTIES}};

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver.driver import Driver, compile_workload
+from driver.driver import Driver, compile_workload, run_workload
 
 PRINTS_KERNELS = {"PrintKernelDispatchParameters": "1"}
 _KERNEL = re.compile(r"kernel, (\w+), grfCount")
@@ -28,12 +28,20 @@ class Copies:
     function: str  # that it calls
     calls: int
     bytes: int | None  # of one call
+    ns: float  # of one call, mean
     kernels: tuple[str, ...]  # that the runtime launched in all these calls, in order
 
 
 def build(driver: Driver, folder: Path) -> Path:
     """Compile the program into `folder`."""
     return compile_workload("copies.c", "libze_loader.so.1", driver.folder, folder / "copies")
+
+
+def places(driver: Driver, program: Path, folder: Path) -> dict[str, int]:
+    """The addresses in the runtime's file of its functions that copy and fill, as its tables and it itself say."""
+    words = [str(program), "--places", "1"]
+    found: dict[str, int] = json.loads(run_workload(words, driver.environment("bmg"), folder))
+    return found
 
 
 def read_copies(stdout: str) -> list[Copies]:

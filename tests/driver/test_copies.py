@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from bisect import bisect_right
@@ -17,12 +19,17 @@ import pytest
 
 from driver import copies as program
 from driver.copies import PRINTS_KERNELS, Copies, read_copies
-from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build
+from driver.counters import counted, counting
+from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build, run_workload
 from driver.recording import run_recorder
 from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
+from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.transfers import FUNCTIONS
+from iaprof.formats.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.record.injection import built_library
 from iaprof.report.executions import launched
 from integration.recording import IAPROF
 from standin.hardware import Hardware, LedgerRow
@@ -59,10 +66,12 @@ def copies(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program.build(driver, tmp_path_factory.mktemp("copies"))
 
 
-def record(driver: Driver, device: str, folder: Path, *command: object) -> Recording:
+def record(
+    driver: Driver, device: str, folder: Path, *command: object, way: str = "attach", **settings: str
+) -> Recording:
     with Hardware(folder / "gpu", device) as hardware:
-        environment = driver.environment(device) | hardware.env() | PRINTS_KERNELS
-        done = run_recorder(folder, environment, "attach", [str(word) for word in command])
+        environment = driver.environment(device) | hardware.env() | PRINTS_KERNELS | settings
+        done = run_recorder(folder, environment, way, [str(word) for word in command])
     return Recording(CaptureReader(folder / "capture"), done.stdout)
 
 
@@ -200,6 +209,89 @@ def test_stalls_of_the_runtime_s_own_kernels_are_at_the_calls(stalling: tuple[Pa
 def test_nothing_is_lost_or_strange(recording: Recording) -> None:
     lost = [row for row in recording.capture.table("loss").to_pylist() if row["source"] != "recorder"]
     assert [row for row in lost if row["what"] != "library"] == []  # which is of other tests' drivers
+
+
+# --- by a library in the command
+
+
+@pytest.fixture(scope="module")
+def driver_of_ours(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """A copy: Linux counts by file what the whole machine does."""
+    return replace(driver, library=Path(shutil.copy(driver.library, tmp_path_factory.mktemp("counted"))))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_injected_commands_tell_of_each_copy_and_fill(
+    driver_of_ours: Driver, copies: Path, device: str, tmp_path: Path
+) -> None:
+    """As often as the program says, and as Linux counts at the runtime's own functions."""
+    # given
+    with driver_of_ours.library.open("rb") as file:
+        library = LibraryFile(file)
+        places = program.places(driver_of_ours, copies, tmp_path)
+        offsets = {name: library.offset(address, executable=True) for name, address in places.items()}
+    # when
+    with contextlib.ExitStack() as counters:
+        by_linux = {name: counters.enter_context(counting(driver_of_ours.library, at)) for name, at in offsets.items()}
+        recording = record(driver_of_ours, device, tmp_path, copies, "--calls", CALLS, way="inject")
+        seen = {name: count for name, fds in by_linux.items() if (count := counted(fds))}
+    # then
+    ledger = read_copies(recording.printed)
+    rows = recording.rows("transfer", ledger[0].pid)
+    assert [(row["function"], row["bytes"]) for row in rows] == list(calls_of(ledger))
+    assert Counter(row["function"] for row in rows) == seen
+    assert set(seen) >= {name for name in FUNCTIONS if name.startswith("ze") and "Image" not in name}
+    assert {(row["comm"], row["tid"]) for row in rows} == {(copies.name, ledger[0].pid)}
+    test_nothing_is_lost_or_strange(recording)
+    # and from where: through the function that was called to the program's
+    (ours,) = (
+        row for row in recording.rows("mapping", ledger[0].pid) if Path(row["path"]).name == built_library().name
+    )
+    mappings = recording.rows("mapping", ledger[0].pid)
+    named, called = Functions(copies, mappings), Functions(built_library(), [ours | {"path": str(built_library())}])
+    stacks = {row["id"]: row["ips"] for row in recording.rows("stack", ledger[0].pid)}
+    transfers = iter(rows)
+    for line in ledger:
+        for _ in range(line.calls):
+            ips = stacks[next(transfers)["stack"]]
+            assert called.at(ips[0]) == line.function
+            assert [name for ip in ips if (name := named.at(ip))] == [line.way, "copy_all", "use", "main", "_start"]
+
+
+def test_injected_commands_copy_as_without(driver: Driver, copies: Path, tmp_path: Path) -> None:
+    """Each argument gets to the runtime: that launches the same kernels."""
+    words = [str(copies), "--calls", "2", "--executions", "2"]
+    alone = read_copies(run_workload(words, driver.environment("lnl") | PRINTS_KERNELS, tmp_path))
+    recording = record(driver, "lnl", tmp_path, *words, way="inject")
+    injected = read_copies(recording.printed)
+    assert [replace(line, pid=0, ns=0) for line in injected] == [replace(line, pid=0, ns=0) for line in alone]
+
+
+@pytest.mark.parametrize(
+    "setting", ["ZE_ENABLE_LOADER_DRIVER_DDI_PATH=0", "ZE_ENABLE_LOADER_INTERCEPT=1", "ZE_ENABLE_TRACING_LAYER=1"]
+)
+def test_each_copy_is_told_of_on_every_path_through_the_loader(
+    driver: Driver, copies: Path, setting: str, tmp_path: Path
+) -> None:
+    name, value = setting.split("=")
+    recording = record(driver, "bmg", tmp_path, copies, way="inject", **{name: value})
+    ledger = read_copies(recording.printed)
+    rows = recording.rows("transfer", ledger[0].pid)
+    assert [(row["function"], row["bytes"]) for row in rows] == list(calls_of(ledger))
+
+
+def test_that_the_runtime_s_own_kernels_of_an_injected_command_are_not_recorded_is_told(
+    driver: Driver, copies: Path, tmp_path: Path
+) -> None:
+    recording = record(driver, "bmg", tmp_path, copies, way="inject")
+
+    ledger = read_copies(recording.printed)
+    assert any(line.kernels for line in ledger)
+    assert recording.rows("launch", ledger[0].pid) == []
+    (ours,) = (each for each in recording.capture.header["libraries"] if each["way"] == "inject")
+    assert (ours["copies"], ours["own_kernels"]) == (True, False)
+    done = subprocess.run([*IAPROF, "info", str(tmp_path / "capture")], capture_output=True, text=True, check=True)
+    assert f"{ours['path']}: {OWN_CLAUSE}" in " ".join(done.stdout.split())
 
 
 class Functions:

@@ -270,6 +270,11 @@ def test_libraries_and_how_their_launches_are_had() -> None:
     assert level is Level.WARNING and "copies and fills are not recorded" in text and NO_EXECUTIONS in text
     level, text, _ = check(Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab"), version="26.27")
     assert level is Level.OK and "copies and fills are not recorded" in text and "calibrate" not in text
+    injected = Outcome("/a/libiaprof_inject.so", 28, way=Way.INJECT, executions=True, copies=True)
+    level, text, _ = check(injected)
+    assert level is Level.OK and "copies and fills are recorded, but not the driver's own kernels" in text
+    level, text, _ = check(replace(injected, copies=False))
+    assert level is Level.OK and "copies and fills are not recorded" in text
     assert check(Outcome("/a b/libze_intel_gpu.so", 0, "it is unknown", build_id="ab")) == (
         Level.WARNING, "it is unknown", "sudo iaprof calibrate '/a b/libze_intel_gpu.so'",
     )  # fmt: skip

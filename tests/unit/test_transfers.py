@@ -79,12 +79,15 @@ def test_info_tells_of_them_and_of_drivers_that_do_not(tmp_path: Path, capsys: p
     row = {"time_ns": 1, "pid": 7, "tid": 7, "cpu": 0, "comm": "app", "stack": 0, "function": FUNCTIONS[0],
            "bytes": 2_000_000, "flags": 0}  # fmt: skip
     libraries = [{"path": f"/{name}.so", "copies": known} for name, known in (("old", False), ("new", True))]
+    libraries += [{"path": f"/{own}.so", "copies": True, "own_kernels": own} for own in (False, True)]
     header = HEADER | {"totals": {"transferred_bytes": 2_000_000}, "libraries": libraries}
     verb.info(capture(tmp_path / "cap.parquet", header, transfer=[row]))
     out = " ".join(capsys.readouterr().out.split())
     assert "transfers 1 copies and fills of 2.0 MB" in out
     assert "/old.so: copies and fills are not recorded" in out
     assert "/new.so: copies" not in out
+    assert "/False.so: copies and fills are recorded, but not the driver's own kernels" in out
+    assert "/True.so: copies" not in out
 
 
 @pytest.fixture

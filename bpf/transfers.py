@@ -1,0 +1,23 @@
+"""Which functions of drivers copy and fill, and where they are told how many bytes, as bpf/copies.c is told of it."""
+
+from __future__ import annotations
+
+from iaprof.bpf.driver_layout import Action
+
+LEVEL_ZERO = {
+    "zeCommandListAppendMemoryCopy": (Action.TRANSFER, 3),
+    "zeCommandListAppendMemoryCopyRegion": (Action.TRANSFER_REGION, 2),
+    "zeCommandListAppendMemoryCopyFromContext": (Action.TRANSFER, 4),
+    "zeCommandListAppendMemoryCopyWithParameters": (Action.TRANSFER, 3),
+    "zexCommandListAppendMemoryCopyWithParameters": (Action.TRANSFER, 3),
+    "zeCommandListAppendMemoryFill": (Action.TRANSFER, 4),
+    "zeCommandListAppendMemoryFillWithParameters": (Action.TRANSFER, 4),
+    "zexCommandListAppendMemoryFillWithParameters": (Action.TRANSFER, 4),
+    "zeCommandListAppendImageCopy": (Action.TRANSFER_UNKNOWN, 0),
+    "zeCommandListAppendImageCopyRegion": (Action.TRANSFER_UNKNOWN, 0),
+    "zeCommandListAppendImageCopyToMemory": (Action.TRANSFER_UNKNOWN, 0),
+    "zeCommandListAppendImageCopyFromMemory": (Action.TRANSFER_UNKNOWN, 0),
+    "zeCommandListAppendImageCopyToMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
+    "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
+}
+"""By name: what a call of it is, and the entry's `handle`."""
