@@ -563,17 +563,8 @@ def _packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     flags = LaunchFlags.OWN if entry.action is Action.OWN_LAUNCH else 0
     transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
-    numbers = (
-        *registers,
-        is_array,
-        flags,
-        offset,
-        transfer,
-        unit,
-        entry.list_offset,
-        bool(layout and layout.has_lists),
-        event,
-    )
+    in_list = bool(layout and layout.has_lists)
+    numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, in_list, event)
     return struct.pack("<QIBBBBhBBHBB", entry.address, index, *numbers)
 
 

@@ -18,6 +18,7 @@ import pytest
 from driver.driver import DEVICES, WAYS, Driver, Kernel, read_ledger, zebin
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.transfers import LEVEL_ZERO as COPYING
 from iaprof.formats.zebin import canonical
 from iaprof.record.injection import Injection
 
@@ -61,7 +62,7 @@ def recorder() -> Iterator[Recorder]:
     injection = Injection()
     (outcome,) = probes.libraries.take(injection.library)
     executing = 6  # functions that execute, close, reset and destroy command lists
-    assert outcome.probes == len(WAYS) + executing, (
+    assert outcome.probes == len(WAYS) + executing + len(COPYING), (
         "one for each form of launch, but two share one, and one for modules"
     )
     yield Recorder(injection, probes)
