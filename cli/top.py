@@ -15,7 +15,7 @@ from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
 from iaprof.cli.table import STRONG, WEAK, Column, Table, terminal_width
-from iaprof.cli.top_transfers import show_transfers
+from iaprof.cli.top_transfers import say_what_is_missing, show_transfers
 from iaprof.cli.top_waits import BY as WAIT, top_waits
 from iaprof.cli.wait_facts import say_waits
 from iaprof.formats.errors import UsageError
@@ -65,7 +65,9 @@ def top(
         if per_interval:
             raise UsageError("--by transfer has no table for each interval: choose times with --time")
         with answering():
-            show_transfers(capture, choice, limit, as_json)
+            reader = show_transfers(capture, choice, limit, as_json)
+        if not quiet:
+            say_what_is_missing(reader)
         return
     if by == WAIT:
         with answering():

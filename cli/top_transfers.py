@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.selection import Choice
+from iaprof.cli.summary import say
 from iaprof.cli.table import STRONG, WEAK, Column, Table
+from iaprof.formats.profile import clean
 from iaprof.formats.quantities import in_bytes
+from iaprof.formats.unrecorded_copies import sentence
 
 if TYPE_CHECKING:
+    from iaprof.formats.capture import CaptureReader
     from iaprof.report.transfers import Transfers
 
+_MOST_SENTENCES = 20
 
-def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> None:
-    """Prints the table of a capture's copies and fills.
+
+def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> CaptureReader:
+    """Prints the table of a capture's copies and fills; gives the capture.
 
     Args:
         capture: the file.
@@ -33,13 +39,14 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
     from iaprof.report.transfers import together, transfers
 
     keep_little()
-    found = transfers(CaptureReader(capture), choice.selection)
+    reader = CaptureReader(capture)
+    found = transfers(reader, choice.selection)
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])
     rest, total = together(more, f"({len(more):,} more)"), together(found, "(total)")
     if as_json:
         entries = [asdict(each) for each in shown]
         print(json.dumps({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)}, indent=2))
-        return
+        return reader
     table = Table(
         *(Column(heading, right=True) for heading in ("BYTES", "CALLS", "KERNELS")), Column("FUNCTION", flexible=True)
     )
@@ -49,6 +56,15 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
         table.add(*_cells(rest), style=WEAK)
     table.add(*_cells(total), style=STRONG)
     table.print()
+    return reader
+
+
+def say_what_is_missing(reader: CaptureReader) -> None:
+    """Says in which drivers copies and fills are not recorded, or not the kernels that do them; of all parts."""
+    libraries = [header.get("libraries") for header in (part.header for part in reader.parts)]
+    texts = [sentence(library) for each in libraries if isinstance(each, list) for library in each]
+    for text in list(dict.fromkeys(filter(None, texts)))[:_MOST_SENTENCES]:
+        say(clean(f"iaprof: {text}"))
 
 
 def _cells(each: Transfers) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from driver.driver import Driver, build, run_workload
 from driver.recording import run_recorder
 from iaprof.formats.capture import CaptureReader
 from iaprof.record.injection import Injection
+from standin.hardware import Hardware
 
 DEVICE = "bmg"
 LISTS = ("immediate", "engine")
@@ -54,8 +55,8 @@ def measure(driver: Driver, folder: Path, rounds: int, calls: int) -> None:
     for _ in range(rounds):
         times["not recorded"].append(read_copies(run_workload(command, driver.environment(DEVICE), folder)))
         for way in ("attach", "inject"):
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                done = run_recorder(Path(place), driver.environment(DEVICE), way, command)
+            with tempfile.TemporaryDirectory(dir=folder) as place, Hardware(Path(place) / "gpu", DEVICE) as hardware:
+                done = run_recorder(Path(place), driver.environment(DEVICE) | hardware.env(), way, command)
                 ledger = read_copies(done.stdout)
                 times[f"recorded by {way}"].append(ledger)
                 rows = CaptureReader(Path(place) / "capture").table("transfer", ("pid",))["pid"].to_pylist()

@@ -259,12 +259,13 @@ def test_injected_commands_tell_of_each_copy_and_fill(
 
 
 def test_injected_commands_copy_as_without(driver: Driver, copies: Path, tmp_path: Path) -> None:
-    """Each argument gets to the runtime: that launches the same kernels."""
+    """Each argument reaches the runtime, which launches the same kernels."""
     words = [str(copies), "--calls", "2", "--executions", "2"]
     alone = read_copies(run_workload(words, driver.environment("lnl") | PRINTS_KERNELS, tmp_path))
     recording = record(driver, "lnl", tmp_path, *words, way="inject")
     injected = read_copies(recording.printed)
     assert [replace(line, pid=0, ns=0) for line in injected] == [replace(line, pid=0, ns=0) for line in alone]
+    assert len(recording.rows("transfer", injected[0].pid)) == sum(line.calls for line in injected)
 
 
 @pytest.mark.parametrize(

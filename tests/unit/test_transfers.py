@@ -16,6 +16,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.errors import UsageError
 from iaprof.formats.launches import LAUNCH, LaunchFlags
 from iaprof.formats.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
+from iaprof.formats.unrecorded_copies import OWN_CLAUSE
 from iaprof.record.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.selection import Moments, Selection
@@ -157,6 +158,20 @@ def test_top_has_a_table_of_them(copied: Path) -> None:
     assert told["entries"][1] == {"function": FUNCTIONS[0], "calls": 2, "bytes": 30, "unknown": 0, "kernels": 3}
     assert told["more"]["calls"] == 0 and told["total"]["calls"] == 6
     assert iaprof("top", copied, "--by", "transfer", "--per-interval").code == 2
+
+
+def test_top_says_where_kernels_are_not_counted(tmp_path: Path) -> None:
+    row = {"time_ns": 1, "pid": 7, "tid": 7, "cpu": 0, "comm": "app", "stack": 0, "function": FUNCTIONS[0],
+           "bytes": 10, "flags": 0}  # fmt: skip
+    injected = {"path": "/injected.so", "copies": True, "own_kernels": False}
+    header = HEADER | {"libraries": [injected, injected, {"path": "/whole.so", "copies": True, "own_kernels": True}]}
+    path = capture(tmp_path / "cap.parquet", header, transfer=[row])
+    done = iaprof("top", path, "--by", "transfer")
+    assert done.err == f"iaprof: /injected.so: {OWN_CLAUSE}\n"
+    assert iaprof("top", path, "--by", "transfer", "--quiet").err == ""
+    # and a header that somebody made up is no error
+    damaged = capture(tmp_path / "damaged.parquet", HEADER | {"libraries": {"path": 7}}, transfer=[row])
+    assert iaprof("top", damaged, "--by", "transfer").err == ""
 
 
 @pytest.fixture
