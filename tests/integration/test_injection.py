@@ -204,7 +204,7 @@ int zetModuleGetDebugInfo(void) { return 1; }
 int zeKernelGetName(void) { return 1; }
 int zeDriverGetExtensionFunctionAddress(void) { return 1; }
 """
-SLOTS = (2, 3, 4, 22, 23, 24, 25, 28, 36, 37, 40)  # ze_command_list_dditable_t
+SLOTS = (2, 3, 4, *range(8, 16), *range(22, 29), *range(36, 41))  # ze_command_list_dditable_t
 PROGRAM = """
 import ctypes, _ctypes
 
@@ -239,7 +239,7 @@ def printed(injected: Injection, folder: Path, program: str) -> str:
 def test_launches_of_a_table_are_replaced_and_nothing_behind_its_end(injected: Injection, drivers: Path) -> None:
     program = 'driver = ctypes.CDLL("./libze_intel_gpu.so.1")\nprint(replaced(driver), replaced(driver, 0x1000d))'
 
-    assert printed(injected, drivers, program) == f"{[*SLOTS]} {[2, 3, 4, 22, 23, 24, 25]}\n"
+    assert printed(injected, drivers, program) == f"{[*SLOTS]} {[each for each in SLOTS if each < 26]}\n"
 
 
 def test_another_driver_keeps_its_functions(injected: Injection, drivers: Path) -> None:
