@@ -76,8 +76,9 @@ def _advice(driver: str, by: str, way: str | None) -> str:
         )
     if way is not None:
         return (
-            "the kernels may have been launched before the recording began, or by a graphics or media driver; start "
-            "the program with 'sudo iaprof record -- COMMAND'"
+            "the kernels may have been launched before the recording began, or by a graphics or media driver, or be "
+            "the driver's own, which copy and fill ('iaprof check' says whether these are recorded); start the program "
+            "with 'sudo iaprof record -- COMMAND'"
         )
     if by == "probes":
         return "the driver has no launch_kernel and compile_kernel probes; try --launches=auto"

@@ -6,7 +6,9 @@
  * clEnqueueNDRangeKernel counts launches by the kernel's name, as the runtime says it (CL_KERNEL_FUNCTION_NAME). At the end
  * the file PROGRAMS_LEDGER has a line per name: a number, a space, the name. Where PROGRAMS_HOLD names a file, the third
  * launch makes FILE.ready and waits for FILE; the ledger has the launches from then on. Each kernel's first launches there
- * are told the stand-in's GPU (tests/driver/gpu.h): it stalls where the runtime placed the kernel. */
+ * are told the stand-in's GPU (tests/driver/gpu.h): it stalls where the runtime placed the kernel.
+ *
+ * dispatched.c, which is part of this library, is for kernels that no function of OpenCL launches. */
 #define _GNU_SOURCE
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -19,6 +21,7 @@
 #include <unistd.h>
 
 #include "../driver/gpu.h"
+#include "dispatched.h"
 
 enum { KERNELS = 4096, HELD = 3, TOLD = 10, LONGEST_CODE = 1 << 18 };
 enum { CL_KERNEL_BINARY_PROGRAM_INTEL = 0x407D, CL_KERNEL_BINARY_GPU_ADDRESS_INTEL = 0x10010 };
@@ -53,6 +56,8 @@ void *dlsym(void *handle, const char *name)
         return (void *)resident;
     if (!strcmp(name, "clEnqueueNDRangeKernel"))
         return (void *)clEnqueueNDRangeKernel;
+    if (!strcmp(name, "zeKernelCreate"))
+        return dispatched_create_kernel(next_dlsym(handle, name));
     return next_dlsym(handle, name); /* compiled to a jump: what RTLD_NEXT means goes by the caller */
 }
 
@@ -114,6 +119,17 @@ static void count(cl_kernel kernel)
     if (kernels[i].count++ < TOLD)
         gpu_launch(address, "");
     pthread_mutex_unlock(&lock);
+}
+
+int enqueued_by_program(uint64_t address)
+{
+    int i = 0;
+    pthread_mutex_lock(&lock);
+    while (i < KERNELS && kernels[i].name && kernels[i].address != address)
+        i++;
+    int found = i < KERNELS && kernels[i].name;
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint dimensions, const size_t *offset,

@@ -102,6 +102,11 @@ class Programs:
         """The runtimes: Level Zero's and OpenCL's."""
         return [self.libraries / "libze_intel_gpu.so.1", self.libraries / "intel-opencl/libigdrcl.so"]
 
+    @property
+    def dpnp_tests(self) -> Path:
+        """The folder of dpnp's own tests."""
+        return self.folder / "usr/local/lib/python3.14/dist-packages/dpnp/tests"
+
     def python(self, script: str, settings: Mapping[str, str], *arguments: str | Path) -> Run:
         """A script of work/ in the folder's Python."""
         return self._run("python3.14", HERE / "work" / script, *arguments).with_settings(**settings)
@@ -142,7 +147,7 @@ def prepare(folder: Path) -> Programs:
     script = HERE.parents[1] / "scripts" / "test-programs"
     prepared = Path(subprocess.run([script], stdout=subprocess.PIPE, check=True, text=True).stdout.strip())
     preloaded = folder / "preloaded.so"
-    source = (f"-I{prepared / 'usr/include'}", str(HERE / "preloaded.c"))
+    source = (f"-I{prepared / 'usr/include'}", str(HERE / "preloaded.c"), str(HERE / "dispatched.c"))
     subprocess.run([os.environ.get("CC", "cc"), *FLAGS, *source, "-o", str(preloaded)], check=True)
     return Programs(prepared, preloaded)
 

@@ -13,7 +13,6 @@ from iaprof.formats.capture import CaptureReader
 from programs.programs import LEVEL_ZERO_V2, Programs
 from programs.recording import Recording, record
 
-TESTS = "usr/local/lib/python3.14/dist-packages/dpnp/tests"
 FILES = ("test_sort.py", "test_statistics.py")
 LEAST = 0.999  # of the launches
 LAUNCHES, PATHS = 5000, 1000
@@ -22,7 +21,7 @@ LAUNCHES, PATHS = 5000, 1000
 @pytest.fixture(scope="module")
 def recording(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("dpnp-tests")
-    run = programs.python("with_dpnp_tests.py", LEVEL_ZERO_V2, *(programs.folder / TESTS / name for name in FILES))
+    run = programs.python("with_dpnp_tests.py", LEVEL_ZERO_V2, *(programs.dpnp_tests / name for name in FILES))
     recording = record(programs, run, folder)
     assert recording.code == 0, recording.said
     return recording

@@ -101,6 +101,11 @@ def test_of_opencl_too(tmp_path: Path, by: str, libraries: list[dict[str, object
     assert advice in said
 
 
+def test_kernels_that_copy_are_a_reason_too(tmp_path: Path) -> None:
+    said = warned(recorded(tmp_path, "auto", [library(OPENCL, "attach", 8)], mapped=(OPENCL,)))
+    assert "or be the driver's own, which copy and fill ('iaprof check' says whether these are recorded)" in said
+
+
 def test_opencl_is_what_the_library_does_not_see_where_both_drivers_are_mapped(tmp_path: Path) -> None:
     said = warned(recorded(tmp_path, "inject", [INJECTED], mapped=(LEVEL_ZERO, OPENCL)))
     assert "process 7 mapped libigdrcl.so" in said
