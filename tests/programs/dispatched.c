@@ -8,12 +8,12 @@
  *
  * With PrintTimestampPacketUsage=1 the OpenCL driver prints a line for each kernel that it dispatches, without a name. The nearest
  * kernel on the stack is that one: a pointer to an object that points to a cl_kernel, which points back. clGetKernelInfo says name,
- * address and code. Kernels that the program enqueues are left out, as preloaded.c tells of them. Of the others only the first
- * are looked for, and then one in a thousand.
+ * address and code. Kernels that the program enqueues are left out, as preloaded.c tells of them. As this takes long, only the
+ * first ones are looked for, and then one in a thousand.
  *
  * These lines are not printed. Only the first executions of each kernel are told the GPU. At the end the file PROGRAMS_DISPATCHED
- * has a line per kernel: how often it was dispatched, a space, its name. Before the name of one that was not on the stack is
- * "not found: "; so it is for all that are dispatched before the program has created a kernel of its own. */
+ * has a line per kernel: how often it was found, a space, its name. Before the name of one that was not on the stack is
+ * "not found: "; so it is in Level Zero for all that are dispatched before the program has created a kernel of its own. */
 #define _GNU_SOURCE
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
@@ -31,7 +31,7 @@
 #include "../driver/gpu.h"
 #include "dispatched.h"
 
-enum { KERNELS = 4096, TOLD = 10, SELDOM = 1000, LONGEST_CODE = 1 << 18, LONGEST_NAME = 4096 };
+enum { KERNELS = 4096, TOLD = 10, FIRST = 500, SELDOM = 1000, LONGEST_CODE = 1 << 18, LONGEST_NAME = 4096 };
 enum { STACK = 8192, HEAD = 6, PART = 128, OBJECT = 64 }; /* words: of the stack, and of objects to which it points */
 enum { CL_KERNEL_BINARY_PROGRAM_INTEL = 0x407D, CL_KERNEL_BINARY_GPU_ADDRESS_INTEL = 0x10010 };
 
@@ -216,7 +216,7 @@ static int tells_cl_kernel(word at, word owner)
 static void find_cl_kernel(void)
 {
     static long dispatches;
-    if (dispatches++ >= TOLD && dispatches % SELDOM)
+    if (dispatches++ >= FIRST && dispatches % SELDOM)
         return;
     if (!kernel_info)
         find_calls();
