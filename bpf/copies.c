@@ -9,7 +9,9 @@
 
 #define LIST 112 /* the first argument, by its offset in pt_regs */
 
-enum unit { BYTES, REGION, NO_NUMBER }; /* what an entry's argument says of how much is copied */
+#define MOST_DISPATCHED 16 /* kernels that are launched together; a copy has no more than four */
+
+enum unit { BYTES, REGION, NO_NUMBER, SIZES }; /* what an entry's argument says of how much is copied */
 
 #define UNKNOWN_BYTES (~0ULL)
 
@@ -32,8 +34,11 @@ struct region {          /* ze_copy_region_t, in bytes, rows and slices */
 static __always_inline u64 bytes_of(struct pt_regs *ctx, const struct entry *entry) {
     u64 argument = integer_argument(ctx, entry->handle);
     struct region region = {};
+    u64 sizes[3] = {};
     if (entry->unit == BYTES)
         return argument;
+    if (entry->unit == SIZES)
+        return read_user(sizes, sizeof(sizes), (void *)argument) ? UNKNOWN_BYTES : sizes[0] * sizes[1] * sizes[2];
     if (entry->unit != REGION || read_user(&region, sizeof(region), (void *)argument))
         return UNKNOWN_BYTES;
     return (u64)region.width * (region.height ? region.height : 1) * (region.depth ? region.depth : 1);
@@ -52,9 +57,19 @@ static __always_inline void send_transfer(struct pt_regs *ctx, const struct entr
     launches.ringbuf_submit(record, wakeup(launch->fired, LAUNCH_WAKE_EVERY));
 }
 
+/* Whether the driver calls one of its functions itself, within another one of them. */
+static __always_inline int is_nested(struct pt_regs *ctx, const struct entry *entry) {
+    struct layout *layout = entry->nested ? layout_of(entry) : 0;
+    u64 returns_to = 0;
+    if (!layout || read_user(&returns_to, 8, (void *)ctx->sp))
+        return 0;
+    return returns_to - loaded_at(ctx, entry) - layout->code_start < layout->code_bytes;
+}
+
 int on_transfer(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
-    if (entry_of(ctx))
+    struct entry *entry = entry_of(ctx);
+    if (entry && !is_nested(ctx, entry))
         begin_call(ctx, time, TRANSFERRED, TRANSFERS, LAUNCHES_LOST);
     return 0;
 }
@@ -82,8 +97,15 @@ int on_transferred(struct pt_regs *ctx) {
     return 0;
 }
 
-/* A launch with the stack of a call, if that is where it is from. */
-static __always_inline void begin_given(struct pt_regs *ctx, u64 time, const struct call *call) {
+/* A function that may copy and is no transfer: what it launches is of no call before it. */
+int on_may_copy(struct pt_regs *ctx) {
+    u32 tid = bpf_get_current_pid_tgid();
+    calls.delete(&tid);
+    return 0;
+}
+
+/* A launch with the stack of a call, if that is where it is from; a program for `then` goes on with it. */
+static __always_inline void begin_given(struct pt_regs *ctx, u64 time, const struct call *call, enum phase then) {
     u64 fired = count(LAUNCHES, 1);
     struct scratch *scratch = take_scratch(owner_of(0));
     if (scratch) {
@@ -96,24 +118,85 @@ static __always_inline void begin_given(struct pt_regs *ctx, u64 time, const str
         launch->flags = call->flags | LAUNCH_GIVEN;
         room_of(scratch)->kernels_sent = room_of(scratch)->undescribed = 0;
         launch->remark = COUNTERS; /* what the call's record lacks, it was counted with */
-        phases.call(ctx, HANDLE_LAUNCHED);
+        phases.call(ctx, then);
         give_back(scratch);
     }
     count(LAUNCHES_LOST, 1);
 }
 
-int on_own_launch(struct pt_regs *ctx) {
+static __always_inline void begin_own(struct pt_regs *ctx, enum phase then) {
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
     u32 zero = 0, tid = bpf_get_current_pid_tgid();
     struct settings *set = settings.lookup(&zero);
     struct call *call = calls.lookup(&tid);
     if (!entry || !set)
-        return 0;
+        return;
     if (call && call->list == integer_argument(ctx, LIST) + entry->list_offset && call->sp > ctx->sp &&
         call->epoch == set->epoch)
-        begin_given(ctx, time, call);
+        begin_given(ctx, time, call, then);
     else
-        begin_launch(ctx, time, HANDLE_LAUNCHED);
+        begin_launch(ctx, time, then);
+}
+
+int on_own_launch(struct pt_regs *ctx) {
+    begin_own(ctx, HANDLE_LAUNCHED);
+    return 0;
+}
+
+/* Several kernels at once: structures in a row, each with a pointer to a kernel, which has one to what its handle points into. */
+
+int on_own_launches(struct pt_regs *ctx) {
+    begin_own(ctx, DISPATCHED);
+    return 0;
+}
+
+/* Sends the next one; then those behind it, and what is to be described. */
+static __always_inline void send_dispatched(struct pt_regs *ctx, struct scratch *scratch, const struct entry *entry,
+                                            const struct layout *layout) {
+    struct room *room = room_of(scratch);
+    struct launched *launch = &room->launched;
+    struct kernel *kernel = 0;
+    enum counter failure = HANDLES_UNREADABLE;
+    u64 argument = integer_argument(ctx, entry->handle), number = room->kernels_sent, undescribed = room->undescribed;
+    u64 first = 0, many = 0, of_kernel = 0, handle = 0;
+    struct handle key = handle_of(ctx, entry, 0);
+    read_user(&many, 1, (void *)(argument + layout->many));
+    if (many - 1 < MOST_DISPATCHED && !read_user(&first, 8, (void *)(argument + layout->first)) &&
+        !read_user(&of_kernel, 8, (void *)(first + number * layout->size + layout->kernel[0])) &&
+        !read_user(&handle, 8, (void *)(of_kernel + layout->kernel[1]))) {
+        key.value = handle + entry->offset;
+        kernel = known_kernel(ctx, entry, layout, &key, room->regs, &failure);
+    } else {
+        many = 1; /* a launch of nobody knows what */
+    }
+    send_launch(launch, kernel, 0, failure);
+    room->kernels_sent = number + 1;
+    if (!number && many > 1)
+        count(LAUNCHES, many - 1);
+    if (kernel && kernel->described < TRIES && undescribed < MOST_UNDESCRIBED - 1) {
+        room->handles[below(MOST_UNDESCRIBED, undescribed)] = key.value;
+        room->undescribed = undescribed + 1;
+    }
+    if (number + 1 < many) {
+        launch->flags |= LAUNCH_GIVEN;
+        phases.call(ctx, DISPATCHED);
+        count(LAUNCHES_LOST, many - number - 1); /* nobody goes on with them */
+    }
+    if (room->undescribed && !(launch->flags & LAUNCH_OTHER))
+        phases.call(ctx, DESCRIBE);
+}
+
+int on_dispatched(struct pt_regs *ctx) {
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    struct scratch *scratch = launched_before();
+    if (!scratch)
+        return 0;
+    if (entry && layout) {
+        room_of(scratch)->launched.flags |= entry->flags;
+        send_dispatched(ctx, scratch, entry, layout);
+    }
+    end_launch(scratch);
     return 0;
 }

@@ -49,16 +49,21 @@ class Action(StrEnum):
     LIST_CLOSED = "list-closed"
     LIST_RESET = "list-reset"
     LIST_GONE = "list-gone"
-    # Copies and fills. How many bytes: an argument, a region to which an argument points, or not known.
+    # Copies and fills. How many bytes: an argument, a ze_copy_region_t or three size_t to which an argument points, or
+    # not known.
     TRANSFER = "transfer"
     TRANSFER_REGION = "transfer-region"
+    TRANSFER_SIZES = "transfer-sizes"
     TRANSFER_UNKNOWN = "transfer-unknown"
+    MAY_COPY = "may-copy"  # no transfer: kernels of the driver's own that it launches are of no transfer before
     OWN_LAUNCH = "own-launch"  # of a kernel of the driver's own; inside the driver
+    OWN_LAUNCHES = "own-launches"  # of several, as the layout's `dispatch` says
     WAIT = "wait"  # until the GPU is done; the stack pointer is as it was at the function's first instruction
 
 
 _OF_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
-TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_UNKNOWN)
+TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
+OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,16 @@ class Entry:
     action: Action
     address: int
     # Which argument is the handle: of a kernel, module or list, or of what is waited for, or an array of handles;
-    # or the bytes of TRANSFER or the region of TRANSFER_REGION; 0 of TRANSFER_UNKNOWN.
+    # or the bytes of TRANSFER, the region of TRANSFER_REGION or the numbers of TRANSFER_SIZES; 0 of TRANSFER_UNKNOWN;
+    # of OWN_LAUNCHES what leads to the kernels.
     handle: int
     count: int | None = None  # LAUNCH_MANY, EXECUTE: which argument is the array's length, 32 bits
-    offset: int = 0  # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle
-    list_offset: int = 0  # OWN_LAUNCH: bytes from the first argument to the command list's handle
+    # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle; OWN_LAUNCHES: from where `dispatch` leads
+    offset: int = 0
+    list_offset: int = 0  # OWN_LAUNCH(ES): bytes from the first argument to the handle of the command list or queue
+    # Transfers: other functions of the driver call it, too. A call that returns into the driver is theirs; the stack
+    # pointer is as it was at the function's first instruction.
+    nested: bool = False
 
     @property
     def is_wait(self) -> bool:
@@ -92,6 +102,16 @@ class Field:
 
     path: tuple[int, ...]
     bits: int = 64  # or 32
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Kernels of the driver's own that are launched together: structures in a row, to which an argument leads."""
+
+    first: int  # bytes from what the argument points to, to the pointer to the first
+    many: int  # likewise, to their number, 8 bits
+    size: int  # bytes of each
+    kernel: tuple[int, int]  # *(*(structure + a) + b) and the entry's offset are the kernel's handle
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,8 @@ class Layout:
     # A handle may stand for a kernel on each of several GPUs: pointers to the GPU of the one that the fields above are
     # about and, from a launch's first argument, to the queue's. They must be the same.
     device: tuple[Field, Field] | None = None
+    code_range: tuple[int, int] | None = None  # virtual addresses, in the file, where its code begins and ends
+    dispatch: Dispatch | None = None  # of OWN_LAUNCHES
 
     @property
     def has_lists(self) -> bool:
@@ -125,7 +147,7 @@ class Layout:
     @property
     def has_own_kernels(self) -> bool:
         """Whether it leads to the kernels with which the driver copies and fills."""
-        return any(entry.action is Action.OWN_LAUNCH for entry in self.entries)
+        return any(entry.action in OWN_LAUNCHES for entry in self.entries)
 
     def to_json(self) -> str:
         """As text, for a file."""
@@ -156,6 +178,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             None if entry["count"] is None else _number(entry["count"], 6),
             _number(entry.get("offset", 0), MAX_OFFSET + 1),
             _number(entry.get("list_offset", 0), MAX_OFFSET + 1),
+            bool(entry.get("nested", False)),
         )
         for entry in of["entries"]
     )
@@ -176,6 +199,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         binary=_field(of["binary"]) if of["binary"] else None,
         binary_size=_field(of["binary_size"]) if of["binary_size"] else None,
         device=(_field(of["device"][0]), _field(of["device"][1])) if of.get("device") else None,
+        code_range=_range(of["code_range"]) if of.get("code_range") else None,
+        dispatch=_dispatch(of["dispatch"]) if of.get("dispatch") else None,
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is none")
@@ -190,7 +215,23 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         raise LayoutError("an entry point has no count of what it is given, or one too many")
     if any(entry.action in TRANSFERS and not number_of(entry.name) for entry in entries):
         raise LayoutError("it has copies by functions that this iaprof does not know")
+    if (Action.OWN_LAUNCHES in actions and not layout.dispatch) or (
+        any(entry.nested for entry in entries) and not layout.code_range
+    ):
+        raise LayoutError("it does not say what its copies need")
     return layout
+
+
+def _range(of: Any) -> tuple[int, int]:
+    start, end = (_number(address, 1 << 48) for address in of)
+    return start, end
+
+
+def _dispatch(of: Mapping[str, Any]) -> Dispatch:
+    first, many, size, a, b = (
+        _number(number, MAX_OFFSET + 1) for number in (of["first"], of["many"], of["size"], *of["kernel"])
+    )
+    return Dispatch(first, many, size, (a, b))
 
 
 def _field(of: Mapping[str, Any]) -> Field:

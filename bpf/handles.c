@@ -51,6 +51,13 @@ struct layout {
     u64 what_steps;
     struct step where[MAX_STEPS]; /* to enum where */
     struct step what[MAX_STEPS];  /* to enum what; what stays 0 is not known */
+    u64 code_start;      /* in the driver's file */
+    u64 code_bytes;
+    u16 first;           /* kernels of the driver's own that are launched together: copies.c */
+    u16 many;
+    u16 size;
+    u16 kernel[2];
+    u16 pad[3];
 };
 
 struct entry {
@@ -66,6 +73,8 @@ struct entry {
     u16 list_offset;     /* from the first argument to the command list's handle */
     u8 in_list;          /* a launch's first argument leads to a command list */
     u8 event;            /* enum list_event */
+    u8 nested;           /* the driver calls it itself, too */
+    u8 pad[7];
 };
 
 BPF_ARRAY(layouts, struct layout, ANY);
@@ -203,7 +212,7 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
                                                    enum counter *failure) {
     __builtin_memset(values, 0, VALUES * sizeof(*values));
     values[HANDLE] = key->value;
-    values[QUEUE] = ctx->di;
+    values[QUEUE] = ctx->di + entry->list_offset;
     *failure = HANDLES_UNREADABLE;
     if (follow(layout->where, layout->where_steps, values))
         return 0;

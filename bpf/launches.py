@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.btf import Btf, BtfError
 from iaprof.bpf.compilation import Interruption
-from iaprof.bpf.driver_layout import ARGUMENTS, MAX_CLASSES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.driver_layout import (
+    ARGUMENTS,
+    MAX_CLASSES,
+    OWN_LAUNCHES,
+    Action,
+    Dispatch,
+    Entry,
+    Field,
+    Layout,
+    LayoutError,
+)
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
 from iaprof.bpf.loader import Loader, Origin, close
@@ -69,15 +79,18 @@ _HANDLE_PROGRAMS = {
     Action.LIST_GONE: "on_list_event",
     Action.TRANSFER: "on_transfer",
     Action.TRANSFER_REGION: "on_transfer",
+    Action.TRANSFER_SIZES: "on_transfer",
     Action.TRANSFER_UNKNOWN: "on_transfer",
+    Action.MAY_COPY: "on_may_copy",
     Action.OWN_LAUNCH: "on_own_launch",
+    Action.OWN_LAUNCHES: "on_own_launches",
 }
 _LIST_EVENTS = {
     Action.LIST_CLOSED: ListEvent.CLOSE,
     Action.LIST_RESET: ListEvent.RESET,
     Action.LIST_GONE: ListEvent.DESTROY,
 }
-_UNITS = {Action.TRANSFER: 0, Action.TRANSFER_REGION: 1}  # enum unit of copies.c
+_UNITS = {Action.TRANSFER: 0, Action.TRANSFER_REGION: 1, Action.TRANSFER_SIZES: 3}  # enum unit of copies.c
 _NO_NUMBER = 2
 
 
@@ -536,7 +549,11 @@ def _packed_layout(layout: Layout) -> bytes:
         raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
     lengths = struct.pack(f"<{MAX_CLASSES}QQQ", *classes, *map(len, scripts))
-    return lengths + b"".join(b"".join(script).ljust(MAX_STEPS * _STEP.size, b"\0") for script in scripts)
+    steps = b"".join(b"".join(script).ljust(MAX_STEPS * _STEP.size, b"\0") for script in scripts)
+    start, end = layout.code_range or (0, 0)
+    dispatch = layout.dispatch or Dispatch(0, 0, 0, (0, 0))
+    of_dispatch = (dispatch.first, dispatch.many, dispatch.size, *dispatch.kernel)
+    return lengths + steps + struct.pack("<QQ5H6x", start, max(0, end - start), *of_dispatch)
 
 
 def _steps(fields: Sequence[Field | None], start: int = 0) -> list[bytes]:
@@ -560,12 +577,12 @@ def _packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
-    flags = LaunchFlags.OWN if entry.action is Action.OWN_LAUNCH else 0
+    flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
     transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, in_list, event)
-    return struct.pack("<QIBBBBhBBHBB", entry.address, index, *numbers)
+    return struct.pack("<QIBBBBhBBHBBB7x", entry.address, index, *numbers, entry.nested)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

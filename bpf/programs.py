@@ -44,7 +44,10 @@ _FUNCTIONS = (
     "on_probed_list_event",
     "on_transfer",
     "on_transferred",
+    "on_may_copy",
     "on_own_launch",
+    "on_own_launches",
+    "on_dispatched",
     "on_load",
     "on_wait",
     "on_wait_begun",
@@ -70,7 +73,7 @@ PHASES = {  # enum phase of unwind.c
     "phases": (
         *("on_walk", "on_miss", "on_copy", "on_state", "on_python", "on_codes"),
         *("on_launched", "on_handle_launched", "on_describe", None, "on_executed", "on_probed_executed"),
-        "on_transferred",
+        *("on_transferred", None, None, "on_dispatched"),
     ),
     "sample_phases": (
         *("on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sample_state"),

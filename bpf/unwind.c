@@ -316,7 +316,7 @@ static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
 
 enum phase {
     WALK, MISS, COPY, STATE, PYTHON, CODES, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, EXECUTED, PROBED_EXECUTED,
-    TRANSFERRED, WAIT_BEGUN, WAITED, PHASES
+    TRANSFERRED, WAIT_BEGUN, WAITED, DISPATCHED, PHASES
 };
 BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from driver.driver import Driver, compile_workload, run_workload
 
@@ -59,3 +62,22 @@ def _read(stdout: str) -> Iterator[Copies]:
             size = told["bytes"] if told["bytes"] >= 0 else None
             yield Copies(**(told | {"bytes": size}), kernels=tuple(kernels))
             kernels.clear()
+
+
+class Functions:
+    """A program's functions, by binutils, at the addresses where a process has them."""
+
+    def __init__(self, binary: Path, mappings: list[dict[str, Any]]) -> None:
+        words = ["nm", "--defined-only", "--numeric-sort", str(binary)]
+        lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+        known = [(int(line.split()[0], 16), line.split()[2]) for line in lines if line.split()[1] in "tT"]
+        self._starts, self._names = [start for start, _ in known], [name for _, name in known]
+        (self._mapping,) = (row for row in mappings if row["path"] == str(binary))
+
+    def at(self, ip: int) -> str:
+        """The function at an address of the program's code; empty for any other."""
+        offset = ip - self._mapping["start"]
+        if not 0 <= offset < self._mapping["length"]:
+            return ""
+        # In these programs code lies where it has its offset in the file.
+        return self._names[bisect_right(self._starts, offset + self._mapping["offset"]) - 1]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from driver import copies as program
-from driver.copies import PRINTS_KERNELS, Copies, read_copies
+from driver.copies import PRINTS_KERNELS, Copies, Functions, read_copies
 from driver.counters import counted, counting
 from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build, run_workload
 from driver.recording import run_recorder
@@ -293,25 +293,6 @@ def test_that_the_runtime_s_own_kernels_of_an_injected_command_are_not_recorded_
     assert (ours["copies"], ours["own_kernels"]) == (True, False)
     done = subprocess.run([*IAPROF, "info", str(tmp_path / "capture")], capture_output=True, text=True, check=True)
     assert f"{ours['path']}: {OWN_CLAUSE}" in " ".join(done.stdout.split())
-
-
-class Functions:
-    """A program's functions, by binutils, at the addresses where a process has them."""
-
-    def __init__(self, binary: Path, mappings: list[dict[str, Any]]) -> None:
-        words = ["nm", "--defined-only", "--numeric-sort", str(binary)]
-        lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
-        known = [(int(line.split()[0], 16), line.split()[2]) for line in lines if line.split()[1] in "tT"]
-        self._starts, self._names = [start for start, _ in known], [name for _, name in known]
-        (self._mapping,) = (row for row in mappings if row["path"] == str(binary))
-
-    def at(self, ip: int) -> str:
-        """The function at an address of the program's code; empty for any other."""
-        offset = ip - self._mapping["start"]
-        if not 0 <= offset < self._mapping["length"]:
-            return ""
-        # In these programs code lies where it has its offset in the file.
-        return self._names[bisect_right(self._starts, offset + self._mapping["offset"]) - 1]
 
 
 @pytest.fixture

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies and fills on Intel's real OpenCL runtime: they are recorded, and so are its own kernels that do them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from driver.copies import Copies, Functions, read_copies
+from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
+from driver.opencl import OpenCL
+from iaprof.bpf.driver_layout import Action, Layout, find_layout
+from iaprof.bpf.library_file import LibraryFile
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.zebin import canonical, read_zebin
+from integration.recording import IAPROF, NO_SYMBOLS
+from programs.counting import Calls, Place
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+
+CALLS = 3
+BY_KERNELS = {"EnableBlitterForEnqueueOperations": "0"}  # not by copy engines
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A capture, what the program printed, and how often others saw each function of the loader called."""
+
+    capture: CaptureReader
+    ledger: list[Copies]
+    calls: dict[str, int]
+
+    @property
+    def pid(self) -> int:
+        return self.ledger[0].pid
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """Those of the program, in order of time."""
+        rows = [row for row in self.capture.table(kind).to_pylist() if row["pid"] == self.pid]
+        return sorted(rows, key=lambda row: int(row["time_ns"]))
+
+
+@pytest.fixture(scope="module")
+def copies(opencl: OpenCL, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copies_opencl")
+    return compile_workload("copies_opencl.c", "libOpenCL.so.1", opencl.driver.folder, folder / "copies")
+
+
+@pytest.fixture(scope="module")
+def layout(opencl: OpenCL) -> Layout:
+    with opencl.library.open("rb") as file:
+        layout = find_layout(LibraryFile(file).build_id())
+    assert layout is not None
+    return layout
+
+
+def record(opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str]) -> str:
+    """Records a command into `folder`/capture; gives what it prints."""
+    words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", *map(str, command)]
+    with Hardware(folder / "gpu", device) as hardware:
+        # The library is probed before it is mapped: its probes come too late for a short program otherwise.
+        environment = opencl.environment(device) | hardware.env() | settings
+        environment["LD_LIBRARY_PATH"] = str(opencl.library.parent)
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def places(loader: Path) -> Iterator[Place]:
+    """The loader's own functions that enqueue: each call of one passes there once."""
+    with loader.open("rb") as file:
+        elf: Any = ELFFile(file)
+        (code,) = [each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1]
+        for symbol in elf.get_section_by_name(".dynsym").iter_symbols():
+            if symbol.name.startswith("clEnqueue") and symbol["st_value"]:
+                yield Place(symbol.name, loader, symbol["st_value"] - code["p_vaddr"] + code["p_offset"])
+
+
+def record_copies(opencl: OpenCL, copies: Path, device: str, folder: Path, settings: dict[str, str]) -> Recording:
+    # A loader that nobody else uses: Linux counts the calls of all processes.
+    loader = folder / "libOpenCL.so.1"
+    shutil.copy((opencl.driver.folder / LIBRARIES / "libOpenCL.so.1").resolve(), loader)
+    command = ["env", f"LD_PRELOAD={loader}", copies, "--calls", CALLS]
+    with Calls(places(loader)) as calls:
+        printed = record(opencl, device, folder, command, settings)
+    ledger = read_copies(printed)
+    called = {line.function for line in ledger}
+    counted = {place.name: count for place, count in calls.by_place().items() if place.name in called}
+    return Recording(CaptureReader(folder / "capture"), ledger, counted)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def recording(
+    opencl: OpenCL, copies: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Recording:
+    return record_copies(opencl, copies, request.param, tmp_path_factory.mktemp(request.param), BY_KERNELS)
+
+
+def calls_of(ledger: list[Copies]) -> list[tuple[str, int | None]]:
+    """Function and bytes of each call that is a transfer, in order."""
+    return [(line.function, line.bytes) for line in ledger if line.function for _ in range(line.calls)]
+
+
+def test_each_copy_and_fill_is_a_row_with_its_bytes(recording: Recording) -> None:
+    rows = recording.rows("transfer")
+    assert [(row["function"], row["bytes"]) for row in rows] == calls_of(recording.ledger)
+    assert {line.function for line in recording.ledger} >= {"clEnqueueMemcpyINTEL", "clEnqueueSVMMemcpy"}
+    assert recording.capture.header["totals"]["transfers"] == len(recording.capture.table("transfer"))
+
+
+def test_each_function_was_called_as_often_as_others_counted(recording: Recording) -> None:
+    found = Counter(row["function"] for row in recording.rows("transfer"))
+    # (programs get Intel's functions from the driver, not from the loader)
+    of_intel = {name: count for name, count in found.items() if name.endswith("INTEL")}
+    assert len(of_intel) == 3 and set(of_intel.values()) == {2 * CALLS}
+    assert len(recording.calls) >= 9
+    assert {name: count for name, count in found.items() if name not in of_intel} == recording.calls
+
+
+def test_copies_and_their_kernels_have_the_stack_of_the_call(recording: Recording, copies: Path) -> None:
+    named = Functions(copies, recording.rows("mapping"))
+    paths = {row["id"]: [named.at(ip) for ip in row["ips"]] for row in recording.rows("stack")}
+    transfers = recording.rows("transfer")
+    ways = [line.way for line in recording.ledger if line.function for _ in range(line.calls)]
+    for way, row in zip(ways, transfers, strict=True):
+        assert [name for name in paths[row["stack"]] if name] == [way, "copy_all", "use", "main", "_start"]
+    launches = recording.rows("launch")
+    assert len(launches) > len(transfers)
+    assert {row["flags"] & ~LaunchFlags.PRESUMED for row in launches} == {int(LaunchFlags.OWN)}
+    stacks = {row["stack"] for row in transfers}
+    others = {paths[row["stack"]].index("copy_all") for row in launches if row["stack"] not in stacks}
+    assert not others or min(others) > 2  # through the runtime: mapping memory is no transfer
+
+
+def test_nothing_is_lost_or_strange(recording: Recording) -> None:
+    lost = [row for row in recording.capture.table("loss").to_pylist() if row["source"] != "recorder"]
+    assert [row for row in lost if row["what"] != "library"] == []  # which is of other tests' drivers
+
+
+def test_what_a_copy_engine_does_is_a_row_without_kernels(opencl: OpenCL, copies: Path, tmp_path: Path) -> None:
+    # given copy engines that the runtime uses between the program's memory and the device's
+    settings = {"EnableBlitterForEnqueueOperations": "1"}
+
+    recording = record_copies(opencl, copies, "bmg", tmp_path, settings)
+
+    rows = recording.rows("transfer")
+    assert [(row["function"], row["bytes"]) for row in rows] == calls_of(recording.ledger)
+    with_kernels = {row["stack"] for row in recording.rows("launch")}
+    functions = {row["function"] for row in rows if row["stack"] in with_kernels}
+    assert "clEnqueueFillBuffer" in functions
+    assert not functions & {"clEnqueueReadBuffer", "clEnqueueWriteBuffer", "clEnqueueReadBufferRect"}
+
+
+def test_kernels_of_what_is_no_transfer_have_stacks_of_their_own(opencl: OpenCL, copies: Path, tmp_path: Path) -> None:
+    # given memory that the runtime copies where a program maps it
+    recording = record_copies(opencl, copies, "lnl", tmp_path, BY_KERNELS | {"EnableLocalMemory": "1"})
+
+    named = Functions(copies, recording.rows("mapping"))
+    paths = {row["id"]: [name for name in map(named.at, row["ips"]) if name] for row in recording.rows("stack")}
+    launches = Counter(paths[row["stack"]][0] for row in recording.rows("launch"))
+    assert launches["svm_map"] >= 2 and launches["svm_unmap"] == launches["svm_map"]
+    assert launches["fill"] == 2 * CALLS
+    assert [(row["function"], row["bytes"]) for row in recording.rows("transfer")] == calls_of(recording.ledger)
+
+
+def targets(library: Path, layout: Layout) -> list[int]:
+    """The functions that are called at the probes for the runtime's own kernels: offsets in the file."""
+    found = set()
+    with library.open("rb") as file:
+        elf = LibraryFile(file)
+        for entry in layout.entries:
+            if entry.action is Action.OWN_LAUNCHES:
+                offset = elf.offset(entry.address, executable=True)
+                file.seek(offset)
+                opcode, distance = struct.unpack("<Bi", file.read(5))
+                assert opcode == 0xE8
+                found.add(offset + 5 + distance)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_name_address_and_code_are_what_the_runtime_says(
+    opencl: OpenCL, copies: Path, layout: Layout, device: str, tmp_path: Path
+) -> None:
+    # given a debugger that stops at each launch, wherever it is from, and asks the runtime
+    assert layout.dispatch
+    settings = {
+        "LIBRARY": str(opencl.library.resolve()),
+        "PLACES": json.dumps(targets(opencl.library, layout)),
+        "DISPATCH": json.dumps({**asdict(layout.dispatch), "offset": 16}),
+        "OUTPUT": str(tmp_path / "told"),
+    }
+    command = ["gdb", "-nx", "-batch", "-x", HERE / "dispatched_gdb.py", copies]
+
+    record(opencl, device, tmp_path, command, settings | BY_KERNELS)
+
+    ledger = read_copies((tmp_path / "printed").read_text())
+    recording = Recording(CaptureReader(tmp_path / "capture"), ledger, {})
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    launches = recording.rows("launch")
+    assert len(told) > 25
+    assert [(row["name"], canonical(row["address"]), row["size"]) for row in launches] == [
+        (kernel["name"], canonical(kernel["address"]), len(kernel["code"]) // 2) for kernel in told
+    ]
+    codes = {(kernel["name"], canonical(kernel["address"]), kernel["code"]) for kernel in told}
+    elfs = [row["elf"] for row in recording.rows("kernel")]
+    recorded = [kernel for elf in elfs for kernel in read_zebin(elf).kernels]
+    assert {(kernel.name, kernel.address, kernel.code.hex()) for kernel in recorded} == codes
