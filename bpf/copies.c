@@ -165,7 +165,7 @@ static __always_inline void send_dispatched(struct pt_regs *ctx, struct scratch 
     if (many - 1 < MOST_DISPATCHED && !read_user(&first, 8, (void *)(argument + layout->first)) &&
         !read_user(&of_kernel, 8, (void *)(first + number * layout->size + layout->kernel[0])) &&
         !read_user(&handle, 8, (void *)(of_kernel + layout->kernel[1]))) {
-        key.value = handle + entry->offset;
+        key.value = with_gpu(ctx, entry, layout, handle + entry->offset);
         kernel = known_kernel(ctx, entry, layout, &key, room->regs, &failure);
     } else {
         many = 1; /* a launch of nobody knows what */

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +27,7 @@ CACHE = Path("/var/cache/iaprof/layouts")
 MAX_ENTRIES = 128
 MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
 MAX_CLASSES = 8
+MAX_GPUS = 8  # in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
 """Where struct pt_regs has a function's arguments: offsets of di, si, dx, cx, r8 and r9."""
@@ -102,6 +103,12 @@ class Field:
 
     path: tuple[int, ...]
     bits: int = 64  # or 32
+    # Where a handle has a kernel for each GPU: bytes by which the offsets grow from GPU to GPU; empty for 0 everywhere.
+    per_gpu: tuple[int, ...] = ()
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """Each offset, and how much it grows per GPU."""
+        yield from zip(self.path, self.per_gpu or (0,) * len(self.path), strict=True)
 
 
 @dataclass(frozen=True)
@@ -133,9 +140,9 @@ class Layout:
     module_bias: int = 0  # bytes that the handle of a module, as programs have it, lies behind where that points
     binary: Field | None = None  # pointer to the module's zebin
     binary_size: Field | None = None  # bytes of it
-    # A handle may stand for a kernel on each of several GPUs: pointers to the GPU of the one that the fields above are
-    # about and, from a launch's first argument, to the queue's. They must be the same.
-    device: tuple[Field, Field] | None = None
+    # A handle may have a kernel for each GPU: the number of the GPU that a launch is for, from its first argument; 32
+    # bits, three offsets, below MAX_GPUS. The lowest bits of such a handle are 0.
+    gpu: Field | None = None
     code_range: tuple[int, int] | None = None  # virtual addresses, in the file, where its code begins and ends
     dispatch: Dispatch | None = None  # of OWN_LAUNCHES
 
@@ -198,7 +205,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         module_bias=_number(of.get("module_bias", 0), MAX_OFFSET + 1),
         binary=_field(of["binary"]) if of["binary"] else None,
         binary_size=_field(of["binary_size"]) if of["binary_size"] else None,
-        device=(_field(of["device"][0]), _field(of["device"][1])) if of.get("device") else None,
+        gpu=_field(of["gpu"]) if of.get("gpu") else None,
         code_range=_range(of["code_range"]) if of.get("code_range") else None,
         dispatch=_dispatch(of["dispatch"]) if of.get("dispatch") else None,
     )
@@ -215,6 +222,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         raise LayoutError("an entry point has no count of what it is given, or one too many")
     if any(entry.action in TRANSFERS and not number_of(entry.name) for entry in entries):
         raise LayoutError("it has copies by functions that this iaprof does not know")
+    if layout.gpu and (len(layout.gpu.path), layout.gpu.bits) != (3, 32):
+        raise LayoutError("its way to the number of a GPU is of another length")
     if (Action.OWN_LAUNCHES in actions and not layout.dispatch) or (
         any(entry.nested for entry in entries) and not layout.code_range
     ):
@@ -238,7 +247,10 @@ def _field(of: Mapping[str, Any]) -> Field:
     path = tuple(_number(offset, MAX_OFFSET + 1) for offset in of["path"])
     if not 1 <= len(path) <= MAX_PATH or of["bits"] not in (32, 64):
         raise LayoutError("a path of it is too long, or of no known width")
-    return Field(path, of["bits"])
+    per_gpu = tuple(_number(more, MAX_OFFSET + 1) for more in of.get("per_gpu", ()))
+    if len(per_gpu) not in (0, len(path)):
+        raise LayoutError("a path of it does not say what it is for each GPU")
+    return Field(path, of["bits"], per_gpu)
 
 
 def _number(value: object, end: int) -> int:

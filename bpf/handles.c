@@ -25,24 +25,26 @@
 #define MOST_BINARY_BYTES (1ULL << 26)
 #define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
 #define MOST_AT_ONCE 8 /* kernels of one call that one program sends; the next one goes on */
+#define MOST_GPUS 8 /* of which a handle may have kernels: bpf/driver_layout.py */
 #define TRIES 3 /* to describe a kernel */
 #define DESCRIBED 255 /* more than TRIES */
 #define HAS_NAME (1ULL << 63)
 
-/* values[to] = what lies at values[from] + offset. */
+/* values[to] = what lies at values[from] + offset + per_gpu * values[GPU]. */
 struct step {
     u16 offset;
     u8 bytes;            /* 4 or 8 */
     u8 from;
     u8 to;
-    u8 pad[3];
+    u8 pad;
+    u16 per_gpu;
 };
 
 /* Values by their number; the first is the handle, the last are for what lies on the way. */
 #define VALUES 16
-#define QUEUE 15 /* what a launch is given first */
+#define GPU 15 /* of which the kernel is, where a handle has one for each; else 0 */
 #define OTHER_MODULE 14 /* what no step leads to: the programs have no room for it elsewhere */
-enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE, DEVICE, DEVICE_OF_QUEUE };
+enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE };
 enum what { BINARY = 1, BINARY_BYTES, CODE, CODE_BYTES, NAME, ALLOCATION, ALLOCATION_BYTES, MODULE };
 
 struct layout {
@@ -57,7 +59,8 @@ struct layout {
     u16 many;
     u16 size;
     u16 kernel[2];
-    u16 pad[3];
+    u16 gpu[3];          /* a path from a launch's queue to the number of its GPU */
+    u64 gpu_mask;        /* 0, or where a handle has a kernel for each GPU: bits of a handle that are 0, and have that number */
 };
 
 struct entry {
@@ -141,7 +144,7 @@ static __always_inline long follow(const struct step *steps, u64 many, u64 *valu
         if (hidden(i) >= many)
             break;
         u64 value[2] = {}; /* twice what is read, as the verifier sees no more of `bytes` than its mask */
-        u64 where = values[steps[i].from & (VALUES - 1)] + steps[i].offset;
+        u64 where = values[steps[i].from & (VALUES - 1)] + steps[i].offset + steps[i].per_gpu * values[GPU];
         failed |= read_user(value, steps[i].bytes & 15, (void *)where);
         values[steps[i].to & (VALUES - 1)] = value[0];
     }
@@ -153,6 +156,32 @@ static __always_inline u64 integer_argument(struct pt_regs *ctx, u8 where) {
     u64 value = 0;
     bpf_probe_read_kernel(&value, 8, (void *)ctx + where);
     return value;
+}
+
+/* A handle with the number of the GPU that a launch is for in its lowest bits, if that has a kernel of its own; 0 if it is not
+ * known. */
+static __always_inline u64 with_gpu(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout, u64 handle) {
+    u64 at = ctx->di + entry->list_offset;
+    u32 gpu = 0;
+    if (!layout->gpu_mask)
+        return handle;
+    if (read_user(&at, 8, (void *)(at + layout->gpu[0])) || read_user(&at, 8, (void *)(at + layout->gpu[1])) ||
+        read_user(&gpu, 4, (void *)(at + layout->gpu[2])) || gpu > layout->gpu_mask)
+        return 0;
+    return (handle & ~layout->gpu_mask) | gpu;
+}
+
+/* Puts such a handle where steps begin. */
+static __always_inline void begin_values(const struct layout *layout, u64 handle, u64 *values) {
+    values[HANDLE] = handle & ~layout->gpu_mask;
+    values[GPU] = handle & layout->gpu_mask;
+}
+
+/* What is to be known of a kernel. A module for several GPUs counts as one for each. */
+static __always_inline void follow_what(const struct layout *layout, u64 *values) {
+    follow(layout->what, layout->what_steps, values);
+    u64 module = values[MODULE];
+    values[MODULE] = module | (values[GPU] & -(hidden(module | -module) >> 63));
 }
 
 static __always_inline u64 loaded_at(struct pt_regs *ctx, const struct entry *entry) {
@@ -192,12 +221,12 @@ static __always_inline int is_taken(struct pt_regs *ctx, const struct entry *ent
     struct occupant fresh = {.handle = key->value, .code = values[CODE]};
     struct occupant *occupant = occupants.lookup(&place);
     if (occupant && occupant->handle != fresh.handle && occupant->code != fresh.code) {
-        values[HANDLE] = occupant->handle;
+        begin_values(layout, occupant->handle, values);
         values[OTHER_MODULE] = values[MODULE];
         /* One that was never given back may have left its place all the same. */
         if (!follow(layout->where, layout->where_steps, values) &&
             is_known(layout, values[CLASS] - loaded_at(ctx, entry)) && address == values[ADDRESS] + values[ADDRESS_MORE]) {
-            follow(layout->what, layout->what_steps, values);
+            follow_what(layout, values);
             if (values[MODULE] == values[OTHER_MODULE])
                 return 1;
         }
@@ -211,13 +240,12 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
                                                    const struct layout *layout, const struct handle *key, u64 *values,
                                                    enum counter *failure) {
     __builtin_memset(values, 0, VALUES * sizeof(*values));
-    values[HANDLE] = key->value;
-    values[QUEUE] = ctx->di + entry->list_offset;
+    begin_values(layout, key->value, values);
     *failure = HANDLES_UNREADABLE;
     if (follow(layout->where, layout->where_steps, values))
         return 0;
     *failure = HANDLES_UNKNOWN;
-    if (!is_known(layout, values[CLASS] - loaded_at(ctx, entry)) || values[DEVICE] != values[DEVICE_OF_QUEUE])
+    if (!is_known(layout, values[CLASS] - loaded_at(ctx, entry)))
         return 0;
     u64 address = values[ADDRESS] + values[ADDRESS_MORE];
     struct kernel *known = kernels_seen.lookup(key);
@@ -229,8 +257,8 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
         return 0;
     }
     *failure = HANDLES_ASTRAY;
-    values[HANDLE] = key->value;
-    follow(layout->what, layout->what_steps, values);
+    begin_values(layout, key->value, values);
+    follow_what(layout, values);
     if (!lies_inside(address, values[CODE_BYTES], values[ALLOCATION], values[ALLOCATION_BYTES]))
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
@@ -332,8 +360,8 @@ static __always_inline u64 send_pieces(const struct about *about, enum piece_of 
 static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key, u64 *values,
                                      struct kernel *kernel) {
     __builtin_memset(values, 0, VALUES * sizeof(*values));
-    values[HANDLE] = key->value;
-    follow(layout->what, layout->what_steps, values);
+    begin_values(layout, key->value, values);
+    follow_what(layout, values);
     u64 name = values[NAME], code = values[CODE], binary = values[BINARY], binary_bytes = values[BINARY_BYTES];
     u64 of_module = values[MODULE], failures = 0;
     struct about about = {
@@ -396,7 +424,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     u64 given = integer_argument(ctx, entry->handle) + entry->offset, time = launch->time;
     u64 many = kernels_of(ctx, entry), first = room->kernels_sent, undescribed = room->undescribed;
     enum counter failure;
-    struct handle key = handle_of(ctx, entry, given);
+    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, given));
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
@@ -481,21 +509,35 @@ int on_describe(struct pt_regs *ctx) {
 
 int on_kernel_gone(struct pt_regs *ctx) {
     struct entry *entry = entry_of(ctx);
-    if (entry) {
-        struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
+    struct layout *layout = layout_of(entry);
+    if (!entry || !layout)
+        return 0;
+    struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
+#pragma clang loop unroll(disable)
+    for (u32 gpu = 0; gpu < MOST_GPUS; gpu++) {
         struct kernel *kernel = kernels_seen.lookup(&key);
         struct handle place = {.value = kernel ? kernel->address : 0, .pid = key.pid, .loaded_at = key.loaded_at};
         occupants.delete(&place); /* what is left in the process's memory may look like a kernel for long */
         kernels_seen.delete(&key);
+        if (!layout->gpu_mask)
+            break;
+        key.value++;
     }
     return 0;
 }
 
 int on_module_gone(struct pt_regs *ctx) {
     struct entry *entry = entry_of(ctx);
-    if (entry) {
-        struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
+    struct layout *layout = layout_of(entry);
+    if (!entry || !layout)
+        return 0;
+    struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
+#pragma clang loop unroll(disable)
+    for (u32 gpu = 0; gpu < MOST_GPUS; gpu++) {
         modules_seen.delete(&key);
+        if (!layout->gpu_mask)
+            break;
+        key.value++;
     }
     return 0;
 }

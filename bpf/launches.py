@@ -19,6 +19,7 @@ from iaprof.bpf.compilation import Interruption
 from iaprof.bpf.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
+    MAX_GPUS,
     OWN_LAUNCHES,
     Action,
     Dispatch,
@@ -59,8 +60,7 @@ MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
 COPY_PAGES = 16  # of a stack, that are copied at most
 _PAGE = 4096
-_STEP = struct.Struct("<HBBBxxx")  # struct step of handles.c
-_QUEUE = 15  # of handles.c
+_STEP = struct.Struct("<HBBBxH")  # struct step of handles.c
 _ON_THE_WAY = 9  # the first of the values that hold what lies on the way
 _PROGRAMS = {  # by the probe's name
     LAUNCH: "on_launch",
@@ -540,11 +540,10 @@ class _Loaded:
 
 def _packed_layout(layout: Layout) -> bytes:
     """`struct layout` of handles.c; LayoutError where its programs have no room for all of it."""
-    of_kernel, of_queue = layout.device or (None, None)
-    where = [layout.kernel_class, *(*layout.address, None)[:2], of_kernel]
+    where = [layout.kernel_class, *(*layout.address, None)[:2]]
     wholes = [layout.binary, layout.binary_size, layout.code, layout.size]
     what = [*wholes, layout.name, *layout.allocation, layout.module]
-    scripts = [_steps(where) + _steps([*[None] * len(where), of_queue], _QUEUE), _steps(what)]
+    scripts = [_steps(where), _steps(what)]
     if max(map(len, scripts)) > MAX_STEPS:
         raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
@@ -553,22 +552,24 @@ def _packed_layout(layout: Layout) -> bytes:
     start, end = layout.code_range or (0, 0)
     dispatch = layout.dispatch or Dispatch(0, 0, 0, (0, 0))
     of_dispatch = (dispatch.first, dispatch.many, dispatch.size, *dispatch.kernel)
-    return lengths + steps + struct.pack("<QQ5H6x", start, max(0, end - start), *of_dispatch)
+    gpu, mask = (layout.gpu.path, MAX_GPUS - 1) if layout.gpu else ((0, 0, 0), 0)
+    return lengths + steps + struct.pack("<QQ5H3HQ", start, max(0, end - start), *of_dispatch, *gpu, mask)
 
 
-def _steps(fields: Sequence[Field | None], start: int = 0) -> list[bytes]:
-    """`struct step`s that lead from a value, 0 is a handle, to those numbered 1, 2, ..., and walk shared ways once."""
-    paths = sorted((field.path, field.bits, number) for number, field in enumerate(fields, 1) if field)
+def _steps(fields: Sequence[Field | None]) -> list[bytes]:
+    """`struct step`s that lead from a handle to those numbered 1, 2, ..., and walk shared ways once."""
+    numbered = ((field, number) for number, field in enumerate(fields, 1) if field)
+    ways = sorted((tuple(field.steps()), field.bits, number) for field, number in numbered)
     steps: list[bytes] = []
-    way: list[int] = []  # the offsets of what the values for the way hold now
-    for path, bits, number in paths:
-        *before, last = path
+    way: list[tuple[int, int]] = []  # of what the values for the way hold now
+    for path, bits, number in ways:
+        *before, (last, per_gpu) = path
         while way != before[: len(way)]:
             way.pop()
-        for offset in before[len(way) :]:
-            steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else start, _ON_THE_WAY + len(way)))
-            way.append(offset)
-        steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else start, number))
+        for offset, more in before[len(way) :]:
+            steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way), more))
+            way.append((offset, more))
+        steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number, per_gpu))
     return steps
 
 

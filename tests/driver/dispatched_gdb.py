@@ -3,7 +3,8 @@
 
 It stops where the runtime puts kernels into commands, in the function that all kernels pass by, and asks the runtime's
 public call for the kernel's name, GPU address and code. A line of JSON for each goes to the file OUTPUT. From the
-environment: PLACES, offsets of that function in the file LIBRARY, and DISPATCH, where it finds the kernels' handles.
+environment: OPTIONS of the program; PLACES, offsets of that function in the file LIBRARY; and DISPATCH, where it finds
+the kernels' handles.
 """
 
 import json
@@ -45,7 +46,7 @@ def main():
     gdb.execute("set confirm off")
     gdb.execute("set pagination off")
     gdb.execute("break copy_all")
-    gdb.execute("run > printed")
+    gdb.execute(f"run {os.environ['OPTIONS']} > printed")
     gdb.execute("delete")
     start = min(
         int(line.split("-")[0], 16)

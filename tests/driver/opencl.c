@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of OpenCL that keeps a ledger: what it launched, how often, and what the runtime itself says of each kernel.
  *
- *     opencl [--threads N] [--rounds N] [--launches N] [--gpu N] [--step] PROGRAM...
+ *     opencl [--threads N] [--rounds N] [--launches N] [--gpu N] [--parts 1] [--step] PROGRAM...
  *
  * A PROGRAM that ends in .cl is source, with its headers in the same folder, one in .spv is SPIR-V, any other a native binary.
- * All GPUs share a context, and the work is the one's with the given number. Each program is built, lets each thread launch
+ * All GPUs share a context, and the work is the one's with the given number; with --parts these are the sub-devices of the first
+ * GPU. Each program is built, lets each thread launch
  * every kernel of it N times in each way, and is released, before the last thread's kernels are; that is a round.
  *
  * The ledger is a JSON line per (round, program, thread, kernel). The program's debug ELF and the kernel's code lie in the
@@ -91,7 +92,7 @@ enum { N_WAYS = sizeof WAYS / sizeof *WAYS };
 
 /* --- the command line */
 
-static int threads = 1, rounds = 1, launches = 1, gpu_number, step, n_programs;
+static int threads = 1, rounds = 1, launches = 1, gpu_number, parts, step, n_programs;
 
 static struct {
     const char *path, *name;
@@ -107,7 +108,8 @@ static void read_command_line(int argc, char **argv)
     } numbers[] = {{"--threads", &threads, 1, MAX_THREADS},
                    {"--rounds", &rounds, 1, 1 << 20},
                    {"--launches", &launches, 1, 1 << 30},
-                   {"--gpu", &gpu_number, 0, MAX_GPUS - 1}};
+                   {"--gpu", &gpu_number, 0, MAX_GPUS - 1},
+                   {"--parts", &parts, 0, 1}};
     for (int i = 1; i < argc; i++) {
         size_t n = 0;
         while (n < sizeof numbers / sizeof *numbers && strcmp(argv[i], numbers[n].name))
@@ -164,6 +166,12 @@ static void begin(void)
     cl_platform_id platform;
     MUST(clGetPlatformIDs(1, &platform, NULL));
     MUST(clGetDeviceIDs(platform, CL_DEVICE_TYPE_GPU, MAX_GPUS, gpus, &n_gpus));
+    if (parts) {
+        const cl_device_partition_property by[] = {CL_DEVICE_PARTITION_BY_AFFINITY_DOMAIN,
+                                                   CL_DEVICE_AFFINITY_DOMAIN_NEXT_PARTITIONABLE, 0};
+        cl_device_id whole = gpus[0];
+        MUST(clCreateSubDevices(whole, by, MAX_GPUS, gpus, &n_gpus));
+    }
     if ((cl_uint)gpu_number >= n_gpus) {
         fprintf(stderr, "opencl: there are only %u GPUs\n", n_gpus);
         exit(2);

@@ -190,13 +190,15 @@ def targets(library: Path, layout: Layout) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "gpu"), [*((device, 0) for device in DEVICES), ("bmg", 1)])
 def test_name_address_and_code_are_what_the_runtime_says(
-    opencl: OpenCL, copies: Path, layout: Layout, device: str, tmp_path: Path
+    opencl: OpenCL, copies: Path, layout: Layout, device: str, gpu: int, tmp_path: Path
 ) -> None:
     # given a debugger that stops at each launch, wherever it is from, and asks the runtime
     assert layout.dispatch
     settings = {
+        "OPTIONS": f"--gpu {gpu}",
+        "CreateMultipleRootDevices": str(gpu + 1),
         "LIBRARY": str(opencl.library.resolve()),
         "PLACES": json.dumps(targets(opencl.library, layout)),
         "DISPATCH": json.dumps({**asdict(layout.dispatch), "offset": 16}),

@@ -72,15 +72,51 @@ def test_launches_and_kernels_are_recorded(opencl: OpenCL, tmp_path: Path) -> No
     assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
 
 
-def test_a_kernel_for_two_gpus_is_recorded_where_the_first_has_it_only(opencl: OpenCL, tmp_path: Path) -> None:
-    # given: a program of the second GPU alone, so that the next has its kernels elsewhere there than on the first
-    programs, options = [zebin("bmg", "attention"), MATMUL], ("--gpu", 1, "--launches", 5)
+def in_debug_elf(kernel: Kernel) -> int:
+    """Where it lies on the GPU of the work: of a kernel for several GPUs, clGetKernelInfo tells of the first."""
+    (address,) = [
+        each.address for each in read_zebin(kernel.debug_elf.read_bytes()).kernels if each.name == kernel.name
+    ]
+    return address
 
-    recording = record(opencl, "bmg", tmp_path, programs, *options, CreateMultipleRootDevices="2")
+
+@pytest.mark.parametrize("device", ["bmg", "pvc"])
+def test_a_kernel_for_two_gpus_is_recorded_where_each_has_it(opencl: OpenCL, device: str, tmp_path: Path) -> None:
+    # given: a program of the second GPU alone, so that the next has its kernels elsewhere there than on the first
+    programs, options = [zebin(device, "attention"), MATMUL], ("--gpu", 1, "--launches", 5)
+
+    recording = record(opencl, device, tmp_path, programs, *options, CreateMultipleRootDevices="2")
+
+    assert sum(kernel.gpu_address != in_debug_elf(kernel) for kernel in recording.kernels) == 3
+    places = Counter((row["name"], canonical(row["address"])) for row in recording.launches)
+    assert places == {(kernel.name, in_debug_elf(kernel)): 20 for kernel in recording.kernels}
+    assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
+
+
+@pytest.mark.parametrize(
+    ("hierarchy", "options"),
+    [
+        ("COMPOSITE", ("--parts", 1)),
+        ("COMPOSITE", ("--parts", 1, "--gpu", 1)),
+        ("COMPOSITE", ()),
+        ("FLAT", ("--gpu", 1)),
+    ],
+    ids=["first", "second", "whole", "flat"],
+)
+def test_launches_on_tiles_are_recorded(
+    opencl: OpenCL, hierarchy: str, options: tuple[str | int, ...], tmp_path: Path
+) -> None:
+    # given: a GPU of two tiles, of which programs have sub-devices, or which they see as two GPUs
+    programs, settings = [zebin("pvc", "attention"), MATMUL], {"ZE_FLAT_DEVICE_HIERARCHY": hierarchy}
+
+    recording = record(
+        opencl, "pvc", tmp_path, programs, *options, "--launches", 5, CreateMultipleSubDevices="2", **settings
+    )
 
     places = Counter((row["name"], canonical(row["address"])) for row in recording.launches)
-    (attention,) = [kernel for kernel in recording.kernels if kernel.program == "attention.zebin"]
-    assert places == {("attention_scores", attention.gpu_address): 20, ("", 0): 60}
+    assert places == {(kernel.name, kernel.gpu_address): 20 for kernel in recording.kernels}
+    assert len(places) == 4
+    assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
 
 
 def test_kernels_of_a_large_module_that_are_hardly_launched_are_whole_and_so_are_their_names(

@@ -9,7 +9,7 @@ import os
 import subprocess
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.driver_layout import CACHE, Field, Layout
+from iaprof.bpf.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
@@ -28,7 +28,7 @@ from iaprof.formats.launches import MAX_DEPTH, PIECE_BYTES, Counter, LaunchFlags
 from iaprof.formats.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.finish import IN_MEMORY
-from integration.handles.driver import HEAP, HEAP_BYTES, Built, Driver, Kernel, LoadedModule, build, copied
+from integration.handles.driver import GONE_OFFSET, HEAP, HEAP_BYTES, Built, Driver, LoadedModule, build, copied
 from integration.recording import NO_SYMBOLS, iaprof
 from integration.walking import Walking
 from standin.hardware import Hardware
@@ -406,20 +406,137 @@ def test_a_program_that_becomes_another_has_its_own_kernels(attached: Attached) 
     assert names == [b"first_0", b"first_1", b"second_0", b"second_1"]
 
 
-def test_a_kernel_of_another_device_than_the_queues(loaded: LaunchProbes, built: Built, tmp_path: Path) -> None:
-    # given a layout that says where both tell their device
-    of_kernel, of_queue = built.layout.kernel_class.path[:1], 0
-    device = Field((*of_kernel, Kernel.module.offset)), Field((of_queue,))
-    attached = Attached(loaded, copied(built, tmp_path / "copy"), replace(built.layout, device=device, module=None))
-    kernel = attached.driver.kernel(b"k", b"code", 0, LoadedModule())
-    queues = [(ctypes.c_uint64 * 1)(value) for value in (kernel.kernel.module, 7, 0)]
-    # when
-    for queue in (*map(ctypes.addressof, queues), *NOWHERE):
-        attached.driver.launch(kernel.value, queue=queue)
+def data_of(pieces: NDArray[np.void], what: PieceOf) -> list[bytes]:
+    """What they hold."""
+    return [each["data"].tobytes()[: each["bytes"]] for each in pieces[pieces["what"] == what]]
+
+
+def queue_of(number: int) -> list[ctypes.Array[ctypes.c_uint64]]:
+    """What leads to the number of a queue's GPU by two pointers; the first of these is the queue."""
+    words = [(ctypes.c_uint64 * 1)(number)]
+    while len(words) < 3:
+        words.insert(0, (ctypes.c_uint64 * 1)(ctypes.addressof(words[0])))
+    return words
+
+
+def with_gpus(layout: Layout) -> Layout:
+    """A layout for handles with a kernel for each GPU, one pointer behind the other."""
+
+    def each(of: Field) -> Field:
+        return replace(of, per_gpu=(8, *(0,) * (len(of.path) - 1)))
+
+    assert layout.module and layout.binary and layout.binary_size
+    first, second = layout.address
+    start, size = layout.allocation
+    return replace(
+        layout,
+        address=(each(first), each(second)),
+        allocation=(each(start), each(size)),
+        size=each(layout.size),
+        code=each(layout.code),
+        name=each(layout.name),
+        kernel_class=each(layout.kernel_class),
+        module=each(layout.module),
+        binary=each(layout.binary),
+        binary_size=each(layout.binary_size),
+        gpu=Field((0, 0, 0), 32),
+    )
+
+
+def test_a_handle_with_a_kernel_for_each_gpu(loaded: LaunchProbes, built: Built, tmp_path: Path) -> None:
+    # given kernels of one module, at one address of two GPUs
+    attached = Attached(loaded, copied(built, tmp_path / "copy"), with_gpus(built.layout))
+    driver, module = attached.driver, LoadedModule(b"module")
+    kernels = [driver.kernel(name, name * 2, 64, module) for name in (b"first", b"second")]
+    handle = (ctypes.c_uint64 * 10)(7, *(ctypes.addressof(kernel.kernel) for kernel in kernels))
+    value = ctypes.addressof(handle)
+    queues = [queue_of(number) for number in (0, 1, 2, 8, 0xFFFFFFFF)]
+
+    # when: there is no kernel for the third GPU, and there are no more than eight GPUs
+    for _ in range(2):
+        for queue in queues:
+            driver.launch(value, queue=ctypes.addressof(queue[0]))
+
     # then
-    assert (attached.counted()[UNKNOWN], attached.counted()[UNREADABLE]) == (2, len(NOWHERE))
-    assert attached.launches()["name"].tolist() == [b"k"] + [b""] * (2 + len(NOWHERE))
+    assert attached.counted()[UNREADABLE] == 6
+    assert attached.launches()["name"].tolist() == [b"first", b"second", b"", b"", b""] * 2
+    pieces = attached.pieces()
+    assert [data.rstrip(b"\0") for data in data_of(pieces, PieceOf.NAME)] == [b"first", b"second"]
+    modules = pieces[pieces["what"] == PieceOf.MODULE]
+    assert (modules["module"] - module.address).tolist() == [0, 1]
+
+    # and when both are given back, in one call, and so is the module
+    driver._loaded.kernel_gone(ctypes.c_uint64(value - GONE_OFFSET))
+    driver.module_gone(module)
+    for queue in queues[:2]:
+        driver.launch(value, queue=ctypes.addressof(queue[0]))
+    again = attached.pieces()
+    assert again["what"].tolist() == pieces["what"].tolist()
+    assert attached.launches()["name"].tolist() == [b"first", b"second"]
+
+    for nowhere in NOWHERE:
+        driver.launch(value, queue=nowhere)
+    assert attached.counted()[UNREADABLE] == len(NOWHERE)
+    assert attached.launches()["name"].tolist() == [b""] * len(NOWHERE)
     loaded.detach()
+
+
+class Dispatched:
+    """Structures in a row, as a driver has them of kernels that it launches together."""
+
+    def __init__(self, handles: Sequence[int], many: int | None = None) -> None:
+        self._kernels = [(ctypes.c_uint64 * 2)(5, handle) for handle in handles]
+        words = [word for kernel in self._kernels for word in (1, ctypes.addressof(kernel), 3)]
+        self._structures = (ctypes.c_uint64 * max(len(words), 1))(*words)
+        count = len(handles) if many is None else many
+        self.it = (ctypes.c_uint64 * 2)(ctypes.addressof(self._structures), count | 0xABCD00)
+
+    @property
+    def value(self) -> int:
+        return ctypes.addressof(self.it)
+
+
+@pytest.fixture
+def dispatching(loaded: LaunchProbes, built: Built, tmp_path: Path) -> Iterator[Attached]:
+    """With `launch` as the place from which the driver launches kernels of its own."""
+    entries = (
+        Entry("own", Action.OWN_LAUNCHES, built.symbols["launch"] + 4, 1),
+        *(entry for entry in built.layout.entries if entry.action in (Action.KERNEL_GONE, Action.MODULE_GONE)),
+    )
+    layout = replace(built.layout, entries=entries, dispatch=Dispatch(0, 8, 24, (8, 8)))
+    yield Attached(loaded, copied(built, tmp_path / "copy"), layout)
+    loaded.detach()
+
+
+def test_all_of_the_driver_s_own_kernels_that_it_launches_together(dispatching: Attached) -> None:
+    driver = dispatching.driver
+    kernels = [driver.kernel(b"own_%d" % number, b"code%d" % number, 64 * number) for number in range(16)]
+    several = [Dispatched([kernel.value for kernel in kernels[:many]]) for many in (1, 3, 16)]
+
+    for each in several:
+        driver.launch(each.value)
+
+    launches = dispatching.launches()
+    names = [b"own_%d" % number for many in (1, 3, 16) for number in range(many)]
+    assert launches["name"].tolist() == names
+    assert {*launches["flags"].tolist()} == {LaunchFlags.OWN}
+    assert len({*launches["stack"][1:4].tolist()}) == 1 and launches["stack"].all()
+    pieces = dispatching.pieces()
+    assert sorted(data_of(pieces, PieceOf.CODE)) == sorted(b"code%d" % number for number in range(16))
+
+
+def test_structures_that_lead_nowhere_are_launches_without_a_kernel(dispatching: Attached) -> None:
+    driver = dispatching.driver
+    kernel = driver.kernel(b"own", b"code", 0)
+    none, many = Dispatched([], 0), Dispatched([kernel.value], 17)
+    astray = Dispatched([kernel.value, *NOWHERE])
+
+    for value in (none.value, many.value, *NOWHERE):
+        driver.launch(value)
+    assert dispatching.launches()["name"].tolist() == [b""] * (2 + len(NOWHERE))
+
+    driver.launch(astray.value)
+    assert dispatching.launches()["name"].tolist() == [b"own"] + [b""] * len(NOWHERE)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,10 @@ def test_each_layout_that_ships_is_found_by_its_name(path: Path) -> None:
         {"dispatch": {"first": 8, "many": 1, "size": -1, "kernel": [0, 0]}},
         {"dispatch": {"first": 8, "many": 1, "size": 8, "kernel": [0]}},
         {"dispatch": None},
+        {"gpu": {"path": [8, 8], "bits": 32}},
+        {"gpu": {"path": [8, 8, 8], "bits": 64}},
+        {"size": {"path": [8, 8], "bits": 32, "per_gpu": [8]}},
+        {"size": {"path": [8, 8], "bits": 32, "per_gpu": [0, -8]}},
         {"code_range": [1]},
         {"code_range": None},
         {"name": None},
@@ -96,11 +100,11 @@ def test_what_ends_a_handle_has_to_be_seen(layout: Layout, action: Action) -> No
 
 def test_paths_that_are_too_long_together_are_refused(layout: Layout) -> None:
     long, another, third = (Field((offset,) * MAX_PATH) for offset in (8, 16, 24))
-    wide = dataclasses.replace(layout, kernel_class=long, address=(another,), device=None)
+    wide = dataclasses.replace(layout, kernel_class=long, address=(another,))
 
     assert len(_packed_layout(wide)) == len(_packed_layout(layout))
     with pytest.raises(LayoutError, match="steps together"):
-        _packed_layout(dataclasses.replace(wide, device=(long, third)))
+        _packed_layout(dataclasses.replace(wide, address=(another, third)))
 
 
 def test_calibrated_layouts_are_found_and_shipped_ones_come_first(
