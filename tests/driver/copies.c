@@ -7,8 +7,7 @@
  * function of its own name. Behind its calls comes a JSON line: the function that was called, how often, the bytes of a call
  * (-1: of images), and the nanoseconds of a call, by this program's clock. The lists that are executed later are executed so often. With PrintKernelDispatchParameters=1 the driver itself prints a line before that for each kernel that it launches.
  *
- * FILE says what the stand-in's GPU (gpu.h) is to execute: a line "kernel NAME ADDRESS PATH" for each of the driver's own kernels,
- * with the file that has its code, and a line "way LIST WAY NAME..." for the kernels that a call launches.
+ * FILE says what the stand-in's GPU is to execute (own.h).
  *
  * With --places there is one line only: the offsets in the driver's file of these functions, as the driver itself says.
  *
@@ -25,6 +24,7 @@
 #include <level_zero/ze_ddi.h>
 
 #include "gpu.h"
+#include "own.h"
 
 /* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
 #define ON_THE_STACK __attribute__((noipa))
@@ -109,66 +109,6 @@ static const struct {
     ONE(image_copy, "zeCommandListAppendImageCopy", -1),
     ONE(image_copy_region, "zeCommandListAppendImageCopyRegion", -1),
 };
-
-/* --- what the stand-in's GPU executes */
-
-enum { MAX_KERNELS = 64, MAX_NAME = 100 };
-static struct {
-    char name[MAX_NAME];
-    unsigned long address;
-} kernels[MAX_KERNELS];
-static int n_kernels;
-static const char *own; /* the file */
-
-static void read_kernel(const char *line)
-{
-    char path[4096];
-    static uint8_t code[1 << 16];
-    if (n_kernels == MAX_KERNELS ||
-        sscanf(line, "kernel %99s %lu %4095s", kernels[n_kernels].name, &kernels[n_kernels].address, path) != 3)
-        must(ZE_RESULT_ERROR_INVALID_ARGUMENT, line);
-    FILE *file = fopen(path, "rb");
-    size_t size = file ? fread(code, 1, sizeof code, file) : 0;
-    if (!size)
-        must(ZE_RESULT_ERROR_INVALID_ARGUMENT, path);
-    fclose(file);
-    gpu_kernel(kernels[n_kernels].name, kernels[n_kernels].address, code, size);
-    n_kernels++;
-}
-
-static void execute(const char *name, const char *way)
-{
-    char stack[256];
-    snprintf(stack, sizeof stack, "main;use;copy_all;%s", way);
-    for (int i = 0; i < n_kernels; i++)
-        if (!strcmp(kernels[i].name, name))
-            gpu_launch(kernels[i].address, stack);
-}
-
-/* After a call: what it launched. */
-static void execute_all(const char *list, const char *way)
-{
-    char line[8192], begin[128];
-    FILE *file = own ? fopen(own, "r") : NULL;
-    int length = snprintf(begin, sizeof begin, "way %s %s ", list, way);
-    while (file && fgets(line, sizeof line, file))
-        if (!strncmp(line, begin, length))
-            for (char *name = strtok(line + length, " \n"); name; name = strtok(NULL, " \n"))
-                execute(name, way);
-    if (file)
-        fclose(file);
-}
-
-static void read_own(void)
-{
-    char line[8192];
-    FILE *file = fopen(own, "r");
-    while (file && fgets(line, sizeof line, file))
-        if (!strncmp(line, "kernel ", 7))
-            read_kernel(line);
-    if (file)
-        fclose(file);
-}
 
 static int takes(unsigned way, int computes)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of OpenCL that copies and fills in every way, and keeps a ledger of it.
  *
- *     copies_opencl [--calls N] [--gpu N]
+ *     copies_opencl [--calls N] [--gpu N] [--own FILE]
  *
  * On a queue that is in order and on one that is not, each way is taken N times by a function of its own name. Behind its calls
  * comes a JSON line: the function that was called (empty for one whose purpose is another), how often, the bytes of a call
  * (-1: of images) and the mean time of one.
  *
- * What the device cannot do (images) is left out. */
+ * FILE says what the stand-in's GPU is to execute (own.h). What the device cannot do (images) is left out. */
 #define _GNU_SOURCE
 #define CL_TARGET_OPENCL_VERSION 300
 #include <stdio.h>
@@ -17,6 +17,8 @@
 #include <unistd.h>
 
 #include <CL/cl_ext.h>
+
+#include "own.h"
 
 /* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
 #define ON_THE_STACK __attribute__((noipa))
@@ -48,7 +50,7 @@ static char *shared, *more; /* SVM, and memory of the device (USM) */
 static char host[BYTES];
 size_t told_bytes; /* for who debugs this: room for a number */
 static const char pattern[16] = "a pattern of 16";
-static int calls = 1, gpu;
+static int calls = 1, which;
 
 /* Intel's extensions. */
 static clEnqueueMemcpyINTEL_fn memcpy_intel;
@@ -141,8 +143,11 @@ ON_THE_STACK static void copy_all(const char *name, cl_command_queue queue)
         double begin = now();
         for (int i = 0; i < calls; i++)
             must(WAYS[way].call(queue), WAYS[way].name);
+        double end = now();
+        for (int i = 0; i < calls; i++)
+            execute_all(name, WAYS[way].name);
         printf("{\"pid\": %d, \"list\": \"%s\", \"way\": \"%s\", \"function\": \"%s\", \"calls\": %d, \"bytes\": %ld, \"ns\": %.1f}\n",
-               getpid(), name, WAYS[way].name, WAYS[way].function, calls, WAYS[way].bytes, (now() - begin) / calls);
+               getpid(), name, WAYS[way].name, WAYS[way].function, calls, WAYS[way].bytes, (end - begin) / calls);
     }
     MUST(clFinish(queue));
 }
@@ -171,8 +176,8 @@ static void begin(void)
     cl_device_id gpus[16];
     cl_uint count;
     MUST(clGetDeviceIDs(platform, CL_DEVICE_TYPE_GPU, 16, gpus, &count));
-    must((cl_uint)gpu < count ? CL_SUCCESS : CL_INVALID_DEVICE, "--gpu");
-    device = gpus[gpu];
+    must((cl_uint)which < count ? CL_SUCCESS : CL_INVALID_DEVICE, "--gpu");
+    device = gpus[which];
     context = clCreateContext(NULL, 1, &device, NULL, NULL, &result);
     must(result, "clCreateContext");
     to = clCreateBuffer(context, CL_MEM_READ_WRITE, BYTES, NULL, &result);
@@ -205,13 +210,19 @@ int main(int argc, char **argv)
         if (i + 1 < argc && !strcmp(argv[i], "--calls"))
             calls = atoi(argv[i + 1]);
         else if (i + 1 < argc && !strcmp(argv[i], "--gpu"))
-            gpu = atoi(argv[i + 1]);
+            which = atoi(argv[i + 1]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--own"))
+            own = argv[i + 1];
         else
             return 2;
     }
+    gpu_connect();
     begin();
+    if (own)
+        read_own();
     use("in-order", NULL);
     use("out-of-order", any_order);
+    gpu_wait();
     fflush(stdout);
     _exit(0);
 }

@@ -34,6 +34,14 @@ def told(handle, what):
     return gdb.selected_inferior().read_memory(host, number(size)).tobytes()
 
 
+def way():
+    """The program's function from which it launches."""
+    frame = gdb.newest_frame()
+    while frame.older().name() != "copy_all":
+        frame = frame.older()
+    return frame.name()
+
+
 def handles():
     argument = int(gdb.parse_and_eval("$rsi"))
     first, many = number(argument + DISPATCH["first"]), number(argument + DISPATCH["many"], 1)
@@ -63,7 +71,7 @@ def main():
             for handle in handles():
                 (address,) = struct.unpack("<Q", told(handle, ADDRESS))
                 name = told(handle, NAME).rstrip(b"\0").decode()
-                kernel = {"name": name, "address": address, "code": told(handle, CODE).hex()}
+                kernel = {"way": way(), "name": name, "address": address, "code": told(handle, CODE).hex()}
                 output.write(json.dumps(kernel) + "\n")
 
 

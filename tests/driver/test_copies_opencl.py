@@ -26,7 +26,7 @@ from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
 from integration.recording import IAPROF, NO_SYMBOLS
 from programs.counting import Calls, Place
-from standin.hardware import Hardware
+from standin.hardware import Hardware, LedgerRow
 
 pytestmark = pytest.mark.bpf
 
@@ -68,14 +68,22 @@ def layout(opencl: OpenCL) -> Layout:
 
 def record(opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str]) -> str:
     """Records a command into `folder`/capture; gives what it prints."""
+    return record_with_gpu(opencl, device, folder, command, settings)[0]
+
+
+def record_with_gpu(
+    opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str]
+) -> tuple[str, list[LedgerRow]]:
+    """Likewise; and the stalls that the stand-in's GPU produced."""
     words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", *map(str, command)]
     with Hardware(folder / "gpu", device) as hardware:
         # The library is probed before it is mapped: its probes come too late for a short program otherwise.
         environment = opencl.environment(device) | hardware.env() | settings
         environment["LD_LIBRARY_PATH"] = str(opencl.library.parent)
         done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        ledger = hardware.ledger()
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout, [row for row in ledger.rows if row.captured]
 
 
 def places(loader: Path) -> Iterator[Place]:
@@ -190,11 +198,27 @@ def targets(library: Path, layout: Layout) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.parametrize(("device", "gpu"), [*((device, 0) for device in DEVICES), ("bmg", 1)])
-def test_name_address_and_code_are_what_the_runtime_says(
-    opencl: OpenCL, copies: Path, layout: Layout, device: str, gpu: int, tmp_path: Path
-) -> None:
-    # given a debugger that stops at each launch, wherever it is from, and asks the runtime
+@dataclass(frozen=True)
+class Told:
+    """A recording of the program on one GPU, and what the runtime said of each kernel of its own, in order."""
+
+    device: str
+    gpu: int
+    recording: Recording
+    kernels: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=[*((device, 0) for device in DEVICES), ("bmg", 1)], ids=str)
+def told(
+    opencl: OpenCL,
+    copies: Path,
+    layout: Layout,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Told:
+    """Under a debugger that stops at each launch, wherever it is from, and asks the runtime."""
+    device, gpu = request.param
+    folder = tmp_path_factory.mktemp(f"{device}-{gpu}")
     assert layout.dispatch
     settings = {
         "OPTIONS": f"--gpu {gpu}",
@@ -202,21 +226,58 @@ def test_name_address_and_code_are_what_the_runtime_says(
         "LIBRARY": str(opencl.library.resolve()),
         "PLACES": json.dumps(targets(opencl.library, layout)),
         "DISPATCH": json.dumps({**asdict(layout.dispatch), "offset": 16}),
-        "OUTPUT": str(tmp_path / "told"),
+        "OUTPUT": str(folder / "told"),
     }
     command = ["gdb", "-nx", "-batch", "-x", HERE / "dispatched_gdb.py", copies]
+    record(opencl, device, folder, command, settings | BY_KERNELS)
+    ledger = read_copies((folder / "printed").read_text())
+    kernels = [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+    return Told(device, gpu, Recording(CaptureReader(folder / "capture"), ledger, {}), kernels)
 
-    record(opencl, device, tmp_path, command, settings | BY_KERNELS)
 
-    ledger = read_copies((tmp_path / "printed").read_text())
-    recording = Recording(CaptureReader(tmp_path / "capture"), ledger, {})
-    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
-    launches = recording.rows("launch")
-    assert len(told) > 25
+def test_name_address_and_code_are_what_the_runtime_says(told: Told) -> None:
+    launches = told.recording.rows("launch")
+    assert len(told.kernels) > 25
     assert [(row["name"], canonical(row["address"]), row["size"]) for row in launches] == [
-        (kernel["name"], canonical(kernel["address"]), len(kernel["code"]) // 2) for kernel in told
+        (kernel["name"], canonical(kernel["address"]), len(kernel["code"]) // 2) for kernel in told.kernels
     ]
-    codes = {(kernel["name"], canonical(kernel["address"]), kernel["code"]) for kernel in told}
-    elfs = [row["elf"] for row in recording.rows("kernel")]
+    codes = {(kernel["name"], canonical(kernel["address"]), kernel["code"]) for kernel in told.kernels}
+    elfs = [row["elf"] for row in told.recording.rows("kernel")]
     recorded = [kernel for elf in elfs for kernel in read_zebin(elf).kernels]
     assert {(kernel.name, kernel.address, kernel.code.hex()) for kernel in recorded} == codes
+
+
+def test_stalls_of_the_runtime_s_own_kernels_are_at_the_calls(
+    opencl: OpenCL, copies: Path, told: Told, tmp_path: Path
+) -> None:
+    # given a GPU that executes the runtime's own kernels, where the runtime says that they lie
+    lines = []
+    by_name = {kernel["name"]: kernel for kernel in told.kernels}
+    for name, kernel in by_name.items():
+        (tmp_path / name).write_bytes(bytes.fromhex(kernel["code"]))
+        lines.append(f"kernel {name} {kernel['address']} {tmp_path / name}")
+    for way in {kernel["way"]: None for kernel in told.kernels}:
+        names = [kernel["name"] for kernel in told.kernels if kernel["way"] == way]
+        lines += [f"way {queue} {way} {' '.join(names[: len(names) // 2])}" for queue in ("in-order", "out-of-order")]
+    (tmp_path / "own").write_text("\n".join([*lines, ""]))
+    command = [copies, "--calls", CALLS, "--gpu", told.gpu, "--own", tmp_path / "own"]
+    settings = BY_KERNELS | {"CreateMultipleRootDevices": str(told.gpu + 1)}
+
+    _, rows = record_with_gpu(opencl, told.device, tmp_path, command, settings)
+
+    produced: Counter[tuple[str, int]] = Counter()
+    for row in rows:
+        produced[row.kernel, row.offset] += row.captured
+    words = [*IAPROF, "report", str(tmp_path / "capture"), "--frames=cpu,function,offset"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    reported: Counter[tuple[str, int]] = Counter()
+    paths = set()
+    for text in done.stdout.splitlines():
+        frames, count = text.rsplit(" ", 1)
+        cpu, gpu = frames.split(";-;")
+        function, offset = (frame.removesuffix("_[g]").removesuffix("_[G]") for frame in gpu.split(";"))
+        reported[function, int(offset, 16)] += int(count)
+        paths.add((cpu[cpu.index("main;use;copy_all;") :].split(";")[3], function))
+    assert len({kernel for kernel, _ in produced}) >= 7
+    assert reported == produced
+    assert paths <= {(kernel["way"], kernel["name"]) for kernel in told.kernels}
