@@ -25,6 +25,7 @@ from iaprof.bpf.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import MAX_DEPTH, PIECE_BYTES, Counter, LaunchFlags, PieceOf
+from iaprof.formats.transfers import UNKNOWN_BYTES, number_of
 from iaprof.formats.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.finish import IN_MEMORY
@@ -537,6 +538,29 @@ def test_structures_that_lead_nowhere_are_launches_without_a_kernel(dispatching:
 
     driver.launch(astray.value)
     assert dispatching.launches()["name"].tolist() == [b"own"] + [b""] * len(NOWHERE)
+
+
+def test_bytes_of_a_copy_and_calls_that_the_driver_makes_itself(
+    loaded: LaunchProbes, built: Built, tmp_path: Path
+) -> None:
+    # given `launch` as a function that copies, which the driver calls itself, too
+    entries = (
+        Entry("clEnqueueCopyBufferRect", Action.TRANSFER_SIZES, built.symbols["launch"] + 4, 1, nested=True),
+        *(entry for entry in built.layout.entries if entry.action in (Action.KERNEL_GONE, Action.MODULE_GONE)),
+    )
+    layout = replace(built.layout, entries=entries, code_range=(0, 1 << 20))
+    attached = Attached(loaded, copied(built, tmp_path / "copy"), layout)
+    sizes = (ctypes.c_uint64 * 3)(100, 50, 4)
+    # when
+    for value in (ctypes.addressof(sizes), *NOWHERE):
+        attached.driver.launch(value)
+    attached.driver.launch_deep(ctypes.addressof(sizes), 1, "launch")
+    # then
+    transfers = loaded.launches.read()
+    assert transfers["size"].tolist() == [100 * 50 * 4] + [UNKNOWN_BYTES] * len(NOWHERE)
+    assert set(transfers["iba"].tolist()) == {number_of("clEnqueueCopyBufferRect")}
+    assert attached.counted()[Counter.TRANSFERS] == len(transfers)
+    loaded.detach()
 
 
 @pytest.mark.parametrize(
