@@ -10,14 +10,14 @@ import typer
 
 from iaprof.cli.archive import archive
 from iaprof.cli.browser import show
-from iaprof.cli.memory_limit import MemoryLimit, memory_bytes
+from iaprof.cli.memory_limit import MemoryLimit, keep_to, memory_bytes
 from iaprof.cli.record import record
 from iaprof.cli.report import report
 from iaprof.cli.summary import say
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.files import check_output, rename
 from iaprof.formats.profile import clean
-from iaprof.sandbox.memory import limit_memory, use_malloc, usual_limit
+from iaprof.sandbox.memory import use_malloc, usual_limit
 
 EXAMPLES = """\b
 Examples:
@@ -58,7 +58,7 @@ def flame(
     most = memory_bytes(memory_limit)
     use_malloc()
     status = _recorded(capture, command, duration, force, quiet)
-    limit_memory(most or usual_limit())  # the recorder has none
+    keep_to(most or usual_limit())  # the recorder has none
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
@@ -10,7 +11,9 @@ import typer
 from iaprof.cli.added_options import adding
 from iaprof.cli.quantities import size
 from iaprof.formats.errors import UsageError
-from iaprof.sandbox.memory import LEAST_BYTES, limit, limit_memory, usual_limit
+from iaprof.formats.files import remove_unfinished
+from iaprof.sandbox.memory import LEAST_BYTES, lift_limit, limit, limit_memory, usual_limit
+from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
 
 _OPTION = "--memory-limit"
 MemoryLimit: TypeAlias = Annotated[
@@ -30,7 +33,21 @@ def limited(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _limit(memory_limit: MemoryLimit = None) -> None:
-    limit_memory(memory_bytes(memory_limit) or usual_limit())
+    keep_to(memory_bytes(memory_limit) or usual_limit())
+
+
+def keep_to(bytes_: int) -> None:
+    """Limits the memory of a verb, which ends with one sentence if it takes more."""
+    limit_memory(bytes_)
+    message = f"iaprof: {too_much()}\n".encode()
+
+    def give_up() -> None:
+        lift_limit()
+        remove_unfinished()
+        os.write(2, message)
+        os._exit(1)
+
+    on_uncaught_bad_alloc(give_up)
 
 
 def memory_bytes(text: str | None) -> int | None:

@@ -28,6 +28,7 @@ from iaprof.formats.errors import IaprofError
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _held: dict[Path, int] = {}  # O_PATH descriptors of folders, by what they are called
+_unfinished: dict[str, int] = {}  # temporary names, and their folders
 _MOST_LINKS = 40  # on the way to a folder, as in the kernel's own walk (path_resolution(7))
 
 
@@ -116,6 +117,7 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
         fd = create(temporary, mode)
     except OSError as error:
         raise IaprofError(f"{path} cannot be written: {error.strerror}") from error
+    _unfinished[temporary.name] = folder
     try:
         with open(os.dup(fd), "wb") as file:
             yield file
@@ -127,8 +129,16 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
         raise IaprofError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
         os.close(fd)
+        del _unfinished[temporary.name]
         with contextlib.suppress(OSError):
             os.unlink(temporary.name, dir_fd=folder)
+
+
+def remove_unfinished() -> None:
+    """Removes the files that `replacing` is writing, in a process that ends at once."""
+    for name, folder in _unfinished.items():
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)
 
 
 def can_be_strangers(status: os.stat_result) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -300,3 +301,36 @@ def test_an_error_of_arrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith("iaprof: a file that was read is damaged, or made to do harm: ")
     assert "2147483646 bytes" in done.err
+
+
+def dying(throw: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A verb that is writing a file when C++ code throws what nobody catches."""
+    script = f"""
+import ctypes, pathlib
+from iaprof.cli.memory_limit import keep_to
+from iaprof.formats.files import replacing
+keep_to({LIMIT})
+library = ctypes.CDLL("libstdc++.so.6")
+with replacing(pathlib.Path({str(folder / "out")!r})) as file:
+    file.write(b"half")
+    {throw}
+"""
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def test_what_fails_where_nobody_catches_it_is_one_sentence_too(tmp_path: Path) -> None:
+    # as where Arrow makes a text in a function that must not throw; here it is operator new
+    done = dying("library._Znwm(ctypes.c_size_t(1 << 62))", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "iaprof: this needs more memory than the 320M that it may take: if you trust the files, allow more with "
+        "--memory-limit\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_exception_that_nobody_catches_is_no_lack_of_memory(tmp_path: Path) -> None:
+    done = dying('library._ZSt20__throw_length_errorPKc(b"too long")', tmp_path)
+    assert done.returncode == -signal.SIGABRT
+    assert "std::length_error" in done.stderr
+    assert "memory" not in done.stderr
