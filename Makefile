@@ -27,14 +27,14 @@ test: setup ## lint, and beside it every test, those that need root and BPF incl
 all-tests: setup
 	@scripts/test-driver >/dev/null
 	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
-	@scripts/test
+	@scripts/test --two-gpus
 
 test-repeat: ## run make test twenty times: also under stress, among idle processes, with half the memory, in random order
 	@scripts/test-repeat
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
-	@$(IN)/python -m pytest tests/driver
+	@scripts/test tests/driver
 
 test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go and Java (0.9 GB), record them, and run tests/programs
 	@scripts/test-programs >/dev/null

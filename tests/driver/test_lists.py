@@ -144,7 +144,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.fixture(
     scope="module",
-    params=[*((device, "attach") for device in DEVICES), ("lnl", "inject"), ("ptl", "inject")],
+    params=[*((device, "attach") for device in DEVICES), ("bmg", "inject"), ("lnl", "inject")],
     ids=lambda case: "-".join(case),
 )
 def recording(

@@ -135,7 +135,7 @@ def test_the_status_line_is_for_terminals(tmp_path: Path) -> None:
     assert re.match(r"0:0\d  lost 0  \d+(\.\d)?k? records/s  \d+(\.\d)?k? launches/s  3/3 kernels  ", last), last
     # it gives way to the last line, and the cursor stands at the beginning of a line
     assert shown.split("\r\x1b[K")[-1].startswith("[ iaprof record: wrote")
-    assert shown.endswith("]\r\n")
+    assert re.search(r"\]\r\n", shown.split("\r\x1b[K")[-1])  # sentences about others' drivers may follow
     assert nothing == ""
     assert "\x1b" not in told.err
     assert "records/s" not in told.err

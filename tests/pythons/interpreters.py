@@ -26,8 +26,15 @@ RELEASES = {"bookworm": (2, 36), "trixie": (2, 41), "unstable": (2, 42)}
 """Of Debian, with the versions of glibc that they have at least."""
 NAMES = ("own", *RELEASES, *filter(None, os.environ.get("PYTHONS", "").split(":")))
 OWN_GLIBC = tuple(map(int, (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[1].split(".")))
-LOADING = tuple(name for name in NAMES if RELEASES.get(name, OWN_GLIBC) >= OWN_GLIBC)
-"""Those that can load a library that was compiled here: an older release's has an older C library."""
+OWN_IS_OF_DEBIAN = os.path.realpath(sys.executable).startswith("/usr/bin/")
+LOADING = tuple(
+    name
+    for name in NAMES
+    if (glibc := RELEASES.get(name)) is None or glibc > OWN_GLIBC or (glibc == OWN_GLIBC and not OWN_IS_OF_DEBIAN)
+)
+"""Those that can load a library that was compiled here: an older release's has an older C library.
+
+Each once: on Debian, this release's is the one that runs the tests."""
 HERE = Path(__file__).parent
 _MAPPED = "print(open('/proc/self/maps').read())"
 
