@@ -19,6 +19,7 @@ from typing import Any
 from elftools.elf.elffile import ELFFile
 
 from iaprof.formats.capture import CaptureReader
+from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical
 from integration.recording import IAPROF
 from programs.counting import Calls
@@ -46,9 +47,14 @@ class Recording:
         return [row for row in CaptureReader(self.capture).table(kind).to_pylist() if row["pid"] == self.pid]
 
     @cached_property
+    def all_recorded(self) -> list[dict[str, Any]]:
+        """Its launches and those that its drivers made of kernels of their own, in the order of time."""
+        return sorted(self.table("launch"), key=lambda row: row["time_ns"])
+
+    @cached_property
     def recorded(self) -> list[dict[str, Any]]:
         """Its launches, in the order of time."""
-        return sorted(self.table("launch"), key=lambda row: row["time_ns"])
+        return [row for row in self.all_recorded if not row["flags"] & LaunchFlags.OWN]
 
     @cached_property
     def stacks(self) -> dict[int, dict[str, Any]]:
@@ -69,8 +75,16 @@ class Recording:
     @cached_property
     def paths(self) -> Counter[tuple[str, Places]]:
         """Its launches by the kernel's name and the path."""
+        return self._paths_of(self.recorded)
+
+    @property
+    def all_paths(self) -> Counter[tuple[str, Places]]:
+        """The same, its drivers' own too."""
+        return self._paths_of(self.all_recorded)
+
+    def _paths_of(self, launches: list[dict[str, Any]]) -> Counter[tuple[str, Places]]:
         paths: Counter[tuple[str, Places]] = Counter()
-        for (name, stack), count in Counter((row["name"], row["stack"]) for row in self.recorded).items():
+        for (name, stack), count in Counter((row["name"], row["stack"]) for row in launches).items():
             paths[name, self.path(stack)] += count
         return paths
 
@@ -97,7 +111,15 @@ class Recording:
     @property
     def recorded_names(self) -> Counter[str]:
         """Launches by name; empty where no code of a kernel of that name is where the launch says it is."""
-        places = [(row["name"], (canonical(row["address"]), row["size"])) for row in self.recorded]
+        return self._names_of(self.recorded)
+
+    @property
+    def all_recorded_names(self) -> Counter[str]:
+        """The same, its drivers' own too."""
+        return self._names_of(self.all_recorded)
+
+    def _names_of(self, launches: list[dict[str, Any]]) -> Counter[str]:
+        places = [(row["name"], (canonical(row["address"]), row["size"])) for row in launches]
         return Counter(name if name in self.placed.get(place, ()) else "" for name, place in places)
 
     @property

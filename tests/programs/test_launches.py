@@ -55,7 +55,7 @@ def assert_intact(recording: Recording) -> None:
     """The recorded launches have the code of their kernels, and nothing was lost that anybody knows of."""
     assert recording.code == 0, recording.said
     assert recording.recorded
-    assert recording.recorded_names[""] == 0
+    assert recording.all_recorded_names[""] == 0
     assert recording.losses == []
 
 

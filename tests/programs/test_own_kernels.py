@@ -93,11 +93,11 @@ def test_copies_and_fills_of_level_zero(programs: Programs, adapter: str, tmp_pa
     # what the driver said that it dispatched is what was recorded, its own kernels included
     assert recording.code == 0, recording.said
     dispatched = ledger(tmp_path / "dispatched")
-    assert recording.recorded_names == dispatched
+    assert recording.all_recorded_names == dispatched
     assert len([name for name in dispatched if name.startswith(OWN)]) >= LEAST
     # and each of its own is at a call that copies or fills (OpenCL's are also at calls that map memory)
     transfers = {row["stack"] for row in recording.table("transfer")}
-    assert {row["stack"] for row in recording.recorded if row["name"].startswith(OWN)} <= transfers
+    assert {row["stack"] for row in recording.all_recorded if row["name"].startswith(OWN)} <= transfers
     assert_known(recording, tmp_path)
 
 
@@ -112,7 +112,7 @@ def test_copies_and_fills_of_opencl(programs: Programs, name: str, tmp_path: Pat
     # of the kernels that the driver dispatched, those that were looked for are recorded
     assert recording.code == 0, recording.said
     dispatched = ledger(tmp_path / "dispatched")
-    assert dispatched <= recording.recorded_names
+    assert dispatched <= recording.all_recorded_names
     assert len(dispatched) >= (LEAST if name == "dpnp" else 1)
     assert all(name.startswith(OWN) for name in dispatched)
     assert_known(recording, tmp_path)
