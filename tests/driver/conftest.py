@@ -15,9 +15,8 @@ _OTHERS = {"lnl", "ptl"}
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --two-gpus, leaves out what is for the others: it is as for these two, and takes minutes."""
     if config.getoption("--two-gpus"):
-        left_out = [item for item in items if _OTHERS & devices_of(item)]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=[item for item in items if _OTHERS & devices_of(item)])
+        items[:] = [item for item in items if not _OTHERS & devices_of(item)]
 
 
 def devices_of(item: pytest.Item) -> set[str]:

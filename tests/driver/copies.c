@@ -29,14 +29,9 @@
 /* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
 #define ON_THE_STACK __attribute__((noipa))
 
-static void must(ze_result_t result, const char *call)
-{
-    if (result == ZE_RESULT_SUCCESS)
-        return;
-    fprintf(stderr, "copies: %s: 0x%x\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "copies"
+#define RESULT "0x%x"
+#include "must.h"
 
 enum { BYTES = 1 << 20, SIDE = 64, MAX_LISTS = 3 };
 

@@ -23,14 +23,9 @@
 /* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
 #define ON_THE_STACK __attribute__((noipa))
 
-static void must(cl_int result, const char *call)
-{
-    if (result == CL_SUCCESS)
-        return;
-    fprintf(stderr, "copies_opencl: %s: %d\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "copies_opencl"
+#define RESULT "%d"
+#include "must.h"
 
 static double now(void)
 {

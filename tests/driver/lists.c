@@ -31,14 +31,9 @@
 
 enum { KERNELS = 4, MOST = 8 };
 
-static void must(ze_result_t result, const char *call)
-{
-    if (result == ZE_RESULT_SUCCESS)
-        return;
-    fprintf(stderr, "lists: %s: 0x%x\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "lists"
+#define RESULT "0x%x"
+#include "must.h"
 
 static struct {
     ze_kernel_handle_t handle;

@@ -34,14 +34,9 @@ enum {
 
 enum { MAX_THREADS = 64, MAX_PROGRAMS = 64, MAX_KERNELS = 64, MAX_GPUS = 16 };
 
-static void must(cl_int result, const char *call)
-{
-    if (result == CL_SUCCESS)
-        return;
-    fprintf(stderr, "opencl: %s: %d\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "opencl"
+#define RESULT "%d"
+#include "must.h"
 
 static void fail(const char *what)
 {

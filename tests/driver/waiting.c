@@ -20,14 +20,9 @@ static ze_device_handle_t device;
 static ze_context_handle_t context;
 static int waits;
 
-static void must(ze_result_t result, const char *call)
-{
-    if (result == ZE_RESULT_SUCCESS)
-        return;
-    fprintf(stderr, "waiting: %s: 0x%x\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "waiting"
+#define RESULT "0x%x"
+#include "must.h"
 
 static uint64_t now(void)
 {

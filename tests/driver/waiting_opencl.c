@@ -10,14 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static void must(cl_int result, const char *call)
-{
-    if (result == CL_SUCCESS)
-        return;
-    fprintf(stderr, "waiting: %s: %d\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "waiting"
+#define RESULT "%d"
+#include "must.h"
 
 static uint64_t now(void)
 {

@@ -41,14 +41,9 @@
 enum { MAX_THREADS = 64, MAX_MODULES = 64, MAX_KERNELS = 64, MAX_ARGUMENTS = 64 };
 enum { AT_ONCE = 9 }; /* launches of one call of the multiple form */
 
-static void must(ze_result_t result, const char *call)
-{
-    if (result == ZE_RESULT_SUCCESS)
-        return;
-    fprintf(stderr, "workload: %s: 0x%x\n", call, result);
-    _exit(1);
-}
-#define MUST(call) must(call, #call)
+#define PROGRAM "workload"
+#define RESULT "0x%x"
+#include "must.h"
 
 static void fail(const char *what)
 {
