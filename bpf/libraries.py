@@ -317,7 +317,7 @@ class Libraries:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
         if OPENCL in path:
-            return f"{unknown}, so OpenCL's launches are not recorded"
+            return f"{unknown}, so OpenCL's launches are not recorded: run 'sudo iaprof calibrate LIBRARY'"
         return (
             f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run "
             "'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"

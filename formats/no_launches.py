@@ -83,7 +83,10 @@ def _advice(driver: str, by: str, way: str | None) -> str:
     if by == "probes":
         return "the driver has no launch_kernel and compile_kernel probes; try --launches=auto"
     if driver == OPENCL:
-        return "this build of the driver is not known; try a build that is (see docs/opencl.md)"
+        return (
+            "this build of the driver is not known; run 'sudo iaprof calibrate LIBRARY' with the path of its "
+            "libigdrcl.so, and record again"
+        )
     return (
         "this build of the driver is not known; run 'sudo iaprof calibrate' and record again, or try "
         "'sudo iaprof record --launches=inject -- COMMAND'"

@@ -79,11 +79,7 @@ class OpenCL:
 
     driver: Driver
     workload: Path
-
-    @property
-    def library(self) -> Path:
-        """The runtime itself."""
-        return self.driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so"
+    library: Path  # the runtime itself
 
     def environment(self, device: str) -> dict[str, str]:
         """What makes the runtime believe in a GPU, one of driver.DEVICES."""
@@ -124,7 +120,8 @@ class OpenCL:
 
 def build(driver: Driver, folder: Path) -> OpenCL:
     """Compile the workload into `folder`."""
-    return OpenCL(driver, compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl"))
+    workload = compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl")
+    return OpenCL(driver, workload, driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so")
 
 
 def read_ledger(stdout: str, folder: Path) -> list[Kernel]:

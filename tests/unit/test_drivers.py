@@ -262,7 +262,10 @@ def test_opencl_of_an_unknown_build_is_told_of_when_it_is_used(
     taken = machine.libraries(launches)
     assert Drivers(taken, launches, True).outcomes == []
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
-    assert outcome.problem == f"its build ({outcome.build_id}) is not known, so OpenCL's launches are not recorded"
+    assert outcome.problem == (
+        f"its build ({outcome.build_id}) is not known, so OpenCL's launches are not recorded: "
+        "run 'sudo iaprof calibrate LIBRARY'"
+    )
 
 
 def test_a_library_that_has_no_build_id(machine: Machine, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_is_advised_goes_by_how_launches_were_to_be_had(
     [
         ("inject", [INJECTED], "--launches=inject sees no OpenCL; try --launches=attach"),
         ("auto", [library(OPENCL, "attach", 8)], "start the program with"),
-        ("auto", [library(LEVEL_ZERO, "attach", 8)], "docs/opencl.md"),
+        ("auto", [library(LEVEL_ZERO, "attach", 8)], "run 'sudo iaprof calibrate LIBRARY' with the path of its libigd"),
     ],
 )
 def test_of_opencl_too(tmp_path: Path, by: str, libraries: list[dict[str, object]], advice: str) -> None:

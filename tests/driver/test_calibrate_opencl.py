@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`iaprof calibrate` for OpenCL's driver: what it finds is what ships, and recordings use it."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from driver.opencl import OpenCL
+from driver.test_calibrate import LARGE, build_id_of
+from driver.test_opencl_recording import placed, record
+from iaprof.bpf.driver_layout import CACHE, Action, Layout, find_layout
+from iaprof.formats.zebin import canonical
+from iaprof.record import calibrate
+from iaprof.record.calibrate import CalibrationError
+from integration.recording import IAPROF
+from unit.in_process import iaprof
+
+
+@pytest.fixture(scope="module")
+def known(opencl: OpenCL) -> Layout:
+    layout = find_layout(build_id_of(opencl.library))
+    assert layout
+    return layout
+
+
+def without_own_kernels(layout: Layout) -> Layout:
+    """The same where it is not known from where the driver launches kernels of its own."""
+    actions = (Action.OWN_LAUNCHES, Action.MAY_COPY)
+    entries = tuple(entry for entry in layout.entries if entry.action not in actions)
+    assert layout.has_own_kernels and len(entries) < len(layout.entries)
+    return replace(layout, entries=entries, dispatch=None)
+
+
+def test_finds_what_ships_for_the_real_driver(opencl: OpenCL, known: Layout, tmp_path: Path) -> None:
+    output = tmp_path / "layout.json"
+
+    done = iaprof("calibrate", opencl.library, "-o", output, "--json")
+
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["devices"], told["left_out"]) == (list(calibrate.DEVICES), {})
+    found = Layout.from_json(output.read_text())
+    # What people call the driver is not what it says of itself.
+    assert replace(found, version=known.version) == without_own_kernels(known)
+    assert found.version == "26.27.039122"
+    assert told["single_stepped"] == []
+
+
+def of_unknown_build(opencl: OpenCL, known: Layout, folder: Path, largest: int) -> OpenCL:
+    """A copy of the driver where packages have it, with those of its system's libraries that are not larger."""
+    folder.chmod(0o755)  # who is nobody must find what lies beside the driver
+    own = folder / opencl.library.parent.name
+    own.mkdir()
+    for path in opencl.library.parent.parent.iterdir():
+        if path.is_file() and path.stat().st_size < largest:
+            shutil.copy(path, folder)
+    library = own / opencl.library.name
+    unknown = known.build_id[::-1]
+    content = opencl.library.read_bytes()
+    library.write_bytes(content.replace(bytes.fromhex(known.build_id), bytes.fromhex(unknown), 1))
+    assert build_id_of(library) == unknown and find_layout(unknown) is None
+    return replace(opencl, library=library)
+
+
+@pytest.fixture
+def unknown(opencl: OpenCL, known: Layout, tmp_path: Path) -> Iterator[OpenCL]:
+    """The driver as a build that nobody knows; what recordings then know of it is gone again afterwards."""
+    build_id = known.build_id[::-1]
+    try:
+        yield of_unknown_build(opencl, known, tmp_path, 1 << 40)
+    finally:
+        (CACHE / f"{build_id}.json").unlink(missing_ok=True)
+
+
+@pytest.mark.bpf
+def test_launches_of_a_build_that_nobody_knows_are_recorded_once_it_is_calibrated(
+    unknown: OpenCL, known: Layout, tmp_path: Path
+) -> None:
+    subprocess.run([*IAPROF, "calibrate", unknown.library], check=True, capture_output=True)
+    found = find_layout(known.build_id[::-1])
+    assert found
+    assert found == replace(without_own_kernels(known), build_id=known.build_id[::-1], version=found.version)
+
+    recording = record(unknown, "lnl", tmp_path, unknown.programs("lnl"), "--launches", 5)
+
+    launched = {(kernel.gpu_address, kernel.name) for kernel in recording.kernels}
+    assert {(canonical(row["address"]), row["name"]) for row in recording.launches} == launched
+    assert len(recording.launches) == sum(sum(kernel.launches.values()) for kernel in recording.kernels) > 0
+    assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
+
+
+def test_without_the_compiler_all_but_the_driver_s_own_kernels_are_found(
+    opencl: OpenCL, known: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = of_unknown_build(opencl, known, tmp_path, LARGE).library
+    monkeypatch.setattr(calibrate, "DEVICES", {device: calibrate.DEVICES[device] for device in ("lnl", "ptl-h")})
+
+    found = calibrate.calibrate(library)
+
+    expected = replace(known, build_id=build_id_of(library), version=found.layout.version)
+    assert found.layout == without_own_kernels(expected)
+    assert found.no_own_kernels
+
+
+def test_what_is_no_driver_of_opencl_is_one_sentence(tmp_path: Path) -> None:
+    library = tmp_path / "libigdrcl.so"
+    (tmp_path / "source.c").write_text(
+        "int clIcdGetPlatformIDsKHR(void) { return -1001; }\nvoid *clGetExtensionFunctionAddress(void) { return 0; }\n"
+    )
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wl,--build-id=sha1", "source.c", "-o", library], cwd=tmp_path, check=True
+    )
+
+    with pytest.raises(CalibrationError) as refused:
+        calibrate.calibrate(library)
+
+    assert "as 0 of 4 devices (its clIcdGetPlatformIDsKHR fails with -1001)" in str(refused.value)
+    assert "inject" not in str(refused.value)
