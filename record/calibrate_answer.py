@@ -27,6 +27,7 @@ PARTS = {
     "name": (1,),
     "size": (1,),
 }
+OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name, where they are launched
 MAX_PROBLEM = 300  # characters
 _NO_CODE = "it answers with an address that is in no segment of code"
 _CALL, _JUMP, _CALL_BYTES = 0xE8, 0xE9, 5

@@ -12,6 +12,7 @@ from iaprof.bpf.driver_layout import MAX_ENTRIES, TRANSFERS, Action, Entry, Fiel
 from iaprof.bpf.transfers import LEVEL_ZERO as TRANSFERRING
 from iaprof.bpf.waits import LEVEL_ZERO as WAITING
 from iaprof.record.calibrate_answer import (
+    OWN_KERNELS,
     PARTS,
     Answer,
     Code,
@@ -48,7 +49,6 @@ _ENTRIES = {
     "zeCommandListDestroy": (Action.LIST_GONE, 0, None),
     **dict.fromkeys(WAITING, (Action.WAIT, 0, None)),
 }
-OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name
 _JUMP = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xe9(.{4})", re.DOTALL)
 _NEEDED = ("zeCommandListAppendLaunchKernel", "zeKernelDestroy")
 

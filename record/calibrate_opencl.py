@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import MAX_ENTRIES, TRANSFERS, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.transfers import MAY_COPY, OPENCL as TRANSFERRING
 from iaprof.bpf.waits import OPENCL as WAITING
 from iaprof.record.calibrate_answer import (
+    OWN_KERNELS,
     PARTS,
     Answer,
     Code,
@@ -25,8 +26,9 @@ from iaprof.record.calibrate_answer import (
     read_version,
 )
 from iaprof.record.calibrate_opencl_driver import LAUNCHES
+from iaprof.record.calibrate_opencl_own import Way
 from iaprof.record.calibrate_own import MAX_BIAS
-from iaprof.record.calibrate_search import Path, nearest
+from iaprof.record.calibrate_search import Path
 
 _PARTS = PARTS | {"binary": (3,), "number": (1,)}
 _NEEDED = LAUNCHES[:1]
@@ -56,6 +58,9 @@ class OpenCLAnswer(Answer):
     """Of one process."""
 
     gone: Mapping[str, _Destructor]  # as _GONE
+    own: frozenset[int]  # from where it launches kernels of its own: places in the file
+    ways: frozenset[Way]  # to these
+    list_bias: int  # bytes that a queue's handle lies behind the first argument there
 
 
 def read_opencl(told: Any) -> OpenCLAnswer:
@@ -71,6 +76,9 @@ def read_opencl(told: Any) -> OpenCLAnswer:
         candidates=read_candidates(told["candidates"], _PARTS),
         no_own=read_no_own(told),
         gone={kind: _destructor(told["gone"][kind]) for kind in _GONE},
+        own=frozenset(map(int, told.get("own", ())[:MAX_ENTRIES])),
+        ways=frozenset(Way(*map(int, way)) for way in told.get("ways", ())),
+        list_bias=int(told.get("list", 0)),
     )
 
 
@@ -92,7 +100,8 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
     address, allocation = best_address(answers)
     module, binary = best(answers, "module"), best(answers, "binary")
     kernel_class, places = best_class([address[0][:_TABLE]], answers)
-    number = best(answers, "number", lambda candidate: (sum(candidate[0]), nearest(candidate)))
+    number = best(answers, "number")
+    way = _way(answers)
     _, start, length = code.segment(functions[_NEEDED[0]])
     layout = Layout(
         build_id=build_id,
@@ -101,8 +110,10 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
         entries=(
             *_entries(_LAUNCHES, functions, code),
             *_entries(TRANSFERRING, functions, code),
+            *(_entries(_MAY_COPY, functions, code) if way else ()),
             *_ends(answers, module[1][0], code),
             *_entries(_WAITS, functions, code),
+            *(_own_launches(answers, way, code) if way else ()),
         ),
         address=tuple(map(_of_gpu, address)),
         size=_of_gpu(best(answers, "size")[0], bits=32),
@@ -117,8 +128,30 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
         binary_size=Field(binary[1], per_gpu=binary[2]),
         gpu=Field(number[0], bits=32),
         code_range=(start, start + length),
+        dispatch=Dispatch(way.first, way.many, way.size, (way.kernel, way.handle)) if way else None,
     )
     return Layout.from_json(layout.to_json())
+
+
+def _way(answers: Sequence[OpenCLAnswer]) -> Way | None:
+    """To the driver's own kernels; None if that is not known of one of the devices.
+
+    Raises:
+        Problem: the devices do not agree.
+    """
+    if any(answer.no_own for answer in answers):
+        return None
+    common = frozenset.intersection(*(answer.ways for answer in answers))
+    if not common or len({answer.list_bias for answer in answers}) > 1:
+        raise Problem("devices do not agree how its copies launch kernels")
+    return min(common)
+
+
+def _own_launches(answers: Sequence[OpenCLAnswer], way: Way, code: Code) -> Iterator[Entry]:
+    """Where any of the devices launches kernels of the driver's own: call instructions."""
+    for place in sorted(frozenset.union(*(answer.own for answer in answers))):
+        at = address_of(code.elf, place, executable=True)
+        yield Entry(OWN_KERNELS, Action.OWN_LAUNCHES, at, 1, None, way.bias, answers[0].list_bias)
 
 
 def _of_gpu(path: Path, bits: int = 64) -> Field:

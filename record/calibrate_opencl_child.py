@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 from iaprof.record.calibrate_driver import DriverError
 from iaprof.record.calibrate_opencl_driver import GPUS, OpenCLDriver
+from iaprof.record.calibrate_opencl_own import Ours, Prepared
 from iaprof.record.calibrate_opencl_search import (
     OF_GPU,
     destructor,
@@ -21,6 +22,8 @@ from iaprof.record.calibrate_search import Candidate, Kernel, Memory, Search
 
 MOST_CANDIDATES = 2_000  # of one kind, nearest first
 _MAX_TABLES = 4
+_ENDS = "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
+_ENDS_WATCHED = "it ends when breakpoints in its code show what it calls"
 _KINDS = ("Kernel", "Program")
 
 
@@ -45,7 +48,16 @@ def search_opencl(
     found["candidates"] = _candidates(driver, memory, searched, checked)
     found["candidates"]["number"] = [(path,) for path in gpu_numbers(memory, _queues(driver))]
     found["gone"] = {kind: _gone(driver, memory, search, kind, searched) for kind in _KINDS}
-    tell(found)
+    tell({**found, "no_own": _ENDS})
+    if found["candidates"]["code"]:  # without, there is no layout
+        ours = _ours(driver, memory, found["candidates"]["code"][0][0][0], searched)
+        try:
+            prepared = Prepared(driver, ours)
+        except DriverError as error:
+            tell({**found, "no_own": str(error)})
+            return
+        tell({**found, "no_own": _ENDS_WATCHED})
+        tell({**found, **prepared.find(memory, search, file.read())})
 
 
 class _Paths:
@@ -143,6 +155,14 @@ def _queues(driver: OpenCLDriver) -> list[tuple[int, int]]:
             of += [(driver.context(parts), part) for part in parts]
         queues += [(queue, number) for context, device in of for queue in driver.queues(context, device)]
     return queues
+
+
+def _ours(driver: OpenCLDriver, memory: Memory, table: int, binary: bytes) -> Ours:
+    """A kernel on the first GPU."""
+    program = driver.build(driver.contexts[0], driver.gpus[:1], [binary])
+    handle = driver.kernels(program)[0]
+    memory.look_again()
+    return Ours(handle, memory.follow(handle, (table, 0)) or 0, table)
 
 
 def _gone(driver: OpenCLDriver, memory: Memory, search: Search, kind: str, binary: bytes) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _GPU = 4  # CL_DEVICE_TYPE_GPU
 _DRIVER_VERSION = 0x102D
 _FUNCTION_NAME = 0x1190
 _CODE, _ADDRESS = 0x407D, 0x10010  # CL_KERNEL_BINARY_PROGRAM_INTEL, CL_KERNEL_BINARY_GPU_ADDRESS_INTEL
+_MOST_ARGUMENTS = 4  # of a kernel of ours
 _QUEUE_PROPERTIES, _ANY_ORDER = 0x1093, 1
 _BY_AFFINITY, _NEXT = 0x1088, 0x20  # CL_DEVICE_PARTITION_BY_AFFINITY_DOMAIN, ..._NEXT_PARTITIONABLE
 
@@ -197,6 +198,21 @@ class OpenCLDriver:
         made = self._function(name, c_void_p)(*arguments, byref(result))
         check(name, result.value)
         return int(made or 0)
+
+    def shared_memory(self, context: int, size: int) -> int:
+        """Memory (SVM) that programs and GPUs have at the same address; 0 for none."""
+        return int(self._function("clSVMAlloc", c_void_p)(c_void_p(context), c_uint64(1), c_size_t(size), 0) or 0)
+
+    def launch(self, queue: int, kernel: int) -> None:
+        """Launches a kernel, whose arguments are zero."""
+        one = (c_size_t * 1)(16)
+        for argument in range(_MOST_ARGUMENTS):
+            # Eight zero bytes are a null pointer, four a number; local memory has a size only.
+            for size, value in ((8, byref(c_uint64(0))), (4, byref(c_uint64(0))), (1024, None)):
+                with contextlib.suppress(DriverError):
+                    self.call("clSetKernelArg", c_void_p(kernel), argument, c_size_t(size), value)
+                    break
+        self.call("clEnqueueNDRangeKernel", c_void_p(queue), c_void_p(kernel), 1, None, one, one, 0, None, None)
 
     def release(self, kind: str, handle: int) -> None:
         """Gives up an object of a kind: Kernel, Program or another that OpenCL has."""
