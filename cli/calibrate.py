@@ -113,5 +113,6 @@ def _way(field: Field, start: str = "h") -> str:
     """As C would have it, if all were bytes: *(*(h+0x30)+8); and +8g in it, if GPU g has it so much further."""
     way = start
     for offset, more in field.steps():
-        way = f"*({way}+{offset:#x}{f'+{more:#x}g' if more else ''})"
+        step = "+".join([f"{offset:#x}"] * (offset > 0 or not more) + [f"{more:#x}g"] * (more > 0))
+        way = f"*({way}+{step})"
     return way
