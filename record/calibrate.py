@@ -37,6 +37,8 @@ LEAST_DEVICES = 2
 SECONDS = 60.0  # for all devices; they take one or two
 
 
+_MOST_BYTES = 1 << 30  # of a driver; NEO 26.27's have 60 MiB
+_MFD_EXEC = 0x10  # linux/memfd.h; since Linux 6.3
 _OTHER_WAYS = {
     Kind.LEVEL_ZERO: (
         "its launches can still be had with 'iaprof record --launches=inject -- COMMAND', or from a driver that has "
@@ -205,12 +207,27 @@ def _read(told: Any, read: Callable[[Any], _Told]) -> _Told:
         raise Problem("it answers what makes no sense") from None
 
 
+def _executable_memory() -> int | None:
+    for executable in (_MFD_EXEC, 0):  # older kernels do not know it, nor need it
+        with contextlib.suppress(OSError):
+            return os.memfd_create("calibrated", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | executable)
+    return None
+
+
 @contextlib.contextmanager
 def _copy(file: BinaryIO) -> Iterator[int]:
-    """A descriptor of a file in memory with the same content: no recording's breakpoints are in its code."""
-    fd = os.memfd_create("calibrated", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """A descriptor of a file in memory with the same content: no recording's breakpoints are in its code.
+
+    Where Linux is set to run nothing that lies in memory, it is the file itself.
+    """
+    left = os.fstat(file.fileno()).st_size
+    if left > _MOST_BYTES:
+        raise Problem(f"it has more than {_MOST_BYTES >> 20} MiB")
+    fd = _executable_memory()
+    if fd is None:
+        yield file.fileno()
+        return
     try:
-        left = os.fstat(file.fileno()).st_size
         file.seek(0)
         while left and (many := os.sendfile(fd, file.fileno(), None, left)):
             left -= many

@@ -2,6 +2,7 @@
 """`iaprof calibrate` for OpenCL's driver: what it finds is what ships, and recordings use it."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections import Counter
@@ -11,17 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from driver.driver import LIBRARIES, compile_workload
+from driver import test_copies_opencl
+from driver.copies import read_copies
+from driver.driver import DEVICES, compile_workload
 from driver.opencl import OpenCL
 from driver.test_calibrate import LARGE, build_id_of
-from driver.test_copies_opencl import BY_KERNELS, Recording as CopiesRecording, record_copies
+from driver.test_copies_opencl import BY_KERNELS
 from driver.test_opencl_recording import placed, record
 from iaprof.bpf.driver_layout import CACHE, Action, Layout, find_layout
+from iaprof.bpf.library_file import LibraryFile
+from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical
 from iaprof.record import calibrate
 from iaprof.record.calibrate import CalibrationError
 from integration.recording import IAPROF
+from programs.counting import Calls, Place
 from unit.in_process import iaprof
 
 
@@ -77,33 +83,35 @@ def of_unknown_build(opencl: OpenCL, known: Layout, folder: Path, largest: int) 
         if path.is_file() and path.stat().st_size < largest:
             shutil.copy(path, folder)
     library = own / opencl.library.name
-    unknown = known.build_id[::-1]
+    unknown = os.urandom(len(known.build_id) // 2).hex()
     content = opencl.library.read_bytes()
     library.write_bytes(content.replace(bytes.fromhex(known.build_id), bytes.fromhex(unknown), 1))
     assert build_id_of(library) == unknown and find_layout(unknown) is None
     return replace(opencl, library=library)
 
 
-@pytest.fixture
-def unknown(opencl: OpenCL, known: Layout, tmp_path: Path) -> Iterator[OpenCL]:
-    """The driver as a build that nobody knows; what recordings then know of it is gone again afterwards."""
-    build_id = known.build_id[::-1]
+@pytest.fixture(scope="module")
+def calibrated(opencl: OpenCL, known: Layout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenCL]:
+    """The driver as a build that nobody knew; what recordings then know of it is gone again afterwards."""
+    unknown = of_unknown_build(opencl, known, tmp_path_factory.mktemp("unknown"), 1 << 40)
     try:
-        yield of_unknown_build(opencl, known, tmp_path, 1 << 40)
+        subprocess.run([*IAPROF, "calibrate", unknown.library], check=True, capture_output=True)
+        yield unknown
     finally:
-        (CACHE / f"{build_id}.json").unlink(missing_ok=True)
+        (CACHE / f"{build_id_of(unknown.library)}.json").unlink(missing_ok=True)
+
+
+def test_finds_the_same_for_a_build_that_nobody_knows(calibrated: OpenCL, known: Layout) -> None:
+    found = find_layout(build_id_of(calibrated.library))
+
+    assert found
+    assert found == replace(launching(known, found), build_id=found.build_id, version=found.version)
 
 
 @pytest.mark.bpf
-def test_a_build_that_nobody_knows_is_recorded_once_it_is_calibrated(
-    unknown: OpenCL, known: Layout, tmp_path: Path
-) -> None:
-    subprocess.run([*IAPROF, "calibrate", unknown.library], check=True, capture_output=True)
-    found = find_layout(known.build_id[::-1])
-    assert found
-    assert found == replace(launching(known, found), build_id=known.build_id[::-1], version=found.version)
-
-    recording = record(unknown, "lnl", tmp_path, unknown.programs("lnl"), "--launches", 5)
+@pytest.mark.parametrize("device", ["bmg", "ptl"])
+def test_launches_are_recorded_by_what_was_found(calibrated: OpenCL, device: str, tmp_path: Path) -> None:
+    recording = record(calibrated, device, tmp_path, calibrated.programs(device), "--launches", 5)
 
     launched: Counter[tuple[int, str]] = Counter()
     for kernel in recording.kernels:
@@ -112,15 +120,20 @@ def test_a_build_that_nobody_knows_is_recorded_once_it_is_calibrated(
     assert len(launched) == 10
     assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
 
-    # and copies, on GPUs that have images and on those that have none, as by the layout that ships
-    program = compile_workload("copies_opencl.c", "libOpenCL.so.1", unknown.driver.folder, tmp_path / "copies")
-    shipped = replace(unknown, library=unknown.driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so")
-    for device in ("ptl", "pvc"):
-        by_shipped, by_calibrated = (
-            copied(record_copies(opencl, program, device, made(tmp_path / f"{device}-{name}"), BY_KERNELS))
-            for name, opencl in (("shipped", shipped), ("calibrated", unknown))
-        )
-        assert by_calibrated == by_shipped and len(by_shipped) > 100
+
+@pytest.mark.bpf
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_are_recorded_as_by_the_layout_that_ships(
+    opencl: OpenCL, calibrated: OpenCL, device: str, tmp_path: Path
+) -> None:
+    program = compile_workload("copies_opencl.c", "libOpenCL.so.1", opencl.driver.folder, tmp_path / "copies")
+
+    by_shipped, by_calibrated = (
+        copied(driver, program, device, made(tmp_path / name))
+        for name, driver in (("shipped", opencl), ("calibrated", calibrated))
+    )
+
+    assert by_calibrated == by_shipped and len(by_shipped) > 50
 
 
 def made(folder: Path) -> Path:
@@ -128,8 +141,10 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def copied(recording: CopiesRecording) -> list[tuple[object, ...]]:
-    """Transfers and launches of kernels, in order, and whether these are the driver's own."""
+def copied(opencl: OpenCL, program: Path, device: str, folder: Path) -> list[tuple[object, ...]]:
+    """Records a program that copies: transfers and launches of kernels in order, and whether these are the driver's."""
+    ledger = read_copies(test_copies_opencl.record(opencl, device, folder, [program], BY_KERNELS))
+    recording = test_copies_opencl.Recording(CaptureReader(folder / "capture"), ledger, {})
     transfers = [(int(row["time_ns"]), row["function"], row["bytes"], 0) for row in recording.rows("transfer")]
     own = LaunchFlags.OWN
     launches = [(int(row["time_ns"]), row["name"], row["size"], row["flags"] & own) for row in recording.rows("launch")]
@@ -147,6 +162,25 @@ def test_without_the_compiler_all_but_the_driver_s_own_kernels_are_found(
     expected = replace(known, build_id=build_id_of(library), version=found.layout.version)
     assert found.layout == without_own_kernels(expected)
     assert "libigc2" in found.no_own_kernels
+
+
+@pytest.mark.bpf
+def test_probes_of_others_are_not_in_the_way(opencl: OpenCL, known: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given probes where a recording has them for the driver's own kernels
+    monkeypatch.setattr(calibrate, "DEVICES", {device: calibrate.DEVICES[device] for device in ("lnl", "pvc")})
+    with opencl.library.open("rb") as file:
+        elf = LibraryFile(file)
+        places = [
+            Place(entry.name, opencl.library, elf.offset(entry.address, executable=True))
+            for entry in known.entries
+            if entry.action is Action.OWN_LAUNCHES
+        ]
+
+    with Calls(places[:2]):
+        found = calibrate.calibrate(opencl.library)
+
+    assert found.no_own_kernels == ""
+    assert sum(entry.action is Action.OWN_LAUNCHES for entry in found.layout.entries) == 15 + 9
 
 
 def test_what_is_no_driver_of_opencl_is_one_sentence(tmp_path: Path) -> None:
