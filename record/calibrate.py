@@ -112,6 +112,8 @@ def calibrate(library: Path) -> Calibration:
             offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
             slow = single_stepped_launches(file.fileno(), layout, offsets)
             no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
+            if not no_own and not layout.has_own_kernels:
+                no_own = "devices do not agree how its copies launch kernels"
             return Calibration(layout, tuple(answers), left_out, slow, no_own)
     except OSError as error:
         raise CalibrationError(library, str(error.strerror), kind) from error

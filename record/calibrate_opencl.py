@@ -134,17 +134,11 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
 
 
 def _way(answers: Sequence[OpenCLAnswer]) -> Way | None:
-    """To the driver's own kernels; None if that is not known of one of the devices.
-
-    Raises:
-        Problem: the devices do not agree.
-    """
-    if any(answer.no_own for answer in answers):
-        return None
+    """To the driver's own kernels; None if that is not known of one of the devices, or they do not agree."""
     common = frozenset.intersection(*(answer.ways for answer in answers))
-    if not common or len({answer.list_bias for answer in answers}) > 1:
-        raise Problem("devices do not agree how its copies launch kernels")
-    return min(common)
+    if any(answer.no_own for answer in answers) or len({answer.list_bias for answer in answers}) > 1:
+        return None
+    return min(common, default=None)
 
 
 def _own_launches(answers: Sequence[OpenCLAnswer], way: Way, code: Code) -> Iterator[Entry]:

@@ -26,7 +26,8 @@ from iaprof.bpf.launches import _packed_layout
 from iaprof.record import calibrate
 from iaprof.record.calibrate_entry import probe_offset
 from iaprof.record.calibrate_level_zero import read_level_zero
-from iaprof.record.calibrate_opencl import read_opencl
+from iaprof.record.calibrate_opencl import OpenCLAnswer, _way, read_opencl
+from iaprof.record.calibrate_opencl_own import Way
 from iaprof.record.calibrate_opencl_search import growing
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.json"))
@@ -320,3 +321,19 @@ def test_other_arguments_may_be_gone() -> None:
 def test_nonsense_of_a_driver_is_told_from_an_answer(read: Callable[[Any], object], told: object) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         read(told)
+
+
+def opencl_answer(**told: object) -> OpenCLAnswer:
+    """What a process answers of the driver's own kernels; of all else nothing."""
+    gone = {kind: {"functions": [1, 2], "bias": 16} for kind in ("Kernel", "Program")}
+    return read_opencl({"version": "1", "functions": {}, "candidates": {}, "gone": gone, **told})
+
+
+def test_devices_must_agree_how_copies_launch_kernels() -> None:
+    way, other = [192, 3368, 352, 144, 312, 16], [8, 3368, 352, 144, 312, 16]
+    both, one = opencl_answer(own=[1], ways=[way, other], list=16), opencl_answer(own=[2], ways=[way], list=16)
+
+    assert _way([both, one]) == Way(*way)
+    assert _way([both, opencl_answer(own=[2], ways=[[0] * 6], list=16)]) is None
+    assert _way([both, opencl_answer(own=[2], ways=[way], list=8)]) is None
+    assert _way([both, opencl_answer(own=[], ways=[way], list=16)]) is None
