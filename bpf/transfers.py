@@ -20,4 +20,24 @@ LEVEL_ZERO = {
     "zeCommandListAppendImageCopyToMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
     "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
 }
+OPENCL = {
+    "clEnqueueReadBuffer": (Action.TRANSFER, 4),
+    "clEnqueueWriteBuffer": (Action.TRANSFER, 4),
+    "clEnqueueCopyBuffer": (Action.TRANSFER, 5),
+    "clEnqueueReadBufferRect": (Action.TRANSFER_SIZES, 5),
+    "clEnqueueWriteBufferRect": (Action.TRANSFER_SIZES, 5),
+    "clEnqueueCopyBufferRect": (Action.TRANSFER_SIZES, 5),
+    "clEnqueueFillBuffer": (Action.TRANSFER, 5),
+    "clEnqueueReadImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueWriteImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueCopyImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueCopyImageToBuffer": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueCopyBufferToImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueFillImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueSVMMemcpy": (Action.TRANSFER, 4),
+    "clEnqueueSVMMemFill": (Action.TRANSFER, 4),
+    "clEnqueueMemcpyINTEL": (Action.TRANSFER, 4),
+    "clEnqueueMemFillINTEL": (Action.TRANSFER, 4),
+    "clEnqueueMemsetINTEL": (Action.TRANSFER, 3),
+}
 """By name: what a call of it is, and the entry's `handle`."""
