@@ -14,7 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -85,6 +85,7 @@ class Outcome:
     copies: bool = False  # copies and fills are recorded
     own_kernels: bool = False  # and the driver's own kernels that do them
     waits: int = 0  # functions in which its layout says that programs wait
+    unused: bool = False  # its problem matters once a process maps it, and is told then
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,10 @@ class Libraries:
         self._full: set[int] = set()  # owners for whose files there was no room, as they were told
 
     def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
-        """Takes the libraries that lie in `folders`, before any process maps them."""
+        """Takes the libraries that lie in `folders`, before any process maps them.
+
+        One of OpenCL that has no probes is `unused`: it is given again when a process maps it.
+        """
         for folder in folders:
             for pattern in _INSTALLED:
                 for path in sorted(Path(folder).glob(pattern)):
@@ -233,7 +237,8 @@ class Libraries:
                 return 0
             outcome = self._probe(file, path)
             if outcome.problem and location == path and OPENCL in path:
-                return 0  # most machines have it, and most programs use none of it: it is told of when it is mapped
+                yield replace(outcome, unused=True)  # most machines have it, and most programs use none of it
+                return 0
             self._by_owner[owner] += 1
             with contextlib.suppress(OSError):
                 self._paths.add(os.fsencode(os.readlink(f"/proc/self/fd/{fd}")))
@@ -317,7 +322,7 @@ class Libraries:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
         if OPENCL in path:
-            return f"{unknown}, so OpenCL's launches are not recorded"
+            return f"{unknown}: run the program by 'iaprof record --launches=inject -- COMMAND'"
         return (
             f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run "
             "'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"

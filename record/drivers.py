@@ -41,13 +41,14 @@ class Drivers:
         wanted = launches is LaunchesBy.INJECT
         if wanted:
             libraries.not_injected = frozenset()
-        self.outcomes = list(installed(libraries, has_command))
+        found = list(installed(libraries, has_command))
+        self.outcomes = [outcome for outcome in found if not outcome.unused]
         if launches is LaunchesBy.AUTO and has_command:
-            unknown = [outcome for outcome in self.outcomes if not outcome.probes]
+            unknown = [outcome for outcome in found if not outcome.probes]
             wanted = bool(unknown)
         if not wanted:
             return
-        known = frozenset(outcome.build_id for outcome in self.outcomes if outcome.probes)
+        known = frozenset(outcome.build_id for outcome in found if outcome.probes)
         if launches is LaunchesBy.AUTO:
             known |= known_builds() - {outcome.build_id for outcome in unknown}  # of drivers that are met later
         try:
