@@ -26,6 +26,7 @@ from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.no_launches import driver_at
 from iaprof.formats.unprobed import Unprobed
 
 # A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
@@ -122,7 +123,7 @@ class Libraries:
         self._watch_loads = watch_loads
         self._attach, self._attach_layout = attach, attach_layout
         self._ways = frozenset(ways)
-        # Build-ids of drivers that the injected library leaves alone; None where nothing is injected.
+        # Build-ids and names of drivers that the injected library leaves alone; None where nothing is injected.
         self.not_injected: frozenset[str] | None = None
         # A file with probes in it keeps its inode; that of another may become a new file's.
         self._attached: dict[tuple[int, ...], int] = {}  # and since when
@@ -186,7 +187,8 @@ class Libraries:
             self._gone(pid, just)
 
     def _gone(self, pid: int, just: Mapped) -> None:
-        if not just.paths <= self._paths and self.not_injected is None:
+        missed = just.paths - self._paths
+        if any(self._is_left_alone(os.fsdecode(path)) for path in missed):
             self._unprobed.gone(pid)
 
     def take_unprobed(self) -> Unprobed:
@@ -310,13 +312,18 @@ class Libraries:
 
     def _is_injected_into(self, path: str, build_id: str) -> bool:
         """Whether the command's library raises probes for this driver: others here would count launches twice."""
-        return self.not_injected is not None and not is_injected(path) and build_id not in self.not_injected
+        return not is_injected(path) and not self._is_left_alone(path, build_id)
+
+    def _is_left_alone(self, path: str, build_id: str = "") -> bool:
+        """Whether the command's library, if there is one, raises no probes for this driver."""
+        known_by = {build_id, driver_at(path)} - {""}
+        return self.not_injected is None or not known_by.isdisjoint(self.not_injected)
 
     def _probes_of(self, file: BinaryIO, path: str) -> list[Probe]:
         return read_probes(file, PROVIDER, (LAUNCH, COMPILE, EXECUTE, LIST_EVENT)) if way_of(path) in self._ways else []
 
     def _no_way(self, path: str, build_id: str) -> str:
-        if self.not_injected is not None or is_injected(path):
+        if is_injected(path) or not self._is_left_alone(path, build_id):
             return ""  # the command's launches are recorded all the same, or its library is another recorder's
         if Way.ATTACH not in self._ways:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"

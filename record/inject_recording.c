@@ -59,8 +59,8 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *argument)
     return 1;
 }
 
-/* Whether the recorder takes this build of the driver in another way. */
-static bool is_skipped(const char *build_id)
+/* Whether the recorder takes the driver, or this build of it, in another way. */
+static bool is_skipped(const char *name, const char *build_id)
 {
     char path[INJECT_PATH_BYTES], lines[1 << 14];
     snprintf(path, sizeof path, "%.*s/skip", inject_folder_length, inject_library);
@@ -71,7 +71,7 @@ static bool is_skipped(const char *build_id)
     if (size < 0)
         return true; /* the recording is over, or out of reach */
     lines[size] = 0;
-    return *build_id && strstr(lines, build_id);
+    return strstr(lines, name) || (*build_id && strstr(lines, build_id));
 }
 
 bool inject_is_driver(struct inject_image *image, void *found, const char *name)
@@ -88,7 +88,7 @@ bool inject_is_driver(struct inject_image *image, void *found, const char *name)
         return false; /* that one is still there */
     struct search search = {.image = {.base = where.dli_fbase}};
     dl_iterate_phdr(look_at, &search);
-    if (is_skipped(search.build_id))
+    if (is_skipped(name, search.build_id))
         return false;
     *image = search.image;
     return true;

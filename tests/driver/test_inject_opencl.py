@@ -152,13 +152,14 @@ def test_kernels_that_share_memory_are_told(opencl: OpenCL, recorder: Recorder, 
     assert recorder.elfs() == ledger_elfs(kernels)
 
 
+@pytest.mark.parametrize("by", ["build-id", "name"])
 def test_a_driver_that_is_recorded_in_another_way_is_left_alone(
-    opencl: OpenCL, recorder: Recorder, tmp_path: Path
+    opencl: OpenCL, recorder: Recorder, by: str, tmp_path: Path
 ) -> None:
     with opencl.library.open("rb") as file:
         build_id = LibraryFile(file).build_id()
     skip = recorder.injection.library.with_name("skip")
-    skip.write_text(f"{'0' * 40}\n{build_id}\n")
+    skip.write_text(f"{'0' * 40}\n{build_id if by == 'build-id' else opencl.library.name}\n")
 
     kernels = run_workload(opencl, recorder, "bmg", tmp_path, [MATMUL])
     skip.write_text("")
