@@ -302,7 +302,7 @@ def test_injected_commands_tell_of_each_copy_and_fill(
     test_nothing_is_lost_or_strange(recording)
     # and from where: through the function that was called to the program's
     mappings = recording.rows("mapping")
-    (ours,) = (row for row in mappings if Path(row["path"]).name == built_library().name)
+    *_of_env, ours = (row for row in mappings if Path(row["path"]).name == built_library().name)
     named, called = Functions(copies, mappings), Functions(built_library(), [ours | {"path": str(built_library())}])
     stacks = {row["id"]: row["ips"] for row in recording.rows("stack")}
     transfers = iter(recording.rows("transfer"))

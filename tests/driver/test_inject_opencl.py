@@ -108,6 +108,7 @@ def test_a_handle_that_becomes_another_kernel_s_leads_to_that(
     assert len(kernels) == len({in_debug_elf(kernel) for kernel in kernels}) == 16
     assert len({kernel.handle for kernel in kernels}) < 16
     assert recorder.launches() == ledger_launches(kernels)
+    assert recorder.elfs() >= ledger_elfs(kernels)
 
 
 @pytest.mark.parametrize(

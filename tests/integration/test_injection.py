@@ -263,8 +263,8 @@ print(before, replaced(second))
 
 
 OPENCL_DRIVER = """
-static const void *launch(void) { return launch; }
-static TABLE void *table[149] = {[0 ... 148] = launch};
+static void *launch(void) { return launch; }
+static void *TABLE table[149] = {[0 ... 148] = launch};
 static void *platform[1] = {(void *)table};
 int clIcdGetPlatformIDsKHR(unsigned n, void **platforms, unsigned *count)
 {
@@ -272,7 +272,7 @@ int clIcdGetPlatformIDsKHR(unsigned n, void **platforms, unsigned *count)
         *platforms = platform;
     return 0;
 }
-void *clGetExtensionFunctionAddress(const char *name) { return *name == 'c' ? launch : clIcdGetPlatformIDsKHR; }
+void *clGetExtensionFunctionAddress(const char *name) { return *name ? launch : 0; }
 """
 OPENCL_SLOTS = {  # cl_icd_dispatch of <CL/cl_icd.h>
     30: "clBuildProgram",
