@@ -80,12 +80,7 @@ class OpenCL:
 
     driver: Driver
     workload: Path
-    other: Path | None = None  # runtime in place of Debian's
-
-    @property
-    def library(self) -> Path:
-        """The runtime itself."""
-        return self.other or self.driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so"
+    library: Path  # the runtime itself
 
     def environment(self, device: str) -> dict[str, str]:
         """What makes the runtime believe in a GPU, one of driver.DEVICES."""
@@ -106,7 +101,7 @@ class OpenCL:
             known = bytes.fromhex(LibraryFile(file).build_id())
         copy = folder / self.library.name
         copy.write_bytes(original.replace(known, os.urandom(len(known)), 1))
-        return replace(self, other=copy)
+        return replace(self, library=copy)
 
     def run(self, device: str, programs: Sequence[Path], *options: str | int, folder: Path) -> list[Kernel]:
         """Run the workload in `folder`, where it leaves its files; gives its ledger, or raises CalledProcessError."""
@@ -135,7 +130,8 @@ class OpenCL:
 
 def build(driver: Driver, folder: Path) -> OpenCL:
     """Compile the workload into `folder`."""
-    return OpenCL(driver, compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl"))
+    workload = compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl")
+    return OpenCL(driver, workload, driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so")
 
 
 def read_ledger(stdout: str, folder: Path) -> list[Kernel]:
