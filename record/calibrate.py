@@ -44,7 +44,7 @@ _OTHER_WAYS = {
         "its launches can still be had with 'iaprof record --launches=inject -- COMMAND', or from a driver that has "
         "probes"
     ),
-    Kind.OPENCL: "OpenCL's launches are recorded only with builds that have a layout",
+    Kind.OPENCL: "its launches can still be had with 'iaprof record --launches=inject -- COMMAND'",
 }
 
 

@@ -40,6 +40,8 @@ def checks() -> Iterator[Check]:
     every = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in every:
+        if outcome.unused:
+            continue
         count += 1
         if count <= MOST_LINES:
             yield _library(outcome, set(names), "".join(versions))
