@@ -38,7 +38,7 @@ setup(
     ext_modules=[
         Extension(
             "iaprof.record.libiaprof_inject",
-            ["src/iaprof/record/inject.c", "src/iaprof/record/inject_children.c"],
+            [f"src/iaprof/record/inject{part}.c" for part in ("", "_opencl", "_recording", "_children")],
             depends=["src/iaprof/record/inject.h"],
             # Frame pointers, because recorded stacks begin in it.
             extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],

@@ -7,7 +7,12 @@ from iaprof.bpf.driver_layout import Action, Entry
 from iaprof.bpf.library_file import LibraryFile, exported
 
 PREFIX = "iaprof_"  # begins the names by which the library exports them: programs must not call these
-_FUNCTIONS = {**dict.fromkeys(waits.LEVEL_ZERO, (Action.WAIT, 0)), **transfers.LEVEL_ZERO}
+_FUNCTIONS = {
+    **dict.fromkeys(waits.LEVEL_ZERO, (Action.WAIT, 0)),
+    **{name: (Action.WAIT, handle) for name, handle in waits.OPENCL.items()},
+    **transfers.LEVEL_ZERO,
+    **transfers.OPENCL,
+}
 
 
 def injected_entries(library: LibraryFile) -> list[tuple[Entry, int]]:

@@ -14,7 +14,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +26,7 @@ from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.no_launches import driver_at
 from iaprof.formats.unprobed import Unprobed
 
 # A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
@@ -85,6 +86,7 @@ class Outcome:
     copies: bool = False  # copies and fills are recorded
     own_kernels: bool = False  # and the driver's own kernels that do them
     waits: int = 0  # functions in which its layout says that programs wait
+    unused: bool = False  # its problem matters once a process maps it, and is told then
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Libraries:
         self._watch_loads = watch_loads
         self._attach, self._attach_layout = attach, attach_layout
         self._ways = frozenset(ways)
-        # Build-ids of drivers that the injected library leaves alone; None where nothing is injected.
+        # Build-ids and names of drivers that the injected library leaves alone; None where nothing is injected.
         self.not_injected: frozenset[str] | None = None
         # A file with probes in it keeps its inode; that of another may become a new file's.
         self._attached: dict[tuple[int, ...], int] = {}  # and since when
@@ -133,7 +135,10 @@ class Libraries:
         self._full: set[int] = set()  # owners for whose files there was no room, as they were told
 
     def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
-        """Takes the libraries that lie in `folders`, before any process maps them."""
+        """Takes the libraries that lie in `folders`, before any process maps them.
+
+        One of OpenCL that has no probes is `unused`: it is given again when a process maps it.
+        """
         for folder in folders:
             for pattern in _INSTALLED:
                 for path in sorted(Path(folder).glob(pattern)):
@@ -182,7 +187,8 @@ class Libraries:
             self._gone(pid, just)
 
     def _gone(self, pid: int, just: Mapped) -> None:
-        if not just.paths <= self._paths and self.not_injected is None:
+        missed = just.paths - self._paths
+        if any(self._is_left_alone(os.fsdecode(path)) for path in missed):
             self._unprobed.gone(pid)
 
     def take_unprobed(self) -> Unprobed:
@@ -233,7 +239,8 @@ class Libraries:
                 return 0
             outcome = self._probe(file, path)
             if outcome.problem and location == path and OPENCL in path:
-                return 0  # most machines have it, and most programs use none of it: it is told of when it is mapped
+                yield replace(outcome, unused=True)  # most machines have it, and most programs use none of it
+                return 0
             self._by_owner[owner] += 1
             with contextlib.suppress(OSError):
                 self._paths.add(os.fsencode(os.readlink(f"/proc/self/fd/{fd}")))
@@ -305,21 +312,25 @@ class Libraries:
 
     def _is_injected_into(self, path: str, build_id: str) -> bool:
         """Whether the command's library raises probes for this driver: others here would count launches twice."""
-        return self.not_injected is not None and not is_injected(path) and build_id not in self.not_injected
+        return not is_injected(path) and not self._is_left_alone(path, build_id)
+
+    def _is_left_alone(self, path: str, build_id: str = "") -> bool:
+        """Whether the command's library, if there is one, raises no probes for this driver."""
+        known_by = {build_id, driver_at(path)} - {""}
+        return self.not_injected is None or not known_by.isdisjoint(self.not_injected)
 
     def _probes_of(self, file: BinaryIO, path: str) -> list[Probe]:
         return read_probes(file, PROVIDER, (LAUNCH, COMPILE, EXECUTE, LIST_EVENT)) if way_of(path) in self._ways else []
 
     def _no_way(self, path: str, build_id: str) -> str:
-        if self.not_injected is not None or is_injected(path):
+        if is_injected(path) or not self._is_left_alone(path, build_id):
             return ""  # the command's launches are recorded all the same, or its library is another recorder's
         if Way.ATTACH not in self._ways:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
-        if OPENCL in path:
-            return f"{unknown}, so OpenCL's launches are not recorded"
+        could_have_probes = Way.PROBES in self._ways and OPENCL not in path
         return (
-            f"{'it has no probes, and ' if Way.PROBES in self._ways else ''}{unknown}: run "
+            f"{'it has no probes, and ' if could_have_probes else ''}{unknown}: run "
             "'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
         )
 

@@ -21,3 +21,32 @@ LEVEL_ZERO = {
     "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
 }
 """By name: what a call of it is, and the entry's `handle`."""
+OPENCL = {
+    "clEnqueueReadBuffer": (Action.TRANSFER, 4),
+    "clEnqueueWriteBuffer": (Action.TRANSFER, 4),
+    "clEnqueueCopyBuffer": (Action.TRANSFER, 5),
+    "clEnqueueReadBufferRect": (Action.TRANSFER_SIZES, 5),
+    "clEnqueueWriteBufferRect": (Action.TRANSFER_SIZES, 5),
+    "clEnqueueCopyBufferRect": (Action.TRANSFER_SIZES, 5),
+    "clEnqueueFillBuffer": (Action.TRANSFER, 5),
+    "clEnqueueReadImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueWriteImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueCopyImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueCopyImageToBuffer": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueCopyBufferToImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueFillImage": (Action.TRANSFER_UNKNOWN, 0),
+    "clEnqueueSVMMemcpy": (Action.TRANSFER, 4),
+    "clEnqueueSVMMemFill": (Action.TRANSFER, 4),
+    "clEnqueueMemcpyINTEL": (Action.TRANSFER, 4),
+    "clEnqueueMemFillINTEL": (Action.TRANSFER, 4),
+    "clEnqueueMemsetINTEL": (Action.TRANSFER, 3),
+}
+"""Likewise, of OpenCL."""
+MAY_COPY = (
+    "clEnqueueMapBuffer",
+    "clEnqueueMapImage",
+    "clEnqueueUnmapMemObject",
+    "clEnqueueSVMMap",
+    "clEnqueueSVMUnmap",
+)
+"""Functions of OpenCL that are no transfers, but may copy."""

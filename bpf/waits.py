@@ -9,6 +9,8 @@ from iaprof.formats.waits import FUNCTIONS
 
 NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
 LEVEL_ZERO = tuple(name for name in FUNCTIONS.values() if name.startswith("ze"))
+OPENCL = {"clFinish": 0, "clWaitForEvents": 1}
+"""By name: which argument is the handle, or the array of handles."""
 TIMEOUTS = {
     "zeEventHostSynchronize": 1,
     "zeCommandQueueSynchronize": 1,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  sudo iaprof calibrate                   the driver that is installed
+  sudo iaprof calibrate                   the Level Zero driver that is installed
+  sudo iaprof calibrate /usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so
   iaprof calibrate ~/neo/libze_intel_gpu.so.1 -o layout.json
   sudo iaprof calibrate --json | jq .layout.entries
 """
@@ -29,7 +30,7 @@ Examples:
 
 def calibrate(
     library: Annotated[
-        Path | None, typer.Argument(metavar="LIBRARY", help="The driver; without it, the one that is installed.")
+        Path | None, typer.Argument(metavar="LIBRARY", help="The driver; without it, Level Zero's that is installed.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -37,7 +38,7 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Learn where a build of the Level Zero driver keeps its kernels.
+    """Learn where a build of the Level Zero or OpenCL driver keeps its kernels.
 
     Runs the driver in processes without privileges, as four GPUs that need not be there, searches their memory for
     what its public calls say, and writes what holds on all of them. Recordings then see the launches of every program
@@ -102,12 +103,16 @@ def _ways(layout: Layout) -> list[tuple[str, str]]:
         "module": (layout.module,),
         "binary": (layout.binary,),
     }
-    return [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items()]
+    ways = [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items()]
+    if layout.gpu:
+        ways.append(("GPU", f"g = {_way(layout.gpu, 'q')} of the queue q"))
+    return ways
 
 
-def _way(field: Field) -> str:
-    """As C would have it, if all were bytes: *(*(h+0x30)+8)."""
-    way = "h"
-    for offset in field.path:
-        way = f"*({way}+{offset:#x})"
+def _way(field: Field, start: str = "h") -> str:
+    """As C would have it, if all were bytes: *(*(h+0x30)+8); and +8g in it, if GPU g has it so much further."""
+    way = start
+    for offset, more in field.steps():
+        step = "+".join([f"{offset:#x}"] * (offset > 0 or not more) + [f"{more:#x}g"] * (more > 0))
+        way = f"*({way}+{step})"
     return way

@@ -31,7 +31,7 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
         drivers: the first process that mapped it, by driver.
     """
     by = header.get("launches_by")
-    # OpenCL's driver maps Level Zero's: with both there, OpenCL is the likelier reason that the library saw nothing.
+    # OpenCL's driver maps Level Zero's: where both are mapped, the program may use OpenCL alone.
     first = (OPENCL, LEVEL_ZERO) if by == _INJECT else DRIVERS
     driver = next((each for each in first if each in drivers), None)
     if driver is None:
@@ -67,12 +67,14 @@ def sentence(said: object, stalls: int | None) -> str:
 
 def _advice(driver: str, by: str, way: str | None) -> str:
     if way == _INJECT or by == _INJECT:
+        not_seen = (
+            "the program may not have loaded the library that iaprof puts into it, or it does not call the driver"
+        )
         if driver == OPENCL:
-            return "--launches=inject sees no OpenCL; try --launches=attach"
+            return f"{not_seen} through the OpenCL loader; try --launches=attach"
         return (
-            "the program may not have loaded the library that iaprof puts into it, or it does not call the driver "
-            "through the Level Zero loader; try --launches=attach, after 'sudo iaprof calibrate' if the driver's build "
-            "is not known"
+            f"{not_seen} through the Level Zero loader; try --launches=attach, after 'sudo iaprof calibrate' if the "
+            "driver's build is not known"
         )
     if way is not None:
         return (
@@ -83,7 +85,10 @@ def _advice(driver: str, by: str, way: str | None) -> str:
     if by == "probes":
         return "the driver has no launch_kernel and compile_kernel probes; try --launches=auto"
     if driver == OPENCL:
-        return "this build of the driver is not known; try a build that is (see docs/opencl.md)"
+        return (
+            "this build of the driver is not known; run 'sudo iaprof calibrate LIBRARY' with the path of its "
+            "libigdrcl.so and record again, or try 'sudo iaprof record --launches=inject -- COMMAND'"
+        )
     return (
         "this build of the driver is not known; run 'sudo iaprof calibrate' and record again, or try "
         "'sudo iaprof record --launches=inject -- COMMAND'"

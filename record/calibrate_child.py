@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from iaprof.record.calibrate_copies import find_own_kernels
 from iaprof.record.calibrate_driver import Driver, DriverError
+from iaprof.record.calibrate_opencl_child import search_opencl
 from iaprof.record.calibrate_own import OwnKernels, OwnKernelsError
 from iaprof.record.calibrate_search import Memory, Search
 
@@ -35,8 +36,8 @@ _LIMITS = {
 }
 
 
-def main(library: str, device: str) -> None:
-    """Runs the library as one of calibrate.DEVICES; the working folder must be nobody else's."""
+def main(library: str, device: str, kind: str) -> None:
+    """Runs a driver, of a calibrate_process.Kind, as one of calibrate.DEVICES; nobody else has the working folder."""
     answer = os.dup(1)
     os.dup2(2, 1)  # what the driver prints is no answer
     searched, checked = ((_MODULES / f"{name}.{device}.zebin").read_bytes() for name in ("searched", "checked"))
@@ -44,7 +45,8 @@ def main(library: str, device: str) -> None:
     _lower()
     try:
         with open(library, "rb") as file:
-            _search(Driver(library), memory, searched, checked, file, lambda found: _tell(answer, found))
+            search = search_opencl if kind == "opencl" else _search
+            search(library, memory, searched, checked, file, lambda found: _tell(answer, found))
     except DriverError as error:
         _tell(answer, {"problem": str(error)})
     os._exit(0)  # the driver's own end is not needed, and may wait for a GPU that there is not
@@ -70,13 +72,14 @@ def _tell(answer: int, found: dict[str, Any]) -> None:
 
 
 def _search(
-    driver: Driver,
+    library: str,
     memory: Memory,
     searched: bytes,
     checked: bytes,
     file: BinaryIO,
     tell: Callable[[dict[str, Any]], None],
 ) -> None:
+    driver = Driver(library)
     functions = driver.functions()
     if not functions:
         raise DriverError("it has no functions that launch kernels")

@@ -36,8 +36,18 @@ _VECTOR_STORE = re.compile(
 _NUMBER_STORE = re.compile(
     rb"[\x40\x48]?(?:\xc6(?:\x04\x24|\x44\x24.|\x84\x24.{4}).|\xc7(?:\x04\x24|\x44\x24.|\x84\x24.{4}).{4})", re.DOTALL
 )
+# cmp, mov and lea of two registers, or of one and what is at a register, alone or with a displacement, or at rip.
+_ANYWHERE = re.compile(
+    rb"([\x40-\x4f]?)([\x39\x3b\x89\x8b\x8d])"
+    rb"(?:([\xc0-\xff])|((?![\x04\x05\x0c\x0d\x14\x15\x1c\x1d\x24\x25\x2c\x2d\x34\x35\x3c\x3d])[\x00-\x3f])"
+    rb"|([\x05\x0d\x15\x1d\x25\x2d\x35\x3d]).{4}"
+    rb"|((?![\x44\x4c\x54\x5c\x64\x6c\x74\x7c])[\x40-\x7f])."
+    rb"|((?![\x84\x8c\x94\x9c\xa4\xac\xb4\xbc])[\x80-\xbf]).{4})",
+    re.DOTALL,
+)
 _CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE)  # with an argument
-_TEST, _STORE, _LOAD = 0x85, 0x89, 0x8B
+_TEST, _STORE, _LOAD, _LEA = 0x85, 0x89, 0x8B, 0x8D
+_OF_REGISTERS = 0xC0  # and above: ModRM of two
 _RSP = 4
 _ARGUMENTS = (7, 6, 2, 1, 8, 9)  # registers in the order of the System V ABI
 LENGTH = 192  # bytes of a function that are looked at
@@ -47,7 +57,7 @@ class _UnknownError(Exception):
     """What comes may change what a probe needs."""
 
 
-def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False) -> int:
+def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False, keeps_memory: bool = True) -> int:
     """Where to probe a function that begins with `code`, in bytes from its beginning.
 
     These arguments are in their registers there. It is 0 if an unknown instruction comes before one that is emulated.
@@ -56,6 +66,7 @@ def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False) ->
         code: its first LENGTH bytes.
         arguments: by number.
         keeps_stack: the stack pointer is as it was when the function was called, too.
+        keeps_memory: so is what the arguments point to.
     """
     kept = {_ARGUMENTS[argument] for argument in arguments} | {_RSP}
     at = 0
@@ -63,13 +74,13 @@ def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False) ->
         while not EMULATED.match(code, at):
             if keeps_stack and _SUB_RSP.match(code, at):
                 return 0
-            at = _after(code, at, kept)
+            at = _after(code, at, kept, keeps_memory)
     except _UnknownError:
         return 0
     return at
 
 
-def _after(code: bytes, at: int, kept: Set[int]) -> int:
+def _after(code: bytes, at: int, kept: Set[int], keeps_memory: bool) -> int:
     """Where the instruction behind the one at `at` is, if that writes to none of the registers that are kept."""
     written = None
     if found := next(filter(None, (each.match(code, at) for each in _CHANGE_NO_REGISTER)), None):
@@ -88,6 +99,12 @@ def _after(code: bytes, at: int, kept: Set[int]) -> int:
             raise _UnknownError
         if found[2][0] != _STORE:
             written = _register(found[1], registers >> 3)
+    elif not keeps_memory and (found := _ANYWHERE.match(code, at)):
+        opcode, registers = found[2][0], next(each for each in found.groups()[2:] if each is not None)[0]
+        if opcode in (_LOAD, _LEA):
+            written = _register(found[1], registers >> 3)
+        elif opcode == _STORE and registers >= _OF_REGISTERS:
+            written = _register(found[1], registers, extended_by=1)
     else:
         raise _UnknownError
     if written in kept:

@@ -114,15 +114,16 @@ class Watched:
             ]
         )
 
-    def notes(self, call: Callable[[], None]) -> list[Note]:
-        """What is called while `call` runs."""
+    def notes(self, call: Callable[[], None], ends: bool = False) -> list[Note]:
+        """What is called while `call` runs, which may end the object."""
         self._bounds[0] = self._start
         pointer = ctypes.c_uint64.from_address(self.object)
         pointer.value = ctypes.addressof(self._words) + 2 * _WORD
         try:
             call()
         finally:
-            pointer.value = self._table
+            if not ends:
+                pointer.value = self._table
         end = self._bounds[0] - self._start
         return [
             Note(slot, first, second, pointer, tuple(stack))

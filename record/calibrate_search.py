@@ -177,11 +177,19 @@ class Search:
             return None
         return address - mapping.start + mapping.offset
 
+    def class_of(self, address: int) -> int | None:
+        """Where in the driver's file the virtual table of an object is; None for what is none of the driver's."""
+        table = self._memory.number(address) or 0
+        mapping = self._memory.mapping(table)
+        if mapping is None or mapping.file != self._driver or not self._is_virtual_table(table, mapping):
+            return None
+        return table - mapping.start + mapping.offset
+
     def keep(self, kernels: Sequence[Kernel]) -> None:
         """Drops what does not hold for all of these."""
         self._memory.look_again()
         for kind, of in self.candidates.items():
-            held = [each for each in of if all(self._holds(kind, each, kernel) for kernel in kernels)]
+            held = [each for each in of if all(self.holds(kind, each, kernel) for kernel in kernels)]
             self.candidates[kind] = sorted(held, key=nearest)[:MAX_CANDIDATES]
 
     def _objects(self, kernels: Sequence[Kernel]) -> Iterator[tuple[Path, int]]:
@@ -250,7 +258,8 @@ class Search:
             mapping.rights.startswith(b"r--") and code is not None and code.file == self._driver and b"x" in code.rights
         )
 
-    def _holds(self, kind: str, candidate: Candidate, kernel: Kernel) -> bool:
+    def holds(self, kind: str, candidate: Candidate, kernel: Kernel) -> bool:
+        """Whether a candidate of a kind holds for a kernel."""
         memory = self._memory
         size = 4 if kind == "size" else _WORD
         first = memory.follow(kernel.handle, candidate[0], size)

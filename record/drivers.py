@@ -9,6 +9,7 @@ from pathlib import Path
 from iaprof.bpf.driver_layout import known_builds
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, Libraries, Outcome
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.no_launches import driver_at
 from iaprof.record.injection import Injection
 from iaprof.record.options import LaunchesBy
 
@@ -41,15 +42,19 @@ class Drivers:
         wanted = launches is LaunchesBy.INJECT
         if wanted:
             libraries.not_injected = frozenset()
-        self.outcomes = list(installed(libraries, has_command))
+        found = list(installed(libraries, has_command))
+        self.outcomes = [outcome for outcome in found if not outcome.unused]
         if launches is LaunchesBy.AUTO and has_command:
-            unknown = [outcome for outcome in self.outcomes if not outcome.probes]
+            unknown = [outcome for outcome in found if not outcome.probes]
             wanted = bool(unknown)
         if not wanted:
             return
-        known = frozenset(outcome.build_id for outcome in self.outcomes if outcome.probes)
+        known = frozenset(outcome.build_id for outcome in found if outcome.probes)
         if launches is LaunchesBy.AUTO:
             known |= known_builds() - {outcome.build_id for outcome in unknown}  # of drivers that are met later
+            # Where only the driver of OpenCL is unknown, that of Level Zero needs no library, and the other way round.
+            known |= {driver_at(outcome.path) for outcome in found} - {driver_at(outcome.path) for outcome in unknown}
+            known -= {""}
         try:
             self.injection = Injection(known)
         except IaprofError as error:

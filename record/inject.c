@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* libiaprof_inject.so, which `iaprof record` preloads into the command it starts: Intel's Level Zero driver raises the two
- * USDT probes of a patched one, whatever its build. docs/inject.md says what a program can notice of it.
+ * USDT probes of a patched one, whatever its build. docs/inject.md says what a program can notice of it. OpenCL's driver does
+ * likewise: inject_opencl.c.
  *
  * The loader, and every other way to the driver, asks for tables of functions: by dlsym for a function that fills one, and
  * newer loaders by a handle of the driver's, which begins with a pointer to the driver's own tables. In both places the
@@ -11,23 +12,11 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <link.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-#define _SDT_HAS_SEMAPHORES 1
-#include <sys/sdt.h>
 
 #include "inject.h"
 
-__extension__ volatile unsigned short level_zero_launch_kernel_semaphore __attribute__((section(".probes")));
-__extension__ volatile unsigned short level_zero_compile_kernel_semaphore __attribute__((section(".probes")));
 __extension__ volatile unsigned short level_zero_execute_lists_semaphore __attribute__((section(".probes")));
 __extension__ volatile unsigned short level_zero_list_event_semaphore __attribute__((section(".probes")));
 
@@ -62,8 +51,7 @@ static const char *const TABLE_NAMES[TABLES] = {"zeGetGlobalProcAddrTable", "zeG
 /* --- the driver */
 
 static struct {
-    char *base; /* where it is loaded; NULL until then */
-    char *data, *data_end; /* what it can write to */
+    struct inject_image image;
     ze_result_t (*fill[TABLES])(uint32_t version, void **table);
     /* Its exports... */
     ze_result_t (*debug_info)(ze_handle module, int format, size_t *size, uint8_t *info);
@@ -76,12 +64,7 @@ static struct {
 
 /* --- launches */
 
-struct kernel {
-    uint64_t address, size;
-    char name[4096]; /* the driver gives a name as a whole or not at all, and C++ makes long ones */
-};
-
-static __attribute__((noinline)) bool describe(ze_handle handle, struct kernel *kernel)
+static __attribute__((noinline)) bool describe(ze_handle handle, struct inject_kernel *kernel)
 {
     size_t size, name_size = sizeof kernel->name;
     int error = errno;
@@ -95,14 +78,7 @@ static __attribute__((noinline)) bool describe(ze_handle handle, struct kernel *
     return true;
 }
 
-/* In each form of launch, so that a stack begins there and not in a function that nobody knows. */
-#define LAUNCHED(list, handle)                                                                                         \
-    do {                                                                                                               \
-        struct kernel kernel_;                                                                                         \
-        if (__builtin_expect(level_zero_launch_kernel_semaphore, 0) && describe(handle, &kernel_))                     \
-            DTRACE_PROBE5(level_zero, launch_kernel, kernel_.address & ~0xffffffffULL, kernel_.address, kernel_.size,  \
-                          kernel_.name, list);                                                                         \
-    } while (0)
+#define LAUNCHED(list, handle) INJECT_LAUNCHED(describe(handle, &kernel_), list)
 
 /* One of the driver's functions, and ours in its place, which begins here. Stacks show the name, so it is Level Zero's. */
 #define IN_PLACE_OF(name, ...)                                                                                         \
@@ -156,41 +132,28 @@ IN_PLACE_OF(zeCommandListAppendLaunchKernelWithArguments, ze_handle list, ze_han
 
 /* --- functions of which a recorder sees the calls by itself */
 
-/* A jump to the driver's function, in place of it. A recorder finds it by the label, and probes it: arguments are where the driver takes
- * them from, and nothing is on the stack but the return address. The label has no size, so that stacks show the function's name. */
-#define JUMP_TO(name)                                                                                                  \
-    __attribute__((used)) static ze_result_t (*driver_##name)(void);                                                   \
-    __attribute__((naked, used)) static ze_result_t name(void)                                                         \
-    {                                                                                                                  \
-        __asm__(".globl iaprof_" #name "\n\t"                                                                          \
-                ".type iaprof_" #name ", @function\n"                                                                  \
-                "iaprof_" #name ":\n\t"                                                                                \
-                "nop\n\t"                                                                                              \
-                "jmp *driver_" #name "(%rip)");                                                                        \
-    }
-
 /* Those that wait for the GPU. */
-JUMP_TO(zeEventHostSynchronize)
-JUMP_TO(zeCommandQueueSynchronize)
-JUMP_TO(zeFenceHostSynchronize)
-JUMP_TO(zeCommandListHostSynchronize)
-JUMP_TO(zeDeviceSynchronize)
+INJECT_JUMP_TO(zeEventHostSynchronize)
+INJECT_JUMP_TO(zeCommandQueueSynchronize)
+INJECT_JUMP_TO(zeFenceHostSynchronize)
+INJECT_JUMP_TO(zeCommandListHostSynchronize)
+INJECT_JUMP_TO(zeDeviceSynchronize)
 
 /* Those that copy and fill. */
-JUMP_TO(zeCommandListAppendMemoryCopy)
-JUMP_TO(zeCommandListAppendMemoryCopyRegion)
-JUMP_TO(zeCommandListAppendMemoryCopyFromContext)
-JUMP_TO(zeCommandListAppendMemoryCopyWithParameters)
-JUMP_TO(zeCommandListAppendMemoryFill)
-JUMP_TO(zeCommandListAppendMemoryFillWithParameters)
-JUMP_TO(zeCommandListAppendImageCopy)
-JUMP_TO(zeCommandListAppendImageCopyRegion)
-JUMP_TO(zeCommandListAppendImageCopyToMemory)
-JUMP_TO(zeCommandListAppendImageCopyFromMemory)
-JUMP_TO(zeCommandListAppendImageCopyToMemoryExt)
-JUMP_TO(zeCommandListAppendImageCopyFromMemoryExt)
-JUMP_TO(zexCommandListAppendMemoryCopyWithParameters)
-JUMP_TO(zexCommandListAppendMemoryFillWithParameters)
+INJECT_JUMP_TO(zeCommandListAppendMemoryCopy)
+INJECT_JUMP_TO(zeCommandListAppendMemoryCopyRegion)
+INJECT_JUMP_TO(zeCommandListAppendMemoryCopyFromContext)
+INJECT_JUMP_TO(zeCommandListAppendMemoryCopyWithParameters)
+INJECT_JUMP_TO(zeCommandListAppendMemoryFill)
+INJECT_JUMP_TO(zeCommandListAppendMemoryFillWithParameters)
+INJECT_JUMP_TO(zeCommandListAppendImageCopy)
+INJECT_JUMP_TO(zeCommandListAppendImageCopyRegion)
+INJECT_JUMP_TO(zeCommandListAppendImageCopyToMemory)
+INJECT_JUMP_TO(zeCommandListAppendImageCopyFromMemory)
+INJECT_JUMP_TO(zeCommandListAppendImageCopyToMemoryExt)
+INJECT_JUMP_TO(zeCommandListAppendImageCopyFromMemoryExt)
+INJECT_JUMP_TO(zexCommandListAppendMemoryCopyWithParameters)
+INJECT_JUMP_TO(zexCommandListAppendMemoryFillWithParameters)
 
 /* --- command lists: what is appended to one runs when it is executed, until it is reset or destroyed */
 
@@ -249,55 +212,18 @@ IN_PLACE_OF(zeCommandListDestroy, ze_handle list)
 
 /* --- modules */
 
-/* Writes a file that nobody had before; false leaves none. */
-static bool write_new(const char *path, const uint8_t *bytes, size_t size)
-{
-    struct rlimit limit; /* beyond which a signal would end the program */
-    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur < size)
-        return false;
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return false;
-    size_t written = 0;
-    while (written < size) {
-        ssize_t n = write(fd, bytes + written, size - written);
-        if (n > 0)
-            written += n;
-        else if (n == 0 || errno != EINTR)
-            break;
-    }
-    close(fd);
-    if (written < size)
-        unlink(path);
-    return written == size;
-}
-
 static void tell_debug_elf(ze_handle module)
 {
-    static unsigned number;
     size_t size = 0;
     if (driver.debug_info(module, 0, &size, NULL) || !size)
         return;
     uint8_t *elf = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (elf == MAP_FAILED)
         return;
-    char path[INJECT_PATH_BYTES];
     size_t filled = size;
-    bool written = false;
-    if (!driver.debug_info(module, 0, &filled, elf)) {
-        /* Another process may have this one's id, in a PID namespace of its own. */
-        for (int attempt = 0; !written && attempt < 16; attempt++) {
-            unsigned next = __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED);
-            int length = snprintf(path, sizeof path, "%.*s/%d-%u.elf", inject_folder_length, inject_library, getpid(), next);
-            errno = 0;
-            written = length < (int)sizeof path && write_new(path, elf, size);
-            if (errno != EEXIST)
-                break;
-        }
-    }
+    if (!driver.debug_info(module, 0, &filled, elf))
+        inject_tell_debug_elf(elf, size);
     munmap(elf, size);
-    if (written)
-        DTRACE_PROBE1(level_zero, compile_kernel, path);
 }
 
 IN_PLACE_OF(zeModuleCreate, ze_handle context, ze_handle device, const void *desc, ze_handle *module, ze_handle *log)
@@ -343,17 +269,11 @@ static const struct extension {
 };
 enum { N_EXTENSIONS = sizeof EXTENSIONS / sizeof *EXTENSIONS };
 
-static bool is_drivers_code(const void *function)
-{
-    const char *at = function;
-    return driver.base <= at && at < driver.data;
-}
-
 IN_PLACE_OF(zeDriverGetExtensionFunctionAddress, ze_handle handle, const char *name, void **function)
 {
     ze_result_t result = driver_zeDriverGetExtensionFunctionAddress(handle, name, function);
     for (const struct extension *each = EXTENSIONS; !result && each < EXTENSIONS + N_EXTENSIONS; each++) {
-        if (strcmp(name, each->name) || !is_drivers_code(*function))
+        if (strcmp(name, each->name) || !inject_is_code(&driver.image, *function))
             continue;
         __atomic_store_n(each->drivers, *function, __ATOMIC_RELEASE);
         *function = each->ours;
@@ -413,12 +333,6 @@ static void replace(void **slot, const struct hook *hook)
         __atomic_store_n(slot, hook->ours, __ATOMIC_RELEASE);
 }
 
-static bool is_drivers_data(const void *start, size_t bytes)
-{
-    const char *at = start;
-    return driver.data <= at && at < driver.data_end && bytes <= (size_t)(driver.data_end - at) && !((uintptr_t)at % 8);
-}
-
 static void take_tables_of(ze_handle driver_handle)
 {
     if (!driver_handle)
@@ -429,9 +343,9 @@ static void take_tables_of(ze_handle driver_handle)
      * tables changed between versions of Level Zero: a table is known by the functions in it. */
     enum { MOST_TABLES = 64 };
     void ***tables = *(void ****)driver_handle;
-    for (int i = 1; i <= MOST_TABLES && is_drivers_data(tables, (i + 1) * sizeof *tables); i++)
+    for (int i = 1; i <= MOST_TABLES && inject_is_data(&driver.image, tables, (i + 1) * sizeof *tables); i++)
         for (const struct hook *hook = HOOKS; hook < HOOKS + N_HOOKS; hook++)
-            if (is_drivers_data(tables[i], (hook->slot + 1) * sizeof(void *)))
+            if (inject_is_data(&driver.image, tables[i], (hook->slot + 1) * sizeof(void *)))
                 replace(tables[i] + hook->slot, hook);
 }
 
@@ -444,7 +358,7 @@ static ze_result_t fill(int table, uint32_t version, void **slots)
         if (hook->table != table || version < hook->since)
             continue;
         void *function = slots[hook->slot]; /* an older driver's may be any, as it fills less of the table */
-        if (!*hook->drivers && is_drivers_code(function))
+        if (!*hook->drivers && inject_is_code(&driver.image, function))
             *hook->drivers = function;
         replace(slots + hook->slot, hook);
     }
@@ -470,79 +384,14 @@ static void *const FILLS[TABLES] = {fill_GLOBAL, fill_DRIVER, fill_MODULE, fill_
 
 /* --- meeting the driver */
 
-struct image {
-    char *base, *data, *data_end;
-    char build_id[2 * 64 + 2]; /* as a line of the file `skip` */
-};
-
-static void read_build_id(char *notes, char *end, char *line)
-{
-    while (end - notes >= (long)sizeof(ElfW(Nhdr))) {
-        const ElfW(Nhdr) *note = (void *)notes;
-        uint8_t *id = (uint8_t *)(note + 1) + (note->n_namesz + 3) / 4 * 4;
-        notes = (char *)id + (note->n_descsz + 3) / 4 * 4;
-        if (note->n_type != NT_GNU_BUILD_ID || note->n_descsz > 64)
-            continue;
-        for (unsigned i = 0; i < note->n_descsz; i++)
-            line += sprintf(line, "%02x", id[i]);
-        strcpy(line, "\n");
-        return;
-    }
-}
-
-static int look_at(struct dl_phdr_info *info, size_t size, void *argument)
-{
-    (void)size;
-    struct image *image = argument;
-    if ((char *)info->dlpi_addr != image->base)
-        return 0;
-    for (const ElfW(Phdr) *segment = info->dlpi_phdr; segment < info->dlpi_phdr + info->dlpi_phnum; segment++) {
-        char *start = image->base + segment->p_vaddr, *end = start + segment->p_memsz;
-        if (segment->p_type == PT_LOAD && segment->p_flags & PF_W) {
-            image->data = image->data > start ? image->data : start;
-            image->data_end = end;
-        } else if (segment->p_type == PT_GNU_RELRO) {
-            image->data = end; /* what is before was made read-only */
-        } else if (segment->p_type == PT_NOTE) {
-            read_build_id(start, end, image->build_id);
-        }
-    }
-    return 1;
-}
-
-/* Whether the recorder takes this build of the driver in another way. */
-static bool is_skipped(const char *build_id)
-{
-    char path[INJECT_PATH_BYTES], lines[1 << 14];
-    snprintf(path, sizeof path, "%.*s/skip", inject_folder_length, inject_library);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    ssize_t size = fd < 0 ? -1 : read(fd, lines, sizeof lines - 1);
-    if (fd >= 0)
-        close(fd);
-    if (size < 0)
-        return true; /* the recording is over, or out of reach */
-    lines[size] = 0;
-    return *build_id && strstr(lines, build_id);
-}
-
-/* Whether `found`, which `handle` gave, is of the driver that probes are raised for: the first that is loaded. */
+/* Whether `found`, which `handle` gave, is of the driver that probes are raised for. */
 static bool is_driver(void *handle, void *found)
 {
-    Dl_info where;
-    if (!dladdr(found, &where) || !where.dli_fname)
+    struct inject_image image = driver.image;
+    if (!inject_is_driver(&image, found, "libze_intel_gpu.so"))
         return false;
-    const char *slash = strrchr(where.dli_fname, '/'), wanted[] = "libze_intel_gpu.so";
-    if (strncmp(slash ? slash + 1 : where.dli_fname, wanted, sizeof wanted - 1))
-        return false;
-    if (driver.base == where.dli_fbase)
+    if (image.base == driver.image.base)
         return true;
-    Dl_info before;
-    if (driver.base && dladdr(driver.debug_info, &before) && before.dli_fbase == driver.base)
-        return false; /* that one is still there */
-    struct image image = {.base = where.dli_fbase};
-    dl_iterate_phdr(look_at, &image);
-    if (is_skipped(image.build_id))
-        return false;
     void *debug_info = inject_dlsym(handle, "zetModuleGetDebugInfo"), *name = inject_dlsym(handle, "zeKernelGetName"),
          *extension = inject_dlsym(handle, "zeDriverGetExtensionFunctionAddress");
     if (!debug_info || !name || !extension)
@@ -552,11 +401,9 @@ static bool is_driver(void *handle, void *found)
     driver.extension = extension;
     driver.kernel_address = NULL;
     driver.kernel_binary = NULL;
-    driver.data = image.data;
-    driver.data_end = image.data_end;
     for (const struct hook *hook = HOOKS; hook < HOOKS + N_HOOKS; hook++)
         *hook->drivers = NULL;
-    driver.base = where.dli_fbase;
+    driver.image = image;
     return true;
 }
 
@@ -566,7 +413,11 @@ void *(*inject_dlsym)(void *, const char *);
 __attribute__((used)) void *inject_instead(void *handle, const char *name)
 {
     inject_begin();
-    if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !name || strncmp(name, "zeGet", 5))
+    if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !name)
+        return NULL;
+    if (!strncmp(name, "cl", 2))
+        return inject_opencl(handle, name);
+    if (strncmp(name, "zeGet", 5))
         return NULL;
     for (int table = 0; table < TABLES; table++) {
         if (strcmp(name, TABLE_NAMES[table]))

@@ -1,8 +1,8 @@
 """The folder of a recording whose command tells its launches itself: the library for that, and what it writes.
 
 The library is a copy (its source is inject.c), as LD_PRELOAD takes no path with spaces or colons, and other users may
-not read where iaprof is installed. It writes debug ELFs beside itself, and reads from the file `skip` which builds of
-the driver are recorded in another way. The folder lies where only root makes folders: a program that outlives the
+not read where iaprof is installed. It writes debug ELFs beside itself, and reads from the file `skip` which drivers, or
+builds of them, are recorded in another way. The folder lies where only root makes folders: a program that outlives the
 recording may start others with that path, and nobody else may put a library there.
 """
 
@@ -65,7 +65,8 @@ class Injection:
         """Makes it.
 
         Args:
-            skip: build-ids, in lower-case hexadecimal, of drivers that are recorded in another way.
+            skip: drivers that are recorded in another way: build-ids, in lower-case hexadecimal, or names, as in
+                formats.no_launches.DRIVERS.
             folders: where to make it; every user may enter that, and none but ours write to it.
 
         Raises:
@@ -83,7 +84,7 @@ class Injection:
             shutil.copyfile(built, self.library)
             self.library.chmod(0o755)
             skipped = self._folder / "skip"
-            skipped.write_text("".join(f"{build_id}\n" for build_id in skip))
+            skipped.write_text("".join(f"{each}\n" for each in skip))
             skipped.chmod(0o644)
             self._folder.chmod(0o1733)  # a command that became another user writes there, and sees nothing of others
         except OSError as error:

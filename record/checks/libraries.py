@@ -21,10 +21,7 @@ from iaprof.record.injection import built_library, check_folders
 GROUP = "Runtime"
 MOST_LINES = 16
 _NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, not when the list is executed"
-_NO_COPIES = {
-    "OpenCL": CLAUSE,
-    "driver": f"{CLAUSE}: 'iaprof calibrate' of this version may find them, or says why not",
-}
+_NO_COPIES = f"{CLAUSE}: 'iaprof calibrate' of this version may find them, or says why not"
 
 
 def checks() -> Iterator[Check]:
@@ -43,6 +40,8 @@ def checks() -> Iterator[Check]:
     every = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in every:
+        if outcome.unused:
+            continue
         count += 1
         if count <= MOST_LINES:
             yield _library(outcome, set(names), "".join(versions))
@@ -66,10 +65,10 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
         if not outcome.copies:
-            text = f"{text}; {_NO_COPIES[what]}"
+            text = f"{text}; {_NO_COPIES}"
         if not outcome.waits:
             text += "; --waits records none in it, as its layout has no functions that wait"
-            text += ": run 'sudo iaprof calibrate' again" if what == "driver" else ""
+            text += f": run 'sudo iaprof calibrate{'' if what == 'driver' else ' LIBRARY'}' again"
         if what == "driver" and not outcome.executions:
             text += f"; {_NO_EXECUTIONS}, as its layout is of an older iaprof"
             mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"
@@ -80,7 +79,7 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
         return Check(GROUP, what, Level.OK, text, file=file)
     if outcome.way is None:
         mend = ""
-        if outcome.build_id and what == "driver":
+        if outcome.build_id:
             mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"
         return Check(GROUP, what, Level.WARNING, outcome.problem, mend, file)
     if missing := [name for name in (LAUNCH, COMPILE) if name not in names]:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real runtime for the tests in this folder, which `make test-driver` runs, and `make test` with all others."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from driver import opencl as opencl_driver
-from driver.driver import Driver, build
+from driver.driver import WAYS, Driver, build
+from driver.injecting import Recorder
+from iaprof.bpf import transfers
+from iaprof.bpf.launches import LaunchProbes
+from iaprof.record.injection import Injection
 from integration.recording import IN_TURN
 
 _OTHERS = {"lnl", "ptl"}
@@ -43,3 +48,19 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 @pytest.fixture(scope="session")
 def opencl(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> opencl_driver.OpenCL:
     return opencl_driver.build(driver, tmp_path_factory.mktemp("opencl"))
+
+
+@pytest.fixture(scope="module")
+def recorder() -> Iterator[Recorder]:
+    probes = LaunchProbes()
+    injection = Injection()
+    (outcome,) = probes.libraries.take(injection.library)
+    executing = 6  # functions that execute, close, reset and destroy command lists
+    of_opencl = 3  # forms of launch
+    copying = len(transfers.LEVEL_ZERO) + len(transfers.OPENCL)
+    assert outcome.probes == len(WAYS) + of_opencl + executing + copying, (
+        "one for each form of launch, but two of Level Zero share one, and one for modules"
+    )
+    yield Recorder(injection, probes)
+    probes.close()
+    injection.close()

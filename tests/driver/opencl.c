@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of OpenCL that keeps a ledger: what it launched, how often, and what the runtime itself says of each kernel.
  *
- *     opencl [--threads N] [--rounds N] [--launches N] [--gpu N] [--parts 1] [--step] PROGRAM...
+ *     opencl [--threads N] [--rounds N] [--launches N] [--gpu N] [--parts 1] [--link 1] [--brief 1] [--step] PROGRAM...
  *
  * A PROGRAM that ends in .cl is source, with its headers in the same folder, one in .spv is SPIR-V, any other a native binary.
  * All GPUs share a context, and the work is the one's with the given number; with --parts these are the sub-devices of the first
- * GPU. Each program is built, lets each thread launch
- * every kernel of it N times in each way, and is released, before the last thread's kernels are; that is a round.
+ * GPU. Each program is built (with --link, one of source is compiled and then linked), lets each thread launch
+ * every kernel of it N times in each way, and is released, before the last thread's kernels are; that is a round. With --brief, a
+ * kernel is released before the thread creates the next one.
  *
  * The ledger is a JSON line per (round, program, thread, kernel). The program's debug ELF and the kernel's code lie in the
  * working folder, in the files that the line names. With --step, a thread waits after each line, the kernel still there, until
@@ -87,7 +88,7 @@ enum { N_WAYS = sizeof WAYS / sizeof *WAYS };
 
 /* --- the command line */
 
-static int threads = 1, rounds = 1, launches = 1, gpu_number, parts, step, n_programs;
+static int threads = 1, rounds = 1, launches = 1, gpu_number, parts, links, brief, step, n_programs;
 
 static struct {
     const char *path, *name;
@@ -104,7 +105,9 @@ static void read_command_line(int argc, char **argv)
                    {"--rounds", &rounds, 1, 1 << 20},
                    {"--launches", &launches, 1, 1 << 30},
                    {"--gpu", &gpu_number, 0, MAX_GPUS - 1},
-                   {"--parts", &parts, 0, 1}};
+                   {"--parts", &parts, 0, 1},
+                   {"--link", &links, 0, 1},
+                   {"--brief", &brief, 0, 1}};
     for (int i = 1; i < argc; i++) {
         size_t n = 0;
         while (n < sizeof numbers / sizeof *numbers && strcmp(argv[i], numbers[n].name))
@@ -201,7 +204,16 @@ static void build_program(int index, int round)
     cl_program program = create_program(path);
     char options[4200]; /* where the headers of source are */
     snprintf(options, sizeof options, "-I %.*s", (int)(programs[index].name - path), path);
-    MUST(clBuildProgram(program, 0, NULL, ends_with(path, ".cl") ? options : NULL, NULL, NULL));
+    if (links && ends_with(path, ".cl")) {
+        cl_int result;
+        cl_program compiled = program;
+        MUST(clCompileProgram(compiled, 0, NULL, options, 0, NULL, NULL, NULL, NULL));
+        program = clLinkProgram(context, 0, NULL, NULL, 1, &compiled, NULL, NULL, &result);
+        must(result, "clLinkProgram");
+        MUST(clReleaseProgram(compiled));
+    } else {
+        MUST(clBuildProgram(program, 0, NULL, ends_with(path, ".cl") ? options : NULL, NULL, NULL));
+    }
 
     cl_uint devices; /* of the program, in the context's order */
     MUST(clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof devices, &devices, NULL));
@@ -274,6 +286,25 @@ static void use_kernel(thread_t *thread, int program, cl_uint number)
         c = getchar();
 }
 
+/* Leaves none of the program's kernels. */
+static void use_briefly(thread_t *thread, int program)
+{
+    cl_uint *count = &thread->n_kernels[program];
+    char names[MAX_KERNELS][256];
+    for (cl_uint i = 0; i < *count; i++) {
+        MUST(clGetKernelInfo(thread->kernels[program][i], CL_KERNEL_FUNCTION_NAME, sizeof *names, names[i], NULL));
+        MUST(clReleaseKernel(thread->kernels[program][i]));
+    }
+    for (cl_uint i = 0; i < *count; i++) {
+        cl_int result;
+        thread->kernels[program][i] = clCreateKernel(programs[program].handle, names[i], &result);
+        must(result, "clCreateKernel");
+        use_kernel(thread, program, i);
+        MUST(clReleaseKernel(thread->kernels[program][i]));
+    }
+    *count = 0;
+}
+
 static void *run_thread(void *argument)
 {
     thread_t *thread = argument;
@@ -287,6 +318,8 @@ static void *run_thread(void *argument)
     for (int program = 0; program < n_programs; program++) {
         cl_uint *count = &thread->n_kernels[program];
         MUST(clCreateKernelsInProgram(programs[program].handle, MAX_KERNELS, thread->kernels[program], count));
+        if (brief)
+            use_briefly(thread, program);
         for (cl_uint i = 0; i < *count; i++)
             use_kernel(thread, program, i);
     }

@@ -12,11 +12,12 @@ import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from driver.driver import LIBRARIES, ZEBINS, Driver, compile_workload, read_lines, run_workload, zebin
 from iaprof.bpf.driver_layout import Field
+from iaprof.bpf.library_file import LibraryFile
 
 MATMUL = ZEBINS / "src" / "matmul.cl"
 WAYS = ("in-order", "out-of-order", "task", "count")
@@ -79,11 +80,7 @@ class OpenCL:
 
     driver: Driver
     workload: Path
-
-    @property
-    def library(self) -> Path:
-        """The runtime itself."""
-        return self.driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so"
+    library: Path  # the runtime itself
 
     def environment(self, device: str) -> dict[str, str]:
         """What makes the runtime believe in a GPU, one of driver.DEVICES."""
@@ -96,6 +93,15 @@ class OpenCL:
     def command(self, programs: Sequence[Path], *options: str | int) -> list[str]:
         """The command line of the workload."""
         return [str(word) for word in (self.workload, *options, *programs)]
+
+    def of_an_unknown_build(self, folder: Path) -> OpenCL:
+        """The same with a copy of the runtime in `folder`, which has a build-id that there never was."""
+        original = self.library.read_bytes()
+        with self.library.open("rb") as file:
+            known = bytes.fromhex(LibraryFile(file).build_id())
+        copy = folder / self.library.name
+        copy.write_bytes(original.replace(known, os.urandom(len(known)), 1))
+        return replace(self, library=copy)
 
     def run(self, device: str, programs: Sequence[Path], *options: str | int, folder: Path) -> list[Kernel]:
         """Run the workload in `folder`, where it leaves its files; gives its ledger, or raises CalledProcessError."""
@@ -124,7 +130,8 @@ class OpenCL:
 
 def build(driver: Driver, folder: Path) -> OpenCL:
     """Compile the workload into `folder`."""
-    return OpenCL(driver, compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl"))
+    workload = compile_workload("opencl.c", "libOpenCL.so.1", driver.folder, folder / "opencl")
+    return OpenCL(driver, workload, driver.folder / LIBRARIES / "intel-opencl/libigdrcl.so")
 
 
 def read_ledger(stdout: str, folder: Path) -> list[Kernel]:

@@ -24,6 +24,7 @@ from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.record.injection import built_library
 from integration.recording import IAPROF, NO_SYMBOLS
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, LedgerRow
@@ -66,16 +67,18 @@ def layout(opencl: OpenCL) -> Layout:
     return layout
 
 
-def record(opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str]) -> str:
+def record(
+    opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str], way: str = "auto"
+) -> str:
     """Records a command into `folder`/capture; gives what it prints."""
-    return record_with_gpu(opencl, device, folder, command, settings)[0]
+    return record_with_gpu(opencl, device, folder, command, settings, way)[0]
 
 
 def record_with_gpu(
-    opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str]
+    opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str], way: str = "auto"
 ) -> tuple[str, list[LedgerRow]]:
     """Likewise; and the stalls that the stand-in's GPU produced."""
-    words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", *map(str, command)]
+    words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", *map(str, command)]
     with Hardware(folder / "gpu", device) as hardware:
         # The library is probed before it is mapped: its probes come too late for a short program otherwise.
         environment = opencl.environment(device) | hardware.env() | settings
@@ -96,13 +99,15 @@ def places(loader: Path) -> Iterator[Place]:
                 yield Place(symbol.name, loader, symbol["st_value"] - code["p_vaddr"] + code["p_offset"])
 
 
-def record_copies(opencl: OpenCL, copies: Path, device: str, folder: Path, settings: dict[str, str]) -> Recording:
+def record_copies(
+    opencl: OpenCL, copies: Path, device: str, folder: Path, settings: dict[str, str], way: str = "auto"
+) -> Recording:
     # A loader that nobody else uses: Linux counts the calls of all processes.
     loader = folder / "libOpenCL.so.1"
     shutil.copy((opencl.driver.folder / LIBRARIES / "libOpenCL.so.1").resolve(), loader)
     command = ["env", f"LD_PRELOAD={loader}", copies, "--calls", CALLS]
     with Calls(places(loader)) as calls:
-        printed = record(opencl, device, folder, command, settings)
+        printed = record(opencl, device, folder, command, settings, way)
     ledger = read_copies(printed)
     called = {line.function for line in ledger}
     counted = {place.name: count for place, count in calls.by_place().items() if place.name in called}
@@ -281,3 +286,32 @@ def test_stalls_of_the_runtime_s_own_kernels_are_at_the_calls(
     assert len({kernel for kernel, _ in produced}) >= 7
     assert reported == produced
     assert paths <= {(kernel["way"], kernel["name"]) for kernel in told.kernels}
+
+
+# --- by a library in the command
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_injected_commands_tell_of_each_copy_and_fill(
+    opencl: OpenCL, copies: Path, device: str, tmp_path: Path
+) -> None:
+    recording = record_copies(opencl, copies, device, tmp_path, BY_KERNELS, way="inject")
+
+    test_each_copy_and_fill_is_a_row_with_its_bytes(recording)
+    test_each_function_was_called_as_often_as_others_counted(recording)
+    test_nothing_is_lost_or_strange(recording)
+    # and from where: through the function that was called to the program's
+    mappings = recording.rows("mapping")
+    *_of_env, ours = (row for row in mappings if Path(row["path"]).name == built_library().name)
+    named, called = Functions(copies, mappings), Functions(built_library(), [ours | {"path": str(built_library())}])
+    stacks = {row["id"]: row["ips"] for row in recording.rows("stack")}
+    transfers = iter(recording.rows("transfer"))
+    for line in recording.ledger:
+        for _ in range(line.calls if line.function else 0):
+            ips = stacks[next(transfers)["stack"]]
+            assert called.at(ips[0]) == line.function
+            assert [name for ip in ips if (name := named.at(ip))] == [line.way, "copy_all", "use", "main", "_start"]
+    # but of the runtime's own kernels nothing, which is told
+    assert recording.rows("launch") == []
+    (library,) = (each for each in recording.capture.header["libraries"] if each["way"] == "inject")
+    assert (library["copies"], library["own_kernels"]) == (True, False)

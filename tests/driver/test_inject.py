@@ -5,76 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driver.driver import DEVICES, WAYS, Driver, Kernel, read_ledger, zebin
-from iaprof.bpf.launches import LaunchProbes
+from driver.injecting import Recorder, files_of, run
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.bpf.transfers import LEVEL_ZERO as COPYING
 from iaprof.formats.zebin import canonical
 from iaprof.record.injection import Injection
 
 pytestmark = [pytest.mark.driver, pytest.mark.bpf]
 
 ALL_WAYS = ("--ways", ",".join(WAYS))
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorder:
-    """The library's probes, and nothing else of a recorder."""
-
-    injection: Injection
-    probes: LaunchProbes
-
-    def launches(self) -> Counter[tuple[Any, ...]]:
-        """How often, by process, thread, address, bytes and name; each launch is given once."""
-        read = self.probes.launches.read()
-        self.probes.stacks.read()
-        assert (read["iba"] == read["address"] >> 32 << 32).all()
-        launches = read[["pid", "tid", "address", "size", "name"]].tolist()
-        return Counter((pid, tid, canonical(address), size, name) for pid, tid, address, size, name in launches)
-
-    def elfs(self) -> Counter[tuple[int, bytes]]:
-        """Debug ELFs, by process and content; each is given once, and forgotten."""
-        found: Counter[tuple[int, bytes]] = Counter()
-        for record in self.probes.compiled.read():
-            path = record["path"].split(b"\0")[0]
-            found[int(record["pid"]), Path(os.fsdecode(path)).read_bytes()] += 1
-            self.injection.forget(path)
-        return found
-
-    def left(self) -> set[str]:
-        """Files that the library left."""
-        return {path.name for path in self.injection.library.parent.iterdir()} - {"skip", self.injection.library.name}
-
-
-@pytest.fixture(scope="module")
-def recorder() -> Iterator[Recorder]:
-    probes = LaunchProbes()
-    injection = Injection()
-    (outcome,) = probes.libraries.take(injection.library)
-    executing = 6  # functions that execute, close, reset and destroy command lists
-    assert outcome.probes == len(WAYS) + executing + len(COPYING), (
-        "one for each form of launch, but two share one, and one for modules"
-    )
-    yield Recorder(injection, probes)
-    probes.close()
-    injection.close()
-
-
-def run(words: Sequence[str | Path], environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(exist_ok=True)
-    return subprocess.run(
-        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
-    )
 
 
 def ledger_launches(kernels: Sequence[Kernel]) -> Counter[tuple[Any, ...]]:
@@ -208,8 +156,6 @@ def test_a_driver_that_is_recorded_in_another_way_is_left_alone(
 
 # --- with and without the library
 
-PIDS = re.compile(r"^\d+(?=-)")
-
 
 def told(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[object, ...]:
     """What a program did, but for what differs from run to run: ids, handles, durations, which thread prints first."""
@@ -217,8 +163,7 @@ def told(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[object, 
         dataclasses.replace(kernel, pid=0, tid=0, handle=0, ns={}, debug_elf=Path(), isa=Path())
         for kernel in read_ledger(done.stdout, folder)
     ]
-    files = Counter((PIDS.sub("", path.name), path.is_file() and path.read_bytes()) for path in folder.iterdir())
-    return done.returncode, done.stderr, sorted(map(repr, kernels)), files
+    return done.returncode, done.stderr, sorted(map(repr, kernels)), files_of(folder)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -103,11 +103,13 @@ def test_each_wait_is_counted_once(driver: Driver, program: Path, device: str, w
     assert not [loss for loss in capture.header["losses"] if loss["source"] == "waits"]
 
 
-def test_opencls_waits_are_counted_once(opencl: OpenCL, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["attach", "inject"])
+def test_opencls_waits_are_counted_once(opencl: OpenCL, way: str, tmp_path: Path) -> None:
     program = compile_workload("waiting_opencl.c", "libOpenCL.so.1", opencl.driver.folder, tmp_path / "waiting")
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = opencl.environment("bmg") | hardware.env() | {"LD_LIBRARY_PATH": str(opencl.library.parent)}
-        words = [*IAPROF, "record", "-o", "capture", "--waits", *NO_SYMBOLS, "--", str(program), str(WAITS)]
+        words = [*IAPROF, "record", "-o", "capture", "--waits", *NO_SYMBOLS, f"--launches={way}", "--"]
+        words += [str(program), str(WAITS)]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]

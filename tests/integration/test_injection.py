@@ -260,3 +260,89 @@ _ctypes.dlclose(first._handle)
 print(before, replaced(second))
 """
     assert printed(injected, drivers, program) == f"{[*SLOTS]} {[*SLOTS]}\n"
+
+
+OPENCL_DRIVER = """
+static void *launch(void) { return launch; }
+static void *TABLE table[149] = {[0 ... 148] = launch};
+static void *platform[1] = {(void *)table};
+int clIcdGetPlatformIDsKHR(unsigned n, void **platforms, unsigned *count)
+{
+    if (n)
+        *platforms = platform;
+    return 0;
+}
+void *clGetExtensionFunctionAddress(const char *name) { return *name ? launch : 0; }
+"""
+OPENCL_SLOTS = {  # cl_icd_dispatch of <CL/cl_icd.h>
+    30: "clBuildProgram",
+    37: "clReleaseKernel",
+    41: "clWaitForEvents",
+    47: "clFinish",
+    48: "clEnqueueReadBuffer",
+    49: "clEnqueueWriteBuffer",
+    50: "clEnqueueCopyBuffer",
+    51: "clEnqueueReadImage",
+    52: "clEnqueueWriteImage",
+    53: "clEnqueueCopyImage",
+    54: "clEnqueueCopyImageToBuffer",
+    55: "clEnqueueCopyBufferToImage",
+    59: "clEnqueueNDRangeKernel",
+    60: "clEnqueueTask",
+    65: "clGetExtensionFunctionAddress",
+    86: "clEnqueueReadBufferRect",
+    87: "clEnqueueWriteBufferRect",
+    88: "clEnqueueCopyBufferRect",
+    99: "clLinkProgram",
+    102: "clEnqueueFillBuffer",
+    103: "clEnqueueFillImage",
+    107: "clGetExtensionFunctionAddressForPlatform",
+    129: "clEnqueueSVMMemcpy",
+    130: "clEnqueueSVMMemFill",
+}
+OPENCL_PROGRAM = """
+def slots(driver):
+    platform = ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))()
+    driver.clIcdGetPlatformIDsKHR(1, ctypes.byref(platform), None)
+    table = platform[0][:149]
+    return [slot for slot, function in enumerate(table) if function != table[0]]
+
+def named(driver, *names):
+    ask = driver.clGetExtensionFunctionAddress
+    ask.restype = ctypes.c_void_p
+    return [name for name in names if ask(name.encode()) != ask(b"clCreateKernel")]
+
+"""
+
+
+@pytest.fixture
+def opencl_drivers(tmp_path: Path) -> Path:
+    """A folder with an OpenCL driver, one whose table cannot be written to, and one of another name."""
+    (tmp_path / "driver.c").write_text(OPENCL_DRIVER)
+    for name, table in (("libigdrcl.so", ""), ("libigdrcl.so.const", "const"), ("libpocl.so", "")):
+        words = ["cc", "-shared", "-fPIC", f"-DTABLE={table}", "-Wl,-z,relro,-z,now", tmp_path / "driver.c"]
+        subprocess.run([*words, "-o", tmp_path / name], check=True)
+    return tmp_path
+
+
+def test_functions_of_opencl_s_table_and_those_that_it_gives_by_name_are_replaced(
+    injected: Injection, opencl_drivers: Path
+) -> None:
+    program = """
+driver = ctypes.CDLL("./libigdrcl.so")
+print(slots(driver), slots(driver))
+print(named(driver, "clEnqueueNDCountKernelINTEL", "clEnqueueMemcpyINTEL", "clEnqueueMemFillINTEL",
+            "clEnqueueMemsetINTEL", "clSVMAlloc"))
+"""
+    names = ["clEnqueueNDCountKernelINTEL", "clEnqueueMemcpyINTEL", "clEnqueueMemFillINTEL", "clEnqueueMemsetINTEL"]
+    expected = f"{[*OPENCL_SLOTS]} {[*OPENCL_SLOTS]}\n{names}\n"
+    assert printed(injected, opencl_drivers, OPENCL_PROGRAM + program) == expected
+
+
+def test_another_opencl_driver_keeps_its_functions(injected: Injection, opencl_drivers: Path) -> None:
+    """Given one of another name, one whose table is read-only, and a second one beside the first."""
+    program = """
+print(slots(ctypes.CDLL("./libpocl.so")), slots(ctypes.CDLL("./libigdrcl.so.const")))
+print(slots(ctypes.CDLL("./libigdrcl.so")), named(ctypes.CDLL("./libpocl.so"), "clEnqueueMemcpyINTEL"))
+"""
+    assert printed(injected, opencl_drivers, OPENCL_PROGRAM + program) == "[] []\n[] []\n"

@@ -100,12 +100,20 @@ def test_programs_that_use_opencl_and_run_already(programs: Programs, name: str,
     assert recording.recorded_names == ledger(tmp_path / "ledger")
 
 
-@pytest.mark.parametrize("adapter", ["level-zero-v1", "level-zero-v2"])
+@pytest.mark.parametrize("adapter", ADAPTERS)
 def test_dpnp_with_a_library_put_into_it(programs: Programs, adapter: str, tmp_path: Path) -> None:
     recording = record(programs, sycl(programs, adapter, tmp_path), tmp_path, "--launches=inject")
 
     assert_complete(recording)
     assert_launched(recording, tmp_path / "trace")
+
+
+@pytest.mark.parametrize("name", ["clpeak", *SCRIPTS])
+def test_programs_that_use_opencl_with_a_library_put_into_them(programs: Programs, name: str, tmp_path: Path) -> None:
+    recording = record(programs, started(programs, name, tmp_path), tmp_path, "--launches=inject")
+
+    assert_complete(recording)
+    assert recording.recorded_names == ledger(tmp_path / "ledger")
 
 
 def test_dpnp_in_its_own_root(programs: Programs, tmp_path: Path) -> None:

@@ -262,14 +262,17 @@ def test_libraries_and_how_their_launches_are_had() -> None:
     )  # fmt: skip
     opencl = Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab", copies=True)
     assert check(opencl, version="26.27") == (
-        Level.OK, f"{attached}; {no_waits}", "",
+        Level.OK, f"{attached}; {no_waits}: run 'sudo iaprof calibrate LIBRARY' again", "",
     )  # fmt: skip
     level, text, _ = check(replace(whole, copies=False), version="26.27")
     assert level is Level.OK and "copies and fills are not recorded" in text and "iaprof calibrate" in text
     level, text, _ = check(replace(whole, copies=False, executions=False), version="26.27")
     assert level is Level.WARNING and "copies and fills are not recorded" in text and NO_EXECUTIONS in text
     level, text, _ = check(Outcome("/a/libigdrcl.so", 8, way=Way.ATTACH, build_id="ab"), version="26.27")
-    assert level is Level.OK and "copies and fills are not recorded" in text and "calibrate" not in text
+    assert level is Level.OK and "copies and fills are not recorded" in text and "iaprof calibrate" in text
+    assert check(Outcome("/a/libigdrcl.so", 0, "it is unknown", build_id="ab")) == (
+        Level.WARNING, "it is unknown", "sudo iaprof calibrate /a/libigdrcl.so",
+    )  # fmt: skip
     injected = Outcome("/a/libiaprof_inject.so", 28, way=Way.INJECT, executions=True, copies=True)
     level, text, _ = check(injected)
     assert level is Level.OK and "copies and fills are recorded, but not the driver's own kernels" in text

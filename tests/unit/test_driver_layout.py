@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,10 @@ from iaprof.bpf.driver_layout import (
 from iaprof.bpf.launches import _packed_layout
 from iaprof.record import calibrate
 from iaprof.record.calibrate_entry import probe_offset
+from iaprof.record.calibrate_level_zero import read_level_zero
+from iaprof.record.calibrate_opencl import OpenCLAnswer, _way, read_opencl
+from iaprof.record.calibrate_opencl_own import Way
+from iaprof.record.calibrate_opencl_search import growing
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.json"))
 
@@ -253,6 +258,46 @@ def test_no_probe_goes_behind_what_may_change_what_it_reads(code: str) -> None:
     assert probe_offset(bytes.fromhex(code), {0, 1}) == 0
 
 
+# How the destructor of a kernel begins in OpenCL's 26.27.39122.
+DESTRUCTOR = (
+    "f30f1efa 4883ec28 488d0511b27700 48891c24 488d9fa0000000 48896c2408 4889fd 4c896c2418 4989dd 4c89642410 488907 "
+    "488b8798000000 4839d8 7412"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (DESTRUCTOR, 60),
+        ("488945f8 90", 4),  # mov %rax,-8(%rbp)
+        ("4839f7 90", 3),  # cmp %rsi,%rdi
+        ("488b3f 90", 0),  # mov (%rdi),%rdi
+        ("488d3d00000000 90", 0),  # lea 0(%rip),%rdi
+        ("488d7f10 90", 0),  # lea 16(%rdi),%rdi
+        ("4889c7 90", 0),  # mov %rax,%rdi
+        ("498903 90", 3),  # mov %rax,(%r11)
+        ("4c8b1f 90", 3),  # mov (%rdi),%r11
+        ("48890487 90", 0),  # mov %rax,(%rdi,%rax,4)
+        ("48890425 00000000 90", 0),
+        ("4c8b2424 90", 4),
+        ("488b2424 90", 0),  # mov (%rsp),%rsp
+        ("488907", 0),
+    ],
+)
+def test_what_is_in_memory_may_change_where_only_an_argument_is_needed(code: str, expected: int) -> None:
+    assert probe_offset(bytes.fromhex(code), {0}, keeps_memory=False) == expected
+
+
+def test_paths_may_grow_with_the_number_of_the_gpu() -> None:
+    found = [
+        [((8, 160), (8, 168)), ((8, 0), (8, 8)), ((16, 4), (16, 12))],
+        [((8, 400), (8, 408)), ((8, 0), (8, 8)), ((16, 0), (16, 8))],  # the last goes back
+        [((8, 640), (8, 648)), ((8, 0), (8, 8)), ((8, 900), (8, 908))],
+    ]
+
+    assert growing(found) == [((8, 0), (8, 8), (0, 0)), ((8, 160), (8, 168), (0, 240))]
+
+
 def test_other_arguments_may_be_gone() -> None:
     # xor %edx,%edx; xor %esi,%esi; nop
     assert [probe_offset(bytes.fromhex("31d2 31f6 90"), needed) for needed in ({0}, {0, 1}, {0, 2})] == [4, 0, 0]
@@ -272,6 +317,23 @@ def test_other_arguments_may_be_gone() -> None:
     ],
     ids=str,
 )
-def test_nonsense_of_a_driver_is_told_from_an_answer(told: object) -> None:
+@pytest.mark.parametrize("read", [read_level_zero, read_opencl])
+def test_nonsense_of_a_driver_is_told_from_an_answer(read: Callable[[Any], object], told: object) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        calibrate._read(told)
+        read(told)
+
+
+def opencl_answer(**told: object) -> OpenCLAnswer:
+    """What a process answers of the driver's own kernels; of all else nothing."""
+    gone = {kind: {"functions": [1, 2], "bias": 16} for kind in ("Kernel", "Program")}
+    return read_opencl({"version": "1", "functions": {}, "candidates": {}, "gone": gone, **told})
+
+
+def test_devices_must_agree_how_copies_launch_kernels() -> None:
+    way, other = [192, 3368, 352, 144, 312, 16], [8, 3368, 352, 144, 312, 16]
+    both, one = opencl_answer(own=[1], ways=[way, other], list=16), opencl_answer(own=[2], ways=[way], list=16)
+
+    assert _way([both, one]) == Way(*way)
+    assert _way([both, opencl_answer(own=[2], ways=[[0] * 6], list=16)]) is None
+    assert _way([both, opencl_answer(own=[2], ways=[way], list=8)]) is None
+    assert _way([both, opencl_answer(own=[], ways=[way], list=16)]) is None

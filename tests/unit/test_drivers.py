@@ -15,6 +15,7 @@ from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.libraries import INJECTED, OPENCL, Libraries, Way
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.errors import IaprofError
+from iaprof.formats.no_launches import LEVEL_ZERO
 from iaprof.record import drivers
 from iaprof.record.drivers import Drivers
 from iaprof.record.options import LaunchesBy
@@ -254,15 +255,60 @@ def test_a_commands_environment_leads_to_drivers(
     assert machine.drivers(AUTO, False).outcomes == []
 
 
-@pytest.mark.parametrize("launches", [AUTO, ATTACH])
+@pytest.mark.parametrize(("launches", "has_command"), [(AUTO, False), (ATTACH, False), (ATTACH, True)])
 def test_opencl_of_an_unknown_build_is_told_of_when_it_is_used(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, launches: LaunchesBy
+    machine: Machine, launches: LaunchesBy, has_command: bool
 ) -> None:
     path = machine.has("unknown", OPENCL)
     taken = machine.libraries(launches)
-    assert Drivers(taken, launches, True).outcomes == []
+    made = Drivers(taken, launches, has_command)
+    assert (made.outcomes, made.remark, made.injection) == ([], "", None)
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
-    assert outcome.problem == f"its build ({outcome.build_id}) is not known, so OpenCL's launches are not recorded"
+    advice = "run 'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
+    assert (outcome.problem, outcome.unused) == (f"its build ({outcome.build_id}) is not known: {advice}", False)
+
+
+def test_a_command_is_injected_for_opencl_of_an_unknown_build(machine: Machine) -> None:
+    level_zero, opencl = machine.has("probes"), machine.has("unknown", OPENCL)
+    made = machine.drivers(AUTO, True)
+    # Level Zero has a way of its own
+    assert [(outcome.path, outcome.way) for outcome in made.outcomes] == [
+        (str(level_zero), Way.PROBES),
+        (str(machine.library), Way.INJECT),
+    ]
+    assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
+    assert LEVEL_ZERO in machine.skipped and OPENCL not in machine.skipped
+    assert made.remark.startswith(f"{opencl}: its build (")
+    assert made.remark.endswith(") is not known; the command is started as by --launches=inject")
+
+
+def test_level_zero_s_drivers_that_come_later_have_their_own_ways_where_only_opencl_s_is_unknown(
+    machine: Machine,
+) -> None:
+    machine.has("probes")
+    opencl = machine.has("unknown", OPENCL)
+    taken = machine.libraries(AUTO)
+    made = Drivers(taken, AUTO, True)
+    assert made.injection
+    # as in a container
+    with_probes, unknown = machine.has("probes", folder="later"), machine.has("unknown", folder="other")
+    with_probes.write_bytes(with_probes.read_bytes() + b"another file")
+    assert [outcome.way for outcome in taken.take(with_probes)] == [Way.PROBES]
+    assert [outcome.problem.partition(" (")[0] for outcome in taken.take(unknown)] == [
+        "it has no probes, and its build"
+    ]
+    # and OpenCL's is the command's, when it is mapped
+    assert [outcome.problem for outcome in taken._take(str(opencl), f"{opencl} (deleted)")] == [""]
+
+
+def test_opencl_that_nothing_can_be_put_into_the_command_for_is_told_of_when_it_is_used(machine: Machine) -> None:
+    path = machine.has("unknown", OPENCL)
+    machine.injection_refuses = "no compiler"
+    taken = machine.libraries(AUTO)
+    made = Drivers(taken, AUTO, True)
+    assert (made.outcomes, made.remark) == ([], "nothing can be put into the command: no compiler")
+    [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
+    assert "is not known: run 'sudo iaprof calibrate" in outcome.problem
 
 
 def test_a_library_that_has_no_build_id(machine: Machine, tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ def test_what_is_advised_goes_by_how_launches_were_to_be_had(
 @pytest.mark.parametrize(
     ("by", "libraries", "advice"),
     [
-        ("inject", [INJECTED], "--launches=inject sees no OpenCL; try --launches=attach"),
+        ("inject", [INJECTED], "does not call the driver through the OpenCL loader; try --launches=attach"),
         ("auto", [library(OPENCL, "attach", 8)], "start the program with"),
-        ("auto", [library(LEVEL_ZERO, "attach", 8)], "docs/opencl.md"),
+        ("auto", [library(LEVEL_ZERO, "attach", 8)], "run 'sudo iaprof calibrate LIBRARY' with the path of its libigd"),
     ],
 )
 def test_of_opencl_too(tmp_path: Path, by: str, libraries: list[dict[str, object]], advice: str) -> None:
@@ -106,10 +106,11 @@ def test_kernels_that_copy_are_a_reason_too(tmp_path: Path) -> None:
     assert "or be the driver's own, which copy and fill ('iaprof check' says whether these are recorded)" in said
 
 
-def test_opencl_is_what_the_library_does_not_see_where_both_drivers_are_mapped(tmp_path: Path) -> None:
+def test_opencl_is_named_where_both_drivers_are_mapped(tmp_path: Path) -> None:
+    """OpenCL's driver maps Level Zero's."""
     said = warned(recorded(tmp_path, "inject", [INJECTED], mapped=(LEVEL_ZERO, OPENCL)))
     assert "process 7 mapped libigdrcl.so" in said
-    assert said.endswith("--launches=inject sees no OpenCL; try --launches=attach")
+    assert said.endswith("through the OpenCL loader; try --launches=attach")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""A driver that runs without a GPU for `iaprof calibrate`, in a process of its own that calibrate_child.py is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import IO, Any
+
+from iaprof.formats.profile import clean
+from iaprof.record.calibrate_answer import MAX_PROBLEM, Problem
+from iaprof.record.calibrate_opencl_driver import GPUS
+
+DYNAMIC_LINKER = "ld-linux-x86-64.so.2"
+
+
+class Kind(StrEnum):
+    """What a driver is, as layouts have it."""
+
+    LEVEL_ZERO = "level_zero"
+    OPENCL = "opencl"
+
+
+# What makes the driver believe in a GPU; ProductFamilyOverride and HardwareInfoOverride say in which.
+_SETTINGS = {
+    "NEOReadDebugKeys": "1",
+    "SetCommandStreamReceiver": "1",
+    "UseAubStream": "0",
+    "UseBindlessMode": "0",
+    "NEO_CACHE_PERSISTENT": "0",
+}
+_OF_KIND: dict[Kind, dict[str, str]] = {
+    Kind.LEVEL_ZERO: {},
+    Kind.OPENCL: {
+        # Several GPUs, of which each has its own kernels, and tiles, which have not, and are no GPUs.
+        "CreateMultipleRootDevices": str(GPUS),
+        "CreateMultipleSubDevices": "2",
+        "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
+        "EnableTimestampWaitForQueues": "0",  # nobody writes time stamps: clFinish would wait for them for ever
+        "EnableBlitterForEnqueueOperations": "0",  # kernels copy, not a copy engine
+    },
+}
+_START = "import sys; sys.path[:] = sys.argv[4:]; from iaprof.record.calibrate_child import main; main(*sys.argv[1:4])"
+_MAX_ANSWER = 1 << 20  # bytes; calibrate_child.py's limit of a file
+
+
+def _linked(folder: str) -> list[str]:
+    """What runs a program with the dynamic linker and the libraries of a folder."""
+    return [f"{folder}/{DYNAMIC_LINKER}", "--library-path", folder]
+
+
+class Process:
+    """The driver, running as one device."""
+
+    def __init__(self, device: str, process: subprocess.Popen[bytes], answer: IO[bytes], errors: IO[bytes]) -> None:
+        self.device = device
+        self._process = process
+        self._answer, self._errors = answer, errors
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(
+        cls, driver: Kind, device: str, settings: dict[str, str], library: int, folder: int | None, private: str
+    ) -> Iterator[Process]:
+        """Starts it; whatever it does, it has ended when this ends.
+
+        Args:
+            driver: what it is.
+            device: as modules for it are named.
+            settings: those that make it the device.
+            library: the driver's descriptor: what was checked is what is loaded, and who is nobody can load it.
+            folder: a descriptor of one with the dynamic linker and C library that it needs, or None for this system's.
+            private: the working folder.
+        """
+        python = [sys.executable, "-I", "-c", _START, f"/proc/self/fd/{library}", device, driver]
+        linked = [] if folder is None else _linked(f"/proc/self/fd/{folder}")
+        inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [*linked, *python, *(path for path in sys.path if os.path.isabs(path))],
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=errors,
+                cwd=private,
+                env=inherited | _SETTINGS | _OF_KIND[driver] | settings | {"HOME": private},
+                pass_fds=(library,) if folder is None else (library, folder),
+                start_new_session=True,
+            )
+            try:
+                yield cls(device, process, answer, errors)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # as it was not waited for, this is still its session
+                process.wait()
+
+    def answer(self, seconds: float, deadline: float) -> Any:
+        """What it found, as it wrote it, which can be anything.
+
+        Args:
+            seconds: that it has from its start on, for people.
+            deadline: when they end, in time.monotonic().
+
+        Raises:
+            Problem: nothing.
+        """
+        ended = os.pidfd_open(self._process.pid)
+        try:
+            if not select.select([ended], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise Problem(f"it has not ended after {seconds:.0f} s")
+        finally:
+            os.close(ended)
+        self._answer.seek(0)
+        text = self._answer.read(_MAX_ANSWER)
+        if not text:
+            raise Problem(self._last_words())
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise Problem("it answers what makes no sense") from None
+
+    def _last_words(self) -> str:
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - 4096))
+        lines = self._errors.read(4096).decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"its process ends without an answer{f' ({clean(last[:MAX_PROBLEM])})' if last else ''}"
