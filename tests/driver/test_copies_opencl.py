@@ -309,7 +309,7 @@ def test_injected_commands_tell_of_each_copy_and_fill(
     for line in recording.ledger:
         for _ in range(line.calls if line.function else 0):
             ips = stacks[next(transfers)["stack"]]
-            assert called.at(ips[0]) == line.function
+            assert called.at(ips[0]).removeprefix("iaprof_") == line.function  # both names are there
             assert [name for ip in ips if (name := named.at(ip))] == [line.way, "copy_all", "use", "main", "_start"]
     # but of the runtime's own kernels nothing, which is told
     assert recording.rows("launch") == []
