@@ -31,10 +31,8 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
         drivers: the first process that mapped it, by driver.
     """
     by = header.get("launches_by")
-    # OpenCL's driver maps Level Zero's: where both are mapped, the program may use OpenCL alone.
-    first = (OPENCL, LEVEL_ZERO) if by == _INJECT else DRIVERS
-    driver = next((each for each in first if each in drivers), None)
-    if driver is None:
+    mapped = [driver for driver in DRIVERS if driver in drivers]
+    if not mapped:
         return None
     ways: dict[str, str] = {}
     libraries = header.get("libraries")
@@ -42,11 +40,15 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
         match library:
             case {"path": str(path), "way": str(way), "probes": int(probes)} if probes:
                 ways[way if way == _INJECT else driver_at(path)] = way
+    # OpenCL's driver maps Level Zero's: where both are mapped, the program may use OpenCL alone.
+    driver = mapped[-1] if by == _INJECT else mapped[0]
+    if _INJECT in ways:
+        driver = next((each for each in reversed(mapped) if each not in ways), driver)
     return {
         "driver": driver,
         "pid": drivers[driver],
         "by": by if isinstance(by, str) else "auto",
-        "way": ways.get(_INJECT) or ways.get(driver),
+        "way": ways.get(driver) or ways.get(_INJECT),
     }
 
 
@@ -70,11 +72,10 @@ def _advice(driver: str, by: str, way: str | None) -> str:
         not_seen = (
             "the program may not have loaded the library that iaprof puts into it, or it does not call the driver"
         )
-        if driver == OPENCL:
-            return f"{not_seen} through the OpenCL loader; try --launches=attach"
+        loader, library = ("OpenCL", " LIBRARY") if driver == OPENCL else ("Level Zero", "")
         return (
-            f"{not_seen} through the Level Zero loader; try --launches=attach, after 'sudo iaprof calibrate' if the "
-            "driver's build is not known"
+            f"{not_seen} through the {loader} loader; try --launches=attach, after 'sudo iaprof calibrate{library}' if "
+            "the driver's build is not known"
         )
     if way is not None:
         return (

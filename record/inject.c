@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* libiaprof_inject.so, which `iaprof record` preloads into the command it starts: Intel's Level Zero driver raises the two
- * USDT probes of a patched one, whatever its build. docs/inject.md says what a program can notice of it. OpenCL's driver does
- * likewise: inject_opencl.c.
+ * USDT probes of a patched one, whatever its build. docs/inject.md says what a program can notice of it. inject_opencl.c has
+ * the same for OpenCL's driver.
  *
  * The loader, and every other way to the driver, asks for tables of functions: by dlsym for a function that fills one, and
  * newer loaders by a handle of the driver's, which begins with a pointer to the driver's own tables. In both places the
- * launches and zeModuleCreate become those below, which call the driver's. Nothing is remembered of a kernel: the driver is
- * asked at each launch, and only while somebody records, so there is no table, no lock, and nothing that a fork could break.
+ * launches and zeModuleCreate become those below, which call the driver's. Nothing is remembered of Level Zero's kernels: the
+ * driver is asked at each launch, and only while somebody records, so there is no lock, and nothing that a fork could break.
  *
  * Whatever fails here fails silently: the program comes first. */
 #define _GNU_SOURCE
@@ -68,14 +68,15 @@ static __attribute__((noinline)) bool describe(ze_handle handle, struct inject_k
 {
     size_t size, name_size = sizeof kernel->name;
     int error = errno;
-    if (!handle || !driver.kernel_address || !driver.kernel_binary || driver.kernel_address(handle, &kernel->address) ||
-        driver.kernel_binary(handle, &size, NULL))
-        return false;
-    kernel->size = size;
-    kernel->name[0] = kernel->name[sizeof kernel->name - 1] = 0;
-    driver.kernel_name(handle, &name_size, kernel->name);
+    bool told = handle && driver.kernel_address && driver.kernel_binary &&
+                !driver.kernel_address(handle, &kernel->address) && !driver.kernel_binary(handle, &size, NULL);
+    if (told) {
+        kernel->size = size;
+        kernel->name[0] = kernel->name[sizeof kernel->name - 1] = 0;
+        driver.kernel_name(handle, &name_size, kernel->name);
+    }
     errno = error;
-    return true;
+    return told;
 }
 
 #define LAUNCHED(list, handle) INJECT_LAUNCHED(describe(handle, &kernel_), list)

@@ -13,8 +13,11 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "inject.h"
 
@@ -29,12 +32,28 @@ enum { DEVICE_PARENT = 0x1042, QUEUE_DEVICE = 0x1091, PROGRAM_NUM_DEVICES = 0x11
 enum { PROGRAM_DEBUG_INFO = 0x4100, PROGRAM_DEBUG_INFO_SIZES = 0x4101 }; /* a debug ELF for each of its devices */
 enum { KERNEL_NAME = 0x1190, KERNEL_PROGRAM = 0x1194, KERNEL_CODE = 0x407D, KERNEL_ADDRESS = 0x10010 };
 enum { DEVICE_INFO_SLOT = 3, QUEUE_INFO_SLOT = 12, PROGRAM_INFO_SLOT = 32, KERNEL_INFO_SLOT = 39 };
-enum { SLOTS = 131 }; /* of the table since OpenCL 2.0 */
+enum { SLOTS = 131 }; /* as many of the table as are used */
 
 static struct {
     struct inject_image image;
     ask_t *device_info, *queue_info, *program_info, *kernel_info;
 } driver;
+
+/* Takes something that one thread has at a time, which gives it back by storing 0. A forked process has it no longer if
+ * another thread of its parent's had it. */
+static bool take(pid_t *taken_by, int attempts)
+{
+    pid_t self = getpid(), other = 0;
+    while (!__atomic_compare_exchange_n(taken_by, &other, self, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+        if (other != self)
+            continue; /* the parent's, which is replaced, or given back */
+        if (!--attempts)
+            return false;
+        sched_yield();
+        other = 0;
+    }
+    return true;
+}
 
 /* --- debug ELFs: one for each GPU that a program is for */
 
@@ -47,29 +66,49 @@ struct elfs {
     size_t bytes; /* of all of them, from the first one's start */
 };
 
-static bool take_elfs(cl_handle program, struct elfs *elfs)
+static bool ask_for_elfs(cl_handle program, struct elfs *elfs)
 {
     if (driver.program_info(program, PROGRAM_NUM_DEVICES, sizeof elfs->count, &elfs->count, NULL) || !elfs->count ||
         elfs->count > MOST_DEVICES)
         return false;
-    memset(elfs->sizes, 0, sizeof elfs->sizes);
-    if (driver.program_info(program, PROGRAM_DEBUG_INFO_SIZES, elfs->count * sizeof *elfs->sizes, elfs->sizes, NULL))
+    /* The driver gives no size for a device that the program is not built for, but does not say which devices these are: each
+     * has room for the largest debug ELF, and those that got one are in the order of the sizes. */
+    size_t given, most = 0;
+    if (driver.program_info(program, PROGRAM_DEBUG_INFO_SIZES, elfs->count * sizeof *elfs->sizes, elfs->sizes, &given))
         return false;
-    elfs->bytes = 0;
-    for (cl_uint i = 0; i < elfs->count; i++)
-        elfs->bytes += (elfs->sizes[i] + 15) / 16 * 16;
-    if (!elfs->bytes)
+    cl_uint left = given / sizeof *elfs->sizes <= elfs->count ? given / sizeof *elfs->sizes : 0;
+    for (cl_uint i = 0; i < left; i++)
+        most = elfs->sizes[i] > most ? elfs->sizes[i] : most;
+    most = (most + 15) / 16 * 16;
+    if (!most)
         return false;
-    void *room = mmap(NULL, elfs->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    elfs->bytes = elfs->count * most;
+    uint8_t *room = mmap(NULL, elfs->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED)
         return false;
-    elfs->starts[0] = room;
-    for (cl_uint i = 1; i < elfs->count; i++)
-        elfs->starts[i] = elfs->starts[i - 1] + (elfs->sizes[i - 1] + 15) / 16 * 16;
-    if (!driver.program_info(program, PROGRAM_DEBUG_INFO, elfs->count * sizeof *elfs->starts, elfs->starts, NULL))
+    for (cl_uint i = 0; i < elfs->count; i++)
+        elfs->starts[i] = room + i * most;
+    if (!driver.program_info(program, PROGRAM_DEBUG_INFO, elfs->count * sizeof *elfs->starts, elfs->starts, NULL)) {
+        for (cl_uint i = elfs->count; i-- > 0;) {
+            while (left && !elfs->sizes[left - 1])
+                left--;
+            elfs->sizes[i] = left && *elfs->starts[i] ? elfs->sizes[--left] : 0;
+        }
         return true;
+    }
     munmap(room, elfs->bytes);
     return false;
+}
+
+/* NEO makes a debug ELF when it is first asked for, without a lock. */
+static bool take_elfs(cl_handle program, struct elfs *elfs)
+{
+    static pid_t asking;
+    if (!take(&asking, 1 << 20))
+        return false;
+    bool given = ask_for_elfs(program, elfs);
+    __atomic_store_n(&asking, 0, __ATOMIC_RELEASE);
+    return given;
 }
 
 static void release_elfs(const struct elfs *elfs)
@@ -127,38 +166,53 @@ static bool find_code(const uint8_t *elf, size_t size, struct inject_kernel *ker
 
 /* --- where kernels lie whose programs are for several GPUs */
 
-enum { MOST_KERNELS = 256, MOST_GPUS = 8 };
+enum { SET_BITS = 8, SETS = 1 << SET_BITS, WAYS = 4, MOST_GPUS = 8 };
 
-/* There is one entry where a kernel can be, and another kernel may take it. The handle of a kernel may become another's, but
- * not before it was released. Nobody waits for an entry: who finds it busy does without, as after a fork it may stay busy. */
-static struct entry {
-    char busy;
-    unsigned releases; /* how many there were when this began to hold */
-    cl_handle kernel;
-    struct place {
-        cl_handle device;
-        uint64_t address, size;
-    } places[MOST_GPUS];
-} entries[MOST_KERNELS];
-static unsigned releases[MOST_KERNELS]; /* of kernels that have this entry */
+/* A kernel's entry is in one set, where a new one takes the place of another if there is no room. The handle of a kernel may
+ * become another's, but not before it was released, and its entry with it. No thread waits long for a set: it asks the driver. */
+static struct set {
+    pid_t taken_by;
+    unsigned char next; /* which entry a new kernel gets */
+    struct entry {
+        cl_handle kernel; /* NULL: it was released */
+        struct place {
+            cl_handle device;
+            uint64_t address, size;
+        } places[MOST_GPUS];
+    } entries[WAYS];
+} sets[SETS];
 
-static size_t number_of(cl_handle kernel)
+static struct set *set_of(cl_handle kernel)
 {
-    return (uintptr_t)kernel * 0x9e3779b97f4a7c15 >> 56;
+    return &sets[(uintptr_t)kernel * 0x9e3779b97f4a7c15 >> (64 - SET_BITS)];
 }
 
-/* The place in `entry`, which is held, of a kernel on a device: a new one is empty. */
-static struct place *place_in(struct entry *entry, cl_handle kernel, cl_handle device, unsigned now)
+/* The place in `set`, which is held, of a kernel on a device: a new one is empty. */
+static struct place *place_in(struct set *set, cl_handle kernel, cl_handle device)
 {
-    if (entry->kernel != kernel || entry->releases != now) {
+    struct entry *entry = NULL;
+    for (int i = 0; i < WAYS && (!entry || entry->kernel != kernel); i++)
+        if (!set->entries[i].kernel || set->entries[i].kernel == kernel)
+            entry = &set->entries[i];
+    if (!entry)
+        entry = &set->entries[set->next++ % WAYS];
+    if (entry->kernel != kernel) {
         memset(entry->places, 0, sizeof entry->places);
-        entry->kernel = kernel;
-        entry->releases = now;
+        __atomic_store_n(&entry->kernel, kernel, __ATOMIC_RELEASE);
     }
     for (struct place *place = entry->places; place < entry->places + MOST_GPUS; place++)
         if (!place->device || place->device == device)
             return place;
     return entry->places;
+}
+
+static void forget(cl_handle kernel)
+{
+    struct set *set = set_of(kernel);
+    for (struct entry *entry = set->entries; entry < set->entries + WAYS; entry++) {
+        cl_handle released = kernel;
+        __atomic_compare_exchange_n(&entry->kernel, &released, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    }
 }
 
 static bool find_on(cl_handle device, cl_handle program, struct inject_kernel *kernel)
@@ -185,12 +239,10 @@ static bool find_or_remember(cl_handle queue, cl_handle handle, cl_handle progra
     cl_handle device;
     if (driver.queue_info(queue, QUEUE_DEVICE, sizeof device, &device, NULL) || !device)
         return false;
-    size_t number = number_of(handle);
-    struct entry *entry = &entries[number];
-    unsigned now = __atomic_load_n(&releases[number], __ATOMIC_ACQUIRE);
-    if (__atomic_exchange_n(&entry->busy, 1, __ATOMIC_ACQUIRE))
+    struct set *set = set_of(handle);
+    if (!take(&set->taken_by, 8))
         return find_on(device, program, kernel);
-    struct place *place = place_in(entry, handle, device, now);
+    struct place *place = place_in(set, handle, device);
     bool found = place->device == device;
     if (!found && (found = find_on(device, program, kernel)))
         *place = (struct place){device, kernel->address, kernel->size};
@@ -198,7 +250,7 @@ static bool find_or_remember(cl_handle queue, cl_handle handle, cl_handle progra
         kernel->address = place->address;
         kernel->size = place->size;
     }
-    __atomic_store_n(&entry->busy, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&set->taken_by, 0, __ATOMIC_RELEASE);
     return found;
 }
 
@@ -264,7 +316,7 @@ IN_PLACE_OF(cl_int, clEnqueueTask, cl_handle queue, cl_handle kernel, cl_uint n,
 
 IN_PLACE_OF(cl_int, clReleaseKernel, cl_handle kernel)
 {
-    __atomic_fetch_add(&releases[number_of(kernel)], 1, __ATOMIC_RELEASE);
+    forget(kernel);
     return driver_clReleaseKernel(kernel);
 }
 
@@ -272,11 +324,39 @@ IN_PLACE_OF(cl_int, clReleaseKernel, cl_handle kernel)
 
 typedef void notify_t(cl_handle program, void *data);
 
+/* What the program wants to be told. It may launch kernels then, or release the program, whose debug ELFs are told before. */
+struct notified {
+    notify_t *notify;
+    void *data;
+};
+
+static void tell_and_notify(cl_handle program, void *data)
+{
+    struct notified *given = data, notified = *given;
+    free(given);
+    tell_program(program);
+    notified.notify(program, notified.data);
+}
+
+/* Replaces `notify` and `data`, so that the program's debug ELFs are told first. There may be none, or no memory for it. */
+static void tell_when_notified(notify_t **notify, void **data)
+{
+    int error = errno;
+    struct notified *notified = *notify && level_zero_compile_kernel_semaphore ? malloc(sizeof *notified) : NULL;
+    errno = error;
+    if (!notified)
+        return;
+    *notified = (struct notified){*notify, *data};
+    *notify = tell_and_notify;
+    *data = notified; /* lost if the driver refuses the call, as it does not notify then */
+}
+
 IN_PLACE_OF(cl_int, clBuildProgram, cl_handle program, cl_uint n, const cl_handle *devices, const char *options,
             notify_t *notify, void *data)
 {
+    tell_when_notified(&notify, &data);
     cl_int result = driver_clBuildProgram(program, n, devices, options, notify, data);
-    if (!result && level_zero_compile_kernel_semaphore)
+    if (!result && notify != tell_and_notify && level_zero_compile_kernel_semaphore)
         tell_program(program);
     return result;
 }
@@ -284,8 +364,11 @@ IN_PLACE_OF(cl_int, clBuildProgram, cl_handle program, cl_uint n, const cl_handl
 IN_PLACE_OF(cl_handle, clLinkProgram, cl_handle context, cl_uint n, const cl_handle *devices, const char *options,
             cl_uint n_programs, const cl_handle *programs, notify_t *notify, void *data, cl_int *error)
 {
+    cl_int result;
+    error = error ? error : &result;
+    tell_when_notified(&notify, &data);
     cl_handle program = driver_clLinkProgram(context, n, devices, options, n_programs, programs, notify, data, error);
-    if (program && level_zero_compile_kernel_semaphore)
+    if (program && !*error && notify != tell_and_notify && level_zero_compile_kernel_semaphore)
         tell_program(program);
     return program;
 }
@@ -363,19 +446,25 @@ static const struct hook {
 };
 enum { N_HOOKS = sizeof HOOKS / sizeof *HOOKS };
 
+static const int ASKED[] = {DEVICE_INFO_SLOT, QUEUE_INFO_SLOT, PROGRAM_INFO_SLOT, KERNEL_INFO_SLOT};
+
 static void take_table_of(cl_handle object)
 {
     void **table = object ? *(void ***)object : NULL;
     if (!inject_is_data(&driver.image, table, SLOTS * sizeof *table))
         return;
+    for (unsigned i = 0; i < sizeof ASKED / sizeof *ASKED; i++)
+        if (!inject_is_code(&driver.image, table[ASKED[i]]))
+            return;
     driver.device_info = (ask_t *)table[DEVICE_INFO_SLOT];
     driver.queue_info = (ask_t *)table[QUEUE_INFO_SLOT];
     driver.program_info = (ask_t *)table[PROGRAM_INFO_SLOT];
     driver.kernel_info = (ask_t *)table[KERNEL_INFO_SLOT];
     for (const struct hook *hook = HOOKS; hook < HOOKS + N_HOOKS; hook++) {
-        if (hook->slot == NONE || !inject_is_code(&driver.image, table[hook->slot]))
+        void *function = hook->slot == NONE ? NULL : __atomic_load_n(&table[hook->slot], __ATOMIC_ACQUIRE);
+        if (!inject_is_code(&driver.image, function)) /* another thread may have been here */
             continue;
-        *hook->drivers = table[hook->slot];
+        *hook->drivers = function;
         __atomic_store_n(&table[hook->slot], hook->ours, __ATOMIC_RELEASE);
     }
 }

@@ -88,7 +88,7 @@ bool inject_is_driver(struct inject_image *image, void *found, const char *name)
         return false; /* that one is still there */
     struct search search = {.image = {.base = where.dli_fbase}};
     dl_iterate_phdr(look_at, &search);
-    if (is_skipped(name, search.build_id))
+    if (!search.image.data || is_skipped(name, search.build_id)) /* dlmopen hides what it loads from us */
         return false;
     *image = search.image;
     return true;

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of OpenCL that keeps a ledger: what it launched, how often, and what the runtime itself says of each kernel.
  *
- *     opencl [--threads N] [--rounds N] [--launches N] [--gpu N] [--parts 1] [--link 1] [--brief 1] [--step] PROGRAM...
+ *     opencl [--threads N] [--rounds N] [--launches N] [--gpu N] [--parts 1] [--one 1] [--link 1] [--brief 1] [--twins 1]
+ *            [--step] PROGRAM...
  *
  * A PROGRAM that ends in .cl is source, with its headers in the same folder, one in .spv is SPIR-V, any other a native binary.
  * All GPUs share a context, and the work is the one's with the given number; with --parts these are the sub-devices of the first
- * GPU. Each program is built (with --link, one of source is compiled and then linked), lets each thread launch
- * every kernel of it N times in each way, and is released, before the last thread's kernels are; that is a round. With --brief, a
- * kernel is released before the thread creates the next one.
+ * GPU. Each program is built (with --one for that GPU only; with --link, one of source is compiled and then linked), lets each
+ * thread launch every kernel of it N times in each way, and is released, before the last thread's kernels are; that is a round.
+ * With --brief, a kernel is released before the thread creates the next one. With --twins, each program is built once more
+ * before, and released by the function that the runtime calls when it is built.
  *
  * The ledger is a JSON line per (round, program, thread, kernel). The program's debug ELF and the kernel's code lie in the
  * working folder, in the files that the line names. With --step, a thread waits after each line, the kernel still there, until
@@ -33,7 +35,7 @@ enum {
     CL_KERNEL_BINARY_GPU_ADDRESS_INTEL = 0x10010,
 };
 
-enum { MAX_THREADS = 64, MAX_PROGRAMS = 64, MAX_KERNELS = 64, MAX_GPUS = 16 };
+enum { MAX_THREADS = 64, MAX_PROGRAMS = 64, MAX_KERNELS = 512, MAX_GPUS = 16 };
 
 #define PROGRAM "opencl"
 #define RESULT "%d"
@@ -88,7 +90,7 @@ enum { N_WAYS = sizeof WAYS / sizeof *WAYS };
 
 /* --- the command line */
 
-static int threads = 1, rounds = 1, launches = 1, gpu_number, parts, links, brief, step, n_programs;
+static int threads = 1, rounds = 1, launches = 1, gpu_number, parts, one, links, brief, twins, step, n_programs;
 
 static struct {
     const char *path, *name;
@@ -106,8 +108,10 @@ static void read_command_line(int argc, char **argv)
                    {"--launches", &launches, 1, 1 << 30},
                    {"--gpu", &gpu_number, 0, MAX_GPUS - 1},
                    {"--parts", &parts, 0, 1},
+                   {"--one", &one, 0, 1},
                    {"--link", &links, 0, 1},
-                   {"--brief", &brief, 0, 1}};
+                   {"--brief", &brief, 0, 1},
+                   {"--twins", &twins, 0, 1}};
     for (int i = 1; i < argc; i++) {
         size_t n = 0;
         while (n < sizeof numbers / sizeof *numbers && strcmp(argv[i], numbers[n].name))
@@ -198,6 +202,12 @@ static cl_program create_program(const char *path)
     return program;
 }
 
+static void release_program(cl_program program, void *nothing)
+{
+    (void)nothing;
+    MUST(clReleaseProgram(program));
+}
+
 static void build_program(int index, int round)
 {
     const char *path = programs[index].path;
@@ -212,20 +222,25 @@ static void build_program(int index, int round)
         must(result, "clLinkProgram");
         MUST(clReleaseProgram(compiled));
     } else {
-        MUST(clBuildProgram(program, 0, NULL, ends_with(path, ".cl") ? options : NULL, NULL, NULL));
+        const char *given = ends_with(path, ".cl") ? options : NULL;
+        if (twins)
+            MUST(clBuildProgram(create_program(path), one, one ? &gpu : NULL, given, release_program, NULL));
+        MUST(clBuildProgram(program, one, one ? &gpu : NULL, given, NULL, NULL));
     }
 
     cl_uint devices; /* of the program, in the context's order */
     MUST(clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof devices, &devices, NULL));
-    size_t sizes[MAX_GPUS];
-    unsigned char *elfs[MAX_GPUS] = {NULL};
+    size_t sizes[MAX_GPUS] = {0}, most = 0; /* of those that it is built for, one after the other */
+    unsigned char *elfs[MAX_GPUS] = {NULL}; /* of all */
     MUST(clGetProgramInfo(program, CL_PROGRAM_DEBUG_INFO_SIZES_INTEL, devices * sizeof *sizes, sizes, NULL));
     for (cl_uint i = 0; i < devices; i++)
-        elfs[i] = malloc(sizes[i]);
+        most = sizes[i] > most ? sizes[i] : most;
+    for (cl_uint i = 0; i < devices; i++)
+        elfs[i] = malloc(most);
     MUST(clGetProgramInfo(program, CL_PROGRAM_DEBUG_INFO_INTEL, devices * sizeof *elfs, elfs, NULL));
     int mine = devices > 1 ? gpu_number : 0;
     sprintf(programs[index].debug_elf, "%d-%d-%d.debug.elf", getpid(), round, index);
-    write_file(programs[index].debug_elf, elfs[mine], sizes[mine]);
+    write_file(programs[index].debug_elf, elfs[mine], sizes[one ? 0 : mine]);
     for (cl_uint i = 0; i < devices; i++)
         free(elfs[i]);
     programs[index].handle = program;

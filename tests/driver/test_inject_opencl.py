@@ -96,6 +96,44 @@ def test_a_kernel_for_two_gpus_is_told_where_each_has_it(
     assert told.total() == expected.total() + 3, "in each round, the other GPU's of the program that is for both"
 
 
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_programs_that_are_built_for_one_gpu_of_several_are_told(
+    opencl: OpenCL, recorder: Recorder, gpu: int, tmp_path: Path
+) -> None:
+    """The driver has no size for the others' debug ELFs, and gives those that there are at their GPU's place."""
+    programs, options = [MATMUL, opencl.driver.spirv / "matmul-g.spv"], ("--gpu", gpu, "--one", 1, "--rounds", 2)
+
+    kernels = run_workload(opencl, recorder, "bmg", tmp_path, programs, *options, **TWO_GPUS)
+
+    assert len(kernels) == 12
+    assert recorder.launches() == ledger_launches(kernels)
+    assert recorder.elfs() == ledger_elfs(kernels)
+
+
+def test_programs_that_are_released_by_their_callback_are_told(
+    opencl: OpenCL, recorder: Recorder, tmp_path: Path
+) -> None:
+    kernels = run_workload(opencl, recorder, "bmg", tmp_path, [MATMUL], "--twins", 1, "--rounds", 3)
+
+    assert recorder.launches() == ledger_launches(kernels)
+    elfs, expected = recorder.elfs(), ledger_elfs(kernels)
+    assert elfs >= expected
+    assert elfs.total() == 2 * expected.total()
+
+
+def test_kernels_that_are_launched_in_turn_stay_known(opencl: OpenCL, recorder: Recorder, tmp_path: Path) -> None:
+    """Given more kernels of two GPUs than there are sets in the library, and threads that launch the same ones."""
+    source = tmp_path / "many.cl"
+    source.write_text("\n".join(f"__kernel void each_{n}(__global int *to) {{ *to = {n}; }}" for n in range(300)))
+
+    kernels = run_workload(
+        opencl, recorder, "bmg", tmp_path, [source], "--gpu", 1, "--threads", 3, "--launches", 2, **TWO_GPUS
+    )
+
+    assert len(kernels) == 3 * 300
+    assert recorder.launches() == ledger_launches(kernels)
+
+
 def test_a_handle_that_becomes_another_kernel_s_leads_to_that(
     opencl: OpenCL, recorder: Recorder, tmp_path: Path
 ) -> None:

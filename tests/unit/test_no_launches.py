@@ -110,7 +110,15 @@ def test_opencl_is_named_where_both_drivers_are_mapped(tmp_path: Path) -> None:
     """OpenCL's driver maps Level Zero's."""
     said = warned(recorded(tmp_path, "inject", [INJECTED], mapped=(LEVEL_ZERO, OPENCL)))
     assert "process 7 mapped libigdrcl.so" in said
-    assert said.endswith("through the OpenCL loader; try --launches=attach")
+    assert "through the OpenCL loader; try --launches=attach, after 'sudo iaprof calibrate LIBRARY'" in said
+
+
+@pytest.mark.parametrize(("attached", "named"), [(LEVEL_ZERO, "libigdrcl.so"), (OPENCL, "libze_intel_gpu.so")])
+def test_the_driver_is_named_whose_launches_only_the_library_sees(tmp_path: Path, attached: str, named: str) -> None:
+    libraries = [library(attached, "attach", 8), INJECTED]
+    said = warned(recorded(tmp_path, "auto", libraries, mapped=(LEVEL_ZERO, OPENCL)))
+    assert f" mapped {named} " in said
+    assert "the library that iaprof puts into it" in said
 
 
 @pytest.mark.parametrize(
