@@ -174,15 +174,19 @@ def _ask(
     private = tempfile.mkdtemp(prefix="iaprof-calibrate-")
     deadline = time.monotonic() + SECONDS
     answers, left_out = {}, {}
+    user = None
     try:
         if os.geteuid() == 0:
             with contextlib.suppress(OSError):  # in a user namespace nobody may not exist
                 os.chown(private, NOBODY, NOBODY)
+                user = NOBODY
         with contextlib.ExitStack() as running:
             folder = running.enter_context(_linker_of(kind, library))
             loaded = running.enter_context(_copy(file)) if kind is Kind.OPENCL else file.fileno()
             processes = {
-                device: running.enter_context(Process.start(kind, device, _as_device(device), loaded, folder, private))
+                device: running.enter_context(
+                    Process.start(kind, device, _as_device(device), loaded, folder, private, user)
+                )
                 for device in DEVICES
             }
             for device, process in processes.items():
@@ -251,10 +255,11 @@ def _linker_of(kind: Kind, library: Path) -> Iterator[int | None]:
     if folder is None or (folder / DYNAMIC_LINKER).samefile(f"/lib64/{DYNAMIC_LINKER}"):
         yield None
         return
-    for path in (folder / DYNAMIC_LINKER, folder):
-        _check_owner(path.stat())
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # What was checked is what is run.
+        _check_owner(os.fstat(fd))
+        _check_owner(os.stat(DYNAMIC_LINKER, dir_fd=fd))
         yield fd
     finally:
         os.close(fd)

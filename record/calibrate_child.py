@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +24,7 @@ from iaprof.record.calibrate_own import OwnKernels, OwnKernelsError
 from iaprof.record.calibrate_search import Memory, Search
 
 NOBODY = 65534
-_PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
 _MOST_CANDIDATES = 2_000  # of one kind, nearest first
 _MODULES = Path(__file__).with_name("calibration")
 _ENDS = "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
@@ -57,12 +58,18 @@ def _lower() -> None:
         highest = resource.getrlimit(limit)[1]
         value = value if highest == resource.RLIM_INFINITY else min(value, highest)
         resource.setrlimit(limit, (value, value))
-    ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+    process = ctypes.CDLL(None)
+    process.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # of this thread: there must be no other
     if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # in a user namespace nobody may not exist
+        # In a user namespace nobody may not exist, and groups may be kept: what can be given up is given up.
+        with contextlib.suppress(OSError):
             os.setgroups([])
+        with contextlib.suppress(OSError):
             os.setresgid(NOBODY, NOBODY, NOBODY)
+        with contextlib.suppress(OSError):
             os.setresuid(NOBODY, NOBODY, NOBODY)
+    # Ends with its parent. A change of the user would undo this.
+    process.prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
 
 
 def _tell(answer: int, found: dict[str, Any]) -> None:

@@ -36,6 +36,9 @@ _SETTINGS = {
     "UseAubStream": "0",
     "UseBindlessMode": "0",
     "NEO_CACHE_PERSISTENT": "0",
+    # NumPy would start a thread for each core, with 40 MiB each, before the process gives up its rights.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
 }
 _OF_KIND: dict[Kind, dict[str, str]] = {
     Kind.LEVEL_ZERO: {},
@@ -68,7 +71,14 @@ class Process:
     @classmethod
     @contextlib.contextmanager
     def start(
-        cls, driver: Kind, device: str, settings: dict[str, str], library: int, folder: int | None, private: str
+        cls,
+        driver: Kind,
+        device: str,
+        settings: dict[str, str],
+        library: int,
+        folder: int | None,
+        private: str,
+        user: int | None,
     ) -> Iterator[Process]:
         """Starts it; whatever it does, it has ended when this ends.
 
@@ -79,9 +89,13 @@ class Process:
             library: the driver's descriptor: what was checked is what is loaded, and who is nobody can load it.
             folder: a descriptor of one with the dynamic linker and C library that it needs, or None for this system's.
             private: the working folder.
+            user: as whom to run what is in `folder`, from its first instruction on; None for who runs this.
         """
         python = [sys.executable, "-I", "-c", _START, f"/proc/self/fd/{library}", device, driver]
         linked = [] if folder is None else _linked(f"/proc/self/fd/{folder}")
+        # Our own Python gives up its rights itself, in calibrate_child.py: who is nobody may be unable to read it.
+        # Another system's dynamic linker and C library never have them: root of a container could have written these.
+        lowered = folder is not None and user is not None
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
@@ -93,6 +107,9 @@ class Process:
                 env=inherited | _SETTINGS | _OF_KIND[driver] | settings | {"HOME": private},
                 pass_fds=(library,) if folder is None else (library, folder),
                 start_new_session=True,
+                user=user if lowered else None,
+                group=user if lowered else None,
+                extra_groups=() if lowered else None,
             )
             try:
                 yield cls(device, process, answer, errors)
