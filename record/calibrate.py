@@ -209,7 +209,7 @@ def _as_device(device: str) -> dict[str, str]:
 def _read(told: Any, read: Callable[[Any], _Told]) -> _Told:
     try:
         return read(told)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # the last of 1e999, which is infinite
         raise Problem("it answers what makes no sense") from None
 
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from iaprof.bpf.driver_layout import MAX_ENTRIES
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.profile import clean
 from iaprof.record.calibrate_entry import LENGTH, probe_offset
@@ -29,8 +30,10 @@ PARTS = {
 }
 OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name, where they are launched
 MAX_PROBLEM = 300  # characters
+_MAX_PLACE = 1 << 48
 _NO_CODE = "it answers with an address that is in no segment of code"
 _CALL, _JUMP, _CALL_BYTES = 0xE8, 0xE9, 5
+_CALL_BY_RAX = b"\xff\x90"
 Candidates = Mapping[str, frozenset[Candidate]]
 
 
@@ -59,9 +62,32 @@ def read_version(told: Any) -> str:
     return clean(str(told["version"])[:64])
 
 
+def read_place(told: Any) -> int:
+    """A place in the file, in bytes.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none.
+    """
+    place = int(told)
+    if not 0 <= place < _MAX_PLACE:
+        raise ValueError("place")
+    return place
+
+
 def read_places(told: Any, names: Iterable[str]) -> dict[str, int]:
     """Places in the file of those of these functions that it told of."""
-    return {name: int(told[name]) for name in names if name in told}
+    return {name: read_place(told[name]) for name in names if name in told}
+
+
+def read_list(told: Any) -> list[Any]:
+    """Launches of the driver's own kernels: all of them, as a layout with a part of them would look complete.
+
+    Raises:
+        ValueError, TypeError: it is no list, or a longer one than layouts have.
+    """
+    if len(told) > MAX_ENTRIES:
+        raise ValueError("own")
+    return list(told)
 
 
 def read_candidates(told: Any, parts: Mapping[str, tuple[int, ...]]) -> Candidates:
@@ -173,6 +199,17 @@ class Code:
         """
         start = address_of(self.elf, place, executable=True)
         return start + probe_offset(self.beginning(place), needed, keeps_stack, keeps_memory)
+
+    def call(self, place: int) -> int:
+        """The virtual address of an instruction that calls a function: directly, or by what is at disp32(%rax).
+
+        Raises:
+            Problem: there is none: a probe there would change other code.
+        """
+        address = address_of(self.elf, place, executable=True)
+        if not self.beginning(place).startswith((bytes([_CALL]), _CALL_BY_RAX)):
+            raise Problem("it answers with a call that is none")
+        return address
 
     def segment(self, place: int) -> tuple[int, int, int]:
         """The segment of code in which a place of the file lies: place and address of its beginning, and bytes.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.bpf.driver_layout import MAX_ENTRIES, TRANSFERS, Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Field, Layout
 from iaprof.bpf.transfers import LEVEL_ZERO as TRANSFERRING
 from iaprof.bpf.waits import LEVEL_ZERO as WAITING
 from iaprof.record.calibrate_answer import (
@@ -22,7 +22,9 @@ from iaprof.record.calibrate_answer import (
     best_class,
     common_functions,
     read_candidates,
+    read_list,
     read_no_own,
+    read_place,
     read_places,
     read_version,
 )
@@ -66,7 +68,7 @@ def read_level_zero(told: Any) -> LevelZeroAnswer:
 
     Raises:
         Problem: it says why there is none.
-        ValueError, KeyError, TypeError, AttributeError: it makes no sense.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: it makes no sense.
     """
     return LevelZeroAnswer(
         version=read_version(told),
@@ -79,11 +81,11 @@ def read_level_zero(told: Any) -> LevelZeroAnswer:
 
 
 def _places(told: Any) -> Iterator[Place]:
-    for each in told[:MAX_ENTRIES]:
+    for each in read_list(told):
         address, kernel, of_list, is_function = each
         if not all(0 <= int(bias) <= MAX_BIAS for bias in (kernel, of_list)):
             raise ValueError("own")
-        yield Place(int(address), int(kernel), int(of_list), bool(is_function))
+        yield Place(read_place(address), int(kernel), int(of_list), bool(is_function))
 
 
 def level_zero_layout(build_id: str, code: Code, answers: Sequence[LevelZeroAnswer]) -> Layout:
@@ -156,9 +158,5 @@ def _own_launches(answers: Sequence[LevelZeroAnswer], code: Code) -> Iterator[En
     if any(answer.no_own for answer in answers):
         return
     for place in sorted({place for answer in answers for place in answer.own}):
-        at = (
-            code.probe(place.address, {0, 1})
-            if place.is_function
-            else address_of(code.elf, place.address, executable=True)
-        )
+        at = code.probe(place.address, {0, 1}) if place.is_function else code.call(place.address)
         yield Entry(OWN_KERNELS, Action.OWN_LAUNCH, at, 1, None, place.kernel, place.list)

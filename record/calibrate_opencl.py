@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.bpf.driver_layout import MAX_ENTRIES, TRANSFERS, Action, Dispatch, Entry, Field, Layout
+from iaprof.bpf.driver_layout import TRANSFERS, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.transfers import MAY_COPY, OPENCL as TRANSFERRING
 from iaprof.bpf.waits import OPENCL as WAITING
 from iaprof.record.calibrate_answer import (
@@ -21,7 +21,9 @@ from iaprof.record.calibrate_answer import (
     best_class,
     common_functions,
     read_candidates,
+    read_list,
     read_no_own,
+    read_place,
     read_places,
     read_version,
 )
@@ -68,7 +70,7 @@ def read_opencl(told: Any) -> OpenCLAnswer:
 
     Raises:
         Problem: it says why there is none.
-        ValueError, KeyError, TypeError, AttributeError: it makes no sense.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: it makes no sense.
     """
     return OpenCLAnswer(
         version=read_version(told),
@@ -76,7 +78,7 @@ def read_opencl(told: Any) -> OpenCLAnswer:
         candidates=read_candidates(told["candidates"], _PARTS),
         no_own=read_no_own(told),
         gone={kind: _destructor(told["gone"][kind]) for kind in _GONE},
-        own=frozenset(map(int, told.get("own", ())[:MAX_ENTRIES])),
+        own=frozenset(map(read_place, read_list(told.get("own", ())))),
         ways=frozenset(Way(*map(int, way)) for way in told.get("ways", ())),
         list_bias=int(told.get("list", 0)),
     )
@@ -86,7 +88,7 @@ def _destructor(told: Any) -> _Destructor:
     bias = int(told["bias"])
     if not 0 <= bias <= MAX_BIAS or len(told["functions"]) != 2:
         raise ValueError("gone")
-    return _Destructor(tuple(map(int, told["functions"])), bias)
+    return _Destructor(tuple(map(read_place, told["functions"])), bias)
 
 
 def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) -> Layout:
@@ -144,8 +146,7 @@ def _way(answers: Sequence[OpenCLAnswer]) -> Way | None:
 def _own_launches(answers: Sequence[OpenCLAnswer], way: Way, code: Code) -> Iterator[Entry]:
     """Where any of the devices launches kernels of the driver's own: call instructions."""
     for place in sorted(frozenset.union(*(answer.own for answer in answers))):
-        at = address_of(code.elf, place, executable=True)
-        yield Entry(OWN_KERNELS, Action.OWN_LAUNCHES, at, 1, None, way.bias, answers[0].list_bias)
+        yield Entry(OWN_KERNELS, Action.OWN_LAUNCHES, code.call(place), 1, None, way.bias, answers[0].list_bias)
 
 
 def _of_gpu(path: Path, bits: int = 64) -> Field:
