@@ -50,8 +50,8 @@ def search_opencl(
     found["gone"] = {kind: _gone(driver, memory, search, kind, searched) for kind in _KINDS}
     tell({**found, "no_own": _ENDS})
     if found["candidates"]["code"]:  # without, there is no layout
-        ours = _ours(driver, memory, found["candidates"]["code"][0][0][0], searched)
         try:
+            ours = _ours(driver, memory, found["candidates"]["code"][0][0][0], searched)
             prepared = Prepared(driver, ours)
         except DriverError as error:
             tell({**found, "no_own": str(error)})

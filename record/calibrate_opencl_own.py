@@ -234,6 +234,6 @@ class Prepared:
                 launch = partial(self._driver.launch, queue, self._ours.handle)
                 own.watch(traps, queue - min(biases), launch, list(self._copies.calls(queue)))
             ways, places = own.found(search.place)
-        except (DriverError, OwnKernelsError, TrapsError, ValueError, struct.error) as error:
+        except (DriverError, OwnKernelsError, TrapsError) as error:
             return {"no_own": str(error)}
         return {"own": places, "ways": [dataclasses.astuple(way) for way in ways[:_MOST_WAYS]], "list": min(biases)}

@@ -1,10 +1,13 @@
 """Direct calls that a driver's code makes, for `iaprof calibrate` to see what a call of the driver leads to.
 
 The first byte of each call instruction becomes a breakpoint. Its signal handler, a piece of machine code, notes the
-call where the first argument is the one that is wanted, and does what the instruction did. A call is one that leads to
-where a function begins, as the driver's unwinding information says: other bytes are left as they are.
+call where the first argument is the one that is wanted, and does what the instruction did. A byte 0xE8 is taken for a
+call if it leads to where a function begins, as the driver's unwinding information says. By chance another byte may do
+so: of 64,250 in OpenCL's 26.27.39122 one does. Such an instruction then does something else, by which the process
+most likely ends.
 
-This runs in the driver's process, which ends afterwards.
+This runs in the driver's process, which ends afterwards: breakpoints and their handler stay until then, as the driver's
+other threads may meet them at any time.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ _MOST_NOTES = 2_000  # of one call
 _EH_FRAME_HDR, _LOAD = 0x6474E550, 1  # kinds of segments
 _SORTED = b"\x01\x1b\x03\x3b"  # how .eh_frame_hdr begins: a table of 32 bits that count from there
 _SIGINFO, _NODEFER = 4, 0x40000000
+_NO_FUNCTIONS = "it does not say where its functions begin"
 _PAGE = 4096
 _READ_WRITE_RUN = 7
+_kept: list[Traps] = []  # as long as the process lasts, breakpoints need their handler
 _START_OF_STACK = 28  # of the numbers in /proc/PID/stat, of which the third comes behind the name
 
 
@@ -72,6 +77,7 @@ class Traps:
         # Where the next note goes and where there is no room for one, the argument that is wanted, and the last place
         # on the stack behind which a window is.
         self._bounds = (ctypes.c_uint64 * 4)(self._start, self._start, 0, _end_of_stack(memory) - WINDOW)
+        _kept.append(self)
         self._handler = mmap.mmap(-1, _PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
         self._handler.write(_handler(ctypes.addressof(self._bounds)))
         self._handle_signals()
@@ -98,7 +104,11 @@ class Traps:
         memory[sites - start] = _BREAKPOINT
 
     def calls(self, first: int, call: Callable[[], None]) -> list[Call]:
-        """What is called with a first argument while `call` runs, in order."""
+        """What is called with a first argument while `call` runs, in order.
+
+        Raises:
+            TrapsError: that is more than can be noted.
+        """
         self._bounds[2] = first
         self._bounds[0] = self._start
         self._bounds[1] = self._start + len(self._notes)
@@ -106,7 +116,9 @@ class Traps:
             call()
         finally:
             self._bounds[1] = self._start
-        end = min(self._bounds[0], self._start + len(self._notes)) - self._start
+        end = self._bounds[0] - self._start
+        if end > len(self._notes):
+            raise TrapsError("its calls are too many to see them all")
         found = []
         for at in range(0, end, _NOTE):
             behind, function, second, has_window = struct.unpack_from(f"<{_WORDS}Q", self._notes, at)
@@ -116,7 +128,18 @@ class Traps:
 
 
 def _code_and_functions(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.int64]]:
-    """The segment of code (place in the file, address and bytes), and the addresses where functions begin."""
+    """The segment of code (place in the file, address and bytes), and the addresses where functions begin.
+
+    Raises:
+        TrapsError: the file does not say it.
+    """
+    try:
+        return _headers(file)
+    except (ValueError, struct.error):  # by numbers that lead out of it
+        raise TrapsError(_NO_FUNCTIONS) from None
+
+
+def _headers(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.int64]]:
     (table,) = struct.unpack_from("<Q", file, 32)
     (count,) = struct.unpack_from("<H", file, 56)
     code, functions = None, None
@@ -128,7 +151,7 @@ def _code_and_functions(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.i
             (many,) = struct.unpack_from("<I", file, place + 8)
             functions = address + np.frombuffer(file, "<i4", 2 * many, place + 12)[::2].astype(np.int64)
     if code is None or functions is None:
-        raise TrapsError("it does not say where its functions begin")
+        raise TrapsError(_NO_FUNCTIONS)
     return code, functions
 
 
@@ -145,10 +168,10 @@ def _calls(file: bytes, code: tuple[int, int, int], functions: NDArray[np.int64]
 
 def _base(memory: Memory, address: int) -> int:
     """Where in memory the driver's address 0 is: its first mapping has the beginning of the file."""
-    here = memory.mapping(address)
+    here = driver = memory.mapping(address)
     while here is not None and here.offset:
         here = memory.mapping(here.start - 1)
-    if here is None:
+    if here is None or driver is None or here.file != driver.file:
         raise TrapsError("it does not lie in one piece")
     return here.start
 
