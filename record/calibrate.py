@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -36,7 +36,6 @@ DEVICES = {"bmg": "5x4x8", "lnl": "1x8x8", "ptl-h": "3x4x8", "pvc": "2x8x8"}
 LEAST_DEVICES = 2
 SECONDS = 60.0  # for all devices; they take one or two
 
-
 _MOST_BYTES = 1 << 30  # of a driver; NEO 26.27's have 60 MiB
 _MFD_EXEC = 0x10  # linux/memfd.h; since Linux 6.3
 _OTHER_WAYS = {
@@ -46,6 +45,9 @@ _OTHER_WAYS = {
     ),
     Kind.OPENCL: "its launches can still be had with 'iaprof record --launches=inject -- COMMAND'",
 }
+
+
+_Told = TypeVar("_Told", bound=Answer)
 
 
 class CalibrationError(IaprofError):
@@ -102,13 +104,17 @@ def calibrate(library: Path) -> Calibration:
             if not build_id:
                 raise Problem("it has no build-id")
             kind = _kind(elf)
-            answers: Mapping[str, Answer]
+
+            def found(
+                read: Callable[[Any], _Told], layout_of: Callable[[str, Code, Sequence[_Told]], Layout]
+            ) -> tuple[Layout, Mapping[str, Answer], dict[str, str]]:
+                answers, left_out = _ask(kind, library, file, read)
+                return layout_of(build_id, Code(elf, file), list(answers.values())), answers, left_out
+
             if kind is Kind.OPENCL:
-                answers, left_out = by_opencl = _ask(kind, library, file, read_opencl)
-                layout = opencl_layout(build_id, Code(elf, file), list(by_opencl[0].values()))
+                layout, answers, left_out = found(read_opencl, opencl_layout)
             else:
-                answers, left_out = by_level_zero = _ask(kind, library, file, read_level_zero)
-                layout = level_zero_layout(build_id, Code(elf, file), list(by_level_zero[0].values()))
+                layout, answers, left_out = found(read_level_zero, level_zero_layout)
             offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
             slow = single_stepped_launches(file.fileno(), layout, offsets)
             no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
@@ -162,9 +168,6 @@ def _check_owner(status: os.stat_result) -> None:
     """Refuses what a stranger could have written."""
     if can_be_strangers(status):
         raise Problem("others than root and you can change it, or what lies beside it")
-
-
-_Told = TypeVar("_Told", bound=Answer)
 
 
 def _ask(

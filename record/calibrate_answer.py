@@ -14,6 +14,7 @@ import numpy as np
 from iaprof.bpf.driver_layout import MAX_ENTRIES
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.profile import clean
+from iaprof.record.calibrate_calls import CALL, CALL_BYTES, JUMP, calls_in
 from iaprof.record.calibrate_entry import LENGTH, probe_offset
 from iaprof.record.calibrate_search import Candidate, Path, nearest
 
@@ -32,7 +33,6 @@ OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's n
 MAX_PROBLEM = 300  # characters
 _MAX_PLACE = 1 << 48
 _NO_CODE = "it answers with an address that is in no segment of code"
-_CALL, _JUMP, _CALL_BYTES = 0xE8, 0xE9, 5
 _CALL_BY_RAX = b"\xff\x90"
 Candidates = Mapping[str, frozenset[Candidate]]
 
@@ -207,7 +207,7 @@ class Code:
             Problem: there is none: a probe there would change other code.
         """
         address = address_of(self.elf, place, executable=True)
-        if not self.beginning(place).startswith((bytes([_CALL]), _CALL_BY_RAX)):
+        if not self.beginning(place).startswith((bytes([CALL]), _CALL_BY_RAX)):
             raise Problem("it answers with a call that is none")
         return address
 
@@ -232,19 +232,14 @@ class Code:
         start, _, length = self.segment(int(wanted[0]))
         self.file.seek(start)
         code = np.frombuffer(self.file.read(length), np.uint8)
-        calls = np.flatnonzero(code[: 1 - _CALL_BYTES] == _CALL).astype(np.int64)
-        distances = np.zeros((len(calls), 4), np.uint8)
-        for byte in range(4):
-            distances[:, byte] = code[calls + 1 + byte]
-        targets = start + calls + _CALL_BYTES + distances.view("<i4")[:, 0]
+        _, targets = calls_in(code, start)
         return frozenset(wanted[np.isin(wanted, targets)].tolist())
 
     def calls(self, function: int, other: int) -> bool:
         """Whether a function calls or jumps to another in what is looked at of it."""
         code = self.beginning(function)
         return any(
-            function + at + _CALL_BYTES + int.from_bytes(code[at + 1 : at + _CALL_BYTES], "little", signed=True)
-            == other
-            for at in range(len(code) - _CALL_BYTES + 1)
-            if code[at] in (_CALL, _JUMP)
+            function + at + CALL_BYTES + int.from_bytes(code[at + 1 : at + CALL_BYTES], "little", signed=True) == other
+            for at in range(len(code) - CALL_BYTES + 1)
+            if code[at] in (CALL, JUMP)
         )

@@ -20,14 +20,12 @@ from typing import Any, BinaryIO
 from iaprof.record.calibrate_copies import find_own_kernels
 from iaprof.record.calibrate_driver import Driver, DriverError
 from iaprof.record.calibrate_opencl_child import search_opencl
-from iaprof.record.calibrate_own import OwnKernels, OwnKernelsError
-from iaprof.record.calibrate_search import Memory, Search
+from iaprof.record.calibrate_own import ENDS_COPYING, OwnKernels, OwnKernelsError
+from iaprof.record.calibrate_search import MOST_TOLD, Memory, Search
 
 NOBODY = 65534
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
-_MOST_CANDIDATES = 2_000  # of one kind, nearest first
 _MODULES = Path(__file__).with_name("calibration")
-_ENDS = "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_CPU: 60,  # seconds; a search takes half a one
@@ -97,20 +95,16 @@ def _search(
     with driver.module(checked, copies=2) as kernels, driver.module(searched) as again:
         search.keep([*kernels, *again])
         found = _found(driver, search, functions)
-        tell({**found, "no_own": _ENDS})
+        tell({**found, "no_own": ENDS_COPYING})
         tell({**found, **_own_kernels(driver, memory, search, again[0].handle, file)})
 
 
 def _found(driver: Driver, search: Search, functions: dict[str, int]) -> dict[str, Any]:
     return {
         "version": driver.version(),
-        "functions": {
-            name: place for name, address in functions.items() if (place := search.place(address)) is not None
-        },
-        "exports": {
-            name: place for name, address in driver.exports().items() if (place := search.place(address)) is not None
-        },
-        "candidates": {kind: of[:_MOST_CANDIDATES] for kind, of in search.candidates.items()},
+        "functions": search.places(functions),
+        "exports": search.places(driver.exports()),
+        "candidates": {kind: of[:MOST_TOLD] for kind, of in search.candidates.items()},
     }
 
 

@@ -28,7 +28,8 @@ from iaprof.record.calibrate_answer import (
     read_places,
     read_version,
 )
-from iaprof.record.calibrate_own import MAX_BIAS, Place
+from iaprof.record.calibrate_own import Place
+from iaprof.record.calibrate_search import MAX_BIAS
 
 # The arguments in which the functions have handles, or an array of them and its length.
 _ENTRIES = {

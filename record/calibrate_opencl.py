@@ -29,8 +29,7 @@ from iaprof.record.calibrate_answer import (
 )
 from iaprof.record.calibrate_opencl_driver import LAUNCHES
 from iaprof.record.calibrate_opencl_own import Way
-from iaprof.record.calibrate_own import MAX_BIAS
-from iaprof.record.calibrate_search import Path
+from iaprof.record.calibrate_search import MAX_BIAS, Path
 
 _PARTS = PARTS | {"binary": (3,), "number": (1,)}
 _NEEDED = LAUNCHES[:1]

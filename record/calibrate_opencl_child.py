@@ -18,11 +18,10 @@ from iaprof.record.calibrate_opencl_search import (
     of_gpu,
     tables,
 )
-from iaprof.record.calibrate_search import Candidate, Kernel, Memory, Search
+from iaprof.record.calibrate_own import ENDS_COPYING
+from iaprof.record.calibrate_search import MOST_TOLD, Candidate, Kernel, Memory, Search
 
-MOST_CANDIDATES = 2_000  # of one kind, nearest first
 _MAX_TABLES = 4
-_ENDS = "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
 _ENDS_WATCHED = "it ends when breakpoints in its code show what it calls"
 _KINDS = ("Kernel", "Program")
 
@@ -41,14 +40,12 @@ def search_opencl(
         DriverError: it does not do what is asked.
     """
     driver = OpenCLDriver(library)
-    functions = driver.functions()
     search = Search(memory, driver.table)
-    places = {name: place for name, address in functions.items() if (place := search.place(address)) is not None}
-    found: dict[str, Any] = {"version": driver.version(), "functions": places}
+    found: dict[str, Any] = {"version": driver.version(), "functions": search.places(driver.functions())}
     found["candidates"] = _candidates(driver, memory, searched, checked)
     found["candidates"]["number"] = [(path,) for path in gpu_numbers(memory, _queues(driver))]
     found["gone"] = {kind: _gone(driver, memory, search, kind, searched) for kind in _KINDS}
-    tell({**found, "no_own": _ENDS})
+    tell({**found, "no_own": ENDS_COPYING})
     if found["candidates"]["code"]:  # without, there is no layout
         try:
             ours = _ours(driver, memory, found["candidates"]["code"][0][0][0], searched)
@@ -94,7 +91,7 @@ class _Paths:
             kernels = [of_gpu(memory, at, gpu, kernel) for gpu, kernel in enumerate(together)]
             for kind in OF_GPU:
                 paths = 2 if kind in ("address", "allocation") else 1
-                for candidate in search.candidates.get(kind, ())[:MOST_CANDIDATES]:
+                for candidate in search.candidates.get(kind, ())[:MOST_TOLD]:
                     if paths == 2 or all(search.holds(kind, candidate, kernel) for kernel in kernels):
                         prefixed = ((at, 0, *path) for path in candidate[:paths])
                         found[kind].append((*prefixed, *candidate[paths:]))
@@ -109,7 +106,7 @@ class _Paths:
                 for gpu, kernel in enumerate(together)
             )
         ]
-        return {kind: of[:MOST_CANDIDATES] for kind, of in found.items()}
+        return {kind: of[:MOST_TOLD] for kind, of in found.items()}
 
 
 def _candidates(driver: OpenCLDriver, memory: Memory, searched: bytes, checked: bytes) -> dict[str, list[Candidate]]:

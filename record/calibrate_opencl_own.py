@@ -20,8 +20,8 @@ from typing import Any
 from iaprof.record.calibrate_driver import DriverError
 from iaprof.record.calibrate_opencl_copies import Copies
 from iaprof.record.calibrate_opencl_driver import OpenCLDriver
-from iaprof.record.calibrate_own import MAX_BIAS, OwnKernelsError
-from iaprof.record.calibrate_search import Memory, Search
+from iaprof.record.calibrate_own import OwnKernelsError
+from iaprof.record.calibrate_search import MAX_BIAS, Memory, Search
 from iaprof.record.calibrate_traps import Call, Traps, TrapsError
 
 _MOST_TOGETHER = 16  # kernels; bpf/copies.c goes no further

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from iaprof.record.calibrate_driver import DriverError
-from iaprof.record.calibrate_own import MAX_BIAS, Watched
-from iaprof.record.calibrate_search import WINDOW, Candidate, Kernel, Memory, Path, Search, nearest
+from iaprof.record.calibrate_own import Watched
+from iaprof.record.calibrate_search import MAX_BIAS, WINDOW, Candidate, Kernel, Memory, Path, Search, nearest
 
 OF_GPU = ("address", "allocation", "code", "kernel_class", "name", "size")  # what is searched from one GPU's kernel
 STEPS = 3  # of the path from a queue to its GPU's number

@@ -17,16 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from iaprof.record.calibrate_search import Memory, Path
+from iaprof.record.calibrate_calls import CALL, CALL_BYTES
+from iaprof.record.calibrate_search import MAX_BIAS, Memory, Path
 
 MAX_SLOTS = 256  # of a virtual table; NEO 26.27 has 71
-MAX_BIAS = 64  # bytes: where in an object a handle of it may point
 _WORD = 8
 _WORDS = 384  # of the stack that are noted
 _NOTE = 4 * _WORD + _WORDS * _WORD
 _MOST_NOTES = 64  # of one call
-_CALL = 0xE8  # with a distance of four bytes
-_CALL_BYTES = 5
 _INDIRECT_BYTES = 6  # call *disp32(%rax); with a prefix it would be another register, which has an argument
 _BY_RAX = b"\xff\x90"
 
@@ -50,6 +48,11 @@ class Place:
     kernel: int  # bytes from the second argument to the kernel's handle
     list: int  # bytes from the first argument to the command list's handle
     is_function: bool  # a whole function is for that, and this its beginning
+
+
+ENDS_COPYING = (
+    "it ends when it copies: perhaps Intel's compiler IGC (libigc2) is missing, with which it makes these kernels"
+)
 
 
 class OwnKernelsError(Exception):
@@ -232,7 +235,7 @@ class OwnKernels:
         if called_from == passed.called_from:  # in the function that programs call, which copies call directly
             behind = note.stack[passed.frame] if 0 < passed.frame < _WORDS else 0
             if self._called(behind) == self._launch:
-                return self._checked(behind - _CALL_BYTES, 0, bias)
+                return self._checked(behind - CALL_BYTES, 0, bias)
         elif function := self._called(called_from):
             # A function that only copies use, and that went on with the virtual one as its last deed.
             return self._checked(function, passed.kernel, bias, is_function=True)
@@ -247,8 +250,8 @@ class OwnKernels:
 
     def _called(self, behind: int) -> int:
         """Which function the call before an address calls; 0 where there is no such call."""
-        code = self._code_before(behind, _CALL_BYTES)
-        if len(code) < _CALL_BYTES or code[0] != _CALL:
+        code = self._code_before(behind, CALL_BYTES)
+        if len(code) < CALL_BYTES or code[0] != CALL:
             return 0
         return behind + int(struct.unpack("<i", code[1:])[0])
 

@@ -18,6 +18,7 @@ DEPTH = 4  # offsets of a path: as many as NEO 26.27 needs; earlier ones need fe
 WINDOW = 4096  # bytes of an object that are looked at
 MAX_OBJECTS = 20_000  # twenty times what a search of NEO 26.27 meets
 MAX_CANDIDATES = 20_000  # of one kind
+MOST_TOLD = 2_000  # of these, nearest first: those that go into the answer
 NEIGHBOURS = 8  # words in which an allocation's size follows its address
 MAX_BIAS = 64  # bytes: where in an object a handle of it may point
 MAX_ALLOCATION = 1 << 32  # bytes: all instructions lie in one such piece of the GPU's address space
@@ -176,6 +177,14 @@ class Search:
         if mapping is None or mapping.file != self._driver:
             return None
         return address - mapping.start + mapping.offset
+
+    def places(self, functions: dict[str, int]) -> dict[str, int]:
+        """Places in the driver's file of those of some functions that are in it, by name.
+
+        Args:
+            functions: their addresses.
+        """
+        return {name: place for name, address in functions.items() if (place := self.place(address)) is not None}
 
     def class_of(self, address: int) -> int | None:
         """Where in the driver's file the virtual table of an object is; None for what is none of the driver's."""

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.record.calibrate_calls import CALL, CALL_BYTES, calls_in
 from iaprof.record.calibrate_search import Memory
 
 WINDOW = 8192  # bytes to which the second argument leads
-CALL_BYTES = 5
-_CALL, _BREAKPOINT = 0xE8, 0xCC
+_BREAKPOINT = 0xCC
 _WORDS = 4  # of a note, before the window
 _NOTE = _WORDS * 8 + WINDOW
 _MOST_NOTES = 2_000  # of one call
@@ -99,7 +99,7 @@ class Traps:
         ):
             raise TrapsError("its code cannot be changed")
         memory = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(self._base + start))
-        if (memory[sites - start] != _CALL).any():
+        if (memory[sites - start] != CALL).any():
             raise TrapsError("somebody has breakpoints in it")
         memory[sites - start] = _BREAKPOINT
 
@@ -158,11 +158,8 @@ def _headers(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.int64]]:
 def _calls(file: bytes, code: tuple[int, int, int], functions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Addresses of the instructions that call a function."""
     place, address, length = code
-    text = np.frombuffer(file, np.uint8, length, place)
-    sites = np.flatnonzero(text[: 1 - CALL_BYTES] == _CALL).astype(np.int64)
-    distances = np.stack([text[sites + byte] for byte in range(1, CALL_BYTES)], axis=1).view("<i4")[:, 0]
-    called = address + sites + CALL_BYTES + distances
-    found: NDArray[np.int64] = address + sites[np.isin(called, functions)]
+    sites, called = calls_in(np.frombuffer(file, np.uint8, length, place), address)
+    found: NDArray[np.int64] = sites[np.isin(called, functions)]
     return found
 
 
