@@ -4,7 +4,8 @@
  * like NEO before 2024 each kernel's code has an allocation of its own.
  *
  *     -DONLY='"bmg"'    it runs as that device only
- *     -DRESTLESS        the objects' shape depends on the device */
+ *     -DRESTLESS        the objects' shape depends on the device
+ *     -DHANGS           it never comes back where memory is allocated for copies */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,5 +209,13 @@ int zeGetCommandListExpProcAddrTable(int version, void **table) { return (void)v
 int zeGetCommandQueueProcAddrTable(int version, void **table) { return (void)version, (void)table, 0; }
 int zeGetKernelProcAddrTable(int version, void **table) { return (void)version, fill(table, 1, kernel_gone); }
 int zeGetModuleProcAddrTable(int version, void **table) { return (void)version, fill(table, 1, module_gone); }
+#ifdef HANGS
+#include <unistd.h>
+int zeMemAllocDevice(void)
+{
+    while (1)
+        pause();
+}
+#endif
 int zeKernelDestroy(void *kernel) { return (void)kernel, 0; }
 int zeModuleDestroy(void *module) { return (void)module, 0; }

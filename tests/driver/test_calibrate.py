@@ -5,17 +5,21 @@ import ctypes
 import dataclasses
 import json
 import os
+import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from conftest import descendants
 from driver.driver import HERE, Driver
 from iaprof.bpf.driver_layout import Action, Field, Layout, find_layout
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.record import calibrate
 from iaprof.record.calibrate import CalibrationError
+from integration.recording import IAPROF
 from unit.in_process import iaprof
 
 # Bytes: of the libraries beside the driver, the compiler's are larger. Native modules need none of it.
@@ -150,6 +154,44 @@ def test_believes_nothing_that_does_not_hold_on_all_devices(tmp_path: Path, opti
         calibrate.calibrate(library)
 
     assert why in str(refused.value)
+
+
+def test_what_was_found_before_it_hangs_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SECONDS", 4.0)
+    (tmp_path / "hangs").mkdir()
+    expected = calibrate.calibrate(compiled(tmp_path, HERE / "other_driver.c"))
+
+    found = calibrate.calibrate(compiled(tmp_path / "hangs", HERE / "other_driver.c", "-DHANGS"))
+
+    assert expected.no_own_kernels != found.no_own_kernels == "as bmg, it has not ended after 4 s"
+    assert [entry.action for entry in found.layout.entries] == [entry.action for entry in expected.layout.entries]
+
+
+STAYS = """
+#include <unistd.h>
+__attribute__((constructor)) static void stay(void)
+{
+    while (1)
+        pause();
+}
+"""
+
+
+def has_mapped(library: Path, pid: int) -> bool:
+    return str(library) in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_no_process_outlives_the_command(tmp_path: Path) -> None:
+    library = compiled(tmp_path, STAYS)
+    with subprocess.Popen([*IAPROF, "calibrate", library], stderr=subprocess.DEVNULL) as command:
+        while sum(has_mapped(library, pid) for pid in descendants(command.pid)) < len(calibrate.DEVICES):
+            assert command.poll() is None
+            time.sleep(0.01)
+        children = [os.pidfd_open(pid) for pid in descendants(command.pid)]
+        command.kill()
+    for child in children:
+        assert select.select([child], [], [], 30)[0]
+        os.close(child)
 
 
 HANGS = """

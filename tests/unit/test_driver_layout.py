@@ -3,15 +3,18 @@
 
 import dataclasses
 import json
+import math
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import (
+    MAX_ENTRIES,
     MAX_PATH,
     SHIPPED,
     Action,
@@ -23,7 +26,9 @@ from iaprof.bpf.driver_layout import (
     known_builds,
 )
 from iaprof.bpf.launches import _packed_layout
+from iaprof.bpf.library_file import LibraryFile
 from iaprof.record import calibrate
+from iaprof.record.calibrate_answer import Code, Problem
 from iaprof.record.calibrate_entry import probe_offset
 from iaprof.record.calibrate_level_zero import read_level_zero
 from iaprof.record.calibrate_opencl import OpenCLAnswer, _way, read_opencl
@@ -303,6 +308,11 @@ def test_other_arguments_may_be_gone() -> None:
     assert [probe_offset(bytes.fromhex("31d2 31f6 90"), needed) for needed in ({0}, {0, 1}, {0, 2})] == [4, 0, 0]
 
 
+OF_HANDLES = {kind: {"functions": [1, 2], "bias": 16} for kind in ("Kernel", "Program")}
+ANSWER: dict[str, Any] = {"version": "1", "functions": {}, "candidates": {}, "gone": OF_HANDLES}
+_Answer = TypeVar("_Answer")
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -314,19 +324,45 @@ def test_other_arguments_may_be_gone() -> None:
         {"version": "1", "functions": {}, "candidates": {"size": [[[]]]}},
         {"version": "1", "functions": {}, "candidates": {"size": [7]}},
         {"version": "1", "functions": {}, "candidates": []},
+        ANSWER | {"functions": {"zeModuleDestroy": math.inf, "clFinish": math.inf}},
+        ANSWER | {"functions": {"zeModuleDestroy": -1, "clFinish": -1}},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("read", [read_level_zero, read_opencl])
 def test_nonsense_of_a_driver_is_told_from_an_answer(read: Callable[[Any], object], told: object) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        read(told)
+    assert calibrate._read(ANSWER, read)
+    with pytest.raises(Problem, match="it answers what makes no sense"):
+        calibrate._read(told, read)
+
+
+@pytest.mark.parametrize("own", [[math.inf], [1 << 63], [-1], [1] * (MAX_ENTRIES + 1)], ids=lambda own: str(own[:1]))
+def test_places_that_no_file_has_are_nonsense(own: list[Any]) -> None:
+    def answer(places: list[Any], read: Callable[[Any], _Answer]) -> _Answer:
+        of_level_zero = read is read_level_zero
+        return calibrate._read(ANSWER | {"own": [[at, 0, 0, 0] if of_level_zero else at for at in places]}, read)
+
+    assert [place.address for place in answer([1], read_level_zero).own] == [1] == list(answer([1], read_opencl).own)
+    for read in (read_level_zero, read_opencl):
+        with pytest.raises(Problem, match="it answers what makes no sense"):
+            answer(own, read)
+
+
+def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
+    """Given a library of one function, and a process that says that its beginning calls something."""
+    (tmp_path / "one.c").write_text("int one(void) { return 1; }")
+    subprocess.run(["cc", "-shared", "-o", tmp_path / "one.so", tmp_path / "one.c"], check=True)
+    with (tmp_path / "one.so").open("rb") as file:
+        elf = LibraryFile(file)
+        (symbol,) = elf.elf.get_section_by_name(".dynsym").get_symbol_by_name("one")
+        (place,) = elf.elf.address_offsets(symbol["st_value"])
+        with pytest.raises(Problem, match="a call that is none"):
+            Code(elf, file).call(place)
 
 
 def opencl_answer(**told: object) -> OpenCLAnswer:
     """What a process answers of the driver's own kernels; of all else nothing."""
-    gone = {kind: {"functions": [1, 2], "bias": 16} for kind in ("Kernel", "Program")}
-    return read_opencl({"version": "1", "functions": {}, "candidates": {}, "gone": gone, **told})
+    return read_opencl(ANSWER | told)
 
 
 def test_devices_must_agree_how_copies_launch_kernels() -> None:
