@@ -6,8 +6,8 @@
  * put the address back that they read (scratch->slot), and nothing is asked for within a wait that is under way.
  *
  * The stack is walked when a wait begins, while the GPU works: so it is known of waits that never end. Where waits are short,
- * time matters: of a call site whose last wait was short the stack is known, and is walked when a wait ends that was not. Short
- * waits are added up by thread and call site, and a sum is sent once in SITE_NS.
+ * time matters: if the last wait of a call site was short and its stack complete, the next one has this stack, and is walked at
+ * its end if it was not short. Short waits are added up by thread and call site, and a sum is sent once in SITE_NS.
  *
  * Set by the loader: WAIT_SHORT_NS, WAIT_WAKE_EVERY.
  */
@@ -24,7 +24,9 @@ struct wait_entry {
 BPF_ARRAY(wait_entries, struct wait_entry, ANY);
 
 enum wait_flags { WAIT_NOT_ENDED = 1, WAIT_TIMED_OUT = 2, WAIT_FAILED = 4, WAIT_ADDED_UP = 8, WAIT_PRESUMED = 32 };
-#define WAIT_OF_SITE 64 /* the stack is that of its site: not sent */
+/* Not sent: */
+#define WAIT_OF_SITE 64 /* the stack is that of its site */
+#define WAIT_MISSED 128 /* the stack is incomplete: a rule was missing */
 
 /* A thread that waits. */
 struct waiting {
@@ -61,7 +63,7 @@ struct site {
     u32 pid;
     u32 function;
     u32 flags;           /* enum wait_flags */
-    u32 is_short;        /* the last wait was */
+    u32 is_known;        /* the last wait was short, and its stack complete */
     char comm[16];
 };
 BPF_F_TABLE("hash", struct site_key, struct site, wait_sites, ANY, BPF_F_NO_PREALLOC);
@@ -191,6 +193,8 @@ static __always_inline void end_wait_walk(struct scratch *scratch, struct waitin
         count(STACKS_LOST, 1);
     waiting->stack = launch->stack;
     waiting->flags = launch->flags & LAUNCH_PRESUMED ? WAIT_PRESUMED : 0;
+    if (scratch->walked == MISSED)
+        waiting->flags |= WAIT_MISSED;
 }
 
 /* Whether a wait is still under way at another one further down the stack. The kernel has put the address of a trampoline, which
@@ -243,7 +247,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
         count(WAITS_ASTRAY, 1);
         return 1;
     }
-    u64 is_known = site && site->is_short && site->stack && site->epoch == fresh.epoch;
+    u64 is_known = site && site->is_known && site->stack && site->epoch == fresh.epoch;
     if (is_known) {
         fresh.stack = site->stack;
         fresh.flags = WAIT_PRESUMED | WAIT_OF_SITE;
@@ -276,7 +280,7 @@ static __always_inline void add_up(struct waiting *waiting, const struct site_ke
         .pid = waiting->pid,
         .function = waiting->function,
         .flags = WAIT_ADDED_UP,
-        .is_short = 1,
+        .is_known = !(waiting->flags & WAIT_MISSED),
     };
     if (site && site->count && (time - site->begin >= SITE_NS || site->epoch != fresh.epoch)) {
         send_site(site, key->tid);
@@ -288,7 +292,7 @@ static __always_inline void add_up(struct waiting *waiting, const struct site_ke
         site->count++;
         site->handle = fresh.handle;
         site->stack = fresh.stack;
-        site->is_short = 1;
+        site->is_known = fresh.is_known;
         return;
     }
     bpf_get_current_comm(fresh.comm, sizeof(fresh.comm));
@@ -312,7 +316,7 @@ static __always_inline void end_wait(struct pt_regs *ctx, u64 time, u32 tid, str
         return;
     }
     if (site)
-        site->is_short = 0;
+        site->is_known = 0;
     u64 epoch = set ? set->epoch : waiting->epoch;
     if (!waiting->stack || waiting->flags & WAIT_OF_SITE || waiting->epoch != epoch) {
         waiting->epoch = epoch;

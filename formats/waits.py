@@ -55,7 +55,7 @@ SITE_KEY = np.dtype([("returns_to", "<u8"), ("slot", "<u8"), ("tid", "<u4"), ("w
 SITE = np.dtype(
     [
         *((name, "<u8") for name in ("begin", "end", "waited", "count", "handle", "stack", "epoch")),
-        *((name, "<u4") for name in ("pid", "function", "flags", "is_short")),
+        *((name, "<u4") for name in ("pid", "function", "flags", "is_known")),
         ("comm", "S16"),
     ]
 )

@@ -23,7 +23,7 @@ from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
-WAITS, THREADS = 400, 3
+WAITS, THREADS = 4000, 3
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,11 @@ def test_each_wait_is_counted_once(driver: Driver, program: Path, device: str, w
         assert waited[each["tid"], each["function"]] <= each["ns"]
     # and each stack leads through the program to its start
     stacks = {row["id"]: row for row in capture.table("stack").to_pylist()}
-    assert {stacks[row["stack"]]["ended"] for row in rows} <= {"whole", "unfinished"}
-    whole = sum(row["count"] for row in rows if stacks[row["stack"]]["ended"] == "whole")
+    lost = [loss for loss in capture.header["losses"] if loss["source"] == "stacks"]
+    with_stack = [row for row in rows if row["stack"] in stacks]
+    assert len(with_stack) == len(rows) or lost
+    assert {stacks[row["stack"]]["ended"] for row in with_stack} <= {"whole", "unfinished"}
+    whole = sum(row["count"] for row in with_stack if stacks[row["stack"]]["ended"] == "whole")
     assert whole > 0.5 * 5 * WAITS * THREADS
     totals = WaitTotals.from_header(capture.header)
     assert totals is not None
