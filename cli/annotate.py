@@ -22,7 +22,7 @@ from iaprof.cli.summary import say
 from iaprof.cli.table import HEADING, WARM, WEAK, coloured, shortened, terminal_width
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile

@@ -85,17 +85,17 @@ def _checks(folder: Path) -> Iterator[Check]:
 
 def _decoder() -> Check:
     """Whether reports made here would have instructions: asks the decoder in its sandbox for one of each platform."""
+    from iaprof.gpu.intel.generations import GENERATIONS
     from iaprof.record.checks.packages import install_command
     from iaprof.record.checks.result import Check, Level
     from iaprof.report.decoder import DecodeError, Decoder, DecoderUnavailable
     from iaprof.report.gpu_sandbox import gpu_sandbox
-    from iaprof.report.platforms import Platform
     from iaprof.sandbox.parent import SandboxError
 
     known, refusal = [], ""
-    sampled = (Platform.XE_HPC, Platform.XE2, Platform.XE3, Platform.XE3P)  # the GPUs with EU stalls
+    names = {each.platform: each.name for each in GENERATIONS if each.layout and each.platform}
     with gpu_sandbox() as sandbox:
-        for platform in sampled:
+        for platform in names:
             try:
                 Decoder(platform, sandbox).disasm(bytes(16))
             except DecodeError:
@@ -104,12 +104,11 @@ def _decoder() -> Check:
                 refusal = str(error)
                 continue
             known.append(platform)
-    names = {platform: platform.name.replace("_", "-").replace("XE", "Xe") for platform in sampled}
     group, mend = "Report", install_command("libigc2", "intel-igc")
     if not known:
         return Check(group, "decoder", Level.WARNING, f"reports made here name no instructions: {refusal}", mend)
     text = f"IGA decodes {', '.join(names[platform] for platform in known)}"
-    if missing := [names[platform] for platform in sampled if platform not in known]:
+    if missing := [names[platform] for platform in names if platform not in known]:
         return Check(group, "decoder", Level.WARNING, f"{text}; it is too old for {', '.join(missing)}", mend)
     return Check(group, "decoder", Level.OK, text)
 

@@ -153,6 +153,6 @@ def _layout(device: Device, gt: int) -> str:
     from iaprof.record.xe import DeviceError
 
     try:
-        return device.layout(device.gts[gt]).value
+        return device.layout(device.gts[gt]).name
     except DeviceError:
         return "unknown"

@@ -17,7 +17,7 @@ from iaprof.cli.added_options import adding
 from iaprof.cli.quantities import pids as pids_of
 from iaprof.cli.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
 from iaprof.formats.errors import UsageError
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.report.selection import Selection

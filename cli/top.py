@@ -20,7 +20,7 @@ from iaprof.cli.top_waits import BY as WAIT, top_waits
 from iaprof.cli.wait_facts import say_waits
 from iaprof.formats.errors import UsageError
 from iaprof.formats.json_stacks import stack_ends
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from iaprof.formats import merged
 from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 FORMAT = 8
 HEADER_KEY = b"iaprof"

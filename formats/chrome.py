@@ -11,8 +11,8 @@ from typing import IO, Any
 
 from iaprof.formats.export import Export, Launches, Thread
 from iaprof.formats.profile import Shape, clean
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.writer import Needs, Writer
+from iaprof.gpu.intel.reasons import REASONS
 
 _COUNTERS = 1 << 22  # the process of the counters: no pid of Linux is so large (PID_MAX_LIMIT)
 

@@ -23,9 +23,9 @@ from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.frames import NOTHING, Frame
 from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch, Profile, Shape, clean
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.trees import Tree
 from iaprof.formats.viewer_tree import by_time, viewer_tree, without, without_offsets
+from iaprof.gpu.intel.reasons import REASONS
 
 _VERSION = 61
 _GECKO_VERSION = 34  # of that time; nothing here depends on it

@@ -25,9 +25,9 @@ from iaprof.formats.export import Export
 from iaprof.formats.frames import Frame
 from iaprof.formats.page_kernels import kernels_of_rows
 from iaprof.formats.profile import Kind, Profile, Shape, clean
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.viewer_tree import without_offsets
+from iaprof.gpu.intel.reasons import REASONS
 
 # Half of what a tree can have: each node that stays may get one more, for what is too small below it.
 _MOST_NODES = 75_000

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from iaprof.formats.export import About, Export, Launches, Series
 from iaprof.formats.page_kernels import kernels_of_rows, shown_name
 from iaprof.formats.profile import Profile, clean
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.timeline import unit
+from iaprof.gpu.intel.reasons import REASONS
 
 _MOST_KERNELS = 500  # of the table
 _MOST_SERIES = 64

@@ -8,8 +8,8 @@ from typing import IO, Any
 from iaprof.formats.export import Export
 from iaprof.formats.frames import launch_frames
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, Shape
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.writer import Writer
+from iaprof.gpu.intel.reasons import REASONS
 
 
 def stack_ends(profile: Profile) -> dict[str, Any]:

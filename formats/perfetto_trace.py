@@ -13,8 +13,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches, Thread
 from iaprof.formats.profile import clean
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.timeline import Intervals, cpu_samples, per_interval, rows, run_name, stalls, unit
+from iaprof.gpu.intel.reasons import REASONS
 
 _SEQUENCE = 1
 _PACKETS_AT_ONCE = 4096

@@ -22,9 +22,9 @@ from iaprof.formats.frames import NOTHING, Frame
 from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, Shape, clean
 from iaprof.formats.stack_columns import interval_frames
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.trees import Tree
 from iaprof.formats.viewer_tree import paths, viewer_tree, without
+from iaprof.gpu.intel.reasons import REASONS
 
 _ELSEWHERE = ("interval", "host", "process", "pid", "file", "instruction", "reason", "offset")
 _GPU = "[gpu]"  # as a module: in brackets, so that pprof looks for no such file

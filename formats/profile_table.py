@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.export import Export
 from iaprof.formats.frames import launch_frames
 from iaprof.formats.profile import Code, Kernel, Profile, Shape, clean, kernel_name
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(

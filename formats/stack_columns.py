@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.frames import BETWEEN, CPU_PARTS, GPU_PARTS, Frame, gpu_frames, launch_frames
 from iaprof.formats.profile import Kind, Profile, Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
 """What stands between the CPU's frames and the GPU's."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export, Launches
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 _SHORTEST_S = 1e-6  # of a run, so that a single launch can be seen; runs of a row are farther apart than that
 

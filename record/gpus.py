@@ -232,7 +232,7 @@ def _describe(stream: StallStream) -> dict[str, Any]:
         "tile": gt.tile,
         "xecores": gt.xecores,
         "ip_version": list(gt.ip_version),
-        "layout": stream.layout.value,
+        "layout": stream.layout.name,
         "layout_guessed": bool(device.guess(gt)),
         "rate_cycles": stream.rate,
         "subsample": stream.subsample,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.stalls import RECORD_BYTES, Layout, significant_words
+from iaprof.gpu.records import RECORD_BYTES, RecordLayout
 from iaprof.record import xe
 from iaprof.record.subsample import Subsample
 
@@ -46,7 +46,7 @@ class StallLoss:
 class StallStream:
     """A GT's stream. After a GPU reset it opens itself again."""
 
-    def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: Layout, subsample: int = 1) -> None:
+    def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: RecordLayout, subsample: int = 1) -> None:
         """Opens it; nothing is sampled before `resume`.
 
         Args:
@@ -121,7 +121,7 @@ class StallStream:
             return None
         now = time.monotonic_ns()
         kept = self._buffer[:count] if self._subsample is None else self._buffer[self._subsample.keep(count)]
-        return StallRead(significant_words(kept, self.layout), begin, now)
+        return StallRead(self.layout.columns(kept), begin, now)
 
     def _seen_up_to(self, called: int) -> None:
         """What comes next was sampled after this: a read takes the buffers in turn, and sees what the driver saw."""

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from iaprof.formats.errors import IaprofError, UsageError
-from iaprof.formats.stalls import RECORD_BYTES, Layout, guessed_layout
+from iaprof.gpu.intel import generations
+from iaprof.gpu.records import RECORD_BYTES, RecordLayout
 from iaprof.record.pci_ids import device_name
 
 _VERSION = 0xC0406400
@@ -91,13 +92,13 @@ class Device:
     xecore_buffer_bytes: int
     rates: tuple[int, ...]  # GPU cycles between samples, fastest first
 
-    def layout(self, gt: Gt) -> Layout:
+    def layout(self, gt: Gt) -> RecordLayout:
         """The layout of that GT's records.
 
         Raises:
             DeviceError: this version does not know it.
         """
-        layout = Layout.from_ip_version(*gt.ip_version[:2])
+        layout = generations.layout(*gt.ip_version[:2])
         if layout is None:
             major, minor, _ = gt.ip_version
             raise DeviceError(f"{self.path} has graphics IP {major}.{minor:02}, whose records this iaprof cannot read")
@@ -106,10 +107,10 @@ class Device:
     def guess(self, gt: Gt) -> str:
         """Why the layout of that GT's records is a guess; empty where it is not."""
         major, minor, _ = gt.ip_version
-        layout = Layout.from_ip_version(major, minor)
-        if layout is None or not Layout.is_guess(major, minor):
+        layout = generations.layout(major, minor)
+        if layout is None or not generations.is_guess(major, minor):
             return ""
-        return guessed_layout(self.path, f"{major}.{minor:02}", layout.value)
+        return generations.guessed_layout(self.path, f"{major}.{minor:02}", layout.name)
 
 
 def find_devices() -> tuple[list[Device], list[str]]:
@@ -253,7 +254,7 @@ def open_device(path: str) -> Device:
         return Device(
             path=path,
             card=card_name(path),
-            name=device_name(_INTEL, device & 0xFFFF) or _platform_name(*gts[0].ip_version[:2]),
+            name=device_name(_INTEL, device & 0xFFFF) or generations.device_name(*gts[0].ip_version[:2]),
             pci_address=pci_address(path),
             device_id=device & 0xFFFF,
             revision=device >> 16 & 0xFF,
@@ -342,24 +343,6 @@ def _engines(answer: bytes) -> tuple[Engine, ...]:
     (count,) = struct.unpack_from("<I", answer)
     there = min(count, (len(answer) - 8) // 32)
     return tuple(Engine(*struct.unpack_from("<HHH", answer, 8 + 32 * index)) for index in range(there))
-
-
-def _platform_name(major: int, minor: int) -> str:
-    """What Intel calls GPUs of that graphics IP (drivers/gpu/drm/xe/xe_pci.c, Linux 6.18)."""
-    match major, minor:
-        case 12, 60:
-            return "Ponte Vecchio (Xe-HPC)"
-        case 20, 1 | 2:
-            return "Battlemage (Xe2)"
-        case 20, 4:
-            return "Lunar Lake (Xe2)"
-        case 30, 0 | 1:
-            return "Panther Lake (Xe3)"
-        case 30, _:
-            return "GPU of the Xe3 generation"
-        case 35, _:
-            return "GPU of the Xe3p generation"
-    return f"GPU with graphics IP {major}.{minor:02}"
 
 
 def open_stream(device: Device, gt: Gt, rate: int, wait_num_reports: int = 1) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
 from iaprof.report.launchers import by_launcher
 from iaprof.report.scoreboard import Scoreboard, Wait

@@ -17,7 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import CaptureError
-from iaprof.formats.stalls import REASONS, Layout
+from iaprof.gpu.intel.generations import LAYOUTS
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.records import RecordLayout
 from iaprof.report.addresses import Addresses
 from iaprof.report.candidates import Candidates, Rule, TooManyAtOnce
 from iaprof.report.cells import Cells
@@ -28,7 +30,6 @@ from iaprof.report.tally import CellAddresses, Tally
 MAX_INTERVALS = 1 << 20
 MAX_SUBSAMPLE = 1 << 30
 STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
-_LAYOUTS = {layout.value: layout for layout in Layout}
 _LONGEST_DEVICE = 64
 _COMPACT_ROWS = 1 << 19
 _RECORDS_AT_ONCE = 1 << 18
@@ -49,7 +50,7 @@ class Stream:
     """What a capture's header says of one stream."""
 
     index: int
-    layout: Layout
+    layout: RecordLayout
     ip_version: tuple[int, int]
     subsample: int = 1  # each record stands for so many
     device: str = ""  # what its GPU is called
@@ -90,11 +91,11 @@ def streams(header: dict[str, object]) -> list[Stream]:
     result = []
     for index, entry in enumerate(found if isinstance(found, list) else []):
         match entry:
-            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in _LAYOUTS:
+            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in LAYOUTS:
                 kept = entry.get("subsample", 1)
                 if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
                     raise CaptureError(f"the capture's header says nonsense of how stream {index} was subsampled")
-                result.append(Stream(index, _LAYOUTS[name], (major, minor), kept, _device(entry)))
+                result.append(Stream(index, LAYOUTS[name], (major, minor), kept, _device(entry)))
             case _:
                 raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
     return result
@@ -351,7 +352,7 @@ def _dense(
 
 
 def _by_pair_and_address(
-    layout: Layout,
+    layout: RecordLayout,
     pair_of: NDArray[np.int64],
     place: NDArray[np.int64],
     places: NDArray[np.int64],

@@ -10,12 +10,13 @@ IGA itself is loaded and run in a child process (sandbox.parent): what it dies o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from iaprof.formats.errors import IaprofError
+from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu_sandbox import GpuSandboxed
 from iaprof.report.instructions import read_instructions
-from iaprof.report.platforms import Platform
 from iaprof.sandbox.answers import AnswerError, strings_of
 from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
 
@@ -49,7 +50,7 @@ class DecoderUnavailable(IaprofError):
 class Decoder(GpuSandboxed):
     """Decodes one platform's code; also a context manager."""
 
-    def __init__(self, platform: Platform, sandbox: Sandbox | None = None) -> None:
+    def __init__(self, platform: IntEnum, sandbox: Sandbox | None = None) -> None:
         """`sandbox` is for sharing a child process; without one, the decoder has its own and closes it."""
         self.platform = Platform(platform)
         super().__init__(sandbox)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from iaprof.formats.profile import Launch, Profile
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.ranking import Key, added_up, buckets, numbered
 
 ENTRIES = ("kernel", "function", "launcher", "stack")

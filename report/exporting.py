@@ -10,8 +10,8 @@ import numpy as np
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Launch, Profile
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.writer import Needs
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.cpu_profile import build_cpu

@@ -10,6 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, canonical, read_zebin
 from iaprof.report.gpu_sandbox import GpuSandboxed
 from iaprof.report.instructions import Instructions, read_instructions
-from iaprof.report.platforms import Platform
 from iaprof.sandbox.answers import (
     AnswerError,
     ascending,
@@ -160,7 +160,7 @@ class GpuModules(GpuSandboxed):
         self._trouble_left = _LONGEST_TROUBLE
 
     def load(
-        self, elf: bytes, platform: Platform | None, only: Collection[int] | None = None, texts: bool = True
+        self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None = None, texts: bool = True
     ) -> GpuModule:
         """Read a debug zebin; never raises for what is in it.
 
@@ -177,7 +177,7 @@ class GpuModules(GpuSandboxed):
             self._trouble_left -= time.monotonic() - begun
         return module
 
-    def _load(self, elf: bytes, platform: Platform | None, only: Collection[int] | None, texts: bool) -> GpuModule:
+    def _load(self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None, texts: bool) -> GpuModule:
         addresses = None if only is None else sorted({canonical(address) for address in only})
         try:
             return _module(self._module(elf, platform, addresses, decode=True, texts=texts))
@@ -192,12 +192,12 @@ class GpuModules(GpuSandboxed):
         return self._in_parts(elf, platform, addresses, first)
 
     def _module(
-        self, elf: bytes, platform: Platform | None, only: list[int] | None, decode: bool, texts: bool = False
+        self, elf: bytes, platform: IntEnum | None, only: list[int] | None, decode: bool, texts: bool = False
     ) -> Any:
         number = None if platform is None else int(platform)
         return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode, "texts": texts}, elf)
 
-    def _in_parts(self, elf: bytes, platform: Platform | None, only: list[int] | None, first: str) -> GpuModule:
+    def _in_parts(self, elf: bytes, platform: IntEnum | None, only: list[int] | None, first: str) -> GpuModule:
         """What can be had of a module that the child did not survive as a whole: lines first, then kernel by kernel."""
         try:
             module = _module(self._module(elf, platform, only, decode=False))

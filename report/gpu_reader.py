@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
+from iaprof.gpu.intel.generations import LONGEST_INSTRUCTION, Platform
 from iaprof.report.gpu_frames import GpuFrames, Segment, no_frames, read_gpu_frames, readable_name
 from iaprof.report.gpu_functions import TooMuchDebugInfo
 from iaprof.report.iga import UNDECODABLE, Iga, IgaDecoding, IgaError, IgaUnavailable
-from iaprof.report.platforms import LONGEST_INSTRUCTION, Platform
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.sandbox.stage_limit import OutOfTime, stage_limit
 from iaprof.symbols.demangle import demangled

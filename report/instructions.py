@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.platforms import LONGEST_INSTRUCTION
+from iaprof.gpu.intel.generations import LONGEST_INSTRUCTION
 from iaprof.sandbox.answers import LARGEST, AnswerError, integers, list_of
 
 _MOST_TARGETS = 3

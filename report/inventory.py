@@ -18,13 +18,12 @@ from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_lau
 from iaprof.formats.profile import clean
 from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
 from iaprof.formats.slow_launches import sentence as slow_launches
-from iaprof.formats.stalls import guessed_layout
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.unrecorded_copies import sentence as unrecorded_copies
 from iaprof.formats.waits import WaitTotals
 from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
+from iaprof.gpu.intel.generations import generation, guessed_layout
 from iaprof.report.executions import totals, unknown_executions
-from iaprof.report.platforms import Platform
 
 _MOST = 1 << 64  # above every count and time that is one
 _STALLS = "totals", "stalls"
@@ -296,10 +295,10 @@ def _utc(wall_ns: int) -> str:
 
 
 def _stream(stream: _Header) -> Stream:
-    ip_version, platform = "", None
+    ip_version, known = "", None
     match stream.numbers("ip_version"):
         case [major, minor, revision]:
-            ip_version, platform = f"{major}.{minor:02}.{revision}", Platform.from_ip_version(major, minor)
+            ip_version, known = f"{major}.{minor:02}.{revision}", generation(major, minor)
     return Stream(
         card=stream.text("card"),
         device=stream.text("device"),
@@ -309,7 +308,7 @@ def _stream(stream: _Header) -> Stream:
         gt=stream.number("gt"),
         xecores=stream.number("xecores"),
         ip_version=ip_version,
-        generation=platform.name.replace("_", "-").replace("XE", "Xe") if platform is not None else "",
+        generation=known.name if known else "",
         layout=stream.text("layout"),
         layout_guessed=stream.flag("layout_guessed"),
         rate_cycles=stream.number("rate_cycles"),

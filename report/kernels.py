@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
 from queue import SimpleQueue
 from typing import Any
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.report.gpu_module import GpuKernel, GpuModule, GpuModules
 from iaprof.report.placements import Compilation, Placement
-from iaprof.report.platforms import Platform
 
 _MANY = 200  # kernels, for which a second process that reads them is worth its start
 _SHOWN_DIGITS = 6  # of a hash that tells kernels apart; more where it does not
@@ -28,7 +28,7 @@ class SampledKernels:
         self,
         capture: CaptureReader,
         modules: GpuModules,
-        platforms: list[Platform | None],
+        platforms: list[IntEnum | None],
         problems: dict[str, list[str]],
         texts: bool = False,
     ) -> None:
@@ -42,7 +42,7 @@ class SampledKernels:
         self._problems = problems
         self._texts = texts
         self._outlines: dict[bytes, GpuModule] = {}  # by digest
-        self._whole: dict[GpuKernel, dict[Platform | None, GpuKernel]] = {}  # by the kernel in outline
+        self._whole: dict[GpuKernel, dict[IntEnum | None, GpuKernel]] = {}  # by the kernel in outline
 
     def compilations(self) -> list[Compilation]:
         """Every module of the capture, its kernels in outline."""
@@ -113,8 +113,8 @@ class SampledKernels:
 
 
 def _load(
-    free: SimpleQueue[GpuModules], elf: bytes, platforms: list[Platform | None], only: set[int], texts: bool
-) -> dict[Platform | None, GpuModule]:
+    free: SimpleQueue[GpuModules], elf: bytes, platforms: list[IntEnum | None], only: set[int], texts: bool
+) -> dict[IntEnum | None, GpuModule]:
     """Reads a module for each platform, by whichever reader has nothing to do."""
     reader = free.get()
     try:

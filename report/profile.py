@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.python_counts import recorded as recorded_python
 from iaprof.formats.whole_stacks import recorded
+from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.attribution import Joined, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.executions import launched
@@ -27,7 +28,6 @@ from iaprof.report.kernels import SampledKernels
 from iaprof.report.memory import give_back
 from iaprof.report.named import columns
 from iaprof.report.placements import LAUNCH_COLUMNS, Placed, place
-from iaprof.report.platforms import Platform
 from iaprof.report.selection import Selection, begun_ns
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look
@@ -82,7 +82,7 @@ def _build(
     facts = Facts()
     selection, interval_ns = wanted.selection, int(wanted.interval_s * 1e9)
     known = streams(capture.header)
-    platforms = [Platform.from_ip_version(*stream.ip_version) for stream in known]
+    platforms = [platform_of(*stream.ip_version) for stream in known]
     kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
     placed = place(
         launched(capture, LAUNCH_COLUMNS, selection.stack_of),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.launchers import launcher
 
 KEYS: dict[str, tuple[str, ...]] = {

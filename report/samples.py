@@ -10,7 +10,7 @@ from iaprof.formats.capture import CaptureError, CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.iaprof_text import UNKNOWN_FILE
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import MAX_INTERVALS
 from iaprof.report.gauges import gauges_between
 

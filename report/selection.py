@@ -16,7 +16,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.dictionaries import numbered
 from iaprof.formats.distinct import distinct
 from iaprof.formats.errors import UsageError
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import Span
 from iaprof.report.candidates import Rule
 from iaprof.report.executions import StackOf

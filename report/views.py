@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
 from iaprof.formats.profile import Profile, Shape
 from iaprof.formats.profile_table import SCHEMA, profile_table
-from iaprof.formats.stalls import REASONS, Layout
+from iaprof.gpu.intel.generations import LAYOUTS
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.records import RecordLayout
 from iaprof.report.attribution import Stream, streams
 from iaprof.report.gpu_module import GpuModules
 
@@ -39,7 +41,7 @@ _NAMES = {
     "module": ("modules", "the files that have CPU frames"),
     "symbol": ("symbols", "the names of CPU frames"),
 }
-_LAYOUTS = tuple(Layout)
+_LAYOUTS = tuple(LAYOUTS.values())
 _text = pa.string()
 _TEXTS = (_text, pa.binary())  # which stay dictionaries
 _WORDS = pa.schema(
@@ -129,9 +131,9 @@ def views(capture: CaptureReader, profile: Callable[[], Profile]) -> list[View]:
 
 def stalls_sql(capture: CaptureReader) -> str:
     """The SELECT that takes the records in WORDS apart into address and counters."""
-    used = {stream.layout for part in capture.parts for stream in streams(part.header)} or {Layout.XE2}
+    used = {stream.layout for part in capture.parts for stream in streams(part.header)} or {_LAYOUTS[0]}
 
-    def each(expression: Callable[[Layout], str]) -> str:
+    def each(expression: Callable[[RecordLayout], str]) -> str:
         if len(used) == 1:
             return expression(*used)
         cases = " ".join(f"WHEN {_LAYOUTS.index(layout)} THEN {expression(layout)}" for layout in _LAYOUTS)
@@ -143,7 +145,7 @@ def stalls_sql(capture: CaptureReader) -> str:
     return f"SELECT {', '.join(columns)} FROM {WORDS}"  # noqa: S608 (nothing of it is from the capture)
 
 
-def _field_sql(reason: str, layout: Layout) -> str:
+def _field_sql(reason: str, layout: RecordLayout) -> str:
     first = layout.first_bits.get(reason)
     if first is None:
         return "0"
@@ -193,7 +195,7 @@ class _Part:
     def _words(self, reads: pa.RecordBatch, known: list[Stream], layouts: NDArray[np.uint8]) -> pa.RecordBatch:
         lengths = _lengths(reads["w0"])
         third = _lengths(reads["w2"])
-        three = layouts == _LAYOUTS.index(Layout.XE3P)
+        three = np.array([layout.words == 3 for layout in _LAYOUTS])[layouts]
         if not np.array_equal(lengths, _lengths(reads["w1"])) or not np.array_equal(lengths[three], third[three]):
             raise CaptureError(f"{self.capture.path} has stalls whose words do not belong together")
         w2 = pa.nulls(int(lengths.sum()), pa.uint64())

@@ -175,7 +175,7 @@ def add_python(files: Initramfs, python: Path) -> None:
     source = Path(iaprof.__file__).parent
     files.text(str(packages / "guest.pth"), f"{source.parent}\n{ROOT / 'tests'}\n")
     files.add(source / "__init__.py")
-    for name in ("bpf", "formats", "record", "sandbox", "symbols"):
+    for name in ("bpf", "formats", "gpu", "record", "sandbox", "symbols"):
         files.add(source / name, but=lambda path: path.name == "__pycache__")
     for name in ("kernels/guest.py", "integration/walking.py"):
         files.add(ROOT / "tests" / name)

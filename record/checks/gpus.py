@@ -51,4 +51,4 @@ def _gt(name: str, device: xe.Device, gt: xe.Gt) -> Check:
     if guess := device.guess(gt):
         return Check(GROUP, name, Level.WARNING, guess)
     xecores = f", {gt.xecores} XeCores" if gt.xecores else ""
-    return Check(GROUP, name, Level.OK, f"{device.name}{xecores}, {layout.value} records; free")
+    return Check(GROUP, name, Level.OK, f"{device.name}{xecores}, {layout.name} records; free")

@@ -16,8 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS, CaptureWriter
-from iaprof.formats.stalls import REASONS, Layout
 from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.intel.records import XE2
 from standin.runtime import ZEBINS, debug_elf
 from unit.elfwriter import kernel as kernel_section, zebin
 
@@ -71,7 +72,7 @@ def write_capture(path: Path, records: int, launches: int = 0, seed: int = 1) ->
             {
                 "clock": {"monotonic_ns": 0, "realtime_ns": 0},
                 "end_ns": int(seconds * 1e9),
-                "streams": [{"layout": Layout.XE2.value, "ip_version": [20, 1, 0]}],
+                "streams": [{"layout": XE2.name, "ip_version": [20, 1, 0]}],
                 "totals": {"stalls": records, "launches": launches},
                 "losses": [],
             }

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture import CaptureReader
-from iaprof.formats.stalls import REASONS, Layout
+from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
+from iaprof.gpu.intel.reasons import REASONS
 from integration.recording import (
     IAPROF,
     IN_TURN,
@@ -48,7 +49,7 @@ def launched(hardware: Hardware) -> int:
 def samples(capture: Path) -> Counter[str]:
     """Sums of the counters in a capture's stalls."""
     reader = CaptureReader(capture)
-    layout = Layout(reader.header["streams"][0]["layout"])
+    layout = KNOWN_LAYOUTS[reader.header["streams"][0]["layout"]]
     total: Counter[str] = Counter()
     for table in reader.tables("stall"):
         words = [table[f"w{word}"].combine_chunks().flatten().to_numpy() for word in range(layout.words)]

@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, print_table
+from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu_module import GpuModule, GpuModules
-from iaprof.report.platforms import Platform
 from soak.mutation import chance, mutate
 from standin.runtime import debug_elf
 

@@ -25,10 +25,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
-from iaprof.formats.stalls import REASONS, Layout
+from iaprof.gpu.intel import records
+from iaprof.gpu.intel.reasons import REASONS
 from standin.hardware import Execution, Ledger
 
-LAYOUT = Layout.XE2
+LAYOUT = records.XE2
 SITE_WORD, SITE_BIT = 1, 49  # `unused` of that layout in gpu.c
 LOW_BITS = 0xFFFFFFFF  # of an address: what a record holds
 POLL_NS = 5_000_000  # the driver makes records visible this often

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 
 class Row(NamedTuple):

@@ -16,8 +16,8 @@ from iaprof.cli.annotate import chosen, lines
 from iaprof.cli.main import main
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import Code, Kernel, Launch
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.annotation import Listing, listings, matching
 from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
 from iaprof.report.source_files import SourceFiles

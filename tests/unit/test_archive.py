@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import FORMAT, KINDS, CaptureError, CaptureReader, CaptureWriter
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.profile import build

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import Part, in_whole_counts
 from iaprof.report.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.gpu_module import GpuKernel, GpuModule

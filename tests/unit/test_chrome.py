@@ -13,8 +13,8 @@ import pytest
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.writers import WRITERS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import nothing
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall

@@ -9,10 +9,10 @@ import pytest
 
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel.generations import Platform, platform_of
 from iaprof.report import iga
 from iaprof.report.decoder import DecodeError, Decoder, DecoderUnavailable
 from iaprof.report.gpu_sandbox import gpu_sandbox
-from iaprof.report.platforms import Platform
 from iaprof.sandbox.parent import Limits
 from unit import fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, read_zebin_code
@@ -175,4 +175,4 @@ def test_where_the_library_is_looked_for(monkeypatch):
     ],
 )
 def test_platform_of_an_ip_version(version, platform):
-    assert Platform.from_ip_version(*version) is platform
+    assert platform_of(*version) is platform

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import FORMAT, KINDS, CaptureReader
-from iaprof.formats.stalls import Layout
 from iaprof.formats.writers import WRITERS
+from iaprof.gpu.intel import records
+from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "data" / "captures"
@@ -37,9 +38,9 @@ def test_every_format_stays_readable() -> None:
     assert [path.name for path in captures] == [f"format-{number}.parquet" for number in range(1, FORMAT + 1)]
     for path in captures:
         reader = CaptureReader(path)
-        layout = Layout(reader.header["streams"][0]["layout"])
+        layout = KNOWN_LAYOUTS[reader.header["streams"][0]["layout"]]
         assert reader.table("stall")["w0"].combine_chunks().flatten().to_numpy().size == 200
-        assert layout is Layout.XE2
+        assert layout is records.XE2
         assert len(reader.table("launch")) == reader.header["totals"]["launches"] == 40
 
 

@@ -12,11 +12,11 @@ import pytest
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.writers import WRITERS
+from iaprof.gpu.intel.generations import Platform
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu_module import NO_DECODER, GpuKernel, GpuModule, GpuModules, SourceFrame
 from iaprof.report.instructions import read_instructions
-from iaprof.report.platforms import Platform
 from iaprof.report.profile import Wanted, build
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import rows

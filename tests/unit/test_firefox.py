@@ -10,7 +10,7 @@ import pytest
 from iaprof.formats.export import Export
 from iaprof.formats.firefox import Firefox
 from iaprof.formats.profile import Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
 from unit.profiles import Row, counts
 

@@ -11,7 +11,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.flamescope import Flamescope
 from iaprof.formats.flamescope_events import write_events
 from iaprof.formats.profile import Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
 from unit.profiles import Row, counts
 

@@ -21,7 +21,7 @@ from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.html_data import payload
 from iaprof.formats.html_page import HtmlPage
 from iaprof.formats.profile import Code, Kernel, Kind, Launch, Origin, Profile, Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 
 from .profiles import Row, counts, profile
 

@@ -20,7 +20,7 @@ from iaprof.formats.export import About, Export, Launches, Series, Thread
 from iaprof.formats.html_page import HtmlPage
 from iaprof.formats.html_panels import panels, spread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report import hot_listings as module
 from iaprof.report.facts import Facts, Report
 from iaprof.report.gpu_module import GpuKernel

@@ -20,8 +20,8 @@ from iaprof.formats.iaprof_import import import_text
 from iaprof.formats.iaprof_lines import Facts
 from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, Shape
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.writer import Writer
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import MAX_INTERVALS
 from iaprof.report.samples import profile_of
 from unit.capturing import HEADER, capture

@@ -17,7 +17,9 @@ import pyarrow as pa
 import pytest
 
 from iaprof.formats.capture import KINDS
-from iaprof.formats.stalls import REASONS, Layout
+from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.intel.records import XE3P
 from iaprof.report.attribution import Attribution, Joined, Part, Span, Stream, added_up, in_whole_counts
 from iaprof.report.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.gpu_module import GpuKernel, GpuModule
@@ -225,7 +227,7 @@ def expected(
         stream = world.streams[read.stream]
         interval = max(read.end - world.start_ns, 0) // world.interval_ns if world.interval_ns else 0
         for address, counts in read.records:
-            mask = MASK if stream.layout is Layout.XE3P else (1 << 32) - 1
+            mask = MASK if stream.layout is XE3P else (1 << 32) - 1
             ip = address & mask & ~7
             here = cell_of(world, places, ip, mask)
             shares = shares_of(world, here, times, min(read.begin, read.end), read.end)
@@ -244,7 +246,7 @@ def expected(
 def row(world: World, read: Read) -> dict[str, Any]:
     """A `stall` row as a recorder writes it."""
     layout = world.streams[read.stream].layout
-    bits, ip_bits = LAYOUTS[layout.value]
+    bits, ip_bits = LAYOUTS[layout.name]
     words: list[list[int]] = [[], [], []]
     for address, counts in read.records:
         value = (address >> 3) & (1 << ip_bits) - 1
@@ -397,7 +399,7 @@ def world_of(rng: random.Random) -> World:
         for _ in range(rng.choice((0, 0, 1, 4)))
     ]
     streams = [
-        Stream(index, Layout(name), (20, 1), rng.choice((1, 1, 3, 1000)))
+        Stream(index, KNOWN_LAYOUTS[name], (20, 1), rng.choice((1, 1, 3, 1000)))
         for index, name in enumerate(rng.choices(list(LAYOUTS), k=rng.randrange(1, 4)))
     ]
     reads = [a_read(rng, streams, moment, address) for _ in range(rng.choice((1, 8, 25)))]
@@ -419,13 +421,13 @@ def a_read(rng: random.Random, streams: list[Stream], moment: Any, address: Any)
     end = moment()
     begin = rng.choice((0, moment(), end, *(min(moment(), end) for _ in range(3))))
     stream = rng.randrange(len(streams))
-    bits = LAYOUTS[streams[stream].layout.value][0]
+    bits = LAYOUTS[streams[stream].layout.name][0]
     records = []
     for _ in range(rng.choice((0, 1, 3, 10))):
         reasons = rng.sample(sorted(bits), rng.randrange(1, 4))
         counts = {reason: rng.choice((0, 1, 1, 2, 5, 255)) for reason in reasons}
         where = (address() + 8 * rng.choice((0, 0, 1, 2, 7, 8, 20, -1))) & LAST
-        if streams[stream].layout is Layout.XE3P:
+        if streams[stream].layout is XE3P:
             where &= (1 << 64) - 1
         records.append((where, counts))
     return Read(begin, end, stream, records)

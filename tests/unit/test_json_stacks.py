@@ -13,7 +13,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.folded import Folded
 from iaprof.formats.json_stacks import JsonStacks
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.profiles import Row, counts, profile, rows

@@ -16,8 +16,8 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import Shape
 from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts, State
-from iaprof.formats.stalls import REASONS
 from iaprof.formats.trees import stall_tree
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules

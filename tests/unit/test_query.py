@@ -20,8 +20,10 @@ from iaprof.cli.main import main
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.errors import IaprofError, UsageError
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.formats.stalls import REASONS, Layout
 from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel import records
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.records import RecordLayout
 from iaprof.report import sql
 from iaprof.report.sql import Database
 from unit.capturing import HEADER, capture, launch, record, stall
@@ -68,11 +70,11 @@ def test_stalls_are_a_row_each(ask: Ask) -> None:
     ]
 
 
-def random_capture(path: Path, layouts: list[Layout]) -> dict[str, Any]:
+def random_capture(path: Path, layouts: list[RecordLayout]) -> dict[str, Any]:
     """Random records of GPUs of these kinds, and the columns that the view should have."""
     rng = np.random.default_rng(5)
-    versions = {Layout.PVC: [12, 60, 0], Layout.XE2: [20, 1, 0], Layout.XE3P: [35, 0, 0]}
-    streams = [{"layout": layout.value, "ip_version": versions[layout]} for layout in layouts]
+    versions = {records.PVC: [12, 60, 0], records.XE2: [20, 1, 0], records.XE3P: [35, 0, 0]}
+    streams = [{"layout": layout.name, "ip_version": versions[layout]} for layout in layouts]
     rows = []
     expected: dict[str, list[int]] = {name: [] for name in ("stream", "ip", *REASONS)}
     for number, layout in enumerate(layouts):
@@ -89,8 +91,10 @@ def random_capture(path: Path, layouts: list[Layout]) -> dict[str, Any]:
     return expected
 
 
-@pytest.mark.parametrize("layouts", [[Layout.PVC], [Layout.XE2], [Layout.XE3P], [Layout.XE3P, Layout.PVC, Layout.XE2]])
-def test_counters_are_what_the_report_counts(layouts: list[Layout], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts", [[records.PVC], [records.XE2], [records.XE3P], [records.XE3P, records.PVC, records.XE2]]
+)
+def test_counters_are_what_the_report_counts(layouts: list[RecordLayout], tmp_path: Path) -> None:
     expected = random_capture(tmp_path / "cap.parquet", layouts)
     with Database(CaptureReader(tmp_path / "cap.parquet"), lambda: PROFILE) as database:
         names, rows = database.query(f"SELECT {', '.join(expected)} FROM stalls")

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from iaprof.formats.stalls import REASONS, Layout, significant_words
-from iaprof.report.platforms import Platform
+from iaprof.gpu.intel import generations, records
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.records import RecordLayout
 
 # First and last bit of each field, from the driver's structures.
 PVC = {
@@ -23,8 +24,8 @@ XE3P = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("layout", "fields"), [(Layout.PVC, PVC), (Layout.XE2, XE2), (Layout.XE3P, XE3P)])
-def test_every_field_of_random_records(layout: Layout, fields: dict[str, tuple[int, int]]) -> None:
+@pytest.mark.parametrize(("layout", "fields"), [(records.PVC, PVC), (records.XE2, XE2), (records.XE3P, XE3P)])
+def test_every_field_of_random_records(layout: RecordLayout, fields: dict[str, tuple[int, int]]) -> None:
     # given records whose every field is random, also those that are not kept
     random = np.random.default_rng(7)
     expected: dict[str, list[int]] = {name: [] for name in fields}
@@ -37,7 +38,7 @@ def test_every_field_of_random_records(layout: Layout, fields: dict[str, tuple[i
             record |= value << first
         raw += record.to_bytes(64, "little")
     # when they are reduced to their significant words and decoded
-    words = significant_words(np.frombuffer(raw, np.uint64).reshape(-1, 8), layout)
+    words = layout.columns(np.frombuffer(raw, np.uint64).reshape(-1, 8))
     # then all comes out
     assert len(words) == layout.words
     assert layout.ips(words).tolist() == [(ip << 3) & (1 << 64) - 1 for ip in expected["ip"]]
@@ -48,17 +49,17 @@ def test_every_field_of_random_records(layout: Layout, fields: dict[str, tuple[i
 @pytest.mark.parametrize(
     ("version", "layout"),
     [
-        ((12, 60), Layout.PVC),
-        ((20, 1), Layout.XE2),
-        ((20, 4), Layout.XE2),
-        ((30, 0), Layout.XE2),
-        ((35, 10), Layout.XE3P),
+        ((12, 60), records.PVC),
+        ((20, 1), records.XE2),
+        ((20, 4), records.XE2),
+        ((30, 0), records.XE2),
+        ((35, 10), records.XE3P),
         ((12, 55), None),
         ((12, 71), None),
     ],
 )
-def test_layout_by_ip_version(version: tuple[int, int], layout: Layout | None) -> None:
-    assert Layout.from_ip_version(*version) is layout
+def test_layout_by_ip_version(version: tuple[int, int], layout: RecordLayout | None) -> None:
+    assert generations.layout(*version) is layout
 
 
 @pytest.mark.parametrize(
@@ -68,15 +69,15 @@ def test_layout_by_ip_version(version: tuple[int, int], layout: Layout | None) -
         ((20, 1), None),
         ((30, 4), None),
         ((35, 11), None),
-        ((25, 0), Layout.XE2),
-        ((34, 0), Layout.XE2),
-        ((36, 0), Layout.XE3P),
-        ((200, 3), Layout.XE3P),
+        ((25, 0), records.XE2),
+        ((34, 0), records.XE2),
+        ((36, 0), records.XE3P),
+        ((200, 3), records.XE3P),
     ],
 )
-def test_a_version_of_no_gpu_that_is_known_is_a_guess(version: tuple[int, int], layout: Layout | None) -> None:
+def test_a_version_of_no_gpu_that_is_known_is_a_guess(version: tuple[int, int], layout: RecordLayout | None) -> None:
     """One that the decoder does not know, either."""
-    assert Layout.is_guess(*version) is (layout is not None)
-    assert (Platform.from_ip_version(*version) is None) is (layout is not None)
+    assert generations.is_guess(*version) is (layout is not None)
+    assert (generations.platform_of(*version) is None) is (layout is not None)
     if layout is not None:
-        assert Layout.from_ip_version(*version) is layout
+        assert generations.layout(*version) is layout

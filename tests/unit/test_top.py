@@ -16,7 +16,7 @@ from iaprof.cli.entry_names import names
 from iaprof.cli.main import main
 from iaprof.cli.top import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.formats.stalls import REASONS
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.ranking import KEYS, Ranker
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile, rows

@@ -1,0 +1,19 @@
+"""Why Intel's execution units stall, in the order of Intel's own text format."""
+
+from __future__ import annotations
+
+MEANINGS = {
+    "active": "an instruction was issued: no stall",
+    "control": "waits for the branch unit",
+    "pipestall": "was chosen and could not be issued, as when registers of one bank collide",
+    "send": "waits for a send unit",
+    "dist_acc": "waits for a register that an instruction shortly before it writes",
+    "sbid": "waits for a scoreboard token, mostly for data from memory",
+    "sync": "waits for other threads",
+    "inst_fetch": "waits for the instruction cache",
+    "other": "anything else",
+    "tdr": "waits for a thread dependency (since Xe2)",
+}
+"""What each reason means, in English."""
+
+REASONS = tuple(MEANINGS)

@@ -1,0 +1,25 @@
+"""Layouts of Intel's EU-stall records.
+
+Source: the kernel's xe driver (drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6.15) and, for Xe3p, its successor.
+"""
+
+from __future__ import annotations
+
+from iaprof.gpu.records import RecordLayout
+
+_PVC = {
+    "active": 29,
+    "other": 37,
+    "control": 45,
+    "pipestall": 53,
+    "send": 61,
+    "dist_acc": 69,
+    "sbid": 77,
+    "sync": 85,
+    "inst_fetch": 93,
+}
+_XE2 = {**_PVC, "tdr": 29, "active": 101}
+
+PVC = RecordLayout("pvc", 2, 29, _PVC)
+XE2 = RecordLayout("xe2", 2, 29, _XE2)
+XE3P = RecordLayout("xe3p", 3, 61, {reason: first + 32 for reason, first in _XE2.items()})
