@@ -22,7 +22,6 @@ from iaprof.cli.summary import say
 from iaprof.cli.table import HEADING, WARM, WEAK, coloured, shortened, terminal_width
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
-from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
@@ -131,9 +130,9 @@ class _Printer:
         self._width = width
         self._colours = colours
         self._by_offset = {row.instruction.offset: row.instruction for row in listing.rows}
-        order = sorted(range(len(REASONS)), key=lambda at: -listing.counts[at])
+        order = sorted(range(len(listing.reasons)), key=lambda at: -listing.counts[at])
         main = [at for at in order if listing.counts[at] >= max(_SHOWN * listing.samples, 1)]
-        room = len(REASONS)
+        room = len(listing.reasons)
         if width is not None:
             room = min(max(width - _NARROW, 0), _MAIN_REASONS * _REASON) // _REASON + max(width - _WIDE, 0) // _REASON
         self._reasons = main[:room]
@@ -149,7 +148,8 @@ class _Printer:
         yield f"{share}; {_counted(listing.processes, 'process')}, {launches}"
         yield from self._launchers()
         yield ""
-        reasons = "".join(f"{_SHORT.get(REASONS[at], REASONS[at]).upper():>{_REASON}}" for at in self._reasons)
+        names = listing.reasons
+        reasons = "".join(f"{_SHORT.get(names[at], names[at]).upper():>{_REASON}}" for at in self._reasons)
         yield self._styled(f"{'SAMPLES':>9}{'%':>6}{reasons}  {'OFFSET':>7}  INSTRUCTION", HEADING)
         yield f"{self._numbers(listing.counts)}  {'':>7}  (all)"
         before: tuple[SourceFrame, ...] = ()
@@ -209,7 +209,7 @@ class _Printer:
         """Who is waited for, where such stalls are many; of distances, which the instruction itself says, very many."""
         from iaprof.report.scoreboard import described
 
-        counts = dict(zip(REASONS, row.counts, strict=True))
+        counts = dict(zip(self._listing.reasons, row.counts, strict=True))
         for wait in row.waits:
             part = _SHOWN if wait.offsets else _HOT
             if sum(counts[reason] for reason in wait.reasons) >= max(part * self._listing.samples, 1):

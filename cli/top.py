@@ -20,7 +20,6 @@ from iaprof.cli.top_waits import BY as WAIT, top_waits
 from iaprof.cli.wait_facts import say_waits
 from iaprof.formats.errors import UsageError
 from iaprof.formats.json_stacks import stack_ends
-from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
@@ -165,7 +164,7 @@ def _as_dict(ranking: Ranking) -> dict[str, Any]:
     def sums(entry: Entry) -> dict[str, Any]:
         found: dict[str, Any] = {
             "samples": entry.samples,
-            "reasons": dict(zip(REASONS, entry.counts, strict=True)),
+            "reasons": dict(zip(entry.reasons, entry.counts, strict=True)),
             "processes": entry.processes,
         }
         optional = {"launches": entry.launches, "inclusive": entry.inclusive}

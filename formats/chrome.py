@@ -12,7 +12,6 @@ from typing import IO, Any
 from iaprof.formats.export import Export, Launches, Thread
 from iaprof.formats.profile import Shape, clean
 from iaprof.formats.writer import Needs, Writer
-from iaprof.gpu.intel.reasons import REASONS
 
 _COUNTERS = 1 << 22  # the process of the counters: no pid of Linux is so large (PID_MAX_LIMIT)
 
@@ -51,7 +50,7 @@ def _events(export: Export) -> Iterator[Event]:
         name = per_interval(export, f"stalls {found.place}".strip())
         for second, counts in zip(found.seconds.tolist(), found.counts.tolist(), strict=True):
             yield _counter(name, second, {"samples": sum(counts)})
-            yield _counter(f"{name}, by reason", second, dict(zip(REASONS, counts, strict=True)))
+            yield _counter(f"{name}, by reason", second, dict(zip(found.names, counts, strict=True)))
     for series in export.series:
         name, of = unit(series.name)
         for second, value in zip(series.seconds.tolist(), series.values.tolist(), strict=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import IO, Any
 
@@ -25,7 +26,6 @@ from iaprof.formats.frames import NOTHING, Frame
 from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch, Profile, Shape, clean
 from iaprof.formats.trees import Tree
 from iaprof.formats.viewer_tree import by_time, viewer_tree, without, without_offsets
-from iaprof.gpu.intel.reasons import REASONS
 
 _VERSION = 61
 _GECKO_VERSION = 34  # of that time; nothing here depends on it
@@ -56,7 +56,7 @@ def write_profile(export: Export, shape: Shape, out: IO[str]) -> None:
         sources.append((_STALLS, *by_time(export, without_offsets(shape))))
     if export.cpu is not None:
         sources.append(("CPU samples", export.cpu, shape))
-    tables = _Tables("reason" in shape.parts)
+    tables = _Tables(export.profile.reasons if "reason" in shape.parts else ())
     threads = []
     for name, source, its_shape in sources:
         tree = viewer_tree(source, without(its_shape, _OF_PROCESSES), _key)
@@ -64,7 +64,7 @@ def write_profile(export: Export, shape: Shape, out: IO[str]) -> None:
     _sort(threads)
     json.dump(
         {
-            "meta": _meta(export.about, length_s * 1e3) | _shown(threads),
+            "meta": _meta(export.about, export.profile.reasons, length_s * 1e3) | _shown(threads),
             "libs": tables.libs,
             "shared": tables.shared(),
             "threads": threads,
@@ -99,7 +99,7 @@ def _key(frame: Frame) -> tuple[str, Kind, str, str, int]:
     return frame.name, frame.kind, frame.module, frame.file, frame.line
 
 
-def _meta(about: About, interval_ms: float) -> dict[str, Any]:
+def _meta(about: About, reasons: Sequence[str], interval_ms: float) -> dict[str, Any]:
     sections = [*about.facts, *([("Warnings", [("", text) for text in about.warnings])] if about.warnings else [])]
     return {
         "version": _GECKO_VERSION,
@@ -115,7 +115,7 @@ def _meta(about: About, interval_ms: float) -> dict[str, Any]:
             {
                 "name": kind.value,
                 "color": color,
-                "subcategories": ["Other", *(REASONS if kind is Kind.INSTRUCTION else ())],
+                "subcategories": ["Other", *(reasons if kind is Kind.INSTRUCTION else ())],
             }
             for kind, color in _COLORS.items()
         ],
@@ -137,8 +137,8 @@ def _meta(about: About, interval_ms: float) -> dict[str, Any]:
 class _Tables:
     """What all threads share: every text, library, file, function and frame once, and the stacks."""
 
-    def __init__(self, reasons: bool) -> None:
-        """Nothing yet; `reasons`: those of stalls are frames."""
+    def __init__(self, reasons: Sequence[str]) -> None:
+        """Nothing yet; `reasons`: those that are frames."""
         self._reasons = reasons
         self._strings: dict[str, int] = {}
         self.libs: list[dict[str, Any]] = []
@@ -165,8 +165,8 @@ class _Tables:
         category: int | None = _CATEGORY[frame.kind]
         subcategory = 0
         if frame.kind is Kind.INSTRUCTION and self._reasons:
-            if frame.name in REASONS:
-                subcategory = REASONS.index(frame.name) + 1
+            if frame.name in self._reasons:
+                subcategory = self._reasons.index(frame.name) + 1
             elif frame.name.startswith("0x"):
                 category = None  # that of what it is below: the reason
         return function, category, subcategory, frame.line or None

@@ -27,7 +27,6 @@ from iaprof.formats.page_kernels import kernels_of_rows
 from iaprof.formats.profile import Kind, Profile, Shape, clean
 from iaprof.formats.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.viewer_tree import without_offsets
-from iaprof.gpu.intel.reasons import REASONS
 
 # Half of what a tree can have: each node that stays may get one more, for what is too small below it.
 _MOST_NODES = 75_000
@@ -70,7 +69,7 @@ def payload(
         packing.notes.append("In a selected range, kernels are not split into instructions: the recording is large.")
     head = {
         "panels": panels,
-        "reasons": REASONS,
+        "reasons": list(export.profile.reasons),
         "kinds": list(Kind),
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),
@@ -201,9 +200,10 @@ def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
     """The samples of a tree; by time, in steps of so many intervals, unless that is 0."""
     kernels = int(kernel.max(initial=0)) + 1
     reason = np.maximum(tree.reason, 0)  # CPU samples have none
-    leaves, leaf = np.unique((tree.node * len(REASONS) + reason) * kernels + kernel, return_inverse=True)
+    reasons = int(reason.max(initial=0)) + 1
+    leaves, leaf = np.unique((tree.node * reasons + reason) * kernels + kernel, return_inverse=True)
     rest, kernel_of = np.divmod(leaves, kernels)
-    node, reason_of = np.divmod(rest, len(REASONS))
+    node, reason_of = np.divmod(rest, reasons)
     total = np.bincount(leaf, tree.count, len(leaves)).astype(np.int64)
     if not step:
         none = np.empty(0, np.int64)

@@ -16,7 +16,6 @@ from iaprof.formats.export import About, Export, Launches, Series
 from iaprof.formats.page_kernels import kernels_of_rows, shown_name
 from iaprof.formats.profile import Profile, clean
 from iaprof.formats.timeline import unit
-from iaprof.gpu.intel.reasons import REASONS
 
 _MOST_KERNELS = 500  # of the table
 _MOST_SERIES = 64
@@ -40,7 +39,7 @@ def panels(export: Export) -> dict[str, Any]:
         "series": [found for each in export.series[:_MOST_SERIES] if (found := _series(each))],
         "launches": _launches(export.launches, seconds) if export.launches is not None else None,
         "waits": _waits(export.waits, seconds) if export.waits is not None else None,
-        "listings": [_listing(each) for each in export.listings],
+        "listings": [_listing(each, export.profile.reasons) for each in export.listings],
         "seconds": seconds,
     }
 
@@ -77,7 +76,7 @@ def _kernels(export: Export) -> dict[str, Any]:
     """The kernels with most samples, by name, and all others together."""
     profile = export.profile
     names, row_of = kernels_of_rows(profile)
-    counts = np.zeros((len(names), len(REASONS)), np.int64)
+    counts = np.zeros((len(names), len(profile.reasons)), np.int64)
     np.add.at(counts, row_of, profile.counts.astype(np.int64))
     samples = counts.sum(axis=1)
     processes = _processes(profile, row_of, len(names))
@@ -223,7 +222,7 @@ def _ramps(begin: _Floats, rate: _Floats, moments: _Floats) -> _Floats:
     return so_far
 
 
-def _listing(kernel: dict[str, Any]) -> dict[str, Any]:
+def _listing(kernel: dict[str, Any], reasons: Sequence[str]) -> dict[str, Any]:
     """A kernel's instructions as the page reads them: each distinct place in the source once, and reasons by number."""
     places: dict[Any, int] = {}
     rows = []
@@ -233,7 +232,7 @@ def _listing(kernel: dict[str, Any]) -> dict[str, Any]:
             [
                 row["offset"],
                 clean(row["text"] or row["mnemonic"]),
-                [[REASONS.index(reason), count] for reason, count in row["reasons"].items()],
+                [[reasons.index(reason), count] for reason, count in row["reasons"].items()],
                 [[wait["what"], list(wait["for"])] for wait in row["waits"]],
                 places.setdefault((frames, row["source"]), len(places)),
             ]

@@ -9,7 +9,6 @@ from iaprof.formats.export import Export
 from iaprof.formats.frames import launch_frames
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, Shape
 from iaprof.formats.writer import Writer
-from iaprof.gpu.intel.reasons import REASONS
 
 
 def stack_ends(profile: Profile) -> dict[str, Any]:
@@ -73,7 +72,7 @@ class JsonStacks(Writer):
             *(column.tolist() for column in columns), profile.counts.tolist(), strict=True
         ):
             row = {"interval": interval, "launch": launch, "kernel": kernel, "code": code, "offset": offset}
-            row["samples"] = {reason: count for reason, count in zip(REASONS, counts, strict=True) if count}
+            row["samples"] = {reason: count for reason, count in zip(profile.reasons, counts, strict=True) if count}
             out.write(before + json.dumps(row))
             before = ",\n"
         out.write("]}\n")

@@ -14,7 +14,6 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from iaprof.formats.export import Export, Launches, Thread
 from iaprof.formats.profile import clean
 from iaprof.formats.timeline import Intervals, cpu_samples, per_interval, rows, run_name, stalls, unit
-from iaprof.gpu.intel.reasons import REASONS
 
 _SEQUENCE = 1
 _PACKETS_AT_ONCE = 4096
@@ -54,7 +53,7 @@ def write_trace(export: Export, out: IO[bytes]) -> None:
 
 def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
     trace.values(trace.counter("all reasons", per, group, rank=0), found.seconds, found.counts.sum(axis=1))
-    for number, reason in enumerate(REASONS):
+    for number, reason in enumerate(found.names):
         if found.counts[:, number].any():
             track = trace.counter(reason, per, group, rank=1 + number, shared="reasons")
             trace.values(track, found.seconds, found.counts[:, number])

@@ -24,7 +24,6 @@ from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, Shape, clea
 from iaprof.formats.stack_columns import interval_frames
 from iaprof.formats.trees import Tree
 from iaprof.formats.viewer_tree import paths, viewer_tree, without
-from iaprof.gpu.intel.reasons import REASONS
 
 _ELSEWHERE = ("interval", "host", "process", "pid", "file", "instruction", "reason", "offset")
 _GPU = "[gpu]"  # as a module: in brackets, so that pprof looks for no such file
@@ -140,7 +139,7 @@ def _of_stalls(tree: Tree, profile: Profile, shape: Shape) -> list[_Label]:
     if "instruction" in shape.parts:
         labels.append(("instruction", [code.mnemonic for code in profile.codes], profile.code[row]))
     if "reason" in shape.parts:
-        labels.append(("reason", REASONS, tree.reason))
+        labels.append(("reason", profile.reasons, tree.reason))
     if "interval" in shape.parts:
         labels.append(("interval", [frame.text for frame in interval_frames(profile.intervals)], tree.interval))
     return labels

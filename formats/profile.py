@@ -83,6 +83,11 @@ class Gauges:
     busy_percent: float = 0.0  # mean of all GTs, each as busy as its busiest class of engines
 
 
+def all_reasons(profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """The reasons of several profiles, each once."""
+    return tuple(dict.fromkeys(reason for profile in profiles for reason in profile.reasons))
+
+
 @dataclass(frozen=True, eq=False)
 class Profile:
     """All rows, sorted by interval, then by launch and kernel; and what their indices refer to."""
@@ -95,8 +100,9 @@ class Profile:
     kernel: NDArray[np.int64]  # [n], index into kernels
     code: NDArray[np.int64]  # [n], index into codes
     offset: NDArray[np.uint64]  # [n], bytes from the kernel's first instruction; in no known kernel the address itself
-    counts: NDArray[np.uint64]  # [n, 10] samples, in the order of formats.stalls.REASONS
+    counts: NDArray[np.uint64]  # [n, m] samples, in the order of `reasons`
     device: NDArray[np.int64]  # [n], index into devices
+    reasons: Sequence[str]  # [m], why instructions waited
     intervals: Sequence[float]  # seconds, CLOCK_MONOTONIC, at which each starts
     devices: Sequence[str] = ("",)  # what the GPUs are called; "" where nobody knows
     gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval, of those with any
@@ -110,6 +116,14 @@ class Profile:
 
     def __len__(self) -> int:
         return len(self.interval)
+
+    def counts_of(self, reasons: Sequence[str]) -> NDArray[np.uint64]:
+        """Samples in the order of other reasons, of which the profile's may be a part: [n, len(reasons)]."""
+        if tuple(reasons) == tuple(self.reasons):
+            return self.counts
+        found = np.zeros((len(self), len(reasons)), np.uint64)
+        found[:, [reasons.index(reason) for reason in self.reasons]] = self.counts
+        return found
 
     def only(self, rows: NDArray[Any]) -> Self:
         """The profile with some of its rows: bool[n], or indices int64[m] in ascending order."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from iaprof.formats.export import Export
 from iaprof.formats.frames import launch_frames
 from iaprof.formats.profile import Code, Kernel, Profile, Shape, clean, kernel_name
-from iaprof.gpu.intel.reasons import REASONS
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
@@ -55,7 +54,7 @@ def profile_table(profile: Profile, shape: Shape) -> pa.Table:
         pa.array([each.lines[-1] if each.lines else 0 for each in profile.codes], pa.uint32()).take(pa.array(code)),
         pa.array(profile.offset[row]),
         _texts(profile.devices, profile.device[row]),
-        _texts(REASONS, reason),
+        _texts(profile.reasons, reason),
         pa.array(profile.counts[row, reason]),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)

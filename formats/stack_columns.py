@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.frames import BETWEEN, CPU_PARTS, GPU_PARTS, Frame, gpu_frames, launch_frames
 from iaprof.formats.profile import Kind, Profile, Shape
-from iaprof.gpu.intel.reasons import REASONS
 
 MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
 """What stands between the CPU's frames and the GPU's."""
@@ -36,7 +35,7 @@ def stack_columns(
         profile: the profile.
         shape: which parts, in which order; nothing else is inverted here.
         row: int64[n], rows of the profile.
-        reason: int64[n], of each an index into REASONS.
+        reason: int64[n], of each an index into its reasons.
     """
     columns: list[StackColumn] = []
     for parts in _runs(shape.parts):
@@ -50,7 +49,7 @@ def stack_columns(
         elif parts[0] == "interval":
             columns.append(([[frame] for frame in interval_frames(profile.intervals)], profile.interval[row]))
         elif parts[0] == "reason":
-            columns.append(([[_of_gpu(name)] for name in REASONS], reason))
+            columns.append(([[_of_gpu(name)] for name in profile.reasons], reason))
         elif parts[0] == "offset":
             offsets, offset_of = np.unique(profile.offset, return_inverse=True)
             columns.append(([[_of_gpu(f"0x{offset:x}")] for offset in offsets.tolist()], offset_of[row]))

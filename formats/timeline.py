@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export, Launches
-from iaprof.gpu.intel.reasons import REASONS
 
 _SHORTEST_S = 1e-6  # of a run, so that a single launch can be seen; runs of a row are farther apart than that
 
@@ -22,10 +21,11 @@ class Intervals:
     place: str  # which GPU; "" when there is only one
     seconds: NDArray[np.float64]  # [n], when each begins, since time 0
     counts: NDArray[np.int64]  # [n, m]
+    names: Sequence[str]  # [m], of what is counted
 
 
 def stalls(export: Export) -> list[Intervals]:
-    """Samples by reason (m = 10, as in REASONS) of each GPU that has any."""
+    """Samples by reason of each GPU that has any."""
     profile = export.profile if export.by_time is None else export.by_time
     counts = profile.counts.astype(np.int64)
     found = []
@@ -33,8 +33,8 @@ def stalls(export: Export) -> list[Intervals]:
         own = profile.device == number
         if own.any():
             place = device if len(profile.devices) > 1 else ""
-            found.append(_by_interval(export, place, profile.interval[own], counts[own]))
-    return found or [_by_interval(export, "", profile.interval, counts.reshape(-1, len(REASONS)))]
+            found.append(_by_interval(export, place, profile.interval[own], counts[own], profile.reasons))
+    return found or [_by_interval(export, "", profile.interval, counts, profile.reasons)]
 
 
 def cpu_samples(export: Export) -> Intervals | None:
@@ -42,14 +42,16 @@ def cpu_samples(export: Export) -> Intervals | None:
     cpu = export.cpu
     if cpu is None or not len(cpu.count):
         return None
-    return _by_interval(export, "", cpu.interval, cpu.count.reshape(-1, 1))
+    return _by_interval(export, "", cpu.interval, cpu.count.reshape(-1, 1), ("samples",))
 
 
-def _by_interval(export: Export, place: str, interval: NDArray[np.int64], counts: NDArray[np.int64]) -> Intervals:
+def _by_interval(
+    export: Export, place: str, interval: NDArray[np.int64], counts: NDArray[np.int64], names: Sequence[str]
+) -> Intervals:
     numbers = np.unique(np.concatenate([interval, interval + 1]))
     found = np.zeros((len(numbers), counts.shape[1]), np.int64)
     np.add.at(found, np.searchsorted(numbers, interval), counts)
-    return Intervals(place, numbers * export.interval_s, found)
+    return Intervals(place, numbers * export.interval_s, found, names)
 
 
 def per_interval(export: Export, what: str) -> str:

@@ -34,7 +34,7 @@ class Tree:
     launch: _Ints  # [rows], index into launches
     device: _Ints  # [rows], index into devices
     interval: _Ints  # [rows]
-    reason: _Ints  # [rows], index into REASONS; NO_REASON of CPU samples
+    reason: _Ints  # [rows], index into the reasons of the profile; NO_REASON of CPU samples
     count: _Ints  # [rows], samples
 
     def own(self) -> _Ints:

@@ -19,6 +19,7 @@ class RecordLayout:
     """How a record's bits are laid out. Each layout exists once: they are compared by identity."""
 
     name: str  # in a capture's header
+    reasons: tuple[str, ...]  # that its counters may be for, in the order of tables; some have no counter in it
     words: int  # how many of a record's 64-bit words hold something
     ip_bits: int  # width of the instruction pointer / 8, which begins at bit 0
     first_bits: Mapping[str, int]  # where the counters that a record has begin, counted from bit 0 of its first word

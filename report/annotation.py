@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile
-from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
 from iaprof.report.launchers import by_launcher
 from iaprof.report.scoreboard import Scoreboard, Wait
@@ -26,7 +25,7 @@ class Row:
     """An instruction."""
 
     instruction: InstructionInfo
-    counts: tuple[int, ...]  # samples, in the order of REASONS
+    counts: tuple[int, ...]  # samples, by reason
     waits: tuple[Wait, ...]  # that are behind its stalls
 
     @property
@@ -44,7 +43,8 @@ class Listing:
     processes: int  # that stalled in it
     launches: int  # that were recorded
     share: float  # of all samples, 0 to 1
-    counts: tuple[int, ...]  # samples, in the order of REASONS
+    reasons: Sequence[str]
+    counts: tuple[int, ...]  # samples, by reason
     rows: tuple[Row, ...]  # by offset
     launchers: tuple[tuple[str, int], ...] = ()  # functions that launched it, and their samples, most first
 
@@ -103,7 +103,7 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
     mine = profile.only(np.isin(profile.kernel, indices))
     offsets, first, which = np.unique(mine.offset, return_index=True, return_inverse=True)
     mnemonics = [profile.codes[code].mnemonic for code in mine.code[first].tolist()]
-    counts = np.zeros((len(offsets), len(REASONS)), np.uint64)
+    counts = np.zeros((len(offsets), len(profile.reasons)), np.uint64)
     np.add.at(counts, which, mine.counts)
     launches = [profile.launches[index] for index in np.unique(mine.launch).tolist()]
     return Listing(
@@ -112,14 +112,25 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
         processes=len({(launch.host, launch.pid) for launch in launches if launch is not None}),
         launches=sum(profile.launch_counts.get(index, 0) for index in indices),
         share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
+        reasons=profile.reasons,
         counts=tuple(counts.sum(axis=0).tolist()),
         launchers=tuple(by_launcher(profile.launches, mine.launch, mine.counts.sum(axis=1)).items()),
-        rows=_rows(kernel.symbol, binary(indices[0]), dict(zip(offsets.tolist(), mnemonics, strict=True)), counts),
+        rows=_rows(
+            kernel.symbol,
+            binary(indices[0]),
+            profile.reasons,
+            dict(zip(offsets.tolist(), mnemonics, strict=True)),
+            counts,
+        ),
     )
 
 
 def _rows(
-    symbol: str, code: GpuKernel | None, mnemonics: Mapping[int, str], counts: NDArray[np.uint64]
+    symbol: str,
+    code: GpuKernel | None,
+    names: Sequence[str],
+    mnemonics: Mapping[int, str],
+    counts: NDArray[np.uint64],
 ) -> tuple[Row, ...]:
     """Every instruction up to the kernel's end, and whatever else has stalls: the mnemonics, by offset."""
     stalled: dict[int, tuple[int, ...]] = dict(zip(mnemonics, map(tuple, counts.tolist()), strict=True))
@@ -131,11 +142,11 @@ def _rows(
         else:
             instructions[offset] = code.at(offset)
     board = Scoreboard(code.instructions if code else ())
-    none = (0,) * len(REASONS)
+    none = (0,) * len(names)
     rows = []
     for offset in sorted(instructions):
         mine = stalled.get(offset, none)
-        reasons = {reason for reason, count in zip(REASONS, mine, strict=True) if count}
+        reasons = {reason for reason, count in zip(names, mine, strict=True) if count}
         waits = board.waits(offset) if reasons else ()
         rows.append(Row(instructions[offset], mine, tuple(w for w in waits if reasons.intersection(w.reasons))))
     return tuple(rows)
@@ -151,12 +162,12 @@ def as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
         "processes": listing.processes,
         "launches": listing.launches,
         "launchers": [{"launcher": name, "samples": samples} for name, samples in listing.launchers],
-        "reasons": dict(zip(REASONS, listing.counts, strict=True)),
-        "instructions": [_row_as_dict(row, sources) for row in listing.rows],
+        "reasons": dict(zip(listing.reasons, listing.counts, strict=True)),
+        "instructions": [_row_as_dict(row, listing.reasons, sources) for row in listing.rows],
     }
 
 
-def _row_as_dict(row: Row, sources: SourceFiles) -> dict[str, Any]:
+def _row_as_dict(row: Row, reasons: Sequence[str], sources: SourceFiles) -> dict[str, Any]:
     instruction = row.instruction
     last = instruction.frames[-1]
     return {
@@ -164,7 +175,7 @@ def _row_as_dict(row: Row, sources: SourceFiles) -> dict[str, Any]:
         "mnemonic": instruction.mnemonic,
         "text": instruction.text,
         "samples": row.samples,
-        "reasons": {reason: count for reason, count in zip(REASONS, row.counts, strict=True) if count},
+        "reasons": {reason: count for reason, count in zip(reasons, row.counts, strict=True) if count},
         "waits": [{"what": wait.what, "for": wait.offsets} for wait in row.waits],
         "frames": [{"function": each.function, "file": each.file, "line": each.line} for each in instruction.frames],
         "source": sources.line(last.file, last.line),

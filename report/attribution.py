@@ -8,7 +8,7 @@ shared out, and added up, row group by row group on all cores. docs/attribution.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -42,7 +42,6 @@ _STEPS = 1 << _STEP_BITS  # of a sample: finer than shares are
 # 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, odd: their multiples fill 64 bits evenly in three dimensions, as those of
 # the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
 _TURNS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
-_ALONE = len(REASONS)  # the column behind the counts: samples that only one place can have launched
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Joined:
     stream: NDArray[np.int64]  # [n]
     site: NDArray[np.int64]  # [n], index into Placed.sites
     ip: NDArray[np.uint64]  # [n], bytes; as much of the address as the records hold
-    counts: NDArray[np.uint64]  # [n, 10], in the order of REASONS
+    counts: NDArray[np.uint64]  # [n, m], by reason
     alone: NDArray[np.uint64]  # [n], samples for which there was no other site
 
     def only(self, rows: NDArray[np.bool_]) -> Joined:
@@ -107,6 +106,11 @@ def _device(entry: dict[str, Any]) -> str:
     return next((os.path.basename(name)[:_LONGEST_DEVICE] for name in names if isinstance(name, str) and name), "")
 
 
+def reasons_of(known: Sequence[Stream]) -> tuple[str, ...]:
+    """All reasons that the records of streams count, in the order of tables; Intel's where there is no stream."""
+    return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or REASONS
+
+
 def intervals_of(times: NDArray[np.uint64], start_ns: int, interval_ns: int, what: str = "stalls") -> NDArray[np.int64]:
     """The number of the interval in which each time is: int64[n]. What was before the first is the first's.
 
@@ -143,6 +147,7 @@ class Attribution:
         rule: Rule = Rule(),  # noqa: B008 (it is frozen)
         starts: Mapping[int, NDArray[np.uint64]] | None = None,
         merged: bool = False,
+        reasons: Sequence[str] = REASONS,
     ) -> None:
         """Prepares the search for kernels by address.
 
@@ -154,8 +159,9 @@ class Attribution:
             starts: by placement: the offsets in bytes at which its instructions start, to tell processes apart.
             merged: addresses that can belong to the same kernels are added up at one of them: what is wanted is
                 where time went, and a row for each instruction in each of many intervals would be too many.
+            reasons: that are counted, as `reasons_of` has them.
         """
-        self._merged = merged
+        self._merged, self._reasons = merged, reasons
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
@@ -200,7 +206,9 @@ class Attribution:
         for layout in self._layouts.values():
             for stream in layout.tallies:
                 self._take(layout, stream)
-        self._parts = [added_up(self._parts)]
+        none = np.empty(0, np.int64)
+        empty = Part(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 1, 0)))
+        self._parts = [added_up(self._parts or [empty])]
         return self._parts[0]
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
@@ -222,19 +230,19 @@ class Attribution:
             for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
                 self._join(stream, reads.only(some), [word[records] for word in words])
             return
-        tally, subsample = layout.tally(stream.index), float(stream.subsample)
+        tally, subsample = layout.tally(stream.index, len(self._reasons) + 1), float(stream.subsample)
         cell_of_share = pair_cell[shares.pair]
         blocks = tally.blocks(
             reads.intervals[pair_read[shares.pair]], cell_of_share, shares.site, layout.inside.count[cell_of_share]
         )
         first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
         pair_of, place, counts = _by_pair_and_address(
-            stream.layout, pair_of, layout.inside.place[address], layout.inside.count[pair_cell], words
+            stream.layout, self._reasons, pair_of, layout.inside.place[address], layout.inside.count[pair_cell], words
         )
         # The first place of each pair, which usually is the only one.
         entry = first[pair_of]
         alone = _add(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
-        tally.add(_ALONE, blocks[entry] + place, alone * shares.alone[pair_of])
+        tally.add(len(counts), blocks[entry] + place, alone * shares.alone[pair_of])
         # And what other places there are.
         others = np.diff(first)[pair_of] - 1
         several = np.flatnonzero(others)
@@ -322,9 +330,9 @@ class _Layout:
             self._first = np.append(self._first, [self._of_cell[cell] for cell in cells.tolist()])
         return self._first[numbers]
 
-    def tally(self, stream: int) -> Tally:
+    def tally(self, stream: int, columns: int) -> Tally:
         """The sums of a stream."""
-        return self.tallies.setdefault(stream, Tally(len(REASONS) + 1))
+        return self.tallies.setdefault(stream, Tally(columns))
 
 
 @dataclass(frozen=True)
@@ -335,7 +343,7 @@ class Part:
     stream: NDArray[np.int64]
     site: NDArray[np.int64]
     ip: NDArray[np.uint64]
-    shares: NDArray[np.float64]  # [11, n]: by reason, and those of all reasons that only this site can have launched
+    shares: NDArray[np.float64]  # [m + 1, n]: by reason, and those of all reasons that only this site can have launched
 
 
 def _dense(
@@ -353,15 +361,17 @@ def _dense(
 
 def _by_pair_and_address(
     layout: RecordLayout,
+    reasons: Sequence[str],
     pair_of: NDArray[np.int64],
     place: NDArray[np.int64],
     places: NDArray[np.int64],
     words: list[NDArray[np.uint64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
-    """Records of a pair with one address added up: pair, place of the address in its cell, ten columns of counts.
+    """Records of a pair with one address added up: pair, place of the address in its cell, counts by reason.
 
     Args:
         layout: of the records.
+        reasons: that are counted.
         pair_of: int64[records].
         place: int64[records].
         places: int64[pairs], how many each pair's cell has.
@@ -370,21 +380,21 @@ def _by_pair_and_address(
     first = np.cumsum(places) - places
     size = int(places.sum())
     if size > _DENSEST * len(pair_of):  # too sparse for a table: each record for itself
-        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in REASONS]
+        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in reasons]
     key = first[pair_of] + place
     records = np.bincount(key, minlength=size)
     rows = np.flatnonzero(records)
     counts: list[NDArray[np.float64]] = []
     # Several counters as digits of one number: a sum of numbers below 2^53 is exact in floating point.
     bits = int(records.max() * 255).bit_length()
-    together = max(1, min(53 // bits, len(REASONS)))
-    for group in range(0, len(REASONS), together):
-        reasons = REASONS[group : group + together]
+    together = max(1, min(53 // bits, len(reasons)))
+    for group in range(0, len(reasons), together):
+        some = reasons[group : group + together]
         packed = np.zeros(len(key), np.uint64)
-        for digit, reason in enumerate(reasons):
+        for digit, reason in enumerate(some):
             layout.add_counts(words, reason, digit * bits, packed)
         sums = np.bincount(key, packed.astype(np.float64), size)[rows].astype(np.int64)
-        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(reasons))]
+        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(some))]
     pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
     return pair, rows - first[pair], counts
 
@@ -418,7 +428,7 @@ def _chunks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
 def _add(
     tally: Tally, target: NDArray[np.int64], share: NDArray[np.float64], counts: list[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Adds shares of ten columns of counts to sums; gives what was added for all reasons together."""
+    """Adds shares of columns of counts to sums; gives what was added for all reasons together."""
     total = np.zeros(len(target))
     for column, each in enumerate(counts):
         values = each * share
@@ -433,10 +443,7 @@ def _within_each(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def added_up(parts: list[Part]) -> Part:
-    """All parts in one, sorted, each (interval, stream, site, address) once."""
-    if not parts:
-        none = np.empty(0, np.int64)
-        return Part(none, none, none, np.empty(0, np.uint64), np.empty((len(REASONS) + 1, 0)))
+    """All parts in one, sorted, each (interval, stream, site, address) once; there is at least one."""
     names = ("interval", "stream", "site", "ip")
     columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
     order = np.lexsort(columns[::-1])
@@ -445,7 +452,7 @@ def added_up(parts: list[Part]) -> Part:
     if len(order):
         new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     first = np.flatnonzero(new)
-    shares = np.empty((len(REASONS) + 1, len(first)))
+    shares = np.empty((len(parts[0].shares), len(first)))
     for index in range(len(shares) if len(order) else 0):  # one by one: all at once would take several times the memory
         shares[index] = np.add.reduceat(np.concatenate([part.shares[index] for part in parts])[order], first)
     interval, stream, site, ip = (column[new] for column in columns)
@@ -468,16 +475,16 @@ def in_whole_counts(part: Part) -> Joined:
     # Even over the addresses of an interval and over the intervals of an address, and the same in every report.
     turn = part.interval[first].astype(np.uint64) * np.uint64(_TURNS[0])
     turn += (part.ip[first] >> np.uint64(3)) * np.uint64(_TURNS[1])
-    whole = np.empty((len(order), len(REASONS)), np.uint64)
-    for column in range(len(REASONS)):
-        shares = part.shares[column]
+    *by_reason, alone_shares = part.shares
+    whole = np.empty((len(order), len(by_reason)), np.uint64)
+    for column, shares in enumerate(by_reason):
         counts = np.floor(shares + _SMALLEST_SHARE)
         left = np.rint((shares - counts)[order] * _STEPS).astype(np.int64)
         sharing = np.flatnonzero(left > 0)
         phase = (turn + np.uint64(column * _TURNS[2] % (1 << 64)) >> np.uint64(64 - _STEP_BITS)).astype(np.int64)
         counts[order[sharing[_drawn(left[sharing], group[sharing], phase)]]] += 1
         whole[:, column] = counts
-    alone = np.minimum(np.rint(part.shares[_ALONE]).astype(np.uint64), whole.sum(axis=1))
+    alone = np.minimum(np.rint(alone_shares).astype(np.uint64), whole.sum(axis=1))
     some = whole.any(axis=1)
     columns: list[Any] = [part.interval, part.stream, part.site, part.ip, whole, alone]
     return Joined(*(column if some.all() else column[some] for column in columns))

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from iaprof.formats.profile import Launch, Profile
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.report.ranking import Key, added_up, buckets, numbered
 
 ENTRIES = ("kernel", "function", "launcher", "stack")
@@ -23,7 +22,8 @@ class Change:
     """One entry, before and after."""
 
     key: Key  # as ranking.KEYS says; empty in sums
-    counts: tuple[tuple[int, ...], tuple[int, ...]]  # samples before and after, each in the order of REASONS
+    names: Sequence[str]  # of reasons
+    counts: tuple[tuple[int, ...], tuple[int, ...]]  # samples before and after, each by reason
     scale: tuple[float, float]  # what a sample before, and one after, counts
 
     @property
@@ -50,7 +50,7 @@ class Change:
     @property
     def reasons(self) -> dict[str, float]:
         """How much more of each reason there is, scaled."""
-        pairs = zip(REASONS, *self.counts, strict=True)
+        pairs = zip(self.names, *self.counts, strict=True)
         return {name: after * self.scale[1] - before * self.scale[0] for name, before, after in pairs}
 
     @property
@@ -77,6 +77,7 @@ def joined(before: Profile, after: Profile) -> Profile:
     Process ids are 0, and frames that are bare addresses have one name.
     """
     both = (before, after)
+    reasons = all_reasons(both)
     launches = [_without_addresses(launch) for profile in both for launch in profile.launches]
 
     def column(name: str, shift: int = 0) -> np.ndarray:
@@ -91,8 +92,9 @@ def joined(before: Profile, after: Profile) -> Profile:
         column("kernel", len(before.kernels)),
         column("code", len(before.codes)),
         np.concatenate((before.offset, after.offset)),
-        np.concatenate((before.counts, after.counts)),
+        np.concatenate([profile.counts_of(reasons) for profile in both]),
         column("device", len(before.devices)),
+        reasons,
         (0.0, 0.0),
         (*before.devices, *after.devices),
     )
@@ -117,15 +119,15 @@ def difference(both: Profile, by: str, limit: int, relative: bool = True) -> Dif
     order = np.lexsort((-samples.sum(axis=1), -change))[: limit or None]
     bucket = buckets(order, len(found))[place]
     size = len(order) + 1
+
+    def change_of(key: Key, counts: Sequence[Sequence[int]]) -> Change:
+        return Change(key, both.reasons, (tuple(counts[0]), tuple(counts[1])), scale)
+
     sums = added_up(bucket * 2 + both.interval, both.counts, 2 * size).reshape(size, 2, -1)
-    entries = [_change(rows.key(index), sums[at].tolist(), scale) for at, index in enumerate(found[order].tolist())]
+    entries = [change_of(rows.key(index), sums[at].tolist()) for at, index in enumerate(found[order].tolist())]
     entries.sort(key=lambda entry: (-abs(entry.change), -sum(entry.samples), entry.key))
-    rest, total = (_change((), counts.tolist(), scale) for counts in (sums[-1], sums.sum(axis=0)))
+    rest, total = (change_of((), counts.tolist()) for counts in (sums[-1], sums.sum(axis=0)))
     return Difference(by, entries, len(found) - len(order), rest, total)
-
-
-def _change(key: Key, counts: Sequence[Sequence[int]], scale: tuple[float, float]) -> Change:
-    return Change(key, (tuple(counts[0]), tuple(counts[1])), scale)
 
 
 def _percent(total: float) -> float:

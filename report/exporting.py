@@ -97,7 +97,7 @@ def nothing() -> Profile:
     """The profile of no stalls."""
     none = np.empty(0, np.int64)
     counts = np.empty((0, len(REASONS)), np.uint64)
-    return Profile((), (), (), none, none, none, none, none.astype(np.uint64), counts, none, ())
+    return Profile((), (), (), none, none, none, none, none.astype(np.uint64), counts, none, REASONS, ())
 
 
 def fitting_interval(capture: CaptureReader, usual_s: float) -> float:

@@ -60,7 +60,7 @@ def build_imported(
 
 
 def _selected(profile: Profile, selection: Selection) -> Profile:
-    counts = profile.counts * selection.columns().astype(np.uint64)
+    counts = profile.counts * selection.columns(profile.reasons).astype(np.uint64)
     launches = [
         (not selection.pids or (launch is not None and launch.pid in selection.pids))
         and (not selection.comms or (launch is not None and launch.comm in selection.comms))

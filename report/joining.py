@@ -30,6 +30,7 @@ from iaprof.report.attribution import (
     Span,
     added_up,
     in_whole_counts,
+    reasons_of,
     streams,
 )
 from iaprof.report.candidates import Rule
@@ -170,7 +171,9 @@ def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
 ) -> tuple[Part, int]:
     known = streams(capture.header)
-    attribution = Attribution(task.placed, task.start_ns, task.interval_ns, task.rule, task.starts, task.merged)
+    attribution = Attribution(
+        task.placed, task.start_ns, task.interval_ns, task.rule, task.starts, task.merged, reasons_of(known)
+    )
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
         records += attribution.add(table, known, task.span)

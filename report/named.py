@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.report.attribution import Joined, Stream
+from iaprof.report.attribution import Joined, Stream, reasons_of
 from iaprof.report.candidates import AMBIGUOUS
 from iaprof.report.gpu_module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE, GpuKernel
 from iaprof.report.kernels import KernelNames, SampledKernels
@@ -83,6 +83,7 @@ def columns(
         offset,
         joined.counts,
         device_of[joined.stream] if known else joined.stream,
+        reasons_of(known),
         [],
         devices or ("",),
         launch_counts=_launch_counts(placed, placements),

@@ -14,7 +14,7 @@ import numpy as np
 
 from iaprof.formats.capture import CaptureReader
 from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
-from iaprof.formats.profile import Launch, Profile
+from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.formats.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.whole_stacks import WholeStacks, recorded
 from iaprof.report.cpu_names import Places, naming
@@ -138,9 +138,10 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         kernels, codes = kernels + len(profile.kernels), codes + len(profile.codes)
     columns = {name: np.concatenate(parts) for name, parts in shifted.items()}
     columns |= {
-        name: np.concatenate([getattr(profile, name) for profile in profiles])
-        for name in ("interval", "offset", "counts")
+        name: np.concatenate([getattr(profile, name) for profile in profiles]) for name in ("interval", "offset")
     }
+    reasons = all_reasons(profiles)
+    columns["counts"] = np.concatenate([profile.counts_of(reasons) for profile in profiles])
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
     begun = begun_ns(capture.header) / 1e9  # the first part's clock is that of all
@@ -150,6 +151,7 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         [kernel for profile in profiles for kernel in profile.kernels],
         [code for profile in profiles for code in profile.codes],
         **{name: column[order] for name, column in columns.items()},
+        reasons=reasons,
         intervals=[begun + moment - longest[0] for moment in longest],
         devices=list(devices),
         gauges={interval: each for profile in reversed(profiles) for interval, each in profile.gauges.items()},

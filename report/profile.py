@@ -5,7 +5,7 @@ Also counts: what went in is what came out, and where it went.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.python_counts import recorded as recorded_python
 from iaprof.formats.whole_stacks import recorded
 from iaprof.gpu.intel.generations import platform_of
-from iaprof.report.attribution import Joined, streams
+from iaprof.report.attribution import Joined, reasons_of, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.executions import launched
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
@@ -98,7 +98,7 @@ def _build(
     task = Task(placed, begin_ns, interval_ns, selection.rule, span, starts, wanted.merged)
     joined, facts.records = join(capture, task, helper, progress)
     give_back()
-    joined = _selected(joined, selection, placed, capture)
+    joined = _selected(joined, reasons_of(known), selection, placed, capture)
     cpu = _frames(capture, joined, placed, wanted.look, naming or CaptureNames(capture))
     if selection.python is not None:
         calls = [bool(site.stack) and selection.calls(cpu.frames(site.stack)) for site in placed.sites]
@@ -139,9 +139,11 @@ def _build(
     return Report(profile, facts, capture.header, binaries)
 
 
-def _selected(joined: Joined, selection: Selection, placed: Placed, capture: CaptureReader) -> Joined:
+def _selected(
+    joined: Joined, reasons: Sequence[str], selection: Selection, placed: Placed, capture: CaptureReader
+) -> Joined:
     """What the filters leave that depend on launches and reasons."""
-    counts = joined.counts * selection.columns().astype(np.uint64)
+    counts = joined.counts * selection.columns(reasons).astype(np.uint64)
     keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
         keep &= selection.sites(placed, capture)[joined.site]

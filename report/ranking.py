@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
-from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.launchers import launcher
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -38,7 +37,8 @@ class Entry:
     """One line of the table."""
 
     key: Key  # as KEYS says; empty in sums
-    counts: tuple[int, ...]  # samples, in the order of REASONS
+    reasons: Sequence[str]
+    counts: tuple[int, ...]  # samples, by reason
     inclusive: int | None = None  # by function: samples in it and in what is inlined in it
     launches: int | None = None  # by kernel, of a whole profile
     processes: int = 0  # whose launches the samples belong to
@@ -51,7 +51,7 @@ class Entry:
     @property
     def reason(self) -> str:
         """That with most samples."""
-        return REASONS[self.counts.index(max(self.counts))]
+        return self.reasons[self.counts.index(max(self.counts))]
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Ranker:
             limit: how many entries; 0 for all.
             rows: those of the profile that count; all when left out. Launches are known of all only.
         """
-        some = slice(None) if rows is None else rows
+        some, reasons = slice(None) if rows is None else rows, self._profile.reasons
         counts = self._profile.counts[some]
         if self._rows is None:
-            return _by_reason(counts.sum(axis=0).tolist(), limit)
+            return _by_reason(reasons, counts.sum(axis=0).tolist(), limit)
         number = self._rows.number[some]
         samples_of = counts.sum(axis=1, dtype=np.uint64)
         inclusive = None
@@ -118,14 +118,20 @@ class Ranker:
         beyond = None if launches is None else sum(launches.values())
         entries = [
             Entry(
-                key, tuple(sums[at]), None if inclusive is None else int(inclusive[where]), launched[at], processes[at]
+                key,
+                reasons,
+                tuple(sums[at]),
+                None if inclusive is None else int(inclusive[where]),
+                launched[at],
+                processes[at],
             )
             for at, (key, where) in enumerate(zip(keys, order.tolist(), strict=True))
         ]
         entries.sort(key=lambda entry: (-entry.samples, -(entry.inclusive or 0), entry.key))
-        rest = Entry((), tuple(sums[-1]), None, beyond, processes[-1])
+        rest = Entry((), reasons, tuple(sums[-1]), None, beyond, processes[-1])
         total = Entry(
             (),
+            reasons,
             tuple(sum(column) for column in zip(*sums, strict=True)),
             None,
             None if beyond is None else beyond + sum(number or 0 for number in launched),
@@ -182,8 +188,8 @@ def buckets(order: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def added_up(bucket: NDArray[np.int64], counts: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    """Sums of the rows of each bucket: int64[size, 10]. They pass through floats, which hold whole numbers to 2^53."""
-    columns = [np.bincount(bucket, counts[:, reason], size) for reason in range(len(REASONS))]
+    """Sums of the rows of each bucket: int64[size, m]. They pass through floats, which hold whole numbers to 2^53."""
+    columns = [np.bincount(bucket, counts[:, reason], size) for reason in range(counts.shape[1])]
     return np.stack(columns, axis=1).astype(np.int64)
 
 
@@ -215,15 +221,15 @@ class _Calls:
         return found, np.bincount(place, np.repeat(weights, length), len(found)).astype(np.int64)
 
 
-def _by_reason(counts: list[int], limit: int) -> Ranking:
-    order = sorted((reason for reason in range(len(REASONS)) if counts[reason]), key=lambda reason: -counts[reason])
+def _by_reason(reasons: Sequence[str], counts: list[int], limit: int) -> Ranking:
+    order = sorted((reason for reason in range(len(reasons)) if counts[reason]), key=lambda reason: -counts[reason])
     shown, others = order[: limit or None], order[limit:] if limit else []
 
     def only(*reasons: int) -> tuple[int, ...]:
         return tuple(count if reason in reasons else 0 for reason, count in enumerate(counts))
 
-    entries = [Entry((REASONS[reason],), only(reason)) for reason in shown]
-    return Ranking("reason", entries, len(others), Entry((), only(*others)), Entry((), tuple(counts)))
+    entries = [Entry((reasons[reason],), reasons, only(reason)) for reason in shown]
+    return Ranking("reason", entries, len(others), Entry((), reasons, only(*others)), Entry((), reasons, tuple(counts)))
 
 
 def _processes(bucket: NDArray[np.int64], process: NDArray[np.int64], size: int) -> list[int]:

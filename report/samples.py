@@ -68,6 +68,7 @@ def profile_of(capture: CaptureReader, interval_ns: int, span: tuple[int, int] =
         offset,
         counts,
         np.zeros(len(counts), np.int64),
+        REASONS,
         [begin / 1e9 for begin in bounds[:intervals]],
         ("",),
         gauges_between(capture, bounds) if interval_ns and intervals else {},

@@ -16,7 +16,6 @@ from iaprof.formats.capture import CaptureReader
 from iaprof.formats.dictionaries import numbered
 from iaprof.formats.distinct import distinct
 from iaprof.formats.errors import UsageError
-from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import Span
 from iaprof.report.candidates import Rule
 from iaprof.report.executions import StackOf
@@ -202,9 +201,9 @@ class Selection:
                     found.add(pid)
         return found
 
-    def columns(self) -> NDArray[np.bool_]:
-        """Which of REASONS are wanted: bool[10]."""
-        return np.array([not self.reasons or reason in self.reasons for reason in REASONS])
+    def columns(self, reasons: Sequence[str]) -> NDArray[np.bool_]:
+        """Which of these reasons are wanted: bool[n]."""
+        return np.array([not self.reasons or reason in self.reasons for reason in reasons])
 
 
 def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:

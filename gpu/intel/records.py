@@ -5,6 +5,7 @@ Source: the kernel's xe driver (drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6.15) an
 
 from __future__ import annotations
 
+from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 
 _PVC = {
@@ -20,6 +21,6 @@ _PVC = {
 }
 _XE2 = {**_PVC, "tdr": 29, "active": 101}
 
-PVC = RecordLayout("pvc", 2, 29, _PVC)
-XE2 = RecordLayout("xe2", 2, 29, _XE2)
-XE3P = RecordLayout("xe3p", 3, 61, {reason: first + 32 for reason, first in _XE2.items()})
+PVC = RecordLayout("pvc", REASONS, 2, 29, _PVC)
+XE2 = RecordLayout("xe2", REASONS, 2, 29, _XE2)
+XE3P = RecordLayout("xe3p", REASONS, 3, 61, {reason: first + 32 for reason, first in _XE2.items()})

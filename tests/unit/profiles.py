@@ -47,6 +47,7 @@ def profile(
         np.array([row.offset for row in rows], np.uint64),
         np.array([row.counts for row in rows], np.uint64).reshape(-1, len(REASONS)),
         np.array([devices.index(row.device) for row in rows], np.int64),
+        REASONS,
         intervals,
         devices,
         gauges or {},

@@ -540,7 +540,9 @@ def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path, 
     none = np.zeros(74_000, np.int64)
     by_reason = np.zeros((74_000, 10), np.uint64)
     by_reason[:, 5] = 1 + code % 7
-    made = Profile(launches, [MATMUL], codes, none, launch, none, code, none.astype(np.uint64), by_reason, none, [0.0])
+    made = Profile(
+        launches, [MATMUL], codes, none, launch, none, code, none.astype(np.uint64), by_reason, none, REASONS, [0.0]
+    )
     path = written(tmp_path / "page.html", Export(made), Shape(parts=("cpu", "instruction")))
 
     with opened(browser, path) as page:
