@@ -27,258 +27,31 @@ from numpy.typing import NDArray
 from iaprof.formats import merged
 from iaprof.formats.dictionaries import decoded_bytes, distinct, with_null_rows
 from iaprof.formats.errors import IaprofError
-from iaprof.gpu.intel.reasons import REASONS
-
-FORMAT = 8
-HEADER_KEY = b"iaprof"
-
-_u16, _u32, _u64 = pa.uint16(), pa.uint32(), pa.uint64()
-_name = pa.string()
-_words = pa.list_(pa.field("element", _u64, nullable=False))
-_marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
-_python = pa.list_(pa.field("element", pa.struct([("code", _u32), ("line", _u32), ("at", _u16)]), nullable=False))
-
-KINDS: dict[str, pa.StructType] = {
-    "stall": pa.struct(
-        [("time_ns", _u64), ("begin_ns", _u64), ("stream", _u16), ("w0", _words), ("w1", _words), ("w2", _words)]
-    ),
-    "launch": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("tid", _u32),
-            ("cpu", _u32),
-            ("comm", _name),
-            ("iba", _u64),
-            ("address", _u64),
-            ("size", _u64),
-            ("stack", _u64),
-            ("name", _name),
-            ("flags", _u32),
-            ("list", _u64),
-        ]
-    ),
-    "command_list": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("tid", _u32),
-            ("cpu", _u32),
-            ("comm", _name),
-            ("event", _name),
-            ("list", _u64),
-            ("queue", _u64),
-            ("stack", _u64),
-            ("flags", _u32),
-        ]
-    ),
-    "stack": pa.struct(
-        [
-            ("id", _u64),
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("truncated", pa.bool_()),
-            ("ips", _words),
-            ("ended", _name),
-            ("marks", _marks),
-            ("python", _python),
-            ("python_ended", _name),
-        ]
-    ),
-    "transfer": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("tid", _u32),
-            ("cpu", _u32),
-            ("comm", _name),
-            ("stack", _u64),
-            ("function", _name),
-            ("bytes", _u64),
-            ("flags", _u32),
-        ]
-    ),
-    "python_code": pa.struct([("id", _u32), ("name", _name), ("file", _name), ("first_line", _u32)]),
-    "mapping": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("start", _u64),
-            ("length", _u64),
-            ("offset", _u64),
-            ("path", _name),
-            ("build_id", pa.binary()),
-            ("inode", _u64),
-        ]
-    ),
-    "process": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("tid", _u32),
-            ("ppid", _u32),
-            ("event", _name),
-            ("comm", _name),
-            ("ns_pid", _u32),
-            ("cgroup", _name),
-            ("container", _name),
-            ("uid", _u32),
-            ("gid", _u32),
-        ]
-    ),
-    "kernel": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("path", _name),
-            ("digest", pa.binary()),
-            ("size", _u64),
-            ("elf", pa.binary()),
-        ]
-    ),
-    "metric": pa.struct([("time_ns", _u64), ("stream", _u16), ("pid", _u32), ("name", _name), ("value", pa.float64())]),
-    "cpu_sample": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("pid", _u32),
-            ("tid", _u32),
-            ("cpu", _u32),
-            ("stack", _u64),
-            ("kernel_stack", _u64),
-        ]
-    ),
-    "wait": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("end_ns", _u64),
-            ("waited_ns", _u64),
-            ("count", _u64),
-            ("pid", _u32),
-            ("tid", _u32),
-            ("comm", _name),
-            ("function", _name),
-            ("handle", _u64),
-            ("stack", _u64),
-            ("flags", _u32),
-        ]
-    ),
-    "module": pa.struct(
-        [
-            ("id", _u32),
-            ("what", _name),
-            ("path", _name),
-            ("build_id", pa.binary()),
-            ("inode", _u64),
-            ("pid", _u32),
-            ("source", _name),
-            ("problem", _name),
-            ("frame_pointers", pa.bool_()),
-            ("outermost", _words),
-            ("no_calls", _words),
-        ]
-    ),
-    "symbol": pa.struct(
-        [
-            ("module", _u32),
-            ("address", _u64),
-            ("size", _u64),
-            ("depth", _u16),
-            ("function", _name),
-            ("file", _name),
-            ("line", _u32),
-        ]
-    ),
-    "sample": pa.struct(
-        [
-            ("time_ns", _u64),
-            ("comm", _name),
-            ("pid", _u32),
-            ("stack", _name),
-            ("address", _u64),
-            ("kernel", _name),
-            ("file", _name),
-            ("offset", _u64),
-            ("mnemonic", _name),
-            *((reason, _u64) for reason in REASONS),
-        ]
-    ),
-    "loss": pa.struct(
-        [
-            ("begin_ns", _u64),
-            ("time_ns", _u64),
-            ("source", _name),
-            ("what", _name),
-            ("count", _u64),
-            ("detail", _name),
-        ]
-    ),
-}
-"""The struct column of each kind of row."""
-
-SCHEMA = pa.schema(
-    [
-        pa.field("kind", _name, nullable=False),
-        pa.field("part", _u16),  # null unless merged
-        *(pa.field(name, kind) for name, kind in KINDS.items()),
-    ]
+from iaprof.formats.schema import (
+    FORMAT,
+    KINDS,
+    MEMBERS,
+    NULLABLE,
+    PARTS_SINCE,
+    REPEATS,
+    SCHEMA,
+    SPLIT,
+    WHOLE,
+    later_than,
 )
 
-_TEXT_TYPES = (_name, pa.binary())
-_TEXTS = [
-    "kind",
-    *(f"{name}.{member.name}" for name, kind in KINDS.items() for member in kind if member.type in _TEXT_TYPES),
-]
-"""What is read as dictionaries: a text that comes a million times is one text."""
+HEADER_KEY = b"iaprof"
 
-_SPLIT = [f"stall.w{word}.list.element" for word in range(3)]
-_DICTIONARY = [
-    "kind",
-    "part",
-    "stall.stream",
-    *(f"launch.{name}" for name in ("pid", "tid", "cpu", "iba", "address", "size", "stack", "flags", "list")),
-    *(f"command_list.{name}" for name in ("pid", "tid", "cpu", "list", "queue", "stack", "flags")),
-    *(f"transfer.{name}" for name in ("pid", "tid", "cpu", "stack", "bytes", "flags")),
-    "stack.pid",
-    "mapping.pid",
-    "process.ns_pid",
-    *(f"metric.{name}" for name in ("stream", "pid")),
-    *(f"sample.{name}" for name in ("pid", "address")),
-    *(f"wait.{name}" for name in ("count", "pid", "tid", "handle", "stack", "flags")),
-    *(f"cpu_sample.{name}" for name in ("pid", "tid", "cpu", "stack", "kernel_stack")),
-]
-
-NULLABLE = {
-    "launch.list",
-    "transfer.bytes",
-    "stack.ended",
-    "stack.marks",
-    "stack.python",
-    "stack.python_ended",
-    "stall.w2",
-    "mapping.build_id",
-    "mapping.inode",
-    *(f"process.{name}" for name in ("ppid", "comm", "ns_pid", "cgroup", "container", "uid", "gid")),
-    "module.build_id",
-    "module.frame_pointers",
-    "module.outermost",
-    "module.no_calls",
-    "kernel.elf",
-    "metric.stream",
-    "metric.pid",
-    "loss.count",
-}
-"""The members that may be null in a row of their kind."""
-
-WHOLE = {"kernel.elf"}
-"""The binary members that are no texts: of any length, seldom the same twice, and written as they are."""
-
-_DICTIONARY_TEXTS = [name for name in _TEXTS if name != "kind" and name not in WHOLE]
+_TEXTS = ["kind", *(name for name, member in MEMBERS.items() if member.is_text)]  # which are read as dictionaries
+_SPLIT = [f"{name}.list.element" for name, member in MEMBERS.items() if member.how & SPLIT]
+_DICTIONARY_TEXTS = [name for name, member in MEMBERS.items() if member.is_dictionary]
+_DICTIONARY = ["kind", "part", *(name for name, member in MEMBERS.items() if member.how & REPEATS)]
 
 
 def _as_written(field: pa.Field) -> pa.Field:
     members = [
         member.with_type(pa.dictionary(pa.int32(), member.type))
-        if f"{field.name}.{member.name}" in _DICTIONARY_TEXTS
+        if MEMBERS[f"{field.name}.{member.name}"].is_dictionary
         else member
         for member in KINDS.get(field.name, ())
     ]
@@ -286,19 +59,6 @@ def _as_written(field: pa.Field) -> pa.Field:
 
 
 _WRITTEN = pa.schema([_as_written(field) for field in SCHEMA])
-
-_SINCE = {
-    2: {"cpu_sample", "process.ns_pid", "process.cgroup", "process.container", "metric.pid"},
-    3: {"module", "symbol", "mapping.inode", "process.uid", "process.gid"},
-    4: {"part", "sample"},
-    5: {"module.no_calls", "module.outermost"},
-    6: {"stack.ended", "stack.marks"},
-    7: {"python_code", "stack.python", "stack.python_ended"},
-    8: {"command_list", "launch.list", "transfer", "wait"},
-}
-"""Kinds and members that captures of earlier formats do not have: no such rows, and null for such members."""
-
-_PARTS_SINCE = 4
 
 # What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
 MAX_ROWS = 1 << 23  # in a row group
@@ -380,8 +140,8 @@ class CaptureWriter:
         if not shared:
             return
         rows = pa.concat_arrays([few for _, few in shared])
-        part = pa.concat_arrays([pa.repeat(pa.scalar(number, _u16), len(few)) for number, few in shared])
-        columns = [pa.repeat(pa.scalar(kind, _name), len(rows)), part]
+        part = pa.concat_arrays([pa.repeat(pa.scalar(number, pa.uint16()), len(few)) for number, few in shared])
+        columns = [pa.repeat(pa.scalar(kind, pa.string()), len(rows)), part]
         if len(shared) > 1:  # the dictionaries of all in one may have a text twice
             rows = _with_dictionaries(kind, rows)
         columns += [rows if name == kind else pa.nulls(len(rows), _WRITTEN.field(name).type) for name in KINDS]
@@ -444,7 +204,7 @@ class CaptureReader:
     @property
     def is_merged(self) -> bool:
         """Whether it holds the rows of several recordings."""
-        return "parts" in self.header and self.header["format"] >= _PARTS_SINCE
+        return "parts" in self.header and self.header["format"] >= PARTS_SINCE
 
     @property
     def parts(self) -> list[CaptureReader]:
@@ -516,14 +276,14 @@ class CaptureReader:
                 f"{self.path} is of format {header['format']}, this iaprof reads up to {FORMAT}: "
                 "install a newer iaprof (pip install --upgrade iaprof)"
             )
-        parts = header.get("parts", [{}]) if header["format"] >= _PARTS_SINCE else [{}]
+        parts = header.get("parts", [{}]) if header["format"] >= PARTS_SINCE else [{}]
         if not isinstance(parts, list) or not 0 < len(parts) <= MAX_PARTS or not all(map(_is_of_a_part, parts)):
             raise CaptureError(f"{self.path} has a damaged header: what it says of its parts is no list of headers")
         return header
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow
-        later = {name for since, names in _SINCE.items() if self.header["format"] < since for name in names}
+        later = later_than(self.header["format"])
         self._absent: set[str] = set()
         for field in SCHEMA:
             index = schema.get_field_index(field.name)
@@ -675,7 +435,8 @@ def _is_of_a_part(header: Any) -> bool:
 
 def _read_schema(kind: str, columns: tuple[str, ...]) -> pa.Schema:
     fields = [KINDS[kind].field(name) for name in columns] if columns else list(KINDS[kind])
-    return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.type in _TEXT_TYPES else f for f in fields])
+    texts = {f.name for f in fields if MEMBERS[f"{kind}.{f.name}"].is_text}
+    return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.name in texts else f for f in fields])
 
 
 def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
@@ -689,7 +450,7 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
         if texts.null_count:  # another program's way to say that the value is null
             return _checked(with_null_rows(values), field, kind)
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
-        if f"{kind}.{field.name}" not in WHOLE and longest > MAX_TEXT_BYTES:
+        if not MEMBERS[f"{kind}.{field.name}"].how & WHOLE and longest > MAX_TEXT_BYTES:
             raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
     return values.cast(field.type) if is_list else values
 
@@ -702,7 +463,7 @@ def _has_nulls(elements: pa.Array) -> bool:
 
 def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:
     """How much larger what is no text is when each row has its own."""
-    fields = [f for f in rows.type if f"{kind}.{f.name}" in WHOLE and pa.types.is_dictionary(f.type)]
+    fields = [f for f in rows.type if MEMBERS[f"{kind}.{f.name}"].how & WHOLE and pa.types.is_dictionary(f.type)]
     columns = [chunk.field(f.name) for f in fields for chunk in rows.chunks]
     return sum(max(decoded_bytes(column) - column.dictionary.nbytes, 0) for column in columns)
 

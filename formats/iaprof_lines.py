@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, MAX_TEXT_BYTES
+from iaprof.formats.capture import MAX_TEXT_BYTES
 from iaprof.formats.iaprof_text import UNKNOWN_FILE
 from iaprof.formats.metrics import FREQUENCY_ACTUAL, busy
 from iaprof.formats.profile import UNKNOWN_PROCESS
+from iaprof.formats.schema import KINDS
 
 MOST_SAMPLES = 1 << 53  # in a text: more than any GPU takes, and sums stay exact in every type
 _MOST_SECONDS = 1 << 33  # until then a float tells microseconds apart

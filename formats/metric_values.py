@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS
 from iaprof.formats.metrics import MISSING, PROCESS_WIDTH, How, Metric
+from iaprof.formats.schema import KINDS
 
 MAX_DESCRIPTION = 1 << 18  # bytes
 MAX_WIDTH = 1024  # numbers in a row

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats import metric_values
-from iaprof.formats.capture import KINDS, NULLABLE, CaptureWriter
+from iaprof.formats.capture import CaptureWriter
 from iaprof.formats.files import replacing
 from iaprof.formats.launches import (
     CODE,
@@ -39,6 +39,7 @@ from iaprof.formats.launches import (
 )
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
 from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS
+from iaprof.formats.schema import KINDS, NULLABLE
 from iaprof.formats.sideband import Mappings, SideBand, decode
 from iaprof.formats.transfers import UNKNOWN_BYTES
 from iaprof.formats.waits import MEMBER as WAITS, WAIT, WaitTotals

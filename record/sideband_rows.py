@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from iaprof.formats.capture import KINDS
+from iaprof.formats.schema import KINDS
 from iaprof.formats.sideband import SideBand
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS
 from iaprof.formats.launches import LAUNCH, LaunchFlags
+from iaprof.formats.schema import KINDS
 from iaprof.formats.transfers import FUNCTIONS, UNKNOWN_BYTES
 from iaprof.record.launch_rows import decoded_texts
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS
+from iaprof.formats.schema import KINDS
 from iaprof.formats.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
 from iaprof.record.launch_rows import decoded_texts
 

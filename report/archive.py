@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iaprof.formats.capture import KINDS, WHOLE, CaptureReader, CaptureWriter
+from iaprof.formats.capture import CaptureReader, CaptureWriter
 from iaprof.formats.dictionaries import few_bytes, in_one
 from iaprof.formats.files import replacing
+from iaprof.formats.schema import KINDS, MEMBERS, WHOLE
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.imported import build_imported
 from iaprof.report.profile import build
@@ -113,7 +114,9 @@ def _matched(capture: CaptureReader) -> dict[str, float]:
 def rows_of(kind: str, table: pa.Table) -> Iterator[pa.StructArray]:
     """A table of a kind's members as its rows, as many at once as fit into memory. Texts stay dictionaries."""
     columns = {name: in_one(table[name]) for name in table.column_names}
-    whole = [name for name in columns if f"{kind}.{name}" in WHOLE and pa.types.is_dictionary(columns[name].type)]
+    whole = [
+        name for name in columns if MEMBERS[f"{kind}.{name}"].how & WHOLE and pa.types.is_dictionary(columns[name].type)
+    ]
     ranges: Iterable[slice] = few_bytes(columns[whole[0]]) if whole else [slice(0, len(table))]
     for some in ranges:
         members = {name: column[some] for name, column in columns.items()}

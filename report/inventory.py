@@ -17,6 +17,7 @@ from iaprof.formats.merged import sums
 from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.profile import clean
 from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
+from iaprof.formats.schema import ROWS, in_order
 from iaprof.formats.slow_launches import sentence as slow_launches
 from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.unrecorded_copies import sentence as unrecorded_copies
@@ -28,22 +29,8 @@ from iaprof.report.executions import totals, unknown_executions
 _MOST = 1 << 64  # above every count and time that is one
 _STALLS = "totals", "stalls"
 _MOST_LIBRARIES = 256  # of which something is said; a recorder takes no more
-_ROWS = {
-    "stall_reads": "stall",
-    "launches": "launch",
-    "transfers": "transfer",
-    "stacks": "stack",
-    "python_codes": "python_code",
-    "mappings": "mapping",
-    "process_events": "process",
-    "modules": "kernel",
-    "cpu_samples": "cpu_sample",
-    "waits": "wait",
-    "metrics": "metric",
-    "named_modules": "module",
-    "symbols": "symbol",
-    "imported_samples": "sample",
-}
+_FIRST = "stall", "launch", "transfer", "stack", "python_code", "mapping", "process", "kernel", "cpu_sample", "wait"
+_ROWS = {kind.count: kind.name for kind in in_order(ROWS, _FIRST) if kind.count}
 """What is counted, and of which kind its rows are."""
 
 

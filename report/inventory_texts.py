@@ -8,27 +8,15 @@ from typing import TYPE_CHECKING
 
 from iaprof.formats.python_counts import KINDS as PYTHON_KINDS, PythonCounts
 from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.formats.schema import ROWS, in_order
 from iaprof.formats.whole_stacks import COUNTED, KINDS, WholeStacks
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part
 
 MOST_ROWS = 50  # of one group
-_COUNTS = {
-    "stalls": "stall records",
-    "imported_samples": "imported rows",
-    "launches": "launches",
-    "transfers": "transfers",
-    "stacks": "stacks",
-    "python_codes": "Python code",
-    "modules": "GPU modules",
-    "mappings": "mappings",
-    "process_events": "process events",
-    "cpu_samples": "CPU samples",
-    "waits": "wait rows",
-    "metrics": "metrics",
-    "symbols": "symbols",
-}
+_FIRST = "sample", "launch", "transfer", "stack", "python_code", "kernel", "mapping", "process", "cpu_sample", "wait"
+_COUNTS = {"stalls": "stall records"} | {kind.count: kind.label for kind in in_order(ROWS, _FIRST) if kind.label}
 _MATCHED = {
     "kernel": "to a kernel",
     "instruction": "to an instruction",

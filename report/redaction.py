@@ -22,6 +22,7 @@ from iaprof.formats.capture import MAX_TEXT_BYTES
 from iaprof.formats.dictionaries import in_one, mapped
 from iaprof.formats.iaprof_lines import cut_text
 from iaprof.formats.iaprof_text import UNKNOWN_FILE
+from iaprof.formats.schema import DROPPED, ROWS
 from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
@@ -44,22 +45,9 @@ _LABEL = re.compile(
 _KERNEL_FRAME = "_[k]"  # behind the frames of the operating system's kernel
 _UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # in place of their addresses
 _NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms")
-_MEMBERS: dict[str, dict[str, str]] = {
-    "launch": {"comm": "process", "name": "kernel"},
-    "command_list": {"comm": "process"},
-    "transfer": {"comm": "process"},
-    "wait": {"comm": "process"},
-    "process": {"comm": "process", "cgroup": "path", "container": "container"},
-    "mapping": {"path": "path"},
-    "kernel": {"path": "path"},
-    "python_code": {"name": "function", "file": "path"},
-    "sample": {"comm": "sampled process", "stack": "stack", "kernel": "sampled kernel", "file": "path"},
-}
+_MEMBERS = {kind.name: {each.name: each.says for each in kind.members if each.says} for kind in ROWS}
 """Texts that are replaced, by kind of row, and what they are."""
-_DROPPED = {
-    "process": ("uid", "gid"),
-    "mapping": ("inode",),
-}
+_DROPPED = {kind.name: [each.name for each in kind.members if each.how & DROPPED] for kind in ROWS}
 _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "follows_frame_pointers", "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost",

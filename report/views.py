@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import KINDS, CaptureError, CaptureReader
+from iaprof.formats.capture import CaptureError, CaptureReader
 from iaprof.formats.profile import Profile, Shape
 from iaprof.formats.profile_table import SCHEMA, profile_table
+from iaprof.formats.schema import KINDS, ROWS, in_order
 from iaprof.gpu.intel.generations import LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
@@ -26,21 +27,9 @@ from iaprof.report.attribution import Stream, streams
 from iaprof.report.gpu_module import GpuModules
 
 WORDS = "stall_words"  # the records as they are; the view `stalls` takes them apart
-_NAMES = {
-    "launch": ("launches", "each launch of a kernel"),
-    "command_list": ("command_lists", "when command lists were executed, closed, reset or destroyed"),
-    "transfer": ("transfers", "each call that copies or fills memory"),
-    "stack": ("stacks", "the distinct stacks, which launches and CPU samples name by id"),
-    "python_code": ("python_codes", "the code objects of Python, which frames of stacks name by id"),
-    "process": ("processes", "what became of processes and threads"),
-    "metric": ("metrics", "frequencies, powers, temperatures and the like, over time"),
-    "loss": ("losses", "what was lost while recording"),
-    "mapping": ("mappings", "which files were mapped where"),
-    "wait": ("waits", "waits for the GPU: who, how long, from where"),
-    "cpu_sample": ("cpu_samples", "what the CPUs did meanwhile"),
-    "module": ("modules", "the files that have CPU frames"),
-    "symbol": ("symbols", "the names of CPU frames"),
-}
+_FIRST = "launch", "command_list", "transfer", "stack", "python_code", "process", "metric", "loss", "mapping", "wait"
+"""The kinds that are listed first, in this order."""
+_NAMES = {kind.name: (kind.view, kind.about) for kind in in_order(ROWS, _FIRST) if kind.view}
 _LAYOUTS = tuple(LAYOUTS.values())
 _text = pa.string()
 _TEXTS = (_text, pa.binary())  # which stay dictionaries

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.processes import describe
-from iaprof.formats.capture import KINDS
 from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.schema import KINDS
 from iaprof.formats.sideband import SideBand, decode
 from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.record.ends import StackEnds

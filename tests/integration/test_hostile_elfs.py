@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture import KINDS, CaptureReader
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.schema import KINDS
 from iaprof.record.spool import FrameKind, SpoolReader
 from integration.attacking import (
     AS_NOBODY,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from iaprof.formats.capture import KINDS, CaptureReader, CaptureWriter
+from iaprof.formats.capture import CaptureReader, CaptureWriter
+from iaprof.formats.schema import KINDS
 from iaprof.symbols.names import Naming
 
 HEADER: dict[str, Any] = {

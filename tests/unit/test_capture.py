@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, SCHEMA, CaptureError, CaptureReader
+from iaprof.formats.capture import HEADER_KEY, CaptureError, CaptureReader
+from iaprof.formats.schema import FORMAT, KINDS, SCHEMA
 from unit.capturing import HEADER, capture, launch, record, stall
 
 

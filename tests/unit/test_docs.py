@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import FORMAT, KINDS, CaptureReader
+from iaprof.formats.capture import CaptureReader
+from iaprof.formats.schema import FORMAT, KINDS
 from iaprof.formats.writers import WRITERS
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import FORMAT, CaptureReader
+from iaprof.formats.capture import CaptureReader
 from iaprof.formats.launches import CODE, LAUNCH, stack_dtype
+from iaprof.formats.schema import FORMAT
 from iaprof.formats.sideband import comm_record
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import ForSymbols

@@ -15,8 +15,9 @@ import pytest
 
 from iaprof.cli.summary import end_line, losses
 from iaprof.formats import capture as capture_format
-from iaprof.formats.capture import FORMAT, HEADER_KEY, KINDS, NULLABLE, SCHEMA, CaptureError, CaptureReader
+from iaprof.formats.capture import HEADER_KEY, CaptureError, CaptureReader
 from iaprof.formats.profile import Shape
+from iaprof.formats.schema import FORMAT, KINDS, NULLABLE, SCHEMA
 from iaprof.formats.trees import Tree
 from iaprof.formats.writer import Needs
 from iaprof.formats.writers import WRITERS

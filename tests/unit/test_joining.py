@@ -21,9 +21,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import KINDS, CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture import CaptureError, CaptureReader, CaptureWriter
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import Profile
+from iaprof.formats.schema import KINDS
 from iaprof.report import joining
 from iaprof.report.attribution import Joined
 from iaprof.report.candidates import Method, Rule

@@ -18,9 +18,10 @@ from typer.main import get_command
 
 from iaprof.cli import main
 from iaprof.cli.memory_limit import memory_bytes
-from iaprof.formats.capture import KINDS, MAX_TEXT_BYTES, SCHEMA, CaptureReader, CaptureWriter
+from iaprof.formats.capture import MAX_TEXT_BYTES, CaptureReader, CaptureWriter
 from iaprof.formats.dictionaries import decoded_bytes, distinct, few_bytes, mapped, shared, with_null_rows
 from iaprof.formats.errors import UsageError
+from iaprof.formats.schema import KINDS, SCHEMA
 from iaprof.formats.writers import WRITERS
 from iaprof.record.spool import FrameKind, Spool, framed
 from iaprof.sandbox.memory import available

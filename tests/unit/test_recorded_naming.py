@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import KINDS
+from iaprof.formats.schema import KINDS
 from iaprof.formats.sideband import Mappings
 from iaprof.record import naming
 from iaprof.record.mapped_files import MappedFiles
