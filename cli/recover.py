@@ -44,7 +44,7 @@ def recover(
     from iaprof.record.finish import finish
     from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
     from iaprof.record.spool import SpoolReader
-    from iaprof.record.symbols import Symbols
+    from iaprof.symbols.which import Symbols
 
     if output is None:
         if spool.suffix != ".spool":

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from iaprof.formats.errors import UsageError
-from iaprof.record.symbols import Symbols
+from iaprof.symbols.which import Symbols
 
 NAMES = "Names of CPU functions"
 """What these options stand below in a help that has headings."""

@@ -23,8 +23,8 @@ from iaprof.record.carry import Carry
 from iaprof.record.finish import finish
 from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
 from iaprof.record.spool import SpoolReader
-from iaprof.record.symbols import Symbols
 from iaprof.sandbox.memory import limit_memory, share
+from iaprof.symbols.which import Symbols
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:

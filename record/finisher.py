@@ -15,8 +15,8 @@ from typing import Any
 from iaprof.formats.errors import IaprofError
 from iaprof.formats.files import folder_of
 from iaprof.record.spool import Spool
-from iaprof.record.symbols import Symbols
 from iaprof.sandbox.memory import MALLOC
+from iaprof.symbols.which import Symbols
 
 
 class Finisher:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture import CaptureWriter
 from iaprof.record.for_symbols import FinishStacks, ForSymbols
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
-from iaprof.record.symbols import Symbols
+from iaprof.symbols.which import Symbols
 from iaprof.symbols.write_names import Patience, Progress, write_names
 
 _NICE = 19

@@ -18,8 +18,8 @@ from iaprof.formats.capture import CaptureReader, CaptureWriter
 from iaprof.formats.schema import KINDS
 from iaprof.record.finisher import Finisher
 from iaprof.record.spool import Spool
-from iaprof.record.symbols import Symbols
 from iaprof.report.archive import rows_of
+from iaprof.symbols.which import Symbols
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
