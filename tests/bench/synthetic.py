@@ -35,7 +35,7 @@ QUEUED, RUNNING = 50, 4  # launches that wait for their turn, and that execute a
 STALLING = 80  # of a kernel's 231 instructions
 KINDS_OF_INSTRUCTIONS, VARIANTS = 1 << 12, 1 << 4  # which reasons they have; with which counts
 FIRST_ADDRESS, ADDRESS_STEP = 0x8000_0000, 0x1_0000
-# The first bits of Xe2's counters, as formats/stalls.py reads them.
+# The first bits of Xe2's counters, as gpu/intel/records.py has them.
 FIRST_BITS = {"tdr": 29, "other": 37, "control": 45, "pipestall": 53, "send": 61, "dist_acc": 69, "sbid": 77,
               "sync": 85, "inst_fetch": 93, "active": 101}  # fmt: skip
 
