@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 
 _INSTRUCTION = struct.Struct("<BBhI")  # opcode, registers (source in the upper half), offset, immediate
 _LOAD_64, _CALL = 0x18, 0x85  # opcodes, include/uapi/linux/bpf.h; the first takes two instructions

@@ -18,9 +18,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import can_be_strangers
-from iaprof.formats.transfers import number_of
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import can_be_strangers
+from iaprof.formats.header.transfers import number_of
 
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")

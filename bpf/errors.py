@@ -1,6 +1,6 @@
 """What keeps BPF from working here."""
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 
 
 class BpfUnavailable(IaprofError):

@@ -71,7 +71,7 @@ struct entry {
     u8 is_array;
     u8 flags;            /* of its launches: LAUNCH_OWN */
     s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
-    u8 transfer;         /* which function copies or fills: formats/transfers.py; 0: none */
+    u8 transfer;         /* which function copies or fills: formats/header/transfers.py; 0: none */
     u8 unit;             /* enum unit of copies.c */
     u16 list_offset;     /* from the first argument to the command list's handle */
     u8 in_list;          /* a launch's first argument leads to a command list */

@@ -4,7 +4,7 @@
  *
  * One program serves every library: where a probe's arguments live is read from the `probes` map, at the slot that
  * the attachment's cookie names. What leaves for user space leaves in records of one size per ring buffer, so that
- * the reader takes thousands of them at once as an array (formats/launches.py has the same layouts).
+ * the reader takes thousands of them at once as an array (formats/wire/launches.py has the same layouts).
  *
  * A user stack travels once. Its id is a hash of the process and the addresses; `stacks_sent` remembers which ids
  * have travelled and a second hash to tell two stacks of one id apart. Nothing depends on that memory being large:

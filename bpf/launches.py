@@ -38,7 +38,9 @@ from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.usdt import Probe
 from iaprof.bpf.waits import NO_SESSIONS, packed_wait_entry
-from iaprof.formats.launches import (
+from iaprof.formats.header.transfers import number_of
+from iaprof.formats.header.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
+from iaprof.formats.wire.launches import (
     CODE,
     COMPILED,
     CPU_SAMPLE,
@@ -52,8 +54,6 @@ from iaprof.formats.launches import (
     ListEvent,
     stack_dtype,
 )
-from iaprof.formats.transfers import number_of
-from iaprof.formats.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 
 MAX_PROBES = 4096  # locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes

@@ -19,15 +19,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.emulation import single_stepped
 from iaprof.bpf.injected import injected_entries
 from iaprof.bpf.library_file import LibraryFile, load_functions
 from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
 from iaprof.bpf.usdt import Probe, read_probes
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.no_launches import driver_at
-from iaprof.formats.unprobed import Unprobed
+from iaprof.formats.header.no_launches import driver_at
+from iaprof.formats.header.unprobed import Unprobed
 
 # A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
 MAPPING = re.compile(

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 
 MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
 EM_X86_64 = "EM_X86_64"

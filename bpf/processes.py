@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from iaprof.formats.sideband import comm_record, mapping_record, running_record
+from iaprof.formats.wire.sideband import comm_record, mapping_record, running_record
 
 _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, 104 bytes)
 _EXECUTABLE = 0x04

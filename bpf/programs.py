@@ -11,7 +11,7 @@ from pathlib import Path
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compiler import Source
 from iaprof.bpf.driver_layout import MAX_CLASSES
-from iaprof.formats.launches import MAX_DEPTH, PIECE_BYTES
+from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES
 
 MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB

@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
-from iaprof.formats.unwind_rules import BLOCK_BYTES, Rule, RuleScope
+from iaprof.formats.wire.unwind_rules import BLOCK_BYTES, Rule, RuleScope
 
 ADDRESS_BITS = 47
 _BUCKET_BYTES, _SLOTS = 64, 4

@@ -1,8 +1,8 @@
 """perf's side-band of the whole machine, from a ring buffer per CPU.
 
 It is what is mapped, named, forked and ended. Its event counts nothing (a `dummy` per CPU) and costs nothing but when a
-process does such a thing. The bytes are handed on as the kernel wrote them; formats/sideband.py reads them when the
-recording is over.
+process does such a thing. The bytes are handed on as the kernel wrote them; formats/wire/sideband.py reads them when
+the recording is over.
 """
 
 from __future__ import annotations

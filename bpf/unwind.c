@@ -34,7 +34,7 @@
 
 enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD };
 
-/* struct rule, as a number: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/unwind_rules.py). */
+/* struct rule, as a number: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
 #define RULE_CFA(rule) ((s64)(s32)(rule))
 #define RULE_RBP(rule) ((s64)((rule) << 16) >> 48)
 #define RULE_KIND(rule) ((rule) >> 48 & 255)

@@ -15,7 +15,7 @@
 
 struct wait_entry {
     u64 address;         /* of the probe, in the driver's file */
-    u8 function;         /* formats/waits.py */
+    u8 function;         /* formats/header/waits.py */
     u8 handle;           /* which argument says for what it waits, by its offset in pt_regs */
     u8 timeout;          /* likewise, for how long at most; 0 where there is no such argument */
     u8 is_array;         /* the handle's is the address of handles */

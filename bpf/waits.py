@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from iaprof.bpf.driver_layout import ARGUMENTS, Entry, LayoutError
-from iaprof.formats.waits import FUNCTIONS
+from iaprof.formats.header.waits import FUNCTIONS
 
 NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
 LEVEL_ZERO = tuple(name for name in FUNCTIONS.values() if name.startswith("ze"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.cells import cell_len, set_cell_size
 
+from iaprof.basics.errors import IaprofError
 from iaprof.cli.analysis import analysed
 from iaprof.cli.entry_names import short_python
 from iaprof.cli.facts import say_facts
@@ -20,7 +21,6 @@ from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering
 from iaprof.cli.summary import say
 from iaprof.cli.table import HEADING, WARM, WEAK, coloured, shortened, terminal_width
-from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:

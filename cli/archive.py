@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
+from iaprof.basics.quantities import in_bytes
 from iaprof.cli.progress import Progress
 from iaprof.cli.summary import say
 from iaprof.cli.symbol_options import Kallsyms, SymbolDirs, Symfs
-from iaprof.formats.errors import UsageError
-from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
-from iaprof.formats.quantities import in_bytes
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +51,7 @@ def archive(
     if symbols not in ("needed", "all"):
         raise UsageError("--symbols takes needed or all")
     check_output(output, force, capture)
-    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.capture.file import CaptureReader
     from iaprof.report.archive import archive as write
     from iaprof.report.cpu_names import Places, naming
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.cli.stdout import answering
+from iaprof.formats.header.slow_launches import slow_launches
+from iaprof.formats.header.unrecorded_copies import CLAUSE
 from iaprof.formats.profile import clean
-from iaprof.formats.slow_launches import slow_launches
-from iaprof.formats.unrecorded_copies import CLAUSE
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout

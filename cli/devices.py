@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.errors import IaprofError
 from iaprof.cli.stdout import answering
-from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
 from iaprof.cli.analysis import analysed
 from iaprof.cli.entry_names import fields, names, one_of
 from iaprof.cli.facts import say_facts
 from iaprof.cli.selection import Choice, selecting
 from iaprof.cli.stdout import answering, destination
 from iaprof.cli.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
-from iaprof.formats.errors import UsageError
-from iaprof.formats.files import check_output
 from iaprof.formats.profile import Shape
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def diff(
     if folded and as_json:
         raise UsageError("--json is not for folded text: leave one of them out")
     # Imported here, as the other verbs need not wait for it.
-    from iaprof.formats import difffolded
+    from iaprof.formats.writers import difffolded
     from iaprof.report.difference import difference, joined
 
     relative = normalize == "total"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iaprof.basics.quantities import percent
 from iaprof.cli.summary import losses, say
+from iaprof.formats.header.python_counts import KINDS as PYTHON_KINDS, recorded as recorded_python
+from iaprof.formats.header.whole_stacks import COUNTED, recorded
 from iaprof.formats.profile import clean
-from iaprof.formats.python_counts import KINDS as PYTHON_KINDS, recorded as recorded_python
-from iaprof.formats.quantities import percent
-from iaprof.formats.whole_stacks import COUNTED, recorded
 
 if TYPE_CHECKING:
     from iaprof.report.facts import Facts

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import check_output, rename
 from iaprof.cli.archive import archive
 from iaprof.cli.browser import show
 from iaprof.cli.memory_limit import MemoryLimit, keep_to, memory_bytes
 from iaprof.cli.record import record
 from iaprof.cli.report import report
 from iaprof.cli.summary import say
-from iaprof.formats.errors import IaprofError, UsageError
-from iaprof.formats.files import check_output, rename
 from iaprof.formats.profile import clean
 from iaprof.sandbox.memory import use_malloc, usual_limit
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import check_output, replacing
+from iaprof.basics.quantities import in_bytes
 from iaprof.cli.progress import Progress
 from iaprof.cli.stdout import answering
 from iaprof.cli.summary import say
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import check_output, replacing
 from iaprof.formats.profile import clean
-from iaprof.formats.quantities import in_bytes
 
 if TYPE_CHECKING:
-    from iaprof.formats.iaprof_lines import Facts
+    from iaprof.formats.imports.iaprof_lines import Facts
 
 EXAMPLES = """\b
 Examples:
@@ -49,7 +49,7 @@ def import_(
     if output is None:
         output = _capture_of(text)
     check_output(output, force, None if text == _STDIN else text)
-    from iaprof.formats.iaprof_import import import_text
+    from iaprof.formats.imports.iaprof_import import import_text
 
     progress = _Reading(quiet)
     name = "stdin" if text == _STDIN else str(text)

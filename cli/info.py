@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
 from iaprof.cli.stdout import answering
 from iaprof.cli.table import HEADING, WARM, Column, Table, coloured, terminal_width
-from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
 from iaprof.report.inventory_texts import (
     MOST_ROWS,
     Fact,
@@ -52,7 +52,7 @@ def info(
     Where, when and how it was recorded, how much there is of everything, what is missing, and what recording cost.
     Reads no samples: it is as quick for any size.
     """
-    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.capture.file import CaptureReader
     from iaprof.report.inventory import inventory
 
     found = inventory(CaptureReader(capture))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import iaprof
+from iaprof.basics.errors import IaprofError
 from iaprof.cli import (
     annotate,
     archive,
@@ -27,7 +28,6 @@ from iaprof.cli import (
 )
 from iaprof.cli.grouped_help import Grouped
 from iaprof.cli.memory_limit import limited, too_much
-from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import clean
 
 app = typer.Typer(

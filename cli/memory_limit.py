@@ -8,10 +8,10 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import remove_unfinished
 from iaprof.cli.added_options import adding
 from iaprof.cli.quantities import size
-from iaprof.formats.errors import UsageError
-from iaprof.formats.files import remove_unfinished
 from iaprof.sandbox.memory import LEAST_BYTES, lift_limit, limit, limit_memory, usual_limit
 from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
 

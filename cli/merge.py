@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
+from iaprof.basics.quantities import in_bytes
 from iaprof.cli.info import info
 from iaprof.cli.progress import Progress
 from iaprof.cli.summary import losses, say
-from iaprof.formats.errors import UsageError
-from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
-from iaprof.formats.quantities import in_bytes
 
 EXAMPLES = """\b
 Examples:

@@ -7,8 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from iaprof.basics.quantities import in_bytes
 from iaprof.cli.summary import say
-from iaprof.formats.quantities import in_bytes
 
 if TYPE_CHECKING:
     from iaprof.record.session import Status

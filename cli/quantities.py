@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
 
 _SIZE = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

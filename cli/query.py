@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli.analysis import analysed
 from iaprof.cli.selection import Choice
 from iaprof.cli.stdout import answering
 from iaprof.cli.summary import say
 from iaprof.cli.table import WEAK, Column, Table, coloured, terminal_width
-from iaprof.formats.errors import UsageError
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def query(
     wanted = "json" if as_json else format_
     if wanted not in _FORMATS:
         raise UsageError(f"there is no format '{wanted}': choose one of {', '.join(_FORMATS)}")
-    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.capture.file import CaptureReader
     from iaprof.report.sql import Database
 
     with Database(CaptureReader(capture), lambda: _profile(capture)) as database:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import check_output
 from iaprof.cli.progress import Progress
 from iaprof.cli.quantities import pids, size, size_or_time
 from iaprof.cli.summary import end_line, launch_warnings, say, say_end
 from iaprof.cli.symbol_options import WhichSymbols, which_symbols
-from iaprof.formats.errors import IaprofError, UsageError
-from iaprof.formats.files import check_output
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def record(
     if not 0 <= cpu_freq <= 10_000:
         raise UsageError("--cpu-freq takes 0 to 10000 Hz")
     # Imported here and below, so that `iaprof report` needs none of what recording needs.
-    from iaprof.formats.launches import MAX_DEPTH
+    from iaprof.formats.wire.launches import MAX_DEPTH
 
     if not 1 <= max_stack <= MAX_DEPTH:
         raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
 from iaprof.cli.progress import Progress
 from iaprof.cli.summary import say_end
 from iaprof.cli.symbol_options import WhichSymbols, which_symbols
-from iaprof.formats.errors import UsageError
-from iaprof.formats.files import check_output
 
 EXAMPLES = """\b
 Examples:

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import check_output
 from iaprof.cli.analysis import exported, writing
 from iaprof.cli.browser import show
 from iaprof.cli.facts import say_facts
@@ -19,11 +21,9 @@ from iaprof.cli.stdout import destination
 from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
 from iaprof.cli.wait_facts import say_waits
-from iaprof.formats.errors import IaprofError, UsageError
-from iaprof.formats.files import check_output
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape
-from iaprof.formats.writer import Needs, Writer
-from iaprof.formats.writers import WRITERS, for_file
+from iaprof.formats.writers.registry import WRITERS, for_file
+from iaprof.formats.writers.writer import Needs, Writer
 
 FORMATS = "\n".join(f"  {writer.name:11} {writer.description}" for writer in WRITERS.values())
 OF_WAITS = ("folded", "collapsed", "svg", "speedscope")
@@ -170,7 +170,7 @@ def report(
     elif built is not None:
         say_facts("report", built.facts, built.header)
     elif waits:
-        from iaprof.formats.capture import CaptureReader
+        from iaprof.formats.capture.file import CaptureReader
 
         say_waits("report", CaptureReader(capture))
     elif export.cpu is not None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli.added_options import adding
 from iaprof.cli.quantities import pids as pids_of
 from iaprof.cli.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
-from iaprof.formats.errors import UsageError
 from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:

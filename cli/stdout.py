@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import replacing
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import replacing
 
 
 @contextlib.contextmanager

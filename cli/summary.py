@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from iaprof.formats.no_launches import MEMBER, sentence as no_launches
+from iaprof.basics.quantities import in_bytes
+from iaprof.formats.header.no_launches import MEMBER, sentence as no_launches
+from iaprof.formats.header.python_counts import said as python_said
+from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
+from iaprof.formats.header.whole_stacks import COUNTED, recorded
 from iaprof.formats.profile import clean
-from iaprof.formats.python_counts import said as python_said
-from iaprof.formats.quantities import in_bytes
-from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.whole_stacks import COUNTED, recorded
 
 MOST_LOSSES = 20  # that are listed
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
 from iaprof.symbols.which import Symbols
 
 NAMES = "Names of CPU functions"

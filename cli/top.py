@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli.analysis import analysed
 from iaprof.cli.entry_names import fields, names, one_of
 from iaprof.cli.facts import say_facts
@@ -18,8 +19,7 @@ from iaprof.cli.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.top_transfers import say_what_is_missing, show_transfers
 from iaprof.cli.top_waits import BY as WAIT, top_waits
 from iaprof.cli.wait_facts import say_waits
-from iaprof.formats.errors import UsageError
-from iaprof.formats.json_stacks import stack_ends
+from iaprof.formats.writers.json_stacks import stack_ends
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iaprof.basics.quantities import in_bytes
 from iaprof.cli.selection import Choice
 from iaprof.cli.summary import say
 from iaprof.cli.table import STRONG, WEAK, Column, Table
+from iaprof.formats.header.unrecorded_copies import sentence
 from iaprof.formats.profile import clean
-from iaprof.formats.quantities import in_bytes
-from iaprof.formats.unrecorded_copies import sentence
 
 if TYPE_CHECKING:
-    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.capture.file import CaptureReader
     from iaprof.report.transfers import Transfers
 
 _MOST_SENTENCES = 20
@@ -34,7 +34,7 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
         CaptureError: it is no capture, or a damaged one.
         UsageError: what was chosen is nothing that transfers have.
     """
-    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.capture.file import CaptureReader
     from iaprof.report.memory import keep_little
     from iaprof.report.transfers import together, transfers
 

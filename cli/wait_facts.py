@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from iaprof.cli.summary import say
 
 if TYPE_CHECKING:
-    from iaprof.formats.capture import CaptureReader
+    from iaprof.formats.capture.file import CaptureReader
 
 
 def say_waits(verb: str, reader: CaptureReader) -> None:
     """Says how many waits were recorded, of all parts, and what of them was lost; or how to record them."""
-    from iaprof.formats.waits import WaitTotals, of_all
+    from iaprof.formats.header.waits import WaitTotals, of_all
 
     headers = [part.header for part in reader.parts]
     totals = of_all(headers)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
     import numpy as np
     from numpy.typing import NDArray
 
-    from iaprof.formats.python_counts import PythonCounts
-    from iaprof.formats.whole_stacks import WholeStacks
+    from iaprof.formats.header.python_counts import PythonCounts
+    from iaprof.formats.header.whole_stacks import WholeStacks
 
 
 @dataclass(frozen=True, slots=True)

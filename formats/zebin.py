@@ -13,7 +13,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 
 EM_INTELGT = 205  # e_machine of Intel Graphics Technology
 ADDRESS_MASK = 0xFFFF_FFFF_FFFF  # GPU addresses have 48 bits

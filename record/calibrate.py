@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import can_be_strangers, check_output, make_for_everyone, replacing
 from iaprof.bpf.driver_layout import CACHE, Layout, LayoutError
 from iaprof.bpf.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError, exported
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import can_be_strangers, check_output, make_for_everyone, replacing
 from iaprof.record.calibrate_answer import Answer, Code, Problem
 from iaprof.record.calibrate_child import NOBODY
 from iaprof.record.calibrate_level_zero import level_zero_layout, read_level_zero

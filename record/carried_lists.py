@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import LAUNCH, LIST_EVENT, LISTS_A_RECORD, LaunchFlags, ListEvent
+from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LISTS_A_RECORD, LaunchFlags, ListEvent
 
 MOST_APPENDED = 1 << 17  # launches in lists that are known to be executed
 MOST_OTHERS = 1 << 14  # and in lists of which nothing is known yet: they may be immediate, which nobody executes

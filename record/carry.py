@@ -12,8 +12,8 @@ import json
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import LAUNCH, LIST_EVENT, stack_dtype
-from iaprof.formats.sideband import records_of, tasks
+from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
+from iaprof.formats.wire.sideband import records_of, tasks
 from iaprof.record.carried_lists import CarriedLists, carried
 from iaprof.record.described import about_piece
 from iaprof.record.spool import Frame, FrameKind, SpoolReader, framed

@@ -7,7 +7,7 @@ import select
 import subprocess
 from collections.abc import Mapping
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.record.signals import StopSignals
 
 PATIENCE_S = 3.0  # from the signal that ends a recording to the end of a command that has its own way with it

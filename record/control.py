@@ -12,7 +12,7 @@ import select
 import stat
 from collections.abc import Iterator
 
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
 from iaprof.formats.profile import clean
 
 COMMANDS = ("enable", "disable", "snapshot", "stop", "ping")

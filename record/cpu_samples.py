@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
 
 
 def cpu_sample_rows(

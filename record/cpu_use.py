@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
-from iaprof.formats.metrics import describe_processes
+from iaprof.formats.capture.metrics import describe_processes
 
 PROC = Path("/proc")
 MAX_PROCESSES = 64  # a look at each takes some 10 microseconds

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iaprof.formats.launches import PIECE, PieceOf
+from iaprof.formats.wire.launches import PIECE, PieceOf
 from iaprof.record.placed_elf import PlacedKernel, compose
 from iaprof.record.spool import Frame, SpoolReader
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import known_builds
 from iaprof.bpf.libraries import SYSTEM_FOLDERS, Libraries, Outcome
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.no_launches import driver_at
+from iaprof.formats.header.no_launches import driver_at
 from iaprof.record.injection import Injection
 from iaprof.record.options import LaunchesBy
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.unwind_rules import Walked
-from iaprof.formats.whole_stacks import KINDS, ProcessEnd, WholeStacks
+from iaprof.formats.header.whole_stacks import KINDS, ProcessEnd, WholeStacks
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.walks import UNKNOWN, Ends
 from iaprof.symbols.modules import Module
 from iaprof.symbols.names import Named

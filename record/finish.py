@@ -19,10 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats import metric_values
-from iaprof.formats.capture import CaptureWriter
-from iaprof.formats.files import replacing
-from iaprof.formats.launches import (
+from iaprof.basics.files import replacing
+from iaprof.formats.capture import metric_values
+from iaprof.formats.capture.file import CaptureWriter
+from iaprof.formats.capture.schema import KINDS, NULLABLE
+from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
+from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
+from iaprof.formats.header.transfers import UNKNOWN_BYTES
+from iaprof.formats.header.waits import MEMBER as WAITS, WAIT, WaitTotals
+from iaprof.formats.wire.launches import (
     CODE,
     COPY,
     CPU_SAMPLE,
@@ -37,12 +42,7 @@ from iaprof.formats.launches import (
     PieceOf,
     stack_dtype,
 )
-from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
-from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS
-from iaprof.formats.schema import KINDS, NULLABLE
-from iaprof.formats.sideband import Mappings, SideBand, decode
-from iaprof.formats.transfers import UNKNOWN_BYTES
-from iaprof.formats.waits import MEMBER as WAITS, WAIT, WaitTotals
+from iaprof.formats.wire.sideband import Mappings, SideBand, decode
 from iaprof.record.cpu_samples import cpu_sample_rows
 from iaprof.record.described import HEAD, Described, about_piece
 from iaprof.record.for_symbols import FinishStacks, ForSymbols

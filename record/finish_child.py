@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import hold
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import hold
 from iaprof.record.carry import Carry
 from iaprof.record.finish import finish
 from iaprof.record.recorded_symbols import late_stacks, recorded_symbols

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import folder_of
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import folder_of
 from iaprof.record.spool import Spool
 from iaprof.sandbox.memory import MALLOC
 from iaprof.symbols.which import Symbols

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
 from iaprof.record.ends import StackEnds
 from iaprof.record.mapped_files import MappedFiles
 from iaprof.symbols.address_space import AddressSpaces

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
 from iaprof.record import xe
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop

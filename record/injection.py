@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import make_for_everyone
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import make_for_everyone
 
 FOLDERS = Path("/var/cache/iaprof")
 _BUILT = Path(__file__).with_name("libiaprof_inject.so")

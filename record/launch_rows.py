@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
 from iaprof.record.kernel_names import KernelNames
 
 NAME_BYTES_PER_GROUP = 32 << 20  # whole names may be long

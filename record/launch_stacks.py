@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH
-from iaprof.formats.schema import KINDS
-from iaprof.formats.unwind_rules import Mark, Walked
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH
+from iaprof.formats.wire.unwind_rules import Mark, Walked
 from iaprof.record.ends import NO_GUESS, StackEnds
 from iaprof.record.python_stacks import PythonStacks
 from iaprof.record.stack_ids import StackIds

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from iaprof.bpf import processes
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import Mapped, Outcome
-from iaprof.formats.launches import (
+from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED, sentence
+from iaprof.formats.header.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS
+from iaprof.formats.wire.launches import (
     COPY,
     INTERPRETER,
     PIECE,
@@ -30,8 +32,6 @@ from iaprof.formats.launches import (
     PieceOf,
     stack_dtype,
 )
-from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED, sentence
-from iaprof.formats.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.containers import describe
 from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import LISTS_A_RECORD, ListEvent
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.wire.launches import LISTS_A_RECORD, ListEvent
 from iaprof.record.launch_rows import decoded_texts
 
 _EVENTS = pa.array([event.name.lower() for event in ListEvent], pa.string())

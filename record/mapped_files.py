@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from iaprof.formats.sideband import Mappings
+from iaprof.formats.wire.sideband import Mappings
 
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h: what file systems take their times from
 _SLACK_NS = 1_000_000  # between two readings of two clocks

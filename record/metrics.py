@@ -1,4 +1,4 @@
-"""Metrics of GPUs and of the processes that are recorded: raw numbers here, values in formats/metric_values.py.
+"""Metrics of GPUs and of the processes that are recorded: raw numbers here, values in formats/capture/metric_values.py.
 
 What there is differs from card to card and from kernel to kernel; what is missing is told once and left out.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.formats.metrics import FREQUENCY_ACTUAL, FREQUENCY_REQUESTED, How, Metric, busy, describe
+from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, FREQUENCY_REQUESTED, How, Metric, busy, describe
 from iaprof.record.cpu_use import CpuUse
 from iaprof.record.hwmon import sensors
 from iaprof.record.pmu import EventGroup, Pmu

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import behind_sudo
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import behind_sudo
 from iaprof.record.containers import describe
 from iaprof.record.entry_names import with_entry_names
 from iaprof.record.mapped_files import FileIdentity, MappedFiles

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
-from iaprof.formats.python_counts import NO_CODE, NOWHERE, State
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, State
+from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.record.stack_ids import StackIds
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.python.locations import lines_of

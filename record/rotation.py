@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import remove
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import remove
 from iaprof.record.finisher import Finisher
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop

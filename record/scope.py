@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from iaprof.basics.errors import UsageError
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.processes import parents
-from iaprof.formats.errors import UsageError
-from iaprof.formats.sideband import tasks
+from iaprof.formats.wire.sideband import tasks
 from iaprof.record.journal import Journal
 
 ORPHAN_NS = 2_000_000_000  # after which a process's parent is not waited for any longer

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import iaprof
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.launches import Counter
-from iaprof.formats.unprobed import MEMBER as UNPROBED
+from iaprof.formats.header.unprobed import MEMBER as UNPROBED
+from iaprof.formats.wire.launches import Counter
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.drivers import Drivers

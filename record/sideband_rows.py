@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from iaprof.formats.schema import KINDS
-from iaprof.formats.sideband import SideBand
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.wire.sideband import SideBand
 
 
 def sideband_rows(sideband: SideBand) -> Iterator[tuple[str, pa.StructArray]]:

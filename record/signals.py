@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FOR_COMMANDS = (signal.SIGUSR1, signal.SIGQUIT, signal.SIGCONT)

@@ -18,8 +18,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import create, remove, rename
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import create, remove, rename
 
 MAGIC = b"IAPS"
 VERSION = 2

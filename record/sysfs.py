@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from iaprof.formats.metrics import MISSING
+from iaprof.formats.capture.metrics import MISSING
 
 _MOST_DIGITS = 64
 _U64 = (1 << 64) - 1

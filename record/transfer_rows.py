@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import LAUNCH, LaunchFlags
-from iaprof.formats.schema import KINDS
-from iaprof.formats.transfers import FUNCTIONS, UNKNOWN_BYTES
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES
+from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.record.launch_rows import decoded_texts
 
 

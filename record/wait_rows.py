@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.schema import KINDS
-from iaprof.formats.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
 from iaprof.record.launch_rows import decoded_texts
 
 _FLAGS = int(sum(WaitFlags))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from iaprof.bpf.libraries import NAMES
 from iaprof.bpf.sideband import SideBandBuffers
-from iaprof.formats.sideband import mapped_paths
+from iaprof.formats.wire.sideband import mapped_paths
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.spool import FrameKind

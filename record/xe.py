@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.gpu.intel import generations
 from iaprof.gpu.records import RECORD_BYTES, RecordLayout
 from iaprof.record.pci_ids import device_name

@@ -8,11 +8,11 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.basics.quantities import and_more, counted, in_time, in_utc, or_dash, percent
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.export import About
-from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.profile import clean
-from iaprof.formats.quantities import and_more, counted, in_time, in_utc, or_dash, percent
 from iaprof.report.facts import Facts
 from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory
 from iaprof.report.inventory_texts import (

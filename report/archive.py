@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iaprof.formats.capture import CaptureReader, CaptureWriter
-from iaprof.formats.dictionaries import few_bytes, in_one
-from iaprof.formats.files import replacing
-from iaprof.formats.schema import KINDS, MEMBERS, WHOLE
+from iaprof.basics.files import replacing
+from iaprof.formats.capture.dictionaries import few_bytes, in_one
+from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS, MEMBERS, WHOLE
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.imported import build_imported
 from iaprof.report.profile import build

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.symbols.binaries import Binaries
 from iaprof.symbols.debuginfod import Debuginfod
 from iaprof.symbols.generated import GeneratedCode

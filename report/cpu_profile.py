@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.dictionaries import numbered
+from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu_sandbox import GpuSandboxed
 from iaprof.report.instructions import read_instructions

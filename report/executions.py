@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureError, CaptureReader
-from iaprof.formats.dictionaries import equal, numbered
-from iaprof.formats.launches import LaunchFlags
-from iaprof.formats.quantities import counted
+from iaprof.basics.quantities import counted
+from iaprof.formats.capture.dictionaries import equal, numbered
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.lifetimes import Moments
 
 MOST_ROWS = 1 << 22  # that appended launches become; executions that follow closely are then one row

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Launch, Profile
-from iaprof.formats.writer import Needs
+from iaprof.formats.writers.writer import Needs
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.cpu_names import Places, naming

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from iaprof.formats.header.python_counts import PythonCounts
+from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Profile
-from iaprof.formats.python_counts import PythonCounts
-from iaprof.formats.whole_stacks import WholeStacks
 from iaprof.report.gpu_module import GpuKernel
 from iaprof.symbols.cpu_frames import ModuleNames
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.dictionaries import numbered, where
-from iaprof.formats.metrics import FREQUENCY_ACTUAL, is_busy
+from iaprof.formats.capture.dictionaries import numbered, where
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, is_busy
 from iaprof.formats.profile import Gauges
 
 _KEYS = ["interval", "stream", "name"]

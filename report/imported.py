@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Profile
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.named import NO_INSTRUCTIONS

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from iaprof.formats.capture import CaptureError, CaptureReader
-from iaprof.formats.merged import sums
-from iaprof.formats.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.merged import sums
+from iaprof.formats.capture.schema import ROWS, in_order
+from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
+from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
+from iaprof.formats.header.slow_launches import sentence as slow_launches
+from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
+from iaprof.formats.header.unrecorded_copies import sentence as unrecorded_copies
+from iaprof.formats.header.waits import WaitTotals
+from iaprof.formats.header.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.formats.profile import clean
-from iaprof.formats.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
-from iaprof.formats.schema import ROWS, in_order
-from iaprof.formats.slow_launches import sentence as slow_launches
-from iaprof.formats.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.unrecorded_copies import sentence as unrecorded_copies
-from iaprof.formats.waits import WaitTotals
-from iaprof.formats.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.gpu.intel.generations import generation, guessed_layout
 from iaprof.report.executions import totals, unknown_executions
 

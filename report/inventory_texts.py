@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from iaprof.formats.python_counts import KINDS as PYTHON_KINDS, PythonCounts
-from iaprof.formats.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.formats.schema import ROWS, in_order
-from iaprof.formats.whole_stacks import COUNTED, KINDS, WholeStacks
+from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.formats.capture.schema import ROWS, in_order
+from iaprof.formats.header.python_counts import KINDS as PYTHON_KINDS, PythonCounts
+from iaprof.formats.header.whole_stacks import COUNTED, KINDS, WholeStacks
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.report.attribution import (
     STALL_COLUMNS,
     Attribution,

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
-from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.executions import AT_ONCE, StackOf, ran, recorded
 from iaprof.report.parts import host_of, starts_ns

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import iaprof
-from iaprof.formats.capture import MAX_HEADER_BYTES, MAX_PARTS, CaptureReader, CaptureWriter
-from iaprof.formats.errors import IaprofError, UsageError
-from iaprof.formats.files import replacing
-from iaprof.formats.merged import identity, in_order, sums
-from iaprof.formats.schema import KINDS
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import replacing
+from iaprof.formats.capture.file import MAX_HEADER_BYTES, MAX_PARTS, CaptureReader, CaptureWriter
+from iaprof.formats.capture.merged import identity, in_order, sums
+from iaprof.formats.capture.schema import KINDS
 from iaprof.report.archive import rows_of
 
 Progress = Callable[[int, int], None]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
+from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons
-from iaprof.formats.python_counts import PythonCounts, recorded as recorded_python
-from iaprof.formats.whole_stacks import WholeStacks, recorded
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu_module import GpuKernel, GpuModules

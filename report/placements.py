@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.gpu_module import GpuKernel, GpuModule
 from iaprof.report.lifetimes import NEVER, Lives, superseded
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.python_counts import recorded as recorded_python
-from iaprof.formats.whole_stacks import recorded
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.python_counts import recorded as recorded_python
+from iaprof.formats.header.whole_stacks import recorded
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.attribution import Joined, reasons_of, streams
 from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED

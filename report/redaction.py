@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import MAX_TEXT_BYTES
-from iaprof.formats.dictionaries import in_one, mapped
-from iaprof.formats.iaprof_lines import cut_text
-from iaprof.formats.iaprof_text import UNKNOWN_FILE
-from iaprof.formats.schema import DROPPED, ROWS
-from iaprof.formats.slow_launches import MEMBER as SINGLE_STEPPED
+from iaprof.formats.capture.dictionaries import in_one, mapped
+from iaprof.formats.capture.file import MAX_TEXT_BYTES
+from iaprof.formats.capture.schema import DROPPED, ROWS
+from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
+from iaprof.formats.imports.iaprof_lines import cut_text
+from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named

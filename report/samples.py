@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureError, CaptureReader
+from iaprof.formats.capture.file import CaptureError, CaptureReader
 from iaprof.formats.distinct import distinct, summed
-from iaprof.formats.iaprof_text import UNKNOWN_FILE
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
+from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import MAX_INTERVALS
 from iaprof.report.gauges import gauges_between

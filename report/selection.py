@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.dictionaries import numbered
+from iaprof.basics.errors import UsageError
+from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.distinct import distinct
-from iaprof.formats.errors import UsageError
 from iaprof.report.attribution import Span
 from iaprof.report.candidates import Rule
 from iaprof.report.executions import StackOf

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.metrics import CPU_USE
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import Series
-from iaprof.formats.metrics import CPU_USE
 from iaprof.report.attribution import streams
 from iaprof.report.cpu_profile import process_names
 from iaprof.report.parts import host_of, starts_ns

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Profile
 from iaprof.report.views import WORDS, View, stalls_sql, views
 from iaprof.sandbox.memory import limit

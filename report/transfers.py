@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import UsageError
-from iaprof.formats.launches import LaunchFlags
+from iaprof.basics.errors import UsageError
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.parts import starts_ns
 from iaprof.report.selection import Selection
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureError, CaptureReader
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.schema import KINDS, ROWS, in_order
 from iaprof.formats.profile import Profile, Shape
-from iaprof.formats.profile_table import SCHEMA, profile_table
-from iaprof.formats.schema import KINDS, ROWS, in_order
+from iaprof.formats.writers.profile_table import SCHEMA, profile_table
 from iaprof.gpu.intel.generations import LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout

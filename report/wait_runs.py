@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
-from iaprof.formats.waits import WaitFlags
+from iaprof.formats.header.waits import WaitFlags
 from iaprof.report.cpu_profile import process_names
 from iaprof.report.launch_runs import LATEST_NS, MOST_RUNS, Runs
 from iaprof.report.parts import host_of, starts_ns

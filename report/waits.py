@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.dictionaries import numbered
+from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
+from iaprof.formats.header.waits import WaitFlags
 from iaprof.formats.profile import Launch
-from iaprof.formats.waits import WaitFlags
 from iaprof.report.attribution import intervals_of
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.cpu_profile import process_names

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 
 LARGEST = 1 << 48  # addresses, offsets and lines
 _LONGEST_SENTENCE = 600

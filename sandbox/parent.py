@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.closing import Closing
 
 REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow

@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
 from iaprof.bpf.compilation import Compilation
 from iaprof.bpf.programs import SHIPPED, shipped, source
-from iaprof.formats.errors import IaprofError
 
 RELEASE = "bookworm"
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.dictionaries import equal
+from iaprof.formats.capture.dictionaries import equal
 from iaprof.symbols.layers import Layers
 from iaprof.symbols.modules import Module, ModuleKind, Place
 

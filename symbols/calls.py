@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.unwind_rules import Mark
+from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.modules import Module
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.header.python_counts import PythonCounts
+from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.formats.profile import Kind, Origin
-from iaprof.formats.python_counts import PythonCounts
-from iaprof.formats.unwind_rules import Mark
-from iaprof.formats.whole_stacks import ProcessEnd, WholeStacks
+from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.demangle import demangled

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.symbols.hex_numbers import hex_numbers, padded
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import LONGEST_NAME, Frame, Named, Names

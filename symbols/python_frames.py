@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.dictionaries import in_one
-from iaprof.formats.python_counts import DEEPEST, NO_CODE, State
+from iaprof.formats.capture.dictionaries import in_one
+from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, State
 from iaprof.symbols.pythons import NOT_COPIED, PYTHON_FUNCTION
 
 _MISSING = {

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.dictionaries import shared
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.dictionaries import shared
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.schema import KINDS
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import Named, Names
 

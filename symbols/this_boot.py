@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.symbols.binaries import Binaries
 from iaprof.symbols.boot import is_same_boot
 from iaprof.symbols.generated import GeneratedCode

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.processes import describe
-from iaprof.formats.launches import LAUNCH, LaunchFlags, stack_dtype
-from iaprof.formats.schema import KINDS
-from iaprof.formats.sideband import SideBand, decode
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.whole_stacks import WholeStacks
+from iaprof.formats.wire.launches import LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.record.ends import StackEnds
 from iaprof.record.launch_stacks import LaunchStacks
 from iaprof.record.mapped_files import MappedFiles

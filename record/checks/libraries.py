@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
 from iaprof.bpf.usdt import Probe
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.slow_launches import slow_launches
-from iaprof.formats.unrecorded_copies import CLAUSE, OWN_CLAUSE
+from iaprof.formats.header.slow_launches import slow_launches
+from iaprof.formats.header.unrecorded_copies import CLAUSE, OWN_CLAUSE
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.injection import built_library, check_folders

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from iaprof.basics.quantities import counted
 from iaprof.bpf.launches import kernel_offsets
 from iaprof.bpf.processes import running_pids
-from iaprof.formats.quantities import counted
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.opener import Opener

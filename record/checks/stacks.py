@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from iaprof.basics.quantities import counted
 from iaprof.bpf.launches import kernel_offsets
-from iaprof.formats.quantities import counted
 from iaprof.record.checks.launching import SECONDS, Launching, look
 from iaprof.record.checks.processes import mapped, shortened
 from iaprof.record.checks.result import Check, Level

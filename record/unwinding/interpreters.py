@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.maps import write_element
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.launches import INTERPRETER
+from iaprof.formats.wire.launches import INTERPRETER
 from iaprof.record.unwinding.mappings import ImageGone, Images
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.unwind.code import Mapping

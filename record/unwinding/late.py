@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.record.naming import RecordedNaming
 from iaprof.record.unwinding.misses import MOST_FAILURES, Miss
 from iaprof.symbols.address_space import AddressSpaces

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.rule_table import Generation, RuleTable, Spaces
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.launches import COPY
-from iaprof.formats.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
+from iaprof.formats.wire.launches import COPY
+from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.opener import Opener
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters

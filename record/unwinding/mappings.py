@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.record.opener import LATER, Opener, Rights
 from iaprof.symbols.unwind.code import Mapping

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
+from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
 from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
 from iaprof.symbols.unwind.finishing import Copy, Finished
 from iaprof.symbols.unwind.walk import PAGE, Found

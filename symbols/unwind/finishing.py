@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping as Mapped, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from iaprof.formats.unwind_rules import Rule, RuleScope, Walked
+from iaprof.formats.wire.unwind_rules import Rule, RuleScope, Walked
 from iaprof.sandbox.answers import AnswerError, integers
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox

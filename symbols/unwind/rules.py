@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iaprof.formats.unwind_rules import END, HARD, SIGNAL, Rule, RuleFlags, RuleKind
+from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleFlags, RuleKind
 from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP, How, Row
 from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping as Mapped
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from iaprof.formats.unwind_rules import (
+from iaprof.formats.wire.unwind_rules import (
     BLOCK_BYTES,
     BY_FRAME_POINTER,
     END,

@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Recorder, machine, needs_root, print_table
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from standin import runtime
 from standin.hardware import Hardware
 

@@ -21,8 +21,8 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.executions import launched, recorded
 from integration.recording import IAPROF, NO_SYMBOLS, until
 from programs.counting import Calls, Place

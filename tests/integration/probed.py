@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.libraries import LAUNCH
 from iaprof.bpf.usdt import Arg, ArgKind, Probe
-from iaprof.formats.launches import Counter, LaunchFlags
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.wire.launches import Counter, LaunchFlags
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.walking import Walking
 from stacks.debugger import offset_of
 

@@ -20,7 +20,7 @@ from iaprof.bpf.bytecode import Bytecode
 from iaprof.bpf.launches import KernelOffsets, kernel_offsets, map_entries, named_constants
 from iaprof.bpf.programs import SAMPLING, SESSIONS, SHIPPED, shipped
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
-from iaprof.formats.launches import MAX_DEPTH
+from iaprof.formats.wire.launches import MAX_DEPTH
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 

@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.formats.launches import Counter as Counted
+from iaprof.formats.wire.launches import Counter as Counted
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from iaprof.cli.stdout import destination
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Shape
-from iaprof.formats.writer import Needs
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.writers.registry import WRITERS
+from iaprof.formats.writers.writer import Needs
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu_module import GpuModules

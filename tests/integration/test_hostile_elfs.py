@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.schema import KINDS
 from iaprof.record.spool import FrameKind, SpoolReader
 from integration.attacking import (
     AS_NOBODY,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.launches import MAX_PYTHON
+from iaprof.formats.wire.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, launches_of
 from integration.recording import IN_TURN, folded, iaprof
 from standin import runtime

@@ -11,8 +11,8 @@ import pytest
 from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.launches import MAX_DEPTH, Counter
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.wire.launches import MAX_DEPTH, Counter
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed
 from integration.walking import LONGEST_S
 from limits import Within

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.record import injection
 from iaprof.record.injection import FOLDERS, Injection
 

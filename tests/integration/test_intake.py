@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.formats.launches import COMPILED
+from iaprof.formats.wire.launches import COMPILED
 from iaprof.record import intake as intake_module
 from iaprof.record.intake import Intake, RefusedElf, TakenElf
 from integration.attacking import NOBODY, PYTHON, hanging

@@ -18,7 +18,7 @@ import pytest
 from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.usdt import Probe, read_probes
-from iaprof.formats.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
+from iaprof.formats.wire.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build
 from limits import Within
 from standin import runtime

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.driver_layout import Action
 from iaprof.bpf.launches import LaunchProbes, Sizes
-from iaprof.formats.launches import LISTS_A_RECORD, Counter, LaunchFlags, ListEvent
+from iaprof.formats.wire.launches import LISTS_A_RECORD, Counter, LaunchFlags, ListEvent
 from integration.handles.driver import Built, build, copied
 from integration.test_handles import NOWHERE, Attached
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.launches import MAX_PYTHON
+from iaprof.formats.wire.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, arguments, frames_of, launches_of
 from integration.recording import IN_TURN, folded
 from pythons.interpreters import LOADING, started_as

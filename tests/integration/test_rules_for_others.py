@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.launches import Counter
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.wire.launches import Counter
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed
 from stacks.debugger import build
 

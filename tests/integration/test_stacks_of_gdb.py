@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import MAX_DEPTH, Counter
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import MAX_DEPTH, Counter
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed
 from integration.recording import copy_of_build, environment, iaprof
 from stacks.debugger import HERE, build, library, stops

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import MAX_DEPTH
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import MAX_DEPTH
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, probed
 from integration.recording import LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
 from stacks.debugger import Stop, build, stops

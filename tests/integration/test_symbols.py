@@ -14,8 +14,8 @@ from typing import cast
 import pytest
 
 import iaprof
-from iaprof.formats.capture import CaptureReader, CaptureWriter
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
 from iaprof.record.finisher import Finisher
 from iaprof.record.spool import Spool
 from iaprof.report.archive import rows_of

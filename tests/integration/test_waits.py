@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.driver_layout import CACHE
 from iaprof.bpf.launches import LaunchProbes, Sizes
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import Counter
-from iaprof.formats.unwind_rules import Walked
-from iaprof.formats.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
+from iaprof.formats.wire.launches import Counter
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.handles.driver import Built, build, copied
 from integration.recording import NO_SYMBOLS, iaprof
 from integration.test_handles import Attached

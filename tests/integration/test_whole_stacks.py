@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.symbols.address_space import AddressSpaces
 from iaprof.symbols.calls import calls
 from iaprof.symbols.modules import ModuleKind

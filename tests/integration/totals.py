@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
 
 from browser import chromium, opened
-from iaprof.formats.pprof_proto import new_profile
+from iaprof.formats.writers.pprof_proto import new_profile
 
 
 def _folded(file: Path) -> int:

@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.formats.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.wire.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding.learning import Learning
 
 LONGEST_S = 60

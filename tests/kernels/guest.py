@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.bpf.programs import COPIES
 from iaprof.bpf.sideband import SideBandBuffers
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.injection import Injection
 from integration.walking import Walking
 

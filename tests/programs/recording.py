@@ -18,8 +18,8 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical
 from integration.recording import IAPROF
 from programs.counting import Calls

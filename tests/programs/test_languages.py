@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.bpf.usdt import Arg, ArgKind
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import FUNCTION, probed
 from integration.recording import copy_of_build, environment, folded, iaprof
 from programs.languages import GoProgram, Languages, build_go, build_java, prepare, rounds

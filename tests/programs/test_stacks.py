@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LaunchFlags
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from programs.gdb import record_under_gdb
 from programs.programs import LAUNCHES, LEVEL_ZERO_V1, LEVEL_ZERO_V2, OPENCL, Programs, Run
 from programs.recording import Places, Recording, record

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture import CaptureReader, CaptureWriter
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.reasons import REASONS
 from standin.hardware import Execution, Ledger

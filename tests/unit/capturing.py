@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from iaprof.formats.capture import CaptureReader, CaptureWriter
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
 from iaprof.symbols.names import Naming
 
 HEADER: dict[str, Any] = {

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.schema import KINDS
-from iaprof.formats.sideband import SideBand, comm_record, decode, mapping_record, running_record
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.wire.sideband import SideBand, comm_record, decode, mapping_record, running_record
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.modules import Module, ModuleKind, Place
 

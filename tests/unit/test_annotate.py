@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.errors import IaprofError
 from iaprof.cli.annotate import chosen, lines
 from iaprof.cli.main import main
-from iaprof.formats.errors import IaprofError
 from iaprof.formats.profile import Code, Kernel, Launch
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureError, CaptureReader, CaptureWriter
-from iaprof.formats.schema import FORMAT, KINDS
+from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import FORMAT, KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureError, CaptureReader
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import Part, in_whole_counts
 from iaprof.report.candidates import AMBIGUOUS, Method, Rule

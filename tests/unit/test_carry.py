@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.formats.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
-from iaprof.formats.sideband import SideBand, decode, mapping_record, running_record
+from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
+from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
 from iaprof.record import carried_lists
 from iaprof.record.carry import LINGER_NS, Carry
 from iaprof.record.spool import FrameKind, Spool, SpoolReader

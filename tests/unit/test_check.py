@@ -19,7 +19,7 @@ import pytest
 from iaprof.bpf.libraries import Outcome, Way
 from iaprof.cli import check as command
 from iaprof.cli.main import main
-from iaprof.formats.whole_stacks import WholeStacks
+from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
 from iaprof.record.checks.launching import Launching
 from iaprof.record.checks.result import Check, Level

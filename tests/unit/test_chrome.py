@@ -13,7 +13,7 @@ import pytest
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import nothing
 from iaprof.report.merging import merge

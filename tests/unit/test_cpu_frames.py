@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iaprof.formats.python_counts import NO_CODE
-from iaprof.formats.schema import KINDS
-from iaprof.formats.whole_stacks import LibraryEnd, ProcessEnd, WholeStacks
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.python_counts import NO_CODE
+from iaprof.formats.header.whole_stacks import LibraryEnd, ProcessEnd, WholeStacks
 from iaprof.symbols.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.cpu_frames import CpuFrames, Look, unnamed
 from iaprof.symbols.modules import Module, ModuleKind

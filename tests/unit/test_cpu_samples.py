@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import CPU_SAMPLE, stack_dtype
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import CPU_SAMPLE, stack_dtype
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 

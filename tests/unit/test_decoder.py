@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.generations import Platform, platform_of
 from iaprof.report import iga

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import PIECE, PieceOf
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import PIECE, PieceOf
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record import launches
 from iaprof.record.carry import Carry

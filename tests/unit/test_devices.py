@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
-from iaprof.formats.errors import UsageError
 from iaprof.record import pci_ids, xe
 
 RATES = (251, 502, 753, 1004, 1255, 1506, 1757)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.schema import FORMAT, KINDS
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.schema import FORMAT, KINDS
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.libraries import INJECTED, OPENCL, Libraries, Way
 from iaprof.bpf.usdt import Probe
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.no_launches import LEVEL_ZERO
+from iaprof.formats.header.no_launches import LEVEL_ZERO
 from iaprof.record import drivers
 from iaprof.record.drivers import Drivers
 from iaprof.record.options import LaunchesBy

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu_module import NO_DECODER, GpuKernel, GpuModule, GpuModules, SourceFrame

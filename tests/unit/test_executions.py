@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureError, CaptureReader
-from iaprof.formats.launches import LaunchFlags
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.executions import StackOf, fillings, launched, ran, totals
 from iaprof.report.exporting import nothing
 from iaprof.report.joining import Task, join

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats import files
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.files import check_output, create, remove, replacing
+from iaprof.basics import files
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import check_output, create, remove, replacing
 
 
 def names(folder: Path) -> list[str]:

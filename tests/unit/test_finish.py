@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import CODE, LAUNCH, stack_dtype
-from iaprof.formats.schema import FORMAT
-from iaprof.formats.sideband import comm_record
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.schema import FORMAT
+from iaprof.formats.wire.launches import CODE, LAUNCH, stack_dtype
+from iaprof.formats.wire.sideband import comm_record
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import ForSymbols
 from iaprof.record.spool import FrameKind, Spool, SpoolReader

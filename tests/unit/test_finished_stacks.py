@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.formats.launches import COPY, Counter, stack_dtype
+from iaprof.formats.wire.launches import COPY, Counter, stack_dtype
 from iaprof.record import launches as module
 from iaprof.record.journal import BOTH_NS, Journal
 from iaprof.record.launches import Launches

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.firefox import Firefox
 from iaprof.formats.profile import Shape
+from iaprof.formats.writers.firefox import Firefox
 from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
 from unit.profiles import Row, counts

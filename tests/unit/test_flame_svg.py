@@ -17,12 +17,12 @@ from playwright.sync_api import Browser, Page
 
 from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.flame_layout import SMALLEST, Layout, frame_key, laid_out
-from iaprof.formats.flame_picture import draw
-from iaprof.formats.flame_svg import FlameSvg
-from iaprof.formats.folded import Folded
 from iaprof.formats.profile import Code, Kernel, Launch, Shape
-from iaprof.formats.trees import stall_tree
+from iaprof.formats.stacks.flame_layout import SMALLEST, Layout, frame_key, laid_out
+from iaprof.formats.stacks.trees import stall_tree
+from iaprof.formats.writers.flame_picture import draw
+from iaprof.formats.writers.flame_svg import FlameSvg
+from iaprof.formats.writers.folded import Folded
 from unit.profiles import Row, counts, profile
 
 SVG = "{http://www.w3.org/2000/svg}"

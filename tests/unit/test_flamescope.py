@@ -8,9 +8,9 @@ from math import floor
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.flamescope import Flamescope
-from iaprof.formats.flamescope_events import write_events
 from iaprof.formats.profile import Shape
+from iaprof.formats.writers.flamescope import Flamescope
+from iaprof.formats.writers.flamescope_events import write_events
 from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
 from unit.profiles import Row, counts

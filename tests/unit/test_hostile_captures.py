@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from iaprof.cli.summary import end_line, losses
-from iaprof.formats import capture as capture_format
-from iaprof.formats.capture import HEADER_KEY, CaptureError, CaptureReader
+from iaprof.formats.capture import file as capture_format
+from iaprof.formats.capture.file import HEADER_KEY, CaptureError, CaptureReader
+from iaprof.formats.capture.schema import FORMAT, KINDS, NULLABLE, SCHEMA
 from iaprof.formats.profile import Shape
-from iaprof.formats.schema import FORMAT, KINDS, NULLABLE, SCHEMA
-from iaprof.formats.trees import Tree
-from iaprof.formats.writer import Needs
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.stacks.trees import Tree
+from iaprof.formats.writers.registry import WRITERS
+from iaprof.formats.writers.writer import Needs
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.gpu_module import GpuModules
 from iaprof.report.profile import Wanted, build

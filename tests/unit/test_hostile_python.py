@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureError, CaptureReader, CaptureWriter
-from iaprof.formats.python_counts import DEEPEST, NO_CODE
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.python_counts import DEEPEST, NO_CODE
 from limits import Within
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import Done, iaprof

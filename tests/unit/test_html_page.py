@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page
 
 from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.html_data import payload
-from iaprof.formats.html_page import HtmlPage
+from iaprof.formats.page.data import payload
+from iaprof.formats.page.html import HtmlPage
 from iaprof.formats.profile import Code, Kernel, Kind, Launch, Origin, Profile, Shape
 from iaprof.gpu.intel.reasons import REASONS
 

@@ -17,8 +17,8 @@ from playwright.sync_api import Browser, Page
 from browser import chromium, opened
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export, Launches, Series, Thread
-from iaprof.formats.html_page import HtmlPage
-from iaprof.formats.html_panels import panels, spread
+from iaprof.formats.page.html import HtmlPage
+from iaprof.formats.page.panels import panels, spread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report import hot_listings as module

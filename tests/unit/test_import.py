@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.formats import iaprof_import
-from iaprof.formats.capture import MAX_TEXT_BYTES, CaptureError, CaptureReader
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.file import MAX_TEXT_BYTES, CaptureError, CaptureReader
 from iaprof.formats.export import Export
-from iaprof.formats.folded import Folded
-from iaprof.formats.iaprof_import import import_text
-from iaprof.formats.iaprof_lines import Facts
-from iaprof.formats.iaprof_text import IaprofText
+from iaprof.formats.imports import iaprof_import
+from iaprof.formats.imports.iaprof_import import import_text
+from iaprof.formats.imports.iaprof_lines import Facts
 from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, Shape
-from iaprof.formats.writer import Writer
+from iaprof.formats.writers.folded import Folded
+from iaprof.formats.writers.iaprof_text import IaprofText
+from iaprof.formats.writers.writer import Writer
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.attribution import MAX_INTERVALS
 from iaprof.report.samples import profile_of
@@ -193,7 +193,7 @@ def test_what_a_text_may_take_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(iaprof_import, "_BLOCK_BYTES", 100)
     with pytest.raises(IaprofError, match="has a line of more than"):
         read(lines("interval|0|1", f"string|1|{'x' * 500}"), tmp_path)
-    monkeypatch.setattr("iaprof.formats.iaprof_lines._MOST_STRING_BYTES", 1000)
+    monkeypatch.setattr("iaprof.formats.imports.iaprof_lines._MOST_STRING_BYTES", 1000)
     with pytest.raises(IaprofError, match="line 7: up to here the strings take"):
         read(lines("interval|0|1", *(f"string|{number}|x" for number in range(1, 90))), tmp_path)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.cli import info as verb
-from iaprof.formats.capture import CaptureError, CaptureReader
-from iaprof.formats.merged import labels
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.merged import labels
+from iaprof.formats.capture.schema import KINDS
 from iaprof.report.inventory import inventory
 from iaprof.report.merging import merge
 from unit.capturing import capture, launch, record, stall

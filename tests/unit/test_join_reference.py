@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE3P

@@ -21,10 +21,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureError, CaptureReader, CaptureWriter
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.profile import Profile
-from iaprof.formats.schema import KINDS
 from iaprof.report import joining
 from iaprof.report.attribution import Joined
 from iaprof.report.candidates import Method, Rule
@@ -168,7 +168,7 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
         for seed in (4, 5)
     ]
     # given parts whose reads are too many for a shared row group
-    monkeypatch.setattr("iaprof.formats.capture._SMALL", 0)
+    monkeypatch.setattr("iaprof.formats.capture.file._SMALL", 0)
     merge(paths, tmp_path / "m")
     two = reported(tmp_path / "m", Wanted(interval_s=0.5))
     alone(monkeypatch)

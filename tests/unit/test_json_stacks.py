@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.formats.export import Export
-from iaprof.formats.folded import Folded
-from iaprof.formats.json_stacks import JsonStacks
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
+from iaprof.formats.writers.folded import Folded
+from iaprof.formats.writers.json_stacks import JsonStacks
 from iaprof.gpu.intel.reasons import REASONS
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof

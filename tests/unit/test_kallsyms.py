@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.symbols.kallsyms import LARGEST_FUNCTION, KernelSymbols
 from iaprof.symbols.modules import Module, ModuleKind
 from iaprof.symbols.names import LONGEST_NAME, Frame

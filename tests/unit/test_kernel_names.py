@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LAUNCH, NAME_BYTES, LaunchFlags
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
 from iaprof.formats.zebin import kernel_names
 from iaprof.record.finish import finish
 from iaprof.record.kernel_names import KernelNames

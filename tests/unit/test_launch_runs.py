@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureReader, CaptureWriter
+from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Launches, Thread
-from iaprof.formats.launches import LaunchFlags
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.formats.schema import KINDS
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
 from iaprof.report.launch_runs import launch_runs
 from iaprof.report.merging import merge

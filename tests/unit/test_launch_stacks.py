@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import COPY, CPU_SAMPLE, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
-from iaprof.formats.sideband import comm_record, mapping_record
-from iaprof.formats.unwind_rules import Walked
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import COPY, CPU_SAMPLE, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
+from iaprof.formats.wire.sideband import comm_record, mapping_record
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import FinishStacks
 from iaprof.record.spool import FrameKind, Spool, SpoolReader

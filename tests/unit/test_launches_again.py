@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from iaprof.formats.launches import CODE, PYTHON_STACK, stack_dtype
-from iaprof.formats.waits import WAIT
+from iaprof.formats.header.waits import WAIT
+from iaprof.formats.wire.launches import CODE, PYTHON_STACK, stack_dtype
 from iaprof.record.launches import Launches
 from iaprof.record.spool import FrameKind
 

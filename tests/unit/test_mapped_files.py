@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.sideband import SideBand, decode, mapping_record
+from iaprof.formats.wire.sideband import SideBand, decode, mapping_record
 from iaprof.record import mapped_files
 from iaprof.record.mapped_files import FileIdentity, MappedFiles
 

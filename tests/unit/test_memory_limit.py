@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.main import get_command
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli import main
 from iaprof.cli.memory_limit import memory_bytes
-from iaprof.formats.capture import MAX_TEXT_BYTES, CaptureReader, CaptureWriter
-from iaprof.formats.dictionaries import decoded_bytes, distinct, few_bytes, mapped, shared, with_null_rows
-from iaprof.formats.errors import UsageError
-from iaprof.formats.schema import KINDS, SCHEMA
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.capture.dictionaries import decoded_bytes, distinct, few_bytes, mapped, shared, with_null_rows
+from iaprof.formats.capture.file import MAX_TEXT_BYTES, CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS, SCHEMA
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.record.spool import FrameKind, Spool, framed
 from iaprof.sandbox.memory import available
 from unit.bombs import BOMBS, LONGEST
@@ -309,7 +309,7 @@ def dying(throw: str, folder: Path) -> subprocess.CompletedProcess[str]:
     script = f"""
 import ctypes, pathlib
 from iaprof.cli.memory_limit import keep_to
-from iaprof.formats.files import replacing
+from iaprof.basics.files import replacing
 keep_to({LIMIT})
 library = ctypes.CDLL("libstdc++.so.6")
 with replacing(pathlib.Path({str(folder / "out")!r})) as file:

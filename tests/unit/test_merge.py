@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli import info, merge as merge_verb
-from iaprof.formats import merged
-from iaprof.formats.capture import HEADER_KEY, PARTS_PER_GROUP, CaptureError, CaptureReader, CaptureWriter
-from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.formats.capture import merged
+from iaprof.formats.capture.file import HEADER_KEY, PARTS_PER_GROUP, CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.schema import FORMAT, KINDS, SCHEMA
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
 from iaprof.report.gpu_module import GpuModules

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.bpf.perf_event import Attr, open_event
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.metric_values import decode
+from iaprof.formats.capture.metrics import MISSING, How, Metric, busy, describe, describe_processes
+from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Export
-from iaprof.formats.iaprof_text import IaprofText
-from iaprof.formats.metric_values import decode
-from iaprof.formats.metrics import MISSING, How, Metric, busy, describe, describe_processes
 from iaprof.formats.profile import Code, Gauges, Shape
-from iaprof.formats.schema import KINDS
+from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record import cpu_use, metrics, pmu, xe
 from iaprof.record.finish import finish
 from iaprof.record.metrics import MeteredGt, Metrics

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture import CaptureReader, CaptureWriter
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.schema import KINDS
 from iaprof.symbols.calls import Needed, calls
 from iaprof.symbols.in_turn import InTurn
 from iaprof.symbols.modules import Module, ModuleKind

@@ -11,10 +11,10 @@ import pytest
 
 from iaprof.cli import info as info_verb
 from iaprof.cli.summary import say_end
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import LAUNCH, LaunchFlags
-from iaprof.formats.no_launches import sentence
-from iaprof.formats.sideband import mapping_record
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.no_launches import sentence
+from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
+from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.about import about

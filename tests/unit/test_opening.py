@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.flame_svg import FlameSvg
 from iaprof.formats.profile import Shape
+from iaprof.formats.writers.flame_svg import FlameSvg
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 

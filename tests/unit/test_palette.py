@@ -7,8 +7,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from iaprof.formats import palette
 from iaprof.formats.profile import Kind
+from iaprof.formats.stacks import palette
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
 # of severity 1, on linear RGB.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.iaprof_import import import_text
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.imports.iaprof_import import import_text
 from iaprof.report.exporting import fitting_interval
 from iaprof.report.merging import merge
 from iaprof.symbols.names import Naming

@@ -13,7 +13,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches
 from iaprof.formats.profile import Shape
-from iaprof.formats.writers import WRITERS
+from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import nothing
 from unit.timelines import HOSTILE, export

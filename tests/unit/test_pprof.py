@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.pprof import Pprof
-from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import Shape
+from iaprof.formats.writers.pprof import Pprof
+from iaprof.formats.writers.pprof_proto import new_profile
 from unit import stalled
 
 PUBLISHED = {  # proto/profile.proto of google/pprof

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from iaprof.cli.summary import end_line
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.pprof_proto import new_profile
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts, State
 from iaprof.formats.profile import Shape
-from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts, State
-from iaprof.formats.trees import stall_tree
+from iaprof.formats.stacks.trees import stall_tree
+from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.archive import archive

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from iaprof.formats.launches import CODE, PYTHON_STACK, PythonState
-from iaprof.formats.python_counts import NO_CODE, NOWHERE, PythonCounts
+from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts
+from iaprof.formats.wire.launches import CODE, PYTHON_STACK, PythonState
 from iaprof.record.python_counting import PythonCounting
 from iaprof.record.python_stacks import Interpreter, PythonStacks
 from iaprof.symbols.python.layout import Layout, layout_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli.quantities import pids, size, size_or_time
-from iaprof.formats.errors import UsageError
 
 
 def test_sizes_and_times() -> None:

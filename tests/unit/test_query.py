@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli import query as query_verb
 from iaprof.cli.main import main
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import IaprofError, UsageError
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel import records

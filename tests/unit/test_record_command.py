@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from iaprof.basics.errors import IaprofError
 from iaprof.cli import record as record_command
-from iaprof.formats.errors import IaprofError
 from iaprof.record import session as session_module
 from iaprof.record.options import Options
 from iaprof.record.signals import Interrupted, StopSignals

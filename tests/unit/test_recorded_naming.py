@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.schema import KINDS
-from iaprof.formats.sideband import Mappings
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.wire.sideband import Mappings
 from iaprof.record import naming
 from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.naming import RecordedNaming

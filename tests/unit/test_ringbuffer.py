@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.launches import Counter
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.wire.launches import Counter
 from iaprof.record.finish import finish
 from iaprof.record.journal import Journal
 from iaprof.record.launches import Launches

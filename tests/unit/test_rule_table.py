@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from iaprof.bpf.rule_table import RuleTable
-from iaprof.formats.unwind_rules import Rule, RuleKind, RuleScope
+from iaprof.formats.wire.unwind_rules import Rule, RuleKind, RuleScope
 
 BITS, BUCKET = 13, 64
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from iaprof.cli.summary import end_line
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.whole_stacks import ProcessEnd, WholeStacks
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.report.about import about
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
 from iaprof.record.scope import ORPHAN_NS, Scope
 
 EXIT, FORK = 4, 7

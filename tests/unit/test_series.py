@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture import CaptureReader
+from iaprof.formats.capture.file import CaptureReader
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted
 from iaprof.report.selection import Moments, Selection

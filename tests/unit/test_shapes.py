@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.formats import folded_lines
 from iaprof.formats.export import Export
-from iaprof.formats.folded import Folded
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Code, Kernel, Launch, Profile, Shape
+from iaprof.formats.writers import folded_lines
+from iaprof.formats.writers.folded import Folded
 from iaprof.gpu.intel.reasons import REASONS
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof

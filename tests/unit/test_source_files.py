@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.errors import UsageError
+from iaprof.basics.errors import UsageError
 from iaprof.report.source_files import SourceFiles
 
 

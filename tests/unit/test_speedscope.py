@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 from browser import chromium
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.speedscope import Speedscope
+from iaprof.formats.writers.speedscope import Speedscope
 from unit import stalled
 
 PAGES = Path(sys.prefix) / "lib/speedscope"

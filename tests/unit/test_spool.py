@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.record.spool import FrameKind, Spool, SpoolError, SpoolReader
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.errors import IaprofError
 from iaprof.cli.stdout import answering
-from iaprof.formats.errors import IaprofError
 
 
 def test_a_file_that_the_answer_needs_is_named(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from iaprof.basics.errors import UsageError
 from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli import info as verb
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import UsageError
-from iaprof.formats.launches import LAUNCH, LaunchFlags
-from iaprof.formats.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
-from iaprof.formats.unrecorded_copies import OWN_CLAUSE
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
+from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
+from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.record.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.selection import Moments, Selection

@@ -15,7 +15,7 @@ import pytest
 
 from iaprof.bpf import driver_layout
 from iaprof.bpf.libraries import Libraries, Mapped
-from iaprof.formats.unprobed import Unprobed, sentence
+from iaprof.formats.header.unprobed import Unprobed, sentence
 from unit.test_slow_launches import driver
 
 DRIVER = "libze_intel_gpu.so.1"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.launches import COPY, stack_dtype
-from iaprof.formats.unwind_rules import Walked
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.wire.launches import COPY, stack_dtype
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding import late as module
 from iaprof.record.unwinding.late import LateFinishing
 from iaprof.record.unwinding.misses import MOST_FAILURES

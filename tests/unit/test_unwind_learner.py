@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.errors import IaprofError
-from iaprof.formats.launches import COPY, stack_dtype
-from iaprof.formats.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.wire.launches import COPY, stack_dtype
+from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.budget import Budget

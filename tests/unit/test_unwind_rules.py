@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.unwind_rules import END, HARD, SIGNAL, Rule, RuleFlags, RuleKind
+from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleFlags, RuleKind
 from iaprof.symbols.unwind.cfi import CallFrames, CfiError, How, Row
 from iaprof.symbols.unwind.rules import rule_of
 

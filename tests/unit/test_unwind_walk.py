@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.unwind_rules import (
+from iaprof.formats.wire.unwind_rules import (
     BLOCK_BYTES,
     END,
     HARD,

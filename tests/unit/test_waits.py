@@ -14,8 +14,8 @@ import pytest
 
 from iaprof.cli import record as record_command
 from iaprof.cli.main import main
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
 from iaprof.record.finish import finish
 from iaprof.record.options import Options
 from iaprof.record.spool import FrameKind, Spool, SpoolReader

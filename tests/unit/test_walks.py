@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iaprof.formats.schema import KINDS
+from iaprof.formats.capture.schema import KINDS
 from iaprof.record.walks import Walked, Walks
 from iaprof.symbols.address_space import AddressSpaces
 

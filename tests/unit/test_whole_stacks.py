@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.whole_stacks import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks, recorded
+from iaprof.formats.header.whole_stacks import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks, recorded
 
 SOME = WholeStacks.of(
     3,

@@ -5,10 +5,10 @@ import io
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.folded import Folded
-from iaprof.formats.iaprof_text import IaprofText
 from iaprof.formats.profile import Code, Kernel, Launch, Shape, clean
-from iaprof.formats.writers import WRITERS, for_file
+from iaprof.formats.writers.folded import Folded
+from iaprof.formats.writers.iaprof_text import IaprofText
+from iaprof.formats.writers.registry import WRITERS, for_file
 from unit.profiles import Row, profile
 
 LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))

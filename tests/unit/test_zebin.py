@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
 from iaprof.formats.zebin import ZebinError, ZebinFunction, canonical, read_zebin
 from unit import elfwriter as elf
 from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin

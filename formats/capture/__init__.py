@@ -1,0 +1,1 @@
+"""The capture: its schema, and how it is written and read."""

@@ -1,0 +1,502 @@
+"""The capture: one Parquet file with everything a recording kept. docs/capture-format.md is its description.
+
+A row has a `kind` and one struct column per kind, of which only its own is not null; a row group holds rows of one
+kind. The header is JSON in the file's key-value metadata under `iaprof`.
+
+A merged capture holds the rows of several recordings, its parts: the column `part` has their numbers, and the header's
+`parts` their own headers (formats/capture/merged.py). Few rows of several parts may share a row group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture import merged
+from iaprof.formats.capture.dictionaries import decoded_bytes, distinct, with_null_rows
+from iaprof.formats.capture.schema import (
+    FORMAT,
+    KINDS,
+    MEMBERS,
+    NULLABLE,
+    PARTS_SINCE,
+    REPEATS,
+    SCHEMA,
+    SPLIT,
+    WHOLE,
+    later_than,
+)
+
+HEADER_KEY = b"iaprof"
+
+_TEXTS = ["kind", *(name for name, member in MEMBERS.items() if member.is_text)]  # which are read as dictionaries
+_SPLIT = [f"{name}.list.element" for name, member in MEMBERS.items() if member.how & SPLIT]
+_DICTIONARY_TEXTS = [name for name, member in MEMBERS.items() if member.is_dictionary]
+_DICTIONARY = ["kind", "part", *(name for name, member in MEMBERS.items() if member.how & REPEATS)]
+
+
+def _as_written(field: pa.Field) -> pa.Field:
+    members = [
+        member.with_type(pa.dictionary(pa.int32(), member.type))
+        if MEMBERS[f"{field.name}.{member.name}"].is_dictionary
+        else member
+        for member in KINDS.get(field.name, ())
+    ]
+    return field.with_type(pa.struct(members)) if members else field
+
+
+_WRITTEN = pa.schema([_as_written(field) for field in SCHEMA])
+
+# What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
+MAX_ROWS = 1 << 23  # in a row group
+MAX_GROUP_BYTES = 1 << 31
+MAX_HEADER_BYTES = 1 << 26
+MAX_PARTS = (1 << 16) - 1
+PARTS_PER_GROUP = 16  # who reads one part reads at most so many times what there is
+_SMALL = 1 << 16  # bytes of rows that share a group: each group costs 100 kB of whoever has the file open
+MAX_TEXT_BYTES = 1 << 14  # a path of 4,096 bytes of which each had to be escaped
+MAX_VALUE_BYTES = 1 << 30  # of a kind's values in memory; those of a large capture may have more:
+MAX_EXPANSION = 1000  # times the file's size. Real stalls have 4 times the bytes that they have in the file.
+
+
+class _Rows(NamedTuple):
+    """Where rows of a kind, and of a part, are."""
+
+    group: int
+    start: int
+    end: int
+
+
+class CaptureError(IaprofError):
+    """A file is no capture, or no whole one, or not one that this version reads."""
+
+
+class CaptureWriter:
+    """Writes a capture into an open file, a row group at a time.
+
+    Texts go into it as dictionaries, however long they are: the rows of a small file may say them so often that nobody
+    has the memory to write each. Other programs see plain texts all the same.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Begins with no rows."""
+        self._writer = pq.ParquetWriter(
+            file,
+            _WRITTEN,
+            compression="zstd",
+            use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
+            use_byte_stream_split=_SPLIT,
+            write_statistics=False,
+            store_schema=False,  # it would have other programs get dictionaries
+        )
+        self._part: int | None = None
+        self._shared: dict[str, dict[int | None, pa.StructArray]] = defaultdict(dict)  # few rows of each part, by kind
+
+    def __del__(self) -> None:
+        """Whoever did not close it wants no end of it, and the file may be closed: pyarrow would complain on stderr."""
+        if hasattr(self, "_writer"):
+            self._writer.is_open = False
+
+    def begin_part(self, number: int) -> None:
+        """What is written from now on is of this part of a merged capture."""
+        self._part = number
+
+    def write(self, kind: str, rows: pa.StructArray) -> None:
+        """Adds one row group; of a part, few rows may share one with those of the parts around it.
+
+        Args:
+            kind: a key of KINDS.
+            rows: of that kind's type, any number. Texts may be dictionaries.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        if len(rows) == 0:
+            return
+        rows = _with_dictionaries(kind, rows)
+        small = self._part is not None and rows.nbytes <= _SMALL
+        shared = self._shared[kind]
+        if not small or self._part in shared or len(shared) == PARTS_PER_GROUP:
+            self._flush(kind)
+        self._shared[kind][self._part] = rows
+        if not small:
+            self._flush(kind)
+
+    def _flush(self, kind: str) -> None:
+        shared = sorted(self._shared.pop(kind, {}).items())
+        if not shared:
+            return
+        rows = pa.concat_arrays([few for _, few in shared])
+        part = pa.concat_arrays([pa.repeat(pa.scalar(number, pa.uint16()), len(few)) for number, few in shared])
+        columns = [pa.repeat(pa.scalar(kind, pa.string()), len(rows)), part]
+        if len(shared) > 1:  # the dictionaries of all in one may have a text twice
+            rows = _with_dictionaries(kind, rows)
+        columns += [rows if name == kind else pa.nulls(len(rows), _WRITTEN.field(name).type) for name in KINDS]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=_WRITTEN), row_group_size=len(rows))
+
+    def close(self, header: dict[str, Any]) -> None:
+        """Writes the header and the end of the file.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        for kind in list(self._shared):
+            self._flush(kind)
+        self._writer.add_key_value_metadata({HEADER_KEY: json.dumps({**header, "format": FORMAT}).encode()})
+        self._writer.close()
+
+
+class CaptureReader:
+    """A capture from anyone: everything about it is checked before it is used.
+
+    Rows are read part by part: what analyses a capture does so with each of `parts`. An ordinary capture is its own
+    only part.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens it and reads the header.
+
+        Raises:
+            CaptureError: what it is instead of a capture that this version reads, and what to do.
+        """
+        self.path = path
+        try:
+            size = path.stat().st_size
+            if not path.is_file():
+                raise CaptureError(f"{path} is not a file")
+            self._check_ends(size)
+            self._most_bytes = max(MAX_VALUE_BYTES, MAX_EXPANSION * size)
+            self._file = pq.ParquetFile(path, pre_buffer=False)
+        except OSError as error:
+            if isinstance(error, pa.ArrowException) or error.strerror is None:
+                raise self._unreadable(error) from error
+            raise CaptureError(f"{path} cannot be opened: {error.strerror}") from error
+        except MemoryError as error:
+            raise self._too_large("list of rows") from error
+        except (pa.ArrowException, ValueError) as error:
+            raise self._unreadable(error) from error
+        self.header = self._read_header()
+        self._check_schema()
+        texts = [name for name in _TEXTS if name not in self._absent and name.split(".")[0] not in self._absent]
+        try:  # again, now that it is known to have the columns
+            self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=False)
+        except MemoryError as error:
+            raise self._too_large("list of rows") from error
+        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+            raise self._unreadable(error) from error
+        self.label = ""  # what tells a part of a merged capture from the others
+        self._own: int | None = None if self.is_merged else 0  # whose rows are read
+        self._groups = self._row_groups()
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it holds the rows of several recordings."""
+        return "parts" in self.header and self.header["format"] >= PARTS_SINCE
+
+    @property
+    def parts(self) -> list[CaptureReader]:
+        """The recordings in it, each with its own header, which share one open file."""
+        if not self.is_merged:
+            return [self]
+        headers = self.header["parts"]
+        parts = []
+        for number, (header, label) in enumerate(zip(headers, merged.labels(headers), strict=True)):
+            part = copy.copy(self)
+            part.header, part.label, part._own = header, label, number
+            parts.append(part)
+        return parts
+
+    @property
+    def has_cut_stacks(self) -> bool:
+        """Whether its stacks are without what a walk took for return addresses, as they are since format 5."""
+        return isinstance(self.header.get("stack_ends"), dict)  # one of before may have been written again since
+
+    @property
+    def stall_records(self) -> int:
+        """How many its header says that there are; 0 where it does not."""
+        totals = self.header.get("totals")
+        stalls = totals.get("stalls") if isinstance(totals, dict) else None
+        return stalls if type(stalls) is int and stalls > 0 else 0
+
+    @property
+    def number(self) -> int:
+        """Which of the parts of its file it is; 0 for an ordinary capture."""
+        return self._own or 0
+
+    def _unreadable(self, error: BaseException) -> CaptureError:
+        return CaptureError(f"{self.path} is damaged and cannot be read as a capture: {_first_line(error)}")
+
+    def _too_large(self, what: str) -> CaptureError:
+        return CaptureError(
+            f"{self.path} needs more memory for its {what} than iaprof may take: it is very large, damaged, or made to "
+            "do harm; if you trust it, allow more with --memory-limit"
+        )
+
+    def _check_ends(self, size: int) -> None:
+        if size == 0:
+            raise CaptureError(f"{self.path} is empty: the recording that should have filled it did not finish")
+        with self.path.open("rb") as file:
+            start = file.read(4)
+            file.seek(-min(size, 4), os.SEEK_END)
+            end = file.read(4)
+        if start == b"IAPS":
+            raise CaptureError(f"{self.path} is the spool of an unfinished recording: iaprof recover {self.path}")
+        if start != b"PAR1":
+            raise CaptureError(f"{self.path} is not an iaprof capture (it is no Parquet file)")
+        if end != b"PAR1" or size < 12:
+            raise CaptureError(f"{self.path} is cut short: copy it again from where it was recorded")
+
+    def _read_header(self) -> dict[str, Any]:
+        raw = (self._file.metadata.metadata or {}).get(HEADER_KEY)
+        if raw is None:
+            raise CaptureError(f"{self.path} is not an iaprof capture (it is some other Parquet file)")
+        try:
+            header = json.loads(raw) if len(raw) <= MAX_HEADER_BYTES else None
+        except MemoryError as error:
+            raise self._too_large("header") from error
+        except (ValueError, RecursionError):
+            header = None
+        if not isinstance(header, dict) or type(header.get("format")) is not int or header["format"] < 1:
+            raise CaptureError(f"{self.path} has a damaged header: copy it again from where it was recorded")
+        if header["format"] > FORMAT:
+            raise CaptureError(
+                f"{self.path} is of format {header['format']}, this iaprof reads up to {FORMAT}: "
+                "install a newer iaprof (pip install --upgrade iaprof)"
+            )
+        parts = header.get("parts", [{}]) if header["format"] >= PARTS_SINCE else [{}]
+        if not isinstance(parts, list) or not 0 < len(parts) <= MAX_PARTS or not all(map(_is_of_a_part, parts)):
+            raise CaptureError(f"{self.path} has a damaged header: what it says of its parts is no list of headers")
+        return header
+
+    def _check_schema(self) -> None:
+        schema = self._file.schema_arrow
+        later = later_than(self.header["format"])
+        self._absent: set[str] = set()
+        for field in SCHEMA:
+            index = schema.get_field_index(field.name)
+            if index < 0 and field.name in later:
+                self._absent.add(field.name)
+                continue
+            if index < 0:
+                raise CaptureError(f"{self.path} is damaged: it has no column '{field.name}'")
+            found = schema.field(index).type
+            wanted = {f.name: f.type for f in field.type} if pa.types.is_struct(field.type) else {}
+            if pa.types.is_struct(found) != bool(wanted) or (not wanted and not _alike(found, field.type)):
+                raise CaptureError(f"{self.path} is damaged: column '{field.name}' is of type {found}")
+            members = {f.name: f.type for f in found} if wanted else {}
+            for name, type_ in wanted.items():
+                if name not in members and f"{field.name}.{name}" in later:
+                    self._absent.add(f"{field.name}.{name}")
+                    continue
+                if name not in members:
+                    raise CaptureError(f"{self.path} is damaged: it has no column '{field.name}.{name}'")
+                if not _alike(members[name], type_):
+                    raise CaptureError(f"{self.path} is damaged: column '{field.name}.{name}' is of {members[name]}")
+
+    def _row_groups(self) -> list[dict[str, list[_Rows]]]:
+        # Kinds are read as data, not from the footer's statistics, and values counted when they are read: pyarrow's
+        # accessors for what a footer says of columns end the process when a damaged one makes them throw.
+        parts = len(self.header["parts"]) if self.is_merged else 1
+        groups: list[dict[str, list[_Rows]]] = [defaultdict(list) for _ in range(parts)]
+        rows_left = self._most_bytes // 8
+        for index in range(self._file.metadata.num_row_groups):
+            group = self._file.metadata.row_group(index)
+            rows_left -= max(group.num_rows, 0)
+            if not 0 <= group.num_rows <= min(MAX_ROWS, rows_left) or not 0 <= group.total_byte_size <= MAX_GROUP_BYTES:
+                raise CaptureError(f"{self.path} is damaged: a row group of it declares an absurd size")
+            if not group.num_rows:
+                continue
+            kinds, _ = self._runs(index, "kind")
+            if len(kinds) != 1:
+                raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
+            if kinds[0] not in KINDS:
+                continue  # one of a later version of this format is not ours to read
+            numbers, ends = self._runs(index, "part") if self.is_merged else ([0], [group.num_rows])
+            if len(numbers) > PARTS_PER_GROUP or numbers != sorted(set(numbers)) or numbers[-1] >= parts:
+                raise CaptureError(f"{self.path} is damaged: a row group of it is not of parts in their order")
+            for number, start, end in zip(numbers, [0, *ends], ends, strict=False):
+                groups[number][kinds[0]].append(_Rows(index, start, end))
+        return groups
+
+    def _runs(self, index: int, name: str) -> tuple[list[Any], list[int]]:
+        """The values of a column without nulls, each as often as it begins anew, and where each ends."""
+        column = self._read(index, [name], name).column(0)
+        with self._damaged(name):
+            column.validate(full=True)
+            values = pa.concat_arrays(column.unify_dictionaries().chunks)
+            is_dictionary = pa.types.is_dictionary(values.type)
+            runs = pc.run_end_encode(values.indices if is_dictionary else values)
+            found = runs.values[: PARTS_PER_GROUP + 1]  # one too many is enough to know
+            found = (values.dictionary.take(found) if is_dictionary else found).to_pylist()
+            if None in found:
+                raise ValueError(f"a row is of no {name}")
+            return found, runs.run_ends.to_pylist()[: len(found)]
+
+    def _rows_of(self, kind: str) -> list[_Rows]:
+        if self._own is None:
+            raise CaptureError(
+                f"{self.path} was merged from {len(self.header['parts']):,} captures, and this looks at one at a time: "
+                "name one of those"
+            )
+        return self._groups[self._own].get(kind, [])
+
+    def count(self, kind: str) -> int:
+        """How many rows of a kind there are; reads none of them.
+
+        Raises:
+            CaptureError: it is merged and this is no part of it.
+        """
+        return sum(rows.end - rows.start for rows in self._rows_of(kind))
+
+    def _read(self, index: int, columns: list[str], what: str) -> pa.Table:
+        with self._damaged(what):
+            return self._file.read_row_group(index, columns=columns)
+
+    @contextlib.contextmanager
+    def _damaged(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except MemoryError as error:
+            raise self._too_large(f"{what} rows") from error
+        except (OSError, pa.ArrowException, ValueError, IndexError) as error:
+            raise CaptureError(f"{self.path} is damaged in its {what} rows: {_first_line(error)}") from error
+
+    def groups(self, kind: str) -> int:
+        """How many row groups have rows of a kind."""
+        return len(self._rows_of(kind))
+
+    def tables(self, kind: str, columns: tuple[str, ...] = (), share: tuple[int, int] = (0, 1)) -> Iterator[pa.Table]:
+        """The rows of a kind, a table per row group, with the struct's members as columns.
+
+        What the format says is never null is not; texts are valid UTF-8, of bounded length, and come as dictionaries.
+
+        Args:
+            kind: a key of KINDS.
+            columns: which members; all when empty.
+            share: (i, n) for each n-th table, from the i-th on.
+
+        Raises:
+            CaptureError: the file is damaged in that place, or it is merged and this is no part of it.
+        """
+        schema = _read_schema(kind, columns)
+        bytes_left = self._most_bytes
+        for index, start, end in self._rows_of(kind)[share[0] :: share[1]]:
+            present = [name for name in schema.names if f"{kind}.{name}" not in self._absent]
+            table = self._read(index, [f"{kind}.{name}" for name in present], kind)
+            bytes_left -= table.nbytes
+            with self._damaged(kind):
+                rows = table.column(0)
+                if bytes_left >= 0:
+                    rows.validate(full=True)
+                    bytes_left -= _repeated_bytes(kind, rows)
+                if bytes_left < 0:
+                    raise ValueError("they are absurdly many for a file of its size")
+                if rows.null_count:
+                    raise ValueError("a row of it is of no kind")
+                if end - start < len(rows):
+                    rows = _copied(rows, start, end)
+                arrays = [
+                    pa.chunked_array([_checked(rows_.field(f.name), f, kind) for rows_ in rows.chunks], f.type)
+                    if f.name in present
+                    else pa.nulls(len(rows), f.type)
+                    for f in schema
+                ]
+            yield pa.Table.from_arrays(arrays, schema=schema)
+
+    def stacks(self, ids: NDArray[np.uint64]) -> pa.Table:
+        """The `stack` rows with these ids. CaptureError: see `tables`."""
+        chosen = pa.array(ids)
+        tables = [table.filter(pc.is_in(table["id"], chosen)) for table in self.tables("stack")]
+        return pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
+
+    def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:
+        """All rows of a kind at once, for kinds that are few."""
+        schema = _read_schema(kind, columns)
+        with self._damaged(kind):
+            return pa.concat_tables([schema.empty_table(), *self.tables(kind, columns)]).unify_dictionaries()
+
+
+def _is_of_a_part(header: Any) -> bool:
+    return isinstance(header, dict) and "parts" not in header
+
+
+def _read_schema(kind: str, columns: tuple[str, ...]) -> pa.Schema:
+    fields = [KINDS[kind].field(name) for name in columns] if columns else list(KINDS[kind])
+    texts = {f.name for f in fields if MEMBERS[f"{kind}.{f.name}"].is_text}
+    return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.name in texts else f for f in fields])
+
+
+def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
+    """The values of a member in the type that readers get; ValueError where they are not what the format says."""
+    is_list = pa.types.is_list(values.type)
+    nulls = values.null_count and f"{kind}.{field.name}" not in NULLABLE
+    if nulls or (is_list and _has_nulls(values.flatten())):
+        raise ValueError(f"column '{field.name}' has nulls")
+    if pa.types.is_dictionary(values.type):
+        texts = values.dictionary
+        if texts.null_count:  # another program's way to say that the value is null
+            return _checked(with_null_rows(values), field, kind)
+        longest = pc.max(pc.binary_length(texts)).as_py() or 0
+        if not MEMBERS[f"{kind}.{field.name}"].how & WHOLE and longest > MAX_TEXT_BYTES:
+            raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
+    return values.cast(field.type) if is_list else values
+
+
+def _has_nulls(elements: pa.Array) -> bool:
+    """Whether an element of a list is null, or a member of one."""
+    members = elements.flatten() if pa.types.is_struct(elements.type) else []
+    return bool(elements.null_count or any(member.null_count for member in members))
+
+
+def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:
+    """How much larger what is no text is when each row has its own."""
+    fields = [f for f in rows.type if MEMBERS[f"{kind}.{f.name}"].how & WHOLE and pa.types.is_dictionary(f.type)]
+    columns = [chunk.field(f.name) for f in fields for chunk in rows.chunks]
+    return sum(max(decoded_bytes(column) - column.dictionary.nbytes, 0) for column in columns)
+
+
+def _with_dictionaries(kind: str, rows: pa.StructArray) -> pa.StructArray:
+    """Rows whose texts are dictionaries of which each text is used, and in it once."""
+    fields = list(_WRITTEN.field(kind).type)
+    members = [
+        distinct(member) if pa.types.is_dictionary(field.type) else member
+        for member, field in zip(rows.flatten(), fields, strict=True)
+    ]
+    return pa.StructArray.from_arrays(members, fields=fields)
+
+
+def _copied(rows: pa.ChunkedArray, start: int, end: int) -> pa.ChunkedArray:
+    """Some of the rows, alone: lists begin at 0 and dictionaries have no texts of the other rows."""
+    taken = pa.concat_arrays(rows.take(pa.array(np.arange(start, end))).chunks)
+    members = []
+    for member in taken.flatten():
+        if pa.types.is_dictionary(member.type):
+            used = member.indices.dictionary_encode()
+            member = pa.DictionaryArray.from_arrays(used.indices, member.dictionary.take(used.dictionary))
+        members.append(member)
+    return pa.chunked_array([pa.StructArray.from_arrays(members, fields=list(taken.type))])
+
+
+def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    if pa.types.is_list(wanted):
+        return bool(pa.types.is_list(found) and found.value_type == wanted.value_type)
+    return bool(found == wanted)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,164 @@
+"""What follows from the rows of raw numbers that a recorder kept: values, by whole columns.
+
+The bytes may be anyone's (`iaprof recover`): what they declare is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.metrics import MISSING, PROCESS_WIDTH, How, Metric
+from iaprof.formats.capture.schema import KINDS
+
+MAX_DESCRIPTION = 1 << 18  # bytes
+MAX_WIDTH = 1024  # numbers in a row
+MAX_NAME = 128
+MAX_VALUES = 1 << 22  # of one batch
+
+
+def check(meta: bytes, rows: bytes) -> int:
+    """How many values a batch can give at most; what has passed here, `decode` takes.
+
+    Raises:
+        ValueError: it is no batch.
+    """
+    stream, width, metrics = _described(meta)
+    if len(rows) % (8 * width):
+        raise ValueError("its length is not that of whole rows")
+    table = np.frombuffer(rows, "<u8").reshape(-1, width)
+    if stream is None and len(table) and table[:, 1].max() >= 1 << 32:
+        raise ValueError("it has an absurd pid")
+    count = len(table) * len(metrics)
+    if count > MAX_VALUES:
+        raise ValueError("it has absurdly many values")
+    return count
+
+
+def decode(meta: bytes, *batches: bytes) -> pa.StructArray:
+    """The `metric` rows of batches that have one description: of many at once, as one takes nearly as long.
+
+    The first row (of each process) is what the next one is compared with, and gives none itself; nor does a number that
+    is missing, or one that is smaller than before: its counter began anew.
+
+    Args:
+        meta: as `describe` or `describe_processes` gives it.
+        batches: little-endian u64, row after row, each with its time first, CLOCK_MONOTONIC ns.
+
+    Raises:
+        ValueError: one is no batch.
+    """
+    for rows in batches:
+        check(meta, rows)
+    stream, width, metrics = _described(meta)
+    table = np.frombuffer(b"".join(batches), "<u8").reshape(-1, width)
+    if stream is None:
+        table = table[np.lexsort((table[:, 0], table[:, 2], table[:, 1]))]
+    spans = _growth(table[:, 0])
+    follows = spans > 0
+    if stream is None:
+        follows &= (table[1:, 1:3] == table[:-1, 1:3]).all(axis=1)
+    else:  # between two batches something may be missing
+        ends = np.cumsum([len(rows) // (8 * width) for rows in batches], dtype=np.int64) - 1
+        follows[ends[(ends >= 0) & (ends < len(follows))]] = False
+    parts = [_rows(stream, table[1:], metric.name, *_values(metric, table, spans), follows) for metric in metrics]
+    return pa.concat_arrays([pa.array([], KINDS["metric"]), *parts])
+
+
+@functools.lru_cache(64)
+def _described(meta: bytes) -> tuple[int | None, int, tuple[Metric, ...]]:
+    if len(meta) > MAX_DESCRIPTION:
+        raise ValueError("its description is absurdly long")
+    try:
+        about = json.loads(meta)
+        stream, width = about["stream"], about["width"]
+        if stream is None:
+            if width != PROCESS_WIDTH:
+                raise ValueError("it has no rows of processes")
+        elif type(stream) is not int or not 0 <= stream < 1 << 16:
+            raise ValueError("it is of no stream")
+        if type(width) is not int or not 1 <= width <= MAX_WIDTH or len(about["metrics"]) > MAX_WIDTH:
+            raise ValueError("it has absurdly many columns")
+        return stream, width, tuple(_metric(entry, width) for entry in about["metrics"])
+    except (KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError("it does not describe metrics") from error
+
+
+def _metric(entry: dict[str, Any], width: int) -> Metric:
+    name, scale = entry["name"], float(entry["scale"])
+    columns, of = tuple(entry["columns"]), tuple(entry["of"])
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+        raise ValueError("a metric of it has no name")
+    if any(type(column) is not int or not 1 <= column < width for column in columns + of):
+        raise ValueError("a metric of it is of a column that there is not")
+    if (
+        not columns
+        or bool(of) != (entry["how"] == How.SHARE)
+        or len(columns) + len(of) > width
+        or not math.isfinite(scale)
+    ):
+        raise ValueError("a metric of it makes no sense")
+    return Metric(name, How(entry["how"]), columns, of, scale)
+
+
+def _growth(column: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What a counter grew by from row to row, past the end of 64 bits too; negative where it began anew."""
+    return (column[1:] - column[:-1]).view(np.int64)
+
+
+def _values(
+    metric: Metric, table: NDArray[np.uint64], spans: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values of rows 1 to n: float64[n - 1], and which of them there are: bool[n - 1]."""
+    there = np.ones(len(spans), bool)
+    for column in metric.columns + metric.of:
+        missing = table[:, column] == MISSING
+        there &= ~missing[1:]
+        if metric.how is not How.VALUE:
+            there &= ~missing[:-1] & (_growth(table[:, column]) >= 0)
+    with np.errstate(all="ignore"):
+        match metric.how:
+            case How.VALUE:
+                values = _sum([table[1:, column].view(np.int64) for column in metric.columns])
+            case How.STEP:
+                values = _sum([_growth(table[:, column]) for column in metric.columns])
+            case How.RATE:
+                values = _sum([_growth(table[:, column]) for column in metric.columns]) / (spans / 1e9)
+            case How.SHARE:
+                whole = _sum([_growth(table[:, column]) for column in metric.of])
+                there &= whole > 0
+                values = np.minimum(_sum([_growth(table[:, column]) for column in metric.columns]) / whole, 1)
+        values = values * metric.scale
+    return values, there & np.isfinite(values)
+
+
+def _sum(columns: list[NDArray[np.int64]]) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = np.sum(columns, axis=0, dtype=np.float64)
+    return total
+
+
+def _rows(
+    stream: int | None,
+    table: NDArray[np.uint64],
+    name: str,
+    values: NDArray[np.float64],
+    there: NDArray[np.bool_],
+    follows: NDArray[np.bool_],
+) -> pa.StructArray:
+    keep = there & follows
+    count = int(keep.sum())
+    fields = {field.name: field.type for field in KINDS["metric"]}
+    columns = [
+        pa.array(np.ascontiguousarray(table[keep, 0]), fields["time_ns"]),
+        pa.nulls(count, fields["stream"]) if stream is None else pa.repeat(pa.scalar(stream, fields["stream"]), count),
+        pa.nulls(count, fields["pid"]) if stream is not None else pa.array(table[keep, 1].astype(np.uint32)),
+        pa.repeat(pa.scalar(name, fields["name"]), count),
+        pa.array(values[keep]),
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(KINDS["metric"]))

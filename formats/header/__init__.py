@@ -1,0 +1,1 @@
+"""What the members of a capture's header say, and the sentences made of them."""

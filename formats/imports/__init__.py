@@ -1,0 +1,1 @@
+"""Captures made of other tools' files."""

@@ -1,0 +1,87 @@
+"""From Intel's iaprof text to a capture: read in blocks of bounded size, written a row group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.file import CaptureWriter
+from iaprof.formats.imports.iaprof_lines import Facts, Lines
+from iaprof.formats.imports.iaprof_versions import lines_of
+
+_BLOCK_BYTES = 1 << 22
+
+
+def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[int], None]) -> Facts:
+    """Writes what a text says as a capture's `sample` and `metric` rows.
+
+    Args:
+        source: the text, of either version.
+        name: of the text, for messages.
+        output: where the capture is written.
+        tell: is told now and then how many bytes have been read.
+
+    Raises:
+        IaprofError: it is no such text, or a line of it says what cannot be.
+        OSError: it cannot be read, or the capture not be written.
+    """
+    writer = CaptureWriter(output)
+    header: dict[str, Any] = {}
+    try:
+        lines = _read(source, name, writer, tell)
+        header = _header(lines.facts)
+    finally:
+        writer.close(header)  # pyarrow wants that in any case, or complains on stderr
+    return lines.facts
+
+
+def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[int], None]) -> Lines:
+    lines: Lines | None = None
+    done = 0
+    try:
+        for block in _blocks(source):
+            lines = lines or lines_of(block)
+            if lines is None:
+                break
+            for kind, rows in lines.read(block):
+                writer.write(kind, rows)
+            done += len(block)
+            tell(done)
+    except ValueError as error:
+        raise IaprofError(f"{name}, {error}") from None
+    if lines is None or not lines.facts.intervals:
+        raise IaprofError(f"{name} has no intervals: it is no iaprof text, or nothing was recorded")
+    return lines
+
+
+def _blocks(source: BinaryIO) -> Iterator[bytes]:
+    """Whole lines; and in the end what stands behind the last one."""
+    rest = b""
+    while data := source.read(_BLOCK_BYTES):
+        end = data.rfind(b"\n") + 1
+        if not end and len(rest) + len(data) > _BLOCK_BYTES:
+            raise ValueError(f"which has a line of more than {_BLOCK_BYTES >> 20} MiB, is no iaprof text")
+        if end:
+            yield rest + data[:end]
+            rest = b""
+        rest += data[end:]
+    if rest:
+        yield rest
+
+
+def _header(facts: Facts) -> dict[str, Any]:
+    """As a recorder's, as far as a text tells."""
+    return {
+        "clock": {"monotonic_ns": facts.first_ns, "realtime_ns": 0},
+        "end_ns": facts.last_ns,
+        "streams": [],
+        "totals": {"samples": facts.rows, "metrics": facts.metrics},
+        "losses": [],
+        "imported": {
+            "format": facts.format,
+            "interval_ns": facts.interval_ns,
+            "cut_texts": facts.cut_texts,
+            "unknown_lines": facts.unknown_lines,
+        },
+    }

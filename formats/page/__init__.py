@@ -1,0 +1,1 @@
+"""The page of `--format=html`: what it shows, and its scripts and styles."""

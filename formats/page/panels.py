@@ -1,0 +1,256 @@
+"""What the panels of a page show beside flame graphs and heat maps, as JSON: bounded, however much was recorded.
+
+Texts are names of anybody: they are cleaned here, and the page sets them as text only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.export import About, Export, Launches, Series
+from iaprof.formats.page.kernels import kernels_of_rows, shown_name
+from iaprof.formats.profile import Profile, clean
+from iaprof.formats.writers.timeline import unit
+
+_MOST_KERNELS = 500  # of the table
+_MOST_SERIES = 64
+_MOST_POINTS = 2_000  # of one series: two for each pixel of a wide screen
+_BINS = 400  # of launches over time
+_MOST_ROWS = 8  # kernels whose launches are shown over time; the others together
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+def panels(export: Export) -> dict[str, Any]:
+    """What panels show.
+
+    Args:
+        export: with all that the format needs.
+    """
+    seconds = _seconds(export)
+    return {
+        "about": _about(export.about),
+        "kernels": _kernels(export),
+        "series": [found for each in export.series[:_MOST_SERIES] if (found := _series(each))],
+        "launches": _launches(export.launches, seconds) if export.launches is not None else None,
+        "waits": _waits(export.waits, seconds) if export.waits is not None else None,
+        "listings": [_listing(each, export.profile.reasons) for each in export.listings],
+        "seconds": seconds,
+    }
+
+
+def _seconds(export: Export) -> float:
+    """How long the time line is."""
+    times = [each.seconds for each in export.series]
+    if export.launches is not None:
+        times.append(export.launches.end)
+    if export.waits is not None:
+        times.append(export.waits.end)
+    ends = [export.about.seconds, *(float(each.max()) for each in times if len(each))]
+    return max(end for end in ends if math.isfinite(end))
+
+
+def _about(about: About) -> dict[str, Any]:
+    return {
+        "title": clean(about.title),
+        "host": clean(about.host),
+        "command": clean(about.command),
+        "gpus": clean(about.gpus),
+        "begun": about.begun,
+        "seconds": about.seconds,
+        "facts": [
+            {"heading": clean(heading), "facts": [[clean(name), clean(text)] for name, text in facts]}
+            for heading, facts in about.facts
+        ],
+        "headline": [clean(text) for text in about.headline],
+        "warnings": [clean(text) for text in about.warnings],
+    }
+
+
+def _kernels(export: Export) -> dict[str, Any]:
+    """The kernels with most samples, by name, and all others together."""
+    profile = export.profile
+    names, row_of = kernels_of_rows(profile)
+    counts = np.zeros((len(names), len(profile.reasons)), np.int64)
+    np.add.at(counts, row_of, profile.counts.astype(np.int64))
+    samples = counts.sum(axis=1)
+    processes = _processes(profile, row_of, len(names))
+    launches = [0] * len(names)
+    files = [""] * len(names)
+    stalled, first = np.unique(profile.kernel, return_index=True)
+    for kernel, number in zip(stalled.tolist(), row_of[first].tolist(), strict=True):
+        if (known := profile.kernels[kernel]) is not None:
+            launches[number] += profile.launch_counts.get(kernel, 0)
+            files[number] = files[number] or clean(known.file)
+    listings: dict[str, list[int]] = {}
+    for index, listing in enumerate(export.listings):
+        listings.setdefault(shown_name(listing["kernel"]), []).append(index)
+    order = [index for index in np.argsort(-samples, kind="stable").tolist() if samples[index]]
+    shown, others = order[:_MOST_KERNELS], order[_MOST_KERNELS:]
+    return {
+        "rows": [
+            {
+                "name": names[index],
+                "file": files[index],
+                "counts": counts[index].tolist(),
+                "launches": launches[index] if profile.launch_counts else None,
+                "processes": int(processes[index]),
+                "listings": listings.get(names[index], []),
+            }
+            for index in shown
+        ],
+        "others": {"kernels": len(others), "counts": counts[others].sum(axis=0).tolist()},
+        "samples": int(samples.sum()),
+    }
+
+
+def _processes(profile: Profile, row_of: _Ints, kernels: int) -> _Ints:
+    """How many processes stalled in each kernel: int64[kernels]."""
+    of = {key: at for at, key in enumerate(dict.fromkeys((each.host, each.pid) for each in profile.launches if each))}
+    process = np.array([of[each.host, each.pid] if each else -1 for each in profile.launches], np.int64)
+    pairs = np.unique(row_of * (len(of) + 1) + process[profile.launch] + 1)
+    kernel, known = np.divmod(pairs, len(of) + 1)
+    return np.bincount(kernel[known > 0], minlength=kernels)
+
+
+def _series(series: Series) -> dict[str, Any] | None:
+    """A metric, of which each bucket of time keeps its lowest and highest value; None where there are no values."""
+    finite = np.isfinite(series.seconds) & np.isfinite(series.values)
+    seconds, values = series.seconds[finite], series.values[finite]
+    if not len(values):
+        return None
+    name, of = unit(series.name)
+    kept = _extremes(values, _MOST_POINTS)
+    return {
+        "name": clean(name).replace("-", " "),
+        "unit": clean(of),
+        "place": clean(series.place),
+        "low": float(values.min()),
+        "high": float(values.max()),
+        "mean": float(values.mean()),
+        "values": len(values),
+        "x": np.round(seconds[kept], 4).tolist(),
+        "y": [float(f"{value:.6g}") for value in values[kept].tolist()],
+    }
+
+
+def _extremes(values: _Floats, most: int) -> _Ints:
+    """Indices of at most so many values, in order: the lowest and the highest of each of equal buckets."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    bucket = np.arange(len(values)) * (most // 2) // len(values)
+    order = np.lexsort((values, bucket))
+    begins = np.searchsorted(bucket, np.arange(most // 2))
+    ends = np.searchsorted(bucket, np.arange(most // 2), "right") - 1
+    return np.unique(np.concatenate([order[begins], order[ends]]))
+
+
+def _launches(launches: Launches, seconds: float) -> dict[str, Any]:
+    """Launches of the busiest kernels in equal spans of time."""
+    totals = np.bincount(launches.kernel, launches.count, len(launches.kernels)).astype(np.int64)
+    busiest = [index for index in np.argsort(-totals, kind="stable").tolist() if totals[index]]
+    row_of = np.full(len(launches.kernels), _MOST_ROWS)
+    row_of[busiest[:_MOST_ROWS]] = np.arange(min(len(busiest), _MOST_ROWS))
+    row = row_of[launches.kernel]
+    edges = np.linspace(0, seconds, _BINS + 1)
+    found = [(clean(launches.kernels[index]), number) for number, index in enumerate(busiest[:_MOST_ROWS])]
+    if len(busiest) > _MOST_ROWS:
+        found.append((f"{len(busiest) - _MOST_ROWS:,} others", _MOST_ROWS))
+    rows = [
+        {
+            "name": name,
+            "other": number == _MOST_ROWS,
+            "counts": spread(
+                launches.begin[row == number], launches.end[row == number], launches.count[row == number], edges
+            ).tolist(),
+        }
+        for name, number in found
+    ]
+    return {"step": seconds / _BINS, "rows": rows, "launches": int(totals.sum()), "gap": launches.gap}
+
+
+def _waits(waits: Launches, seconds: float) -> dict[str, Any]:
+    """Microseconds that were waited in each function, in equal spans of time."""
+    edges = np.linspace(0, seconds, _BINS + 1)
+    us = np.rint((waits.end - waits.begin) * 1e6).astype(np.int64)
+    rows = []
+    for number, name in enumerate(waits.kernels):
+        own = waits.kernel == number
+        rows.append({"name": clean(name), "us": spread(waits.begin[own], waits.end[own], us[own], edges).tolist()})
+    return {"step": seconds / _BINS, "rows": sorted(rows, key=lambda row: -sum(row["us"]))[:_MOST_ROWS]}
+
+
+def spread(begin: _Floats, end: _Floats, count: _Ints, edges: _Floats) -> _Ints:
+    """Launches in each span of time, those of a run evenly over its time; they add up to all launches.
+
+    Args:
+        begin: float64[n], seconds, of each run.
+        end: float64[n], of it, not before its begin.
+        count: int64[n], its launches.
+        edges: float64[m + 1], ascending, of the spans. What is beyond them is in the first or last.
+    """
+    begin, end = np.clip(begin, edges[0], edges[-1]), np.clip(end, edges[0], edges[-1])
+    length = end - begin
+    at_once = length <= 0
+    # Launches up to a moment t: the sum of rate * (t - begin) of what has begun, less that of what has ended.
+    rate = np.where(at_once, 0, count / np.where(at_once, 1, length))
+    so_far = _ramps(begin, rate, edges) - _ramps(end, rate, edges)
+    found = np.diff(np.rint(so_far)).astype(np.int64)
+    spans = len(edges) - 1
+    found += np.bincount(_span_of(begin[at_once], edges), count[at_once], spans).astype(np.int64)
+    # Sums of many runs are rounded: what is too little or too much goes to the span with most.
+    found[int(np.argmax(found))] += int(count.sum()) - int(found.sum())
+    return found
+
+
+def _span_of(moments: _Floats, edges: _Floats) -> _Ints:
+    return np.clip(np.searchsorted(edges, moments, "right") - 1, 0, len(edges) - 2)
+
+
+def _ramps(begin: _Floats, rate: _Floats, moments: _Floats) -> _Floats:
+    """The sum of rate * (t - begin) over all that began before t, for each moment t."""
+    order = np.argsort(begin, kind="stable")
+    rates = np.concatenate([[0.0], np.cumsum(rate[order])])
+    products = np.concatenate([[0.0], np.cumsum((rate * begin)[order])])
+    begun = np.searchsorted(begin[order], moments)
+    so_far: _Floats = rates[begun] * moments - products[begun]
+    return so_far
+
+
+def _listing(kernel: dict[str, Any], reasons: Sequence[str]) -> dict[str, Any]:
+    """A kernel's instructions as the page reads them: each distinct place in the source once, and reasons by number."""
+    places: dict[Any, int] = {}
+    rows = []
+    for row in kernel["instructions"]:
+        frames = tuple((frame["function"], frame["file"], frame["line"]) for frame in row["frames"])
+        rows.append(
+            [
+                row["offset"],
+                clean(row["text"] or row["mnemonic"]),
+                [[reasons.index(reason), count] for reason, count in row["reasons"].items()],
+                [[wait["what"], list(wait["for"])] for wait in row["waits"]],
+                places.setdefault((frames, row["source"]), len(places)),
+            ]
+        )
+    return {
+        "kernel": shown_name(kernel["kernel"]),
+        "file": clean(kernel["file"]),
+        "samples": kernel["samples"],
+        "leftOut": kernel.get("left_out", 0),
+        "rows": rows,
+        "places": [_place(frames, source) for frames, source in places],
+    }
+
+
+def _place(frames: Sequence[tuple[str, str, int]], source: str | None) -> dict[str, Any]:
+    return {
+        "functions": [clean(function) for function, _, _ in frames],
+        "file": clean(frames[-1][1]),
+        "line": frames[-1][2],
+        "source": clean(source) if source is not None else None,
+    }

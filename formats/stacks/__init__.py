@@ -1,0 +1,1 @@
+"""Stacks as columns, as trees, and as the frames that people read."""

@@ -1,0 +1,123 @@
+"""Which frames of a tree a flame graph shows, and where.
+
+A picture cannot show a million frames. What has too small a share is added up in one frame per parent, by whole
+columns; only what is shown is looked at one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.profile import Kind, clean
+from iaprof.formats.stacks.frames import Frame
+from iaprof.formats.stacks.stack_columns import MARK
+from iaprof.formats.stacks.trees import Tree
+
+SMALLEST = 0.01  # percent of all: a tenth of a pixel, 1,000 pixels wide
+DEEPEST = 1000  # frames, one on another: taller pictures than 20,000 pixels are not shown by all programs
+_MOST_BYTES = 9_000_000
+_BOX_BYTES = 200  # beside its text; and a rest, which has a box of its own, can be as many
+_LONGEST = 1000  # characters of a frame's text
+_Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A frame of the picture."""
+
+    text: str  # clean
+    kind: Kind
+    x: int  # samples to the left of it
+    width: int  # samples
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Boxes by depth, from the root on, which is alone in the first row; each row from left to right."""
+
+    rows: Sequence[Sequence[Box]]
+    limit: float  # percent of all: what has less is added up
+    left_out: int  # frames that have no box of their own
+
+    @property
+    def total(self) -> int:
+        """Samples of all."""
+        return self.rows[0][0].width
+
+
+def frame_key(frame: Frame) -> Hashable:
+    """Frames that look the same are the same."""
+    return frame.kind, clean(frame.name), frame is MARK
+
+
+def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTES) -> Layout:
+    """The boxes of a tree; siblings in alphabetical order, what is too small behind them in one box.
+
+    Args:
+        tree: made with `frame_key`.
+        percent_limit: what has a smaller share of all samples is too small, and so is what has less than `SMALLEST`.
+        most_bytes: of a file with the boxes, about; the limit grows until it is kept.
+    """
+    totals, depth = tree.total(), tree.depth()
+    total = int(totals[0])
+    limit = max(percent_limit, SMALLEST)
+    sizes = np.where(depth <= DEEPEST, totals, 0)
+    shown = _shown(sizes, limit)
+    # The largest first: as many as the file has room for.
+    largest = shown[np.argsort(-totals[shown], kind="stable")]
+    names = {int(frame): _text(tree.frames[frame]) for frame in np.unique(tree.frame[shown[1:]])}
+    length = np.zeros(len(tree.frames) + 1, np.int64)  # the last one is the root's: its frame is -1
+    length[np.array(list(names), np.int64)] = [len(escape(name).encode()) for name in names.values()]
+    room = int(np.searchsorted(np.cumsum(2 * _BOX_BYTES + length[tree.frame[largest]]), most_bytes))
+    if room < len(largest):
+        limit = _rounded_up(100 * int(totals[largest[max(room, 1)]]) / total)
+        shown = _shown(sizes, limit)
+    is_shown = np.zeros(len(totals), bool)
+    is_shown[shown] = True
+    rests = np.flatnonzero(~is_shown & is_shown[tree.parent])
+    rest = np.bincount(tree.parent[rests], totals[rests], len(totals)).astype(np.int64)
+    rest[rest * 100.0 < limit * total] = 0
+
+    by_name = {frame: rank for rank, frame in enumerate(sorted(names, key=names.__getitem__))}
+    rows: list[list[Box]] = [[] for _ in range(int(depth[shown].max()) + 2)]
+    begin = {0: 0}  # of a node's next child
+    rows[0].append(Box("all", Kind.PROCESS, 0, total))
+    # Parents stand before their children, so that by parents' order each one's place is known when it is needed.
+    rank = np.array([by_name.get(int(frame), -1) for frame in tree.frame[shown]], np.int64)
+    order = shown[np.lexsort((rank, tree.parent[shown]))][1:]
+    for node, parent, frame, width in zip(
+        *(column.tolist() for column in (order, tree.parent[order], tree.frame[order], totals[order])), strict=True
+    ):
+        rows[int(depth[node])].append(Box(names[frame], tree.frames[frame].kind, begin[parent], width))
+        begin[node] = begin[parent]
+        begin[parent] += width
+    for node in np.flatnonzero(rest).tolist():
+        rows[int(depth[node]) + 1].append(Box(f"[below {limit:g} %]", Kind.PROCESS, begin[node], int(rest[node])))
+    for row in rows:
+        row.sort(key=lambda box: box.x)
+    return Layout([row for row in rows if row], limit, len(totals) - len(shown))
+
+
+def _shown(totals: _Ints, limit: float) -> _Ints:
+    """Nodes with at least this share, and the root: int64[n], ascending. With a node its parent is among them."""
+    found = totals * 100.0 >= limit * totals[0]
+    found &= totals > 0
+    found[0] = True
+    return np.flatnonzero(found)
+
+
+def _text(frame: Frame) -> str:
+    text = clean(frame.name)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.."
+
+
+def _rounded_up(percent: float) -> float:
+    """The next number above with two digits that count."""
+    unit = 10.0 ** (math.floor(math.log10(percent)) - 1)
+    return (math.floor(percent / unit) + 1) * unit

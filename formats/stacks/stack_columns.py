@@ -1,0 +1,90 @@
+"""What the stacks of a profile consist of, part by part, as columns.
+
+Each part of a stack, such as the frames of the CPU, is the same in many rows: it stands once, with an index for
+each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.export import CpuSamples
+from iaprof.formats.profile import Kind, Profile, Shape
+from iaprof.formats.stacks.frames import BETWEEN, CPU_PARTS, GPU_PARTS, Frame, gpu_frames, launch_frames
+
+MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
+"""What stands between the CPU's frames and the GPU's."""
+StackColumn = tuple[list[list[Frame]], NDArray[np.int64]]
+"""Frames from the root on, and which of them each row has: int64[n]."""
+
+
+def is_mark(frames: Sequence[Sequence[Frame]]) -> bool:
+    """Whether a column is the mark between CPU and GPU: a frame that is called so is none."""
+    return len(frames) == 1 and any(frame is MARK for frame in frames[0])
+
+
+def stack_columns(
+    profile: Profile, shape: Shape, row: NDArray[np.int64], reason: NDArray[np.int64]
+) -> list[StackColumn]:
+    """The parts of stacks from the root on.
+
+    Args:
+        profile: the profile.
+        shape: which parts, in which order; nothing else is inverted here.
+        row: int64[n], rows of the profile.
+        reason: int64[n], of each an index into its reasons.
+    """
+    columns: list[StackColumn] = []
+    for parts in _runs(shape.parts):
+        if parts[0] in CPU_PARTS:
+            columns.append(([launch_frames(each, shape, parts) for each in profile.launches], profile.launch[row]))
+        elif parts[0] in GPU_PARTS:
+            pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
+            each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
+            frames = [gpu_frames(profile.kernels[kernel], profile.codes[code], shape, parts) for kernel, code in each]
+            columns.append((frames, pair_of[row]))
+        elif parts[0] == "interval":
+            columns.append(([[frame] for frame in interval_frames(profile.intervals)], profile.interval[row]))
+        elif parts[0] == "reason":
+            columns.append(([[_of_gpu(name)] for name in profile.reasons], reason))
+        elif parts[0] == "offset":
+            offsets, offset_of = np.unique(profile.offset, return_inverse=True)
+            columns.append(([[_of_gpu(f"0x{offset:x}")] for offset in offsets.tolist()], offset_of[row]))
+        else:
+            columns.append(([[MARK]], np.zeros(len(row), np.int64)))
+    return columns
+
+
+def cpu_columns(samples: CpuSamples, shape: Shape) -> StackColumn:
+    """The frames of CPU samples: of the shape's parts those of the CPU, and all of these where there are none."""
+    parts = [part for part in shape.parts if part in CPU_PARTS] or CPU_PARTS
+    return [launch_frames(each, shape, parts) for each in samples.launches], samples.launch
+
+
+def _of_gpu(text: str) -> Frame:
+    return Frame(f"{text}_[g]", Kind.INSTRUCTION, name=text)
+
+
+def interval_frames(intervals: Sequence[float]) -> list[Frame]:
+    """Seconds since the first one, all of one width so that they sort."""
+    since = [f"{begin - intervals[0]:.3f}" for begin in intervals]
+    width = max(map(len, since), default=0)
+    texts = (f"{text:0>{width}} s" for text in since)
+    return [Frame(text, Kind.PROCESS, name=text) for text in texts]
+
+
+def _runs(parts: Sequence[str]) -> list[list[str]]:
+    """Parts that stand side by side and follow from the same columns; a `-` where the GPU follows the CPU."""
+    runs: list[list[str]] = []
+    for part in parts:
+        side = next((group for group in (CPU_PARTS, GPU_PARTS) if part in group), (part,))
+        if runs and runs[-1][0] in CPU_PARTS and side is not CPU_PARTS and part != "interval":
+            runs.append([BETWEEN])
+        if runs and runs[-1][0] in side:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs

@@ -1,0 +1,94 @@
+"""Stacks as other programs' viewers are to show them: what the user asked for, and nothing that only texts need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.export import CpuSamples, Export
+from iaprof.formats.profile import USUAL_PARTS, Kind, Profile, Shape
+from iaprof.formats.stacks.frames import NOTHING, Frame
+from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
+
+
+def viewer_tree(source: Profile | CpuSamples, shape: Shape, key: Callable[[Frame], Hashable]) -> Tree:
+    """The tree of a profile's stalls or of CPU samples, each row's stack with a frame at least.
+
+    Stacks below the shape's limit are one frame, `[below P %]`.
+
+    Args:
+        source: what is counted.
+        shape: which parts stacks have, and from which end.
+        key: frames of one are one frame.
+    """
+    tree = cpu_tree(source, shape, key) if isinstance(source, CpuSamples) else stall_tree(source, shape, key)
+    tree = _ended(tree, tree.node == 0, NOTHING)
+    if shape.percent_limit:
+        own = tree.own()
+        small = own * 100.0 < shape.percent_limit * int(own.sum())
+        tree = _ended(tree, small[tree.node], f"[below {shape.percent_limit:g} %]")
+    return _pruned(tree)
+
+
+def without(shape: Shape, parts: Sequence[str]) -> Shape:
+    """The shape without some parts: those that a format has another place for."""
+    return replace(shape, parts=tuple(part for part in shape.parts if part not in parts))
+
+
+def without_offsets(shape: Shape) -> Shape:
+    """The shape without offsets, unless the user chose the parts.
+
+    For viewers that list functions by their own samples: they would list offsets, and take those of different kernels
+    for one.
+    """
+    return without(shape, ("offset",)) if shape.parts == USUAL_PARTS else shape
+
+
+def by_time(export: Export, shape: Shape) -> tuple[Profile, Shape]:
+    """The stalls by interval, and the shape of their stacks: those of a large capture end in the kernel."""
+    if export.by_time is None:
+        return export.profile, shape
+    return export.by_time, without(shape, ("line", "instruction", "offset"))
+
+
+def paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each of `nodes` [n] and those above it, the root not included: int64[n, depth], behind which are -1."""
+    at = np.where(nodes > 0, nodes, -1)
+    found = []
+    while (inside := at > 0).any():
+        found.append(at)
+        at = np.where(inside, tree.parent[at], -1)
+        at[at == 0] = -1
+    return np.array(found, np.int64).reshape(len(found), len(nodes)).T
+
+
+def _ended(tree: Tree, rows: NDArray[np.bool_], text: str) -> Tree:
+    """The tree with some rows, if there are any, in a frame of their own right below the root."""
+    if not rows.any():
+        return tree
+    return replace(
+        tree,
+        frames=[*tree.frames, Frame(text, Kind.UNKNOWN, name=text)],
+        parent=np.append(tree.parent, 0),
+        frame=np.append(tree.frame, len(tree.frames)),
+        node=np.where(rows, len(tree.parent), tree.node),
+    )
+
+
+def _pruned(tree: Tree) -> Tree:
+    """The tree with those nodes only that have samples, and the frames that these have."""
+    kept = tree.total() > 0
+    kept[0] = True
+    number = np.cumsum(kept) - 1
+    parent = tree.parent[kept]
+    used, frame = np.unique(tree.frame[kept][1:], return_inverse=True)
+    return replace(
+        tree,
+        frames=[tree.frames[each] for each in used.tolist()],
+        parent=np.where(parent < 0, -1, number[parent]),
+        frame=np.append(-1, frame),
+        node=number[tree.node],
+    )

@@ -1,0 +1,1 @@
+"""What the kernel and our BPF programs send."""

@@ -1,0 +1,128 @@
+"""Trace Event Format, as JSON: launches as slices of threads; stalls, CPU samples and metrics as counters.
+
+The format is that of the document "Trace Event Format" (Chromium): events with a phase `ph`, times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator
+from typing import IO, Any
+
+from iaprof.formats.export import Export, Launches, Thread
+from iaprof.formats.profile import Shape, clean
+from iaprof.formats.writers.writer import Needs, Writer
+
+_COUNTERS = 1 << 22  # the process of the counters: no pid of Linux is so large (PID_MAX_LIMIT)
+
+Event = dict[str, Any]
+
+
+class Chrome(Writer):
+    """The format of chrome://tracing, which Perfetto and others read, too."""
+
+    name = "chrome"
+    extensions = (".trace.json",)
+    description = "the same as JSON, for chrome://tracing"
+    interval_s = 0.1
+    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
+    has_stacks = False
+
+    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+        """Writes the document, event by event."""
+        about = export.about
+        said = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
+        out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(said)},\n"traceEvents": [')
+        separator = "\n"
+        for event in _events(export):
+            out.write(separator + json.dumps(event))
+            separator = ",\n"
+        out.write("\n]}\n")
+
+
+def _events(export: Export) -> Iterator[Event]:
+    # Imported here, as who only wants to know of this format needs no NumPy.
+    from iaprof.formats.writers.timeline import cpu_samples, per_interval, stalls, unit
+
+    yield _about("process_name", _COUNTERS, 0, name="GPU")
+    yield _about("process_sort_index", _COUNTERS, 0, sort_index=-1)
+    for found in stalls(export):
+        name = per_interval(export, f"stalls {found.place}".strip())
+        for second, counts in zip(found.seconds.tolist(), found.counts.tolist(), strict=True):
+            yield _counter(name, second, {"samples": sum(counts)})
+            yield _counter(f"{name}, by reason", second, dict(zip(found.names, counts, strict=True)))
+    for series in export.series:
+        name, of = unit(series.name)
+        for second, value in zip(series.seconds.tolist(), series.values.tolist(), strict=True):
+            yield _counter(f"{name} {series.place}".strip(), second, {of: value})
+    cpu = cpu_samples(export)
+    if cpu is not None:
+        for second, (count,) in zip(cpu.seconds.tolist(), cpu.counts.tolist(), strict=True):
+            yield _counter(per_interval(export, "CPU samples"), second, {"samples": count})
+    numbers = _Numbers(), _Numbers()
+    if export.launches is not None:
+        yield from _runs(export.launches, "launches", *numbers)
+    if export.waits is not None:
+        yield from _runs(export.waits, "waits", *numbers)
+
+
+def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
+    from iaprof.formats.writers.timeline import rows, run_name
+
+    told = set()
+    for order, row in enumerate(rows(launches)):
+        thread, kernel = launches.threads[row.thread], clean(launches.kernels[row.kernel])
+        pid = pids.of((thread.host, thread.pid), thread.pid)
+        if pid not in told:
+            told.add(pid)
+            yield _about("process_name", pid, 0, name=_process(thread))
+        # What overlaps must not be in one thread: each kernel is a thread of its own.
+        tid = tids.of((what, row.thread, row.kernel), thread.tid)
+        yield _about("thread_name", pid, tid, name=clean(f"{thread.comm} {thread.tid}: {kernel}"))
+        yield _about("thread_sort_index", pid, tid, sort_index=order)
+        for begin, end, count in zip(row.begins, row.ends, row.counts, strict=True):
+            time = _microseconds(begin)
+            yield {
+                "ph": "X",
+                "name": run_name(kernel, count),
+                "cat": what,
+                "pid": pid,
+                "tid": tid,
+                "ts": time,
+                "dur": round(_microseconds(end) - time, 3),
+                "args": {what: count},
+            }
+
+
+def _process(thread: Thread) -> str:
+    return clean(" ".join(word for word in (thread.host, thread.comm) if word))
+
+
+class _Numbers:
+    """Numbers of processes or threads: their own, or one that none has where several have the same."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._used: set[int] = set()
+        self._next = _COUNTERS + 1
+
+    def of(self, key: Hashable, own: int) -> int:
+        """The number of what has this key."""
+        if key not in self._numbers:
+            if own in self._used or not 0 < own < _COUNTERS:
+                own, self._next = self._next, self._next + 1
+            self._used.add(own)
+            self._numbers[key] = own
+        return self._numbers[key]
+
+
+def _about(what: str, pid: int, tid: int, **args: str | int) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _counter(name: str, second: float, values: dict[str, float]) -> Event:
+    return {"ph": "C", "name": clean(name), "pid": _COUNTERS, "tid": 0, "ts": _microseconds(second), "args": values}
+
+
+def _microseconds(second: float) -> float:
+    return round(second * 1e6, 3)

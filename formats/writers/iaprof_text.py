@@ -1,0 +1,120 @@
+"""iaprof text, as Intel's iaprof 2026.2 writes it: tab-separated lines that intern every string.
+
+What the text cannot tell apart is added up, and kernels are sorted by address and then by what the lines say of them:
+the same profile gives the same text, also after it was read back from one (iaprof_import.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.export import Export
+from iaprof.formats.profile import UNKNOWN_PROCESS, Code, Gauges, Kernel, Launch, Profile, Shape, clean, kernel_name
+from iaprof.formats.stacks.frames import launch_frames
+from iaprof.formats.writers.writer import Writer
+
+UNKNOWN_FILE = "[unknown file]"
+
+_Head = tuple[int, str, int, str, str, str]
+"""What a kernel line says: address, process, pid, stack, file, symbol."""
+_Value = TypeVar("_Value", str, _Head)
+
+
+class IaprofText(Writer):
+    """Intel's own text format."""
+
+    name = "iaprof"
+    extensions = (".iaprof.txt", ".iaprof")
+    description = "the text of Intel's own tool, by intervals"
+    hides_cpython = False
+    interval_s = 1.0
+    has_stacks = False
+
+    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+        """Writes interval after interval; each kernel of each launching place with its stalls below it."""
+        profile = export.profile
+        strings = _Strings(out)
+        heads, head_of = _heads(profile, shape)
+        mnemonics, rank = _ranked([clean(code.mnemonic) for code in profile.codes])
+        columns = (profile.interval, head_of, profile.offset, rank[profile.code])
+        first, number = distinct(*columns)
+        counts = summed(profile.counts, number)
+        current, before = -1, -1
+        rows = zip(*(column[first].tolist() for column in columns), counts.tolist(), strict=True)
+        for interval, head, offset, mnemonic, stalls in rows:
+            while current < interval:
+                if current >= 0:
+                    _end_interval(profile.gauges.get(current), out)
+                current, before = current + 1, -1
+                out.write(f"interval\t{current}\t{profile.intervals[current]:.6f}\n")
+            if head != before:
+                before = head
+                out.write(_kernel_line(heads[head], strings))
+            instruction = strings.id(mnemonics[mnemonic])
+            numbers = "\t".join(map(str, stalls))
+            out.write(f"eustall\t0x{offset:x}\t{instruction}\t{numbers}\n")
+        if current >= 0:
+            _end_interval(profile.gauges.get(current), out)
+
+
+def _heads(profile: Profile, shape: Shape) -> tuple[list[_Head], NDArray[np.int64]]:
+    """The distinct kernel lines, sorted, and which one each row is below."""
+    first, number = distinct(profile.launch, profile.kernel, profile.code)
+    columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
+    heads, rank = _ranked(
+        [
+            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code], shape)
+            for launch, kernel, code in zip(*columns, strict=True)
+        ]
+    )
+    return heads, rank[number]
+
+
+def _head(launch: Launch | None, kernel: Kernel | None, code: Code, shape: Shape) -> _Head:
+    frames = [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else []
+    return (
+        kernel.address if kernel else 0,  # offsets in an unknown kernel are addresses
+        clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS),
+        launch.pid if launch else 0,
+        ";".join(clean(frame, ";") for frame in frames) or UNKNOWN_PROCESS,
+        clean(kernel.file if kernel and kernel.file else UNKNOWN_FILE),
+        clean((kernel.symbol or f"0x{kernel.address:x}") if kernel else kernel_name(kernel, code)),
+    )
+
+
+def _kernel_line(head: _Head, strings: _Strings) -> str:
+    address, comm, pid, *others = head
+    ids = [strings.id(comm), pid, *map(strings.id, others)]
+    return "\t".join(("kernel", f"0x{address:x}", *map(str, ids))) + "\n"
+
+
+def _ranked(values: Sequence[_Value]) -> tuple[list[_Value], NDArray[np.int64]]:
+    """The distinct values, sorted, and the place of each of the given ones among them."""
+    found = sorted(set(values))
+    ranks = {value: rank for rank, value in enumerate(found)}
+    return found, np.array([ranks[value] for value in values], np.int64)
+
+
+def _end_interval(gauges: Gauges | None, out: IO[str]) -> None:
+    gauges = gauges or Gauges()
+    out.write(f"metric\tfrequency-MHz\t{gauges.frequency_mhz:.0f}\nmetric\tbusy-percent\t{gauges.busy_percent:.0f}\n")
+
+
+class _Strings:
+    """Ids of strings; a string's line is written when it is first needed."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._ids: dict[str, int] = {}
+
+    def id(self, text: str) -> int:
+        known = self._ids.get(text)
+        if known is None:
+            known = self._ids[text] = len(self._ids) + 1
+            self._out.write(f"string\t{known}\t{text}\n")
+        return known

@@ -1,0 +1,78 @@
+"""The profile as JSON: what other programs want to reckon with, whole and unshortened."""
+
+from __future__ import annotations
+
+import json
+from typing import IO, Any
+
+from iaprof.formats.export import Export
+from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, Shape
+from iaprof.formats.stacks.frames import launch_frames
+from iaprof.formats.writers.writer import Writer
+
+
+def stack_ends(profile: Profile) -> dict[str, Any]:
+    """Where stacks end, and what they tell of Python: of the launched samples, and of all that was recorded."""
+    found: dict[str, Any] = {}
+    if profile.whole is not None:
+        found["stack_ends"] = profile.whole.to_json()
+        found["recorded_stack_ends"] = {kind: ends.to_json() for kind, ends in profile.recorded.items()}
+    if profile.python is not None:
+        found["python_stacks"] = profile.python.to_json()
+        found["recorded_python_stacks"] = {kind: each.to_json() for kind, each in profile.recorded_python.items()}
+    return found
+
+
+class JsonStacks(Writer):
+    """One document: tables of stacks and kernels, and a row for each instruction with its samples by reason."""
+
+    name = "json"
+    extensions = (".json",)
+    description = "everything, for other programs"
+    has_stacks = False
+
+    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+        """Writes the document, rows one by one: there may be many."""
+        profile = export.profile
+        launches = [
+            {
+                "process": launch.comm if launch else None,
+                "pid": launch.pid if launch else None,
+                "host": (launch.host or None) if launch else None,
+                "stack": [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else [],
+            }
+            for launch in profile.launches
+        ]
+        kernels = [
+            {
+                "name": kernel.symbol if kernel else UNKNOWN_KERNEL,
+                "file": (kernel.file or None) if kernel else None,
+                "address": kernel.address if kernel else None,
+                "launches": profile.launch_counts.get(number, 0),
+            }
+            for number, kernel in enumerate(profile.kernels)
+        ]
+        codes = [
+            {"mnemonic": code.mnemonic, "functions": code.functions, "lines": code.lines, "files": code.files}
+            for code in profile.codes
+        ]
+        head = {
+            "matched": profile.matched,
+            **stack_ends(profile),
+            "intervals": list(profile.intervals),
+            "launches": launches,
+            "kernels": kernels,
+            "codes": codes,
+        }
+        out.write(json.dumps(head)[:-1])
+        out.write(', "rows": [')
+        columns = (profile.interval, profile.launch, profile.kernel, profile.code, profile.offset)
+        before = "\n"
+        for interval, launch, kernel, code, offset, counts in zip(
+            *(column.tolist() for column in columns), profile.counts.tolist(), strict=True
+        ):
+            row = {"interval": interval, "launch": launch, "kernel": kernel, "code": code, "offset": offset}
+            row["samples"] = {reason: count for reason, count in zip(profile.reasons, counts, strict=True) if count}
+            out.write(before + json.dumps(row))
+            before = ",\n"
+        out.write("]}\n")

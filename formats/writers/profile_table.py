@@ -1,0 +1,85 @@
+"""The profile as one Arrow table in long form: a row for each stack, instruction and reason, with its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.export import Export
+from iaprof.formats.profile import Code, Kernel, Profile, Shape, clean, kernel_name
+from iaprof.formats.stacks.frames import launch_frames
+
+_dictionary = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema(
+    [("host", _dictionary), ("process", _dictionary), ("pid", pa.uint32()), ("stack", _dictionary),
+     ("kernel", _dictionary), ("file", _dictionary), ("function", _dictionary), ("instruction", _dictionary),
+     ("line", pa.uint32()), ("offset", pa.uint64()), ("device", _dictionary), ("reason", _dictionary),
+     ("samples", pa.uint64())]
+)  # fmt: skip
+"""`stack` joins frames with `;`, outermost first. `function` is the innermost at the instruction, in `file` and `line`,
+0 when unknown. `offset` is in bytes from the kernel's beginning. Null is what nobody knows;
+`host` is null unless captures were merged."""
+SECONDS = pa.field("seconds", pa.float64())
+"""When the interval begins, since time 0."""
+
+
+def profile_table(profile: Profile, shape: Shape) -> pa.Table:
+    """The rows of a profile, one for each reason that has samples: SCHEMA, with clean texts.
+
+    Args:
+        profile: the profile.
+        shape: how long CPU stacks are.
+    """
+    row, reason = np.nonzero(profile.counts)
+    launches = profile.launches
+    launch, code = profile.launch[row], profile.code[row]
+    width = max(len(profile.codes), 1)
+    places, place = np.unique(profile.kernel[row] * width + code, return_inverse=True)
+    named = [_named(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
+    stacks = [
+        None if each is None else ";".join(clean(frame.text, ";") for frame in launch_frames(each, shape, ("cpu",)))
+        for each in launches
+    ]
+    columns = [
+        _texts([None if each is None else each.host or None for each in launches], launch),
+        _texts([None if each is None else each.comm for each in launches], launch),
+        pa.array([None if each is None else each.pid for each in launches], pa.uint32()).take(pa.array(launch)),
+        _texts(stacks, launch),
+        *(_texts([each[at] for each in named], place) for at in range(3)),
+        _texts([each.mnemonic for each in profile.codes], code),
+        pa.array([each.lines[-1] if each.lines else 0 for each in profile.codes], pa.uint32()).take(pa.array(code)),
+        pa.array(profile.offset[row]),
+        _texts(profile.devices, profile.device[row]),
+        _texts(profile.reasons, reason),
+        pa.array(profile.counts[row, reason]),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def export_table(export: Export, shape: Shape) -> pa.Table:
+    """The rows of an export's profile; where it has intervals, with SECONDS as the first column."""
+    table = profile_table(export.profile, shape)
+    if not export.interval_s:
+        return table
+    numbers = export.profile.interval[np.nonzero(export.profile.counts)[0]]
+    return table.add_column(0, SECONDS, pa.array(np.round(numbers * export.interval_s, 9)))
+
+
+def _texts(texts: Sequence[str | None], numbers: NDArray[Any]) -> pa.Array:
+    """The texts of rows, by their numbers: a dictionary that has each once."""
+    distinct: dict[str, int] = {}
+    of = [-1 if text is None else distinct.setdefault(clean(text), len(distinct)) for text in texts]
+    indices = np.array(of, np.int32)[numbers]
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), pa.array(distinct, pa.string()))
+
+
+def _named(kernel: Kernel | None, code: Code) -> tuple[str, str, str]:
+    """Kernel, file and function of an instruction."""
+    if kernel is None:
+        return kernel_name(kernel, code), "", ""
+    file = (code.files[-1] if code.files else "") or kernel.file
+    return kernel.symbol, file, code.functions[-1] if code.functions else kernel.symbol

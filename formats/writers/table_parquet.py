@@ -1,0 +1,30 @@
+"""The profile as a table in Parquet, for DuckDB, pandas, Polars and the like."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from iaprof.formats.export import Export
+from iaprof.formats.profile import Shape
+from iaprof.formats.writers.writer import Writer
+
+
+class Parquet(Writer):
+    """A row for each stack, instruction and reason."""
+
+    name = "parquet"
+    extensions = (".parquet",)
+    description = "the same rows, for DuckDB and data frames"
+    binary = True
+    readable = False
+    has_stacks = False
+
+    def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
+        """Writes the table."""
+        # Imported here, as who only wants to know of this format needs no Arrow.
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from iaprof.formats.writers.profile_table import export_table
+
+        pq.write_table(export_table(export, shape), pa.PythonFile(out, "w"), compression="zstd")
