@@ -22,17 +22,17 @@ from iaprof.cli.summary import say
 from iaprof.cli.symbol_sources import sources
 from iaprof.cli.wait_facts import say_waits
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape
-from iaprof.formats.writers.registry import WRITERS, for_file
-from iaprof.formats.writers.writer import Needs, Writer
+from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, for_file
+from iaprof.formats.writers.writer import Needs
 
-FORMATS = "\n".join(f"  {writer.name:11} {writer.description}" for writer in WRITERS.values())
-OF_WAITS = ("folded", "collapsed", "svg", "speedscope")
+OF_WAITS = ("folded", "svg", "speedscope")
 """The formats that can show waits in place of stalls."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, and what they call them."""
+_FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
 EXAMPLES = f"""\b
 Formats:
-{FORMATS}
+{_FORMATS}
 
 \b
 Examples:
@@ -127,23 +127,24 @@ def report(
     if as_json and format_ not in (None, "json"):
         raise UsageError(f"--json and --format={format_} contradict each other: leave one of them out")
     shown = open_ or serve
-    writer = _writer("json" if as_json else format_ or ("html" if shown and output is None else None), output)
-    if shown and writer.name not in TYPES:
-        raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {writer.name} is for other programs")
+    chosen = _format("json" if as_json else format_ or ("html" if shown and output is None else None), output)
+    writer = WRITERS[chosen.name]
+    if shown and chosen.name not in TYPES:
+        raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {chosen.name} is for other programs")
     if serve and output is not None:
         raise UsageError("--serve writes no file: leave out -o")
     if not writer.readable and output is None and sys.stdout is not None and sys.stdout.isatty():
-        raise UsageError(f"{writer.name} is nothing for a terminal: name a file with -o")
+        raise UsageError(f"{chosen.name} is nothing for a terminal: name a file with -o")
     if not 0 <= percent_limit <= 100:
         raise UsageError("--percent-limit takes a percentage, from 0 to 100")
     if source_dirs and Needs.LISTINGS not in writer.needs:
-        raise UsageError(f"--source-dir is for --format=html: {writer.name} shows no lines of source")
+        raise UsageError(f"--source-dir is for --format=html: {chosen.name} shows no lines of source")
     parts = _parts(frames)
-    if waits and (cpu_samples or Needs.TIME in writer.needs or writer.name not in OF_WAITS):
+    if waits and (cpu_samples or Needs.TIME in writer.needs or chosen.name not in OF_WAITS):
         raise UsageError(f"--waits is for {', '.join(OF_WAITS)}, without --cpu-samples")
     if not writer.has_stacks and (parts != USUAL_PARTS or inverted or percent_limit or cpu_samples):
         raise UsageError(
-            f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {writer.name} has none"
+            f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {chosen.name} has none"
         )
     if per_interval and "interval" not in parts:
         parts = (*parts, "interval") if inverted else ("interval", *parts)
@@ -176,9 +177,9 @@ def report(
     elif export.cpu is not None:
         say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples ]")
     if serve:
-        _serve(page.getvalue(), TYPES[writer.name], open_)
+        _serve(page.getvalue(), TYPES[chosen.name], open_)
     elif open_:
-        show((output or _kept(page.getvalue(), f"{capture.stem}{writer.extensions[0]}")).absolute().as_uri())
+        show((output or _kept(page.getvalue(), f"{capture.stem}{chosen.extensions[0]}")).absolute().as_uri())
 
 
 def _serve(page: str, content_type: str, is_opened: bool) -> None:
@@ -221,14 +222,14 @@ def _parts(frames: str) -> tuple[str, ...]:
     return parts
 
 
-def _writer(name: str | None, output: Path | None) -> Writer:
+def _format(name: str | None, output: Path | None) -> Format:
     if name is not None:
-        if name not in WRITERS:
-            raise UsageError(f"there is no format '{name}': choose one of {', '.join(WRITERS)}")
-        return WRITERS[name]
+        if name not in FORMATS:
+            raise UsageError(f"there is no format '{name}': choose one of {', '.join(FORMATS)}")
+        return FORMATS[name]
     if output is None:
-        return WRITERS["folded"]
-    writer = for_file(output)
-    if writer is None:
-        raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(WRITERS)})")
-    return writer
+        return FORMATS["folded"]
+    found = for_file(output)
+    if found is None:
+        raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(FORMATS)})")
+    return found

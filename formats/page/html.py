@@ -25,9 +25,6 @@ _STYLES = ("page.css", "panels.css")
 class HtmlPage(Writer):
     """Flame graph, heat maps, time line, kernels."""
 
-    name = "html"
-    extensions = (".html",)
-    description = "a page: flame graph, heat maps, time line, kernels"
     interval_s = 0.02  # FlameScope's: fifty rows of a second
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.LISTINGS
 

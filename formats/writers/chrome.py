@@ -21,9 +21,6 @@ Event = dict[str, Any]
 class Chrome(Writer):
     """The format of chrome://tracing, which Perfetto and others read, too."""
 
-    name = "chrome"
-    extensions = (".trace.json",)
-    description = "the same as JSON, for chrome://tracing"
     interval_s = 0.1
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
     has_stacks = False

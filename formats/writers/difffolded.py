@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile, Shape
-from iaprof.formats.writers.folded_lines import lines_of, text_of
+from iaprof.formats.writers.folded import lines_of, text_of
 
 PARTS = ("process", "cpu", "file", "function", "instruction", "reason")
 """What a stack usually consists of: neither process ids nor offsets are the same in two builds and runs."""

@@ -1,26 +1,337 @@
-"""The Firefox Profiler's processed profile (https://profiler.firefox.com), as JSON."""
+"""The Firefox Profiler's processed profile (https://profiler.firefox.com), as JSON.
+
+Version 61, of April 2026, as its documents describe it (docs-developer/CHANGELOG-formats.md and src/types/profile.ts of
+firefox-devtools/profiler); its reader brings older versions up to date. Each process has a thread for its stalls and
+one for its CPU samples; stacks, frames and functions are shared by all.
+
+The profiler draws a thread's use of a CPU over time. Here, that is how many samples there were, in relation to the
+busiest interval of any process. Within an interval each stack has its share of the time.
+"""
 
 from __future__ import annotations
 
-from typing import IO
+import json
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import IO, Any
 
-from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof import __version__
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.export import About, CpuSamples, Export
+from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch, Profile, Shape, clean
+from iaprof.formats.stacks.frames import NOTHING, Frame
+from iaprof.formats.stacks.trees import Tree
+from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
+
+_VERSION = 61
+_GECKO_VERSION = 34  # of that time; nothing here depends on it
+_COLORS = {  # the profiler's own that are nearest to formats/stacks/palette.py; grey means "no category" there
+    Kind.UNKNOWN: "grey",
+    Kind.PROCESS: "darkgrey",
+    Kind.CPP: "lightblue",
+    Kind.C: "blue",
+    Kind.PYTHON: "yellow",
+    Kind.JIT: "green",
+    Kind.KERNEL: "purple",
+    Kind.SOURCE: "orange",
+    Kind.INSTRUCTION: "red",
+}
+_CATEGORY = {kind: number for number, kind in enumerate(_COLORS)}
+_LIBRARY = 1  # the type of a resource
+_FULL = 1e9  # units of "CPU" in a ms, in the busiest interval: enough for the shortest share of a stack
+_STALLS = "GPU stalls"
+_OF_PROCESSES = ("host", "process", "pid")
+_Ints = NDArray[np.int64]
 
 
 class Firefox(Writer):
     """Stalls and CPU samples over time, as tracks of each process."""
 
-    name = "firefox"
-    extensions = (".firefox.json",)
-    description = "call trees of any range of time, for the Firefox Profiler"
     needs = Needs.TIME | Needs.CPU
     interval_s = 0.05  # finer ones make the file larger, and a screen shows some hundred
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes the threads of stalls and those of CPU samples, or only the latter."""
-        # Imported here, as other verbs need no NumPy for knowing of this format.
-        from iaprof.formats.writers.firefox_profile import write_profile
+        length_s = export.interval_s or export.about.seconds or 1.0
+        sources: list[tuple[str, Profile | CpuSamples, Shape]] = []
+        if not shape.cpu_samples:
+            sources.append((_STALLS, *by_time(export, without_offsets(shape))))
+        if export.cpu is not None:
+            sources.append(("CPU samples", export.cpu, shape))
+        tables = _Tables(export.profile.reasons if "reason" in shape.parts else ())
+        threads = []
+        for name, source, its_shape in sources:
+            tree = viewer_tree(source, without(its_shape, _OF_PROCESSES), _key)
+            threads += _threads(name, tree, tables.stacks(tree), length_s * 1e3)
+        _sort(threads)
+        json.dump(
+            {
+                "meta": _meta(export.about, export.profile.reasons, length_s * 1e3) | _shown(threads),
+                "libs": tables.libs,
+                "shared": tables.shared(),
+                "threads": threads,
+            },
+            out,
+        )
+        out.write("\n")
 
-        write_profile(export, shape, out)
+
+def _sort(threads: list[dict[str, Any]]) -> None:
+    """The threads of a process side by side, that of its stalls first, and processes with the most stalls first."""
+    most: dict[str, tuple[int, int]] = {}
+    for thread in threads:
+        of_gpu = thread["name"] == _STALLS
+        mine = of_gpu, sum(thread["samples"]["weight"])
+        most[thread["pid"]] = max(most.get(thread["pid"], (False, 0)), mine)
+    threads.sort(key=lambda thread: (most[thread["pid"]], thread["pid"], thread["name"] == _STALLS), reverse=True)
+    seen = set()
+    for thread in threads:
+        thread["isMainThread"] = thread["pid"] not in seen
+        seen.add(thread["pid"])
+
+
+def _shown(threads: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is to be seen at first: processes with stalls, or else what the profiler chooses."""
+    stalled = {thread["pid"] for thread in threads if thread["name"] == _STALLS}
+    visible = [number for number, thread in enumerate(threads) if thread["pid"] in stalled]
+    return {"initialVisibleThreads": visible, "initialSelectedThreads": visible[:1]} if visible else {}
+
+
+def _key(frame: Frame) -> tuple[str, Kind, str, str, int]:
+    return frame.name, frame.kind, frame.module, frame.file, frame.line
+
+
+def _meta(about: About, reasons: Sequence[str], interval_ms: float) -> dict[str, Any]:
+    sections = [*about.facts, *([("Warnings", [("", text) for text in about.warnings])] if about.warnings else [])]
+    return {
+        "version": _GECKO_VERSION,
+        "preprocessedProfileVersion": _VERSION,
+        "interval": interval_ms,
+        "startTime": about.begun * 1e3,
+        "processType": 0,
+        "product": "iaprof",
+        "importedFrom": f"iaprof {__version__}",
+        "stackwalk": 1,
+        "symbolicated": True,
+        "categories": [
+            {
+                "name": kind.value,
+                "color": color,
+                "subcategories": ["Other", *(reasons if kind is Kind.INSTRUCTION else ())],
+            }
+            for kind, color in _COLORS.items()
+        ],
+        "markerSchema": [],
+        "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "variable CPU cycles"},
+        "usesOnlyOneStackType": True,
+        "sourceCodeIsNotOnSearchfox": True,
+        "keepProfileThreadOrder": True,
+        "extra": [
+            {
+                "label": heading,
+                "entries": [{"label": name or heading, "format": "string", "value": text} for name, text in group],
+            }
+            for heading, group in sections
+        ],
+    }
+
+
+class _Tables:
+    """What all threads share: every text, library, file, function and frame once, and the stacks."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        """Nothing yet; `reasons`: those that are frames."""
+        self._reasons = reasons
+        self._strings: dict[str, int] = {}
+        self.libs: list[dict[str, Any]] = []
+        self._resources: dict[str, int] = {}
+        self._sources: dict[str, int] = {}
+        self._functions: dict[tuple[str, Kind, str, str], int] = {}
+        self._frames: list[tuple[int, int | None, int, int | None]] = []  # function, category, subcategory, line
+        self._parents: list[int | None] = []
+        self._frame_of: list[int] = []
+
+    def stacks(self, tree: Tree) -> int:
+        """Takes in the stacks of a tree, and says the number of what would be its root's."""
+        first_frame, root = len(self._frames), len(self._parents) - 1
+        self._frames += [self._frame(frame) for frame in tree.frames]
+        self._frame_of += (tree.frame[1:] + first_frame).tolist()
+        self._parents += [root + parent if parent else None for parent in tree.parent[1:].tolist()]
+        return root
+
+    def _string(self, text: str) -> int:
+        return self._strings.setdefault(clean(text), len(self._strings))
+
+    def _frame(self, frame: Frame) -> tuple[int, int | None, int, int | None]:
+        function = self._functions.setdefault(_key(frame)[:-1], len(self._functions))
+        category: int | None = _CATEGORY[frame.kind]
+        subcategory = 0
+        if frame.kind is Kind.INSTRUCTION and self._reasons:
+            if frame.name in self._reasons:
+                subcategory = self._reasons.index(frame.name) + 1
+            elif frame.name.startswith("0x"):
+                category = None  # that of what it is below: the reason
+        return function, category, subcategory, frame.line or None
+
+    def _resource(self, kind: Kind, module: str) -> int:
+        name = "GPU" if kind in (Kind.SOURCE, Kind.INSTRUCTION) else module
+        if name and name not in self._resources:
+            self._resources[name] = len(self._resources)
+            path, file = clean(name), clean(os.path.basename(name))
+            self.libs.append(
+                {"arch": "", "name": file, "path": path, "debugName": file, "debugPath": path}
+                | {"breakpadId": "", "codeId": None}
+            )
+        return self._resources.get(name, -1)
+
+    def _source(self, file: str) -> int | None:
+        return self._sources.setdefault(file, len(self._sources)) if file else None
+
+    def shared(self) -> dict[str, Any]:
+        """The tables, column by column."""
+        functions = [
+            (self._string(name or NOTHING), self._resource(kind, module), self._source(file))
+            for name, kind, module, file in self._functions
+        ]
+        function, category, subcategory, line = ([frame[column] for frame in self._frames] for column in range(4))
+        many, few, files = len(self._frames), len(functions), len(self._sources)
+        return {
+            "stackTable": {"frame": self._frame_of, "prefix": self._parents, "length": len(self._parents)},
+            "frameTable": {
+                "address": [-1] * many,
+                "inlineDepth": [0] * many,
+                "category": category,
+                "subcategory": subcategory,
+                "func": function,
+                "nativeSymbol": [None] * many,
+                "innerWindowID": [None] * many,
+                "line": line,
+                "column": [None] * many,
+                "length": many,
+            },
+            "funcTable": {
+                "name": [name for name, _, _ in functions],
+                "isJS": [False] * few,
+                "relevantForJS": [False] * few,
+                "resource": [resource for _, resource, _ in functions],
+                "source": [source for _, _, source in functions],
+                "lineNumber": [None] * few,
+                "columnNumber": [None] * few,
+                "length": few,
+            },
+            "resourceTable": {
+                "lib": list(range(len(self.libs))),
+                "name": [self._string(lib["name"]) for lib in self.libs],
+                "host": [None] * len(self.libs),
+                "type": [_LIBRARY] * len(self.libs),
+                "length": len(self.libs),
+            },
+            "nativeSymbols": {"libIndex": [], "address": [], "name": [], "functionSize": [], "length": 0},
+            "sources": {
+                "id": [None] * files,
+                "filename": [self._string(file) for file in self._sources],
+                "startLine": [1] * files,
+                "startColumn": [1] * files,
+                "sourceMapURL": [None] * files,
+                "length": files,
+            },
+            "stringArray": list(self._strings),
+        }
+
+
+def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[str, Any]]:
+    """A thread for each process, with its samples in the order of time.
+
+    Args:
+        name: of the threads.
+        tree: its rows are the samples.
+        root: number of its root in the table of stacks.
+        length_ms: of an interval.
+    """
+    processes = list(dict.fromkeys(_process(launch) for launch in tree.launches))
+    index = {process: number for number, process in enumerate(processes)}
+    process_of = np.array([index[_process(launch)] for launch in tree.launches], np.int64)[tree.launch]
+    first, number = distinct(process_of, tree.interval, tree.node)
+    process, interval, node = process_of[first], tree.interval[first], tree.node[first]
+    weight = summed(tree.count, number)
+    time_ms, gap, rate = _spread(process, interval, weight, length_ms)
+    # Where a gap ends stands a sample of nothing: what came after it is not spread over it.
+    process = np.insert(process, gap, process[gap])
+    stack = np.insert(node + root, gap, -1)
+    time_ms = np.insert(time_ms, gap, interval[gap] * length_ms).round(6)
+    weight, rate = np.insert(weight, gap, 0), np.insert(rate, gap, 0.0)
+    used = np.rint(rate * np.diff(time_ms, prepend=0.0) * _FULL).astype(np.int64)
+    threads = []
+    starts = np.flatnonzero(np.diff(process, prepend=-1))
+    for start, end in pairwise([*starts.tolist(), len(process)]):
+        rows = slice(start, end)
+        samples = {
+            "stack": [number if number >= 0 else None for number in stack[rows].tolist()],
+            "time": time_ms[rows].tolist(),
+            "weight": weight[rows].tolist(),
+            "weightType": "samples",
+            "threadCPUDelta": used[rows].tolist(),
+            "length": end - start,
+        }
+        threads.append(_thread(name, processes[process[start]], samples))
+    return threads
+
+
+def _spread(
+    process: _Ints, interval: _Ints, weight: _Ints, length_ms: float
+) -> tuple[NDArray[Any], _Ints, NDArray[Any]]:
+    """When stacks end that share an interval by their weights, which of them come after a gap, and how busy it was.
+
+    Args:
+        process: int64[n], ascending.
+        interval: int64[n], ascending in each process.
+        weight: int64[n].
+        length_ms: of an interval.
+
+    Returns:
+        Times [n]; indices of stacks [m]; samples per interval in relation to the highest of all [n].
+    """
+    starts = np.flatnonzero((np.diff(process, prepend=-1) != 0) | (np.diff(interval, prepend=-1) != 0))
+    group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(process)))
+    ends = np.cumsum(weight)
+    before = (ends - weight)[starts]
+    total = np.add.reduceat(weight, starts) if len(starts) else weight
+    time_ms = (interval + (ends - before[group]) / total[group]) * length_ms
+    follows = (np.diff(process[starts], prepend=-1) == 0) & (np.diff(interval[starts], prepend=-1) == 1)
+    return time_ms, starts[~follows], (total / total.max(initial=1))[group]
+
+
+def _process(launch: Launch | None) -> tuple[str, str, int]:
+    return (launch.host, launch.comm or UNKNOWN_PROCESS, launch.pid) if launch else ("", UNKNOWN_PROCESS, 0)
+
+
+def _thread(name: str, process: tuple[str, str, int], samples: dict[str, Any]) -> dict[str, Any]:
+    host, comm, pid = process
+    # The profiler puts together what has one pid: it is a text, and nobody reckons with it.
+    return {
+        "name": name,
+        "processName": clean(f"{comm} on {host}" if host else comm),
+        "processType": "default",
+        "pid": clean(f"{pid} on {host}" if host else f"{pid}" if pid else comm),
+        "tid": clean(f"{name} of {pid or comm} {host}".strip()),
+        "processStartupTime": 0,
+        "processShutdownTime": None,
+        "registerTime": 0,
+        "unregisterTime": None,
+        "pausedRanges": [],
+        "samples": samples,
+        "markers": {
+            "data": [],
+            "name": [],
+            "startTime": [],
+            "endTime": [],
+            "phase": [],
+            "category": [],
+            "length": 0,
+        },
+    }

@@ -1,31 +1,166 @@
-"""A flame graph as one SVG file: a whole picture anywhere, and one to zoom and search in where scripts may run."""
+"""A flame graph as one SVG file: a whole picture anywhere, and one to zoom and search in where scripts may run.
+
+The picture is drawn 1,000 pixels wide. What the script needs stands in the elements: `data-x` and `data-w` in samples,
+texts in their `<title>`, so that names of anybody are nowhere but where XML has text. Colours are said without CSS
+variables, which other programs than browsers do not know.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.resources import files
 from typing import IO
+from xml.sax.saxutils import escape
 
-from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.export import About, Export
+from iaprof.formats.profile import Kind, Shape
+from iaprof.formats.stacks.flame_layout import DEEPEST, Box, Layout, frame_key, laid_out
+from iaprof.formats.stacks.palette import DARK, LIGHT, ink
+from iaprof.formats.stacks.trees import cpu_tree, stall_tree
 from iaprof.formats.writers.writer import Writer
+
+_WIDTH = 1000
+_PAD = 10
+_ROW = 17  # height, with the gap of one pixel below a box
+_LETTER = 7.25  # width, of 12 pixels high DejaVu Sans Mono; that of others is less
+_TITLE_LETTER = 9.1  # of 15 pixels high bold ones
+_LINE = 18  # height of a line of text
+_FOOT = 26
+_LEAST = 3  # letters that a cut text has
+_MOST_WARNINGS = 3
+CLASSES = {kind: f"k{index}" for index, kind in enumerate(Kind)}
 
 
 class FlameSvg(Writer):
     """An interactive flame graph, in the manner of flamegraph.pl; of inverted stacks an icicle graph."""
 
-    name = "svg"
-    extensions = (".svg",)
-    description = "a flame graph to zoom and search in"
-
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes the picture; what is too small for it is added up per parent, and said."""
-        # Imported here, as other verbs need no NumPy for knowing of this format.
-        from iaprof.formats.stacks.flame_layout import frame_key, laid_out
-        from iaprof.formats.stacks.trees import cpu_tree, stall_tree
-        from iaprof.formats.writers.flame_picture import draw
-
         if shape.cpu_samples:
             assert export.cpu is not None
             tree = cpu_tree(export.cpu, shape, frame_key)
         else:
             tree = stall_tree(export.profile, shape, frame_key, marked=True)
         draw(laid_out(tree, shape.percent_limit), export.about, shape, out)
+
+
+def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
+    """Writes the picture.
+
+    Args:
+        layout: what it shows.
+        about: what its title says.
+        shape: how stacks look: the root is below, or above where they are inverted.
+        out: the text of the file.
+    """
+    head = list(_head(layout, about, shape))
+    top = 10 + len(head) * _LINE + 38
+    height = top + len(layout.rows) * _ROW + 8 + _FOOT
+    title = escape(about.title or "iaprof")
+    out.write(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Flame graph">\n'
+        f"<title>{title}</title>\n<style>\n{_colours()}{_asset('flame_svg.css')}</style>\n"
+        '<rect id="page" width="100%" height="100%"/>\n'
+        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(shape.inverted)}">\n'
+    )
+    scale = (_WIDTH - 2 * _PAD) / max(layout.total, 1)
+    for depth, row in enumerate(layout.rows):
+        place = depth if shape.inverted else len(layout.rows) - 1 - depth
+        out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
+        out.writelines(_box(box, layout.total, scale, "us" if shape.waits else "samples") for box in row)
+        out.write("</g>\n")
+    out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
+    out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(layout)}</g></g>\n')
+    out.write(f'<g transform="translate(0,{height - _FOOT})"><g id="foot"><rect class="cover" width="100%" ')
+    out.write(f'height="{_FOOT}"/><text id="details" x="{_PAD}" y="17"> </text><text id="matched" y="17"> </text>')
+    out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
+
+
+def _head(layout: Layout, about: About, shape: Shape) -> Iterator[str]:
+    """Lines above the picture: whose it is, how much there is, and what has to be known."""
+    unit = "CPU samples" if shape.cpu_samples else "samples of GPU stalls"
+    if shape.waits:
+        unit = "us of waits for the GPU"
+    where = [each for each in (about.gpus, about.host) if each]
+    if about.begun:
+        where.append(f"{datetime.fromtimestamp(about.begun, UTC):%Y-%m-%d %H:%M:%S} UTC")
+    if about.seconds:
+        where.append(f"{about.seconds:,.1f} s")
+    much = [f"{layout.total:,} {unit}"]
+    if shape.inverted:
+        much.append("leaf first")
+    if layout.left_out:
+        deep = f" or deeper than {DEEPEST:,}" if len(layout.rows) > DEEPEST + 1 else ""
+        much.append(f"{layout.left_out:,} frames below {layout.limit:g} %{deep} not drawn")
+    lines = [
+        ("title", about.command or "iaprof", _TITLE_LETTER),
+        *(("said", " · ".join(each), _LETTER) for each in (where, much) if each),
+        *(("warning", warning, _LETTER) for warning in about.warnings[:_MOST_WARNINGS]),
+    ]
+    for index, (name, text, letter) in enumerate(lines):
+        cut = escape(_cut(text, int((_WIDTH - 2 * _PAD) / letter)))
+        yield (
+            f'<text class="{name}" data-letter="{letter}" x="{_PAD}" y="{24 + index * _LINE}">'
+            f"<title>{escape(text)}</title>{cut}</text>\n"
+        )
+
+
+def _box(box: Box, total: int, scale: float, unit: str) -> str:
+    x, width = _PAD + box.x * scale, box.width * scale
+    text = _cut(box.text, int((width - 5) / _LETTER))
+    label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
+    # A gap of half a pixel, unless it would be most of the box.
+    drawn = width - 0.5 if width > 2 else width
+    kind = "" if box.kind is Kind.PROCESS else f"{box.kind}, "
+    share = 100 * box.width / max(total, 1)
+    return (
+        f'<g class="{CLASSES[box.kind]}" data-x="{box.x}" data-w="{box.width}">'
+        f"<title>{escape(box.text)} ({kind}{box.width:,} {unit}, {share:.2f} %)</title>"
+        f'<rect x="{x:.2f}" width="{drawn:.2f}" height="{_ROW - 1}"/>{label}</g>\n'
+    )
+
+
+def _legend(layout: Layout) -> str:
+    """A patch and a name for each kind in the picture."""
+    present = {box.kind for row in layout.rows for box in row}
+    found, x = [], 0.0
+    for kind in Kind:
+        if kind in present:
+            found.append(f'<g class="{CLASSES[kind]}"><rect x="{x:g}" width="11" height="11"/></g>')
+            found.append(f'<text x="{x + 15:g}" y="10">{escape(kind)}</text>')
+            x += 15 + round(len(kind) * _LETTER) + 11
+    return "".join(found)
+
+
+def _cut(text: str, most: int) -> str:
+    """As much of a text as has room: `most` letters; nothing where that would say nothing."""
+    letters = [2 if ord(character) >= 0x1100 else 1 for character in text] if not text.isascii() else []
+    if (sum(letters) or len(text)) <= most:
+        return text
+    if most < _LEAST:
+        return ""
+    if not letters:
+        return f"{text[: most - 2]}.."
+    end = room = 0
+    while room + letters[end] <= most - 2:
+        room += letters[end]
+        end += 1
+    return f"{text[:end]}.."
+
+
+def _colours() -> str:
+    """What each kind is painted with: on a screen, on a dark one, on paper."""
+    return f"{_rules(LIGHT)}@media screen and (prefers-color-scheme: dark) {{\n{_rules(DARK)}}}\n"
+
+
+def _rules(colours: dict[Kind, str]) -> str:
+    return "".join(
+        f".{CLASSES[kind]} rect {{ fill: {colour} }} .{CLASSES[kind]} text {{ fill: {ink(colour)} }}\n"
+        for kind, colour in colours.items()
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("iaprof.formats.page") / "assets" / name).read_text("utf-8")

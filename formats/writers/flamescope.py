@@ -1,26 +1,135 @@
-"""Text as `perf script` prints it, for FlameScope (https://github.com/Netflix/flamescope) and others that read it."""
+"""Text as `perf script` prints it, for FlameScope (https://github.com/Netflix/flamescope) and others that read it.
+
+FlameScope takes each event for one sample, whatever count it has, and a file of 100 million events helps nobody. So
+there are at most so many, and each stands for the same number of samples: of the samples in the order of intervals,
+and of stacks in each, every so-many-th. Thus an interval, and a stack in it, has its share of events to within one.
+The counts of all events add up to the samples.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import IO
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Shape, clean
+from iaprof.formats.stacks.frames import Frame, clean_frame
+from iaprof.formats.stacks.trees import Tree
+from iaprof.formats.stacks.viewer_tree import by_time, paths, viewer_tree, without
 from iaprof.formats.writers.writer import Needs, Writer
+
+MOST_EVENTS = 1_000_000
+MOST_BYTES = 50_000_000  # as text; FlameScope reads all of a file at each click
+_EVENTS_AT_ONCE = 1 << 16
+_TEXT = pa.large_string()
+_BETWEEN = pa.scalar("", _TEXT)
+_LIKE_A_TIME = re.compile(r"((?:^| )[0-9.]+):(?= |$)")  # what FlameScope takes for an event's, in whichever line
+_IN_FILE = re.compile(r"\[(.+)\+0x([0-9a-f]+)\]")  # how frames without a name are called
+_Ints = NDArray[np.int64]
 
 
 class Flamescope(Writer):
     """Events over time, as many as the stalls are, or as a file can hold."""
 
-    name = "flamescope"
-    extensions = (".perf.txt",)
-    description = "perf script text, for FlameScope's heat maps"
     needs = Needs.TIME
     interval_s = 0.02  # a cell of FlameScope's heat map, which has 50 to the second
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes the events in the order of time."""
-        # Imported here, as other verbs need no Arrow for knowing of this format.
-        from iaprof.formats.writers.flamescope_events import write_events
-
         write_events(export, shape, out)
+
+
+def write_events(export: Export, shape: Shape, out: IO[str], most: int = MOST_EVENTS, size: int = MOST_BYTES) -> None:
+    """Writes the events, at most so many, and about so many bytes."""
+    cpu = export.cpu if shape.cpu_samples else None
+    profile, stalls_shape = by_time(export, shape)
+    bare = without(shape if cpu else stalls_shape, ("process", "pid"))  # every event has its process before it
+    tree = viewer_tree(cpu or profile, bare, lambda frame: (frame.text, frame.module))
+    order = np.lexsort((tree.node, tree.interval))
+    lines = [_line(frame) for frame in tree.frames]
+    heads = [_head(launch) for launch in tree.launches]
+    event = "cpu-clock" if cpu else "gpu-stall"
+    row, count = _chosen(tree.count[order], min(most, _fitting(tree, lines, heads, size)))
+    row = order[row]
+    times = _times(tree.interval[row], round((export.interval_s or export.about.seconds or 1.0) * 1e9))
+    heads_, lines_ = pa.array(heads, _TEXT), pa.array([*lines, ""], _TEXT)
+    for begin in range(0, len(row), _EVENTS_AT_ONCE):
+        some = slice(begin, begin + _EVENTS_AT_ONCE)
+        nodes, stack = np.unique(tree.node[row[some]], return_inverse=True)
+        text = pc.binary_join_element_wise(
+            heads_.take(pa.array(tree.launch[row[some]])),
+            pa.array(times[some] // 10**9).cast(_TEXT),
+            pa.scalar(".", _TEXT),
+            pc.utf8_lpad(pa.array(times[some] % 10**9).cast(_TEXT), 9, "0"),
+            pa.scalar(": ", _TEXT),
+            pa.array(count[some]).cast(_TEXT),
+            pa.scalar(f" {event}:\n", _TEXT),
+            _stacks(tree, nodes, lines_).take(pa.array(stack)),
+            pa.scalar("\n", _TEXT),
+            _BETWEEN,
+        )
+        out.write("".join(text.to_pylist()))
+
+
+def _chosen(counts: _Ints, most: int) -> tuple[_Ints, _Ints]:
+    """Of each event the row, and how many samples it stands for, all but the same: int64[m], int64[m].
+
+    Args:
+        counts: int64[n], samples of each row.
+        most: events.
+    """
+    total = int(counts.sum())
+    events = min(total, most)
+    # The e-th of m events stands for samples from e * total // m on, in parts that do not overflow.
+    share, rest = divmod(total, max(events, 1))
+    ends = np.arange(events + 1) * share + np.arange(events + 1) * rest // max(events, 1)
+    return np.searchsorted(np.cumsum(counts), ends[:-1] + np.diff(ends) // 2, side="right"), np.diff(ends)
+
+
+def _times(interval: _Ints, length: int) -> _Ints:
+    """When the events are, in ns, evenly within their intervals: int64[m] for the intervals [m], ascending."""
+    first, each, events = np.unique(interval, return_index=True, return_counts=True)[0:3]
+    number = np.repeat(np.arange(len(first)), events)
+    place = np.arange(len(interval)) - each[number]
+    within = (place * 2 + 1) / (2 * events[number]) * length
+    return interval * length + np.minimum(within.astype(np.int64), length - 1)
+
+
+def _fitting(tree: Tree, lines: list[str], heads: list[str], size: int) -> int:
+    """How many events a file of that size has room for."""
+    length = np.array([*(len(line.encode()) for line in lines), 0], np.int64)[tree.frame]
+    depth = tree.depth()
+    for level in range(1, int(depth.max()) + 1):
+        nodes = np.flatnonzero(depth == level)
+        length[nodes] += length[tree.parent[nodes]]
+    head = np.array([len(each.encode()) for each in heads], np.int64) + len("1234.123456789: 1000 gpu-stall:\n\n")
+    if not len(tree.node):
+        return 1
+    return max(int(size / np.average(length[tree.node] + head[tree.launch], weights=tree.count)), 1)
+
+
+def _stacks(tree: Tree, nodes: _Ints, lines: pa.Array) -> pa.Array:
+    """The lines of stacks, the leaf first."""
+    table = paths(tree, nodes)
+    frames = np.where(table < 0, len(lines) - 1, tree.frame[table])
+    return pc.binary_join_element_wise(*(lines.take(pa.array(column)) for column in frames.T), _BETWEEN)
+
+
+def _head(launch: Launch | None) -> str:
+    """What an event begins with; a name with blanks or a `#` in front could be taken for something else."""
+    comm = clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS).replace(" ", "_")
+    return f"{'_' if comm.startswith('#') else ''}{comm} {launch.pid if launch else 0} "
+
+
+def _line(frame: Frame) -> str:
+    text = _LIKE_A_TIME.sub(r"\1 :", clean_frame(frame.text))
+    module = clean(frame.module).replace(" ", "_") or ("[gpu]" if frame.on_gpu else "[unknown]")
+    # perf's way of telling where code without a name lies; FlameScope cuts names at a `+`.
+    if found := _IN_FILE.fullmatch(text):
+        return f"\t    {found[2]:>12} [unknown] ({module if frame.module else found[1].replace(' ', '_')})\n"
+    return f"\t    {0:>12} {text} ({module})\n"

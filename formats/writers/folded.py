@@ -2,38 +2,162 @@
 
 From the root: process name and id, user frames, kernel frames `_[k]`, a `-`, then the GPU's part: source file and
 functions `_[G]`, mnemonic, reason and offset `_[g]`. A Shape can choose and order these parts.
+
+A line is put together from a few texts, each of which belongs to many lines. They are sorted, numbered and joined as
+columns: there is no Python per line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import IO
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import Profile, Shape
+from iaprof.formats.stacks.frames import BETWEEN, NOTHING, Frame, clean_frame
+from iaprof.formats.stacks.stack_columns import cpu_columns, is_mark, stack_columns
 from iaprof.formats.writers.writer import Writer
+
+_LINES_AT_ONCE = 1 << 16
+_TEXT = pa.large_string()
+_WIDEST_KEY = 1 << 62
+LinesColumn = tuple[list[str], NDArray[np.int64]]
+"""Texts, and which of them each line has."""
 
 
 class Folded(Writer):
     """The format of flamegraph.pl, speedscope and many others."""
 
-    name = "folded"
-    extensions: tuple[str, ...] = (".folded", ".collapsed")
-    description = "a line per stack and its count, for flamegraph.pl, others"
-
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes every stack with its count, sorted by text; those below the limit add up in a last line."""
-        # Imported here, as other verbs need no Arrow for knowing of this format.
-        from iaprof.formats.writers.folded_lines import write_cpu_lines, write_lines
-
         if shape.cpu_samples:
             write_cpu_lines(export, shape, out)
         else:
             write_lines(export.profile, shape, out)
 
 
-class Collapsed(Folded):
-    """Folded stacks by the name that some programs have for them."""
+def write_lines(profile: Profile, shape: Shape, out: IO[str]) -> None:
+    """Writes every stack with its count, sorted by text; those below the limit add up in a last line."""
+    _write(*lines_of(profile, shape), shape, out)
 
-    name = "collapsed"
-    extensions = ()
-    description = "another name for folded"
+
+def write_cpu_lines(export: Export, shape: Shape, out: IO[str]) -> None:
+    """Writes the stacks of CPU samples in the same way."""
+    assert export.cpu is not None
+    frames, number = cpu_columns(export.cpu, shape)
+    _write(*_added_up(_never_empty([_column(frames, number, shape)]), export.cpu.count), shape, out)
+
+
+def _write(columns: list[LinesColumn], counts: NDArray[np.int64], shape: Shape, out: IO[str]) -> None:
+    total = int(counts.sum())
+    kept = counts * 100.0 >= shape.percent_limit * total
+    small = int(counts[~kept].sum())
+    for first in range(0, len(counts), _LINES_AT_ONCE):
+        some = slice(first, first + _LINES_AT_ONCE)
+        out.write(text_of([(texts, numbers[some][kept[some]]) for texts, numbers in columns], counts[some][kept[some]]))
+    if small:
+        out.write(f"[below {shape.percent_limit:g} %] {small}\n")
+
+
+def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple[list[LinesColumn], NDArray[np.int64]]:
+    """The parts of each line from the root on, in the order of the lines' texts, and each line's count.
+
+    Counts are int64[lines]; by interval, they are int64[lines, intervals].
+    """
+    row, reason = np.nonzero(profile.counts)
+    counts = profile.counts[row, reason].astype(np.int64)
+    if by_interval:
+        counts = counts[:, np.newaxis] * (profile.interval[row, np.newaxis] == np.arange(len(profile.intervals)))
+    columns = [
+        ([f"{BETWEEN};"], number) if is_mark(frames) else _column(frames, number, shape)
+        for frames, number in stack_columns(profile, shape, row, reason.astype(np.int64))
+    ]
+    return _added_up(_never_empty(columns[::-1] if shape.inverted else columns), counts)
+
+
+def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
+    """The columns, with a frame for lines that have none of the parts that were chosen."""
+    empty = np.logical_and.reduce([np.array([not text for text in texts], bool)[number] for texts, number in columns])
+    if not empty.any():
+        return columns
+    texts, number = columns[0]
+    sorted_ = sorted([*texts, f"{NOTHING};"])
+    ranks = np.array([sorted_.index(text) for text in texts], np.int64)
+    return [(sorted_, np.where(empty, sorted_.index(f"{NOTHING};"), ranks[number])), *columns[1:]]
+
+
+def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], shape: Shape) -> LinesColumn:
+    """Frames of each number as texts, the same text once, sorted; each frame ends in a `;`."""
+    joined = [
+        "".join(f"{clean_frame(frame.text)};" for frame in (reversed(each) if shape.inverted else each))
+        for each in frames
+    ]
+    texts = sorted(set(joined))
+    ranks = {text: rank for rank, text in enumerate(texts)}
+    return texts, np.array([ranks[text] for text in joined], np.int64)[number]
+
+
+def _added_up(columns: list[LinesColumn], counts: NDArray[np.int64]) -> tuple[list[LinesColumn], NDArray[np.int64]]:
+    """The distinct lines, sorted by text, and what their counts add up to."""
+    key = np.zeros(len(counts), np.int64)
+    width = 1
+    for texts, number in columns:
+        if width * max(len(texts), 1) > _WIDEST_KEY:
+            found, key = np.unique(key, return_inverse=True)
+            width = len(found)
+        key = key * len(texts) + number
+        width *= max(len(texts), 1)
+    order = np.argsort(key, kind="stable")
+    firsts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    lines = [(texts, number[order[firsts]]) for texts, number in columns]
+    added = np.add.reduceat(counts[order], firsts) if len(firsts) else counts[:0]
+    # Sorted texts side by side are sorted lines, unless a text goes on where another ends and the next part begins.
+    if any(_goes_on(texts) for texts, _ in lines[:-1]):
+        whole = [line for first in range(0, len(added), _LINES_AT_ONCE) for line in _stacks(lines, first)]
+        texts = sorted(set(whole))
+        ranks = {text: rank for rank, text in enumerate(texts)}
+        number = np.array([ranks[text] for text in whole], np.int64)
+        sums = np.zeros((len(texts), *added.shape[1:]), np.int64)
+        np.add.at(sums, number, added)
+        return [(texts, np.arange(len(texts)))], sums
+    return lines, added
+
+
+def _goes_on(texts: list[str]) -> bool:
+    return any(after.startswith(before) for before, after in pairwise(texts))
+
+
+def _stacks(columns: list[LinesColumn], first: int) -> list[str]:
+    some = slice(first, first + _LINES_AT_ONCE)
+    return list(_joined([(texts, number[some]) for texts, number in columns]).to_pylist())
+
+
+def text_of(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
+    """Whole lines, one after the other: a stack and its count, or counts."""
+    if not len(counts):
+        return ""
+    *before, (texts, number) = columns
+    if all(texts):
+        stacks = [*_texts(before), *_texts([([text.removesuffix(";") for text in texts], number)])]
+    else:  # lines may end in any of the columns
+        stacks = [pc.utf8_rtrim(_joined(columns), ";")]
+    numbers = [pa.array(column).cast(_TEXT) for column in counts.reshape(len(counts), -1).T]
+    spaced = [part for number in numbers for part in (pa.scalar(" ", _TEXT), number)]
+    lines = pc.binary_join_element_wise(*stacks, *spaced, pa.scalar("\n", _TEXT), pa.scalar("", _TEXT))
+    # An array of texts has them one after the other, and that is all that is wanted.
+    return str(lines.buffers()[2], "utf-8")
+
+
+def _joined(columns: list[LinesColumn]) -> pa.Array:
+    """The texts of each line, one after the other."""
+    return pc.binary_join_element_wise(*_texts(columns), pa.scalar("", _TEXT))
+
+
+def _texts(columns: list[LinesColumn]) -> list[pa.Array]:
+    return [pa.array(texts, _TEXT).take(pa.array(number)) for texts, number in columns]

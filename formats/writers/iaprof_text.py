@@ -28,9 +28,6 @@ _Value = TypeVar("_Value", str, _Head)
 class IaprofText(Writer):
     """Intel's own text format."""
 
-    name = "iaprof"
-    extensions = (".iaprof.txt", ".iaprof")
-    description = "the text of Intel's own tool, by intervals"
     hides_cpython = False
     interval_s = 1.0
     has_stacks = False

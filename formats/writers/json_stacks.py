@@ -26,9 +26,6 @@ def stack_ends(profile: Profile) -> dict[str, Any]:
 class JsonStacks(Writer):
     """One document: tables of stacks and kernels, and a row for each instruction with its samples by reason."""
 
-    name = "json"
-    extensions = (".json",)
-    description = "everything, for other programs"
     has_stacks = False
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:

@@ -1,26 +1,210 @@
-"""pprof's profile.proto, gzipped (https://github.com/google/pprof)."""
+"""pprof's profile.proto, gzipped (https://github.com/google/pprof).
+
+pprof has places of its own for most of what a stack can consist of: process, pid, host, device, reason, mnemonic and
+interval are labels of a sample, a source file is its function's, and the offset in a kernel is the address of the
+innermost location. What is left are functions with lines, so that `pprof -top` lists functions and not offsets.
+"""
 
 from __future__ import annotations
 
-from typing import IO
+import gzip
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import IO, Any
 
-from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof import __version__
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.export import About, CpuSamples, Export
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, Shape, clean
+from iaprof.formats.stacks.frames import NOTHING, Frame
+from iaprof.formats.stacks.stack_columns import interval_frames
+from iaprof.formats.stacks.trees import Tree
+from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without
+from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.formats.writers.writer import Writer
+
+_ELSEWHERE = ("interval", "host", "process", "pid", "file", "instruction", "reason", "offset")
+_GPU = "[gpu]"  # as a module: in brackets, so that pprof looks for no such file
+_SAMPLES_AT_ONCE = 1 << 16
+_LEVEL = 6  # of compression, as usual
+_NO_ADDRESS = 0
+_LATEST_S = 9e9  # of times: their nanoseconds fit into 63 bits
+_Ints = NDArray[np.int64]
+_Label = tuple[str, Sequence[str | int], _Ints]
+"""A key, its values, of which "" and 0 are none, and the index of each row's."""
 
 
 class Pprof(Writer):
     """The format of `pprof`, and of the services that collect profiles."""
 
-    name = "pprof"
-    extensions = (".pb.gz", ".pprof")
-    description = "profile.proto with lines and labels, for pprof"
     binary = True
     readable = False
 
     def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
         """Writes the profile of the stalls, or that of the CPU samples."""
-        # Imported here, as other verbs need neither NumPy nor protobuf for knowing of this format.
-        from iaprof.formats.writers.pprof_samples import write_profile
+        cpu = export.cpu if shape.cpu_samples else None
+        source: Profile | CpuSamples = cpu or export.profile
+        # A function's place in the source is beside its name.
+        bare = without(replace(shape, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in shape.parts else [])))
+        tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
+        labels, addresses, address = _of_launches(tree, shape), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
+        if isinstance(source, Profile):
+            labels += _of_stalls(tree, source, shape)
+            if "offset" in shape.parts and not shape.inverted:
+                addresses, address = _addresses(tree, source)
+        tables = _Tables()
+        if not cpu:
+            tables.module(_GPU)  # the first module is what pprof says that a profile is of
+        sets, set_of = _label_sets(labels, len(tree.node), tables)
+        leaf = _innermost(tree, addresses, address, tables)
+        first, number = distinct(set_of, tree.node, leaf)
+        counts = summed(tree.count, number)
+        with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as file:
+            for begin in range(0, len(first), _SAMPLES_AT_ONCE):
+                rows = first[begin : begin + _SAMPLES_AT_ONCE]
+                stacks = _stacks(tree, tree.node[rows], leaf[rows])
+                message = new_profile()
+                for labelled, stack, count in zip(
+                    set_of[rows].tolist(), stacks, counts[begin : begin + len(rows)].tolist(), strict=True
+                ):
+                    sample = message.sample.add()
+                    sample.MergeFrom(sets[labelled])
+                    sample.location_id.extend(stack)
+                    sample.value.append(count)
+                file.write(message.SerializeToString())
+            file.write(_head(export.about, "samples" if cpu else "stalls", tables).SerializeToString())
 
-        write_profile(export, shape, out)
+
+class _Tables:
+    """What samples refer to by number: texts, functions and mappings, each once."""
+
+    def __init__(self) -> None:
+        self.message = new_profile()
+        self._strings = {"": 0}
+        self._functions: dict[tuple[int, int], int] = {}
+        self._mappings: dict[int, int] = {}
+
+    def string(self, text: str) -> int:
+        return self._strings.setdefault(clean(text), len(self._strings))
+
+    def function(self, frame: Frame) -> int:
+        key = self.string(frame.text or NOTHING), self.string(frame.file)
+        if key not in self._functions:
+            self._functions[key] = len(self._functions) + 1
+            self.message.function.add(id=self._functions[key], name=key[0], system_name=key[0], filename=key[1])
+        return self._functions[key]
+
+    def module(self, path: str) -> int:
+        """The number of a mapping; 0 where it is not known."""
+        name = self.string(path)
+        if name and name not in self._mappings:
+            self._mappings[name] = len(self._mappings) + 1
+            # So that pprof does not want to name what is in there.
+            named = {"has_functions": True, "has_filenames": True, "has_line_numbers": True, "has_inline_frames": True}
+            self.message.mapping.add(id=self._mappings[name], filename=name, **named)
+        return self._mappings.get(name, 0)
+
+    def strings(self) -> list[str]:
+        return list(self._strings)
+
+
+def _head(about: About, type_: str, tables: _Tables) -> Any:
+    """All but the samples."""
+    message = tables.message
+    message.sample_type.add(type=tables.string(type_), unit=tables.string("count"))
+    message.default_sample_type = tables.string(type_)
+    message.time_nanos = round(min(about.begun, _LATEST_S) * 1e9)
+    message.duration_nanos = round(min(about.seconds, _LATEST_S) * 1e9)
+    for comment in (f"iaprof {__version__}", about.title, *about.warnings):  # pprof shows them above everything
+        if comment:
+            message.comment.append(tables.string(comment))
+    message.string_table.extend(tables.strings())
+    return message
+
+
+def _of_launches(tree: Tree, shape: Shape) -> list[_Label]:
+    def label(key: str, value: Any) -> _Label:
+        return key, [value(launch) for launch in tree.launches], tree.launch
+
+    def process(launch: Launch | None) -> str:
+        return (launch and launch.comm) or UNKNOWN_PROCESS
+
+    labels = [label("host", lambda launch: launch.host if launch else ""), ("device", tree.devices, tree.device)]
+    if "process" in shape.parts:
+        labels.append(label("process", process))
+    if "pid" in shape.parts:
+        labels.append(label("pid", lambda launch: launch.pid if launch else 0))
+    return labels
+
+
+def _of_stalls(tree: Tree, profile: Profile, shape: Shape) -> list[_Label]:
+    row = np.nonzero(profile.counts)[0]  # in the order of the tree's
+    labels: list[_Label] = []
+    if "instruction" in shape.parts:
+        labels.append(("instruction", [code.mnemonic for code in profile.codes], profile.code[row]))
+    if "reason" in shape.parts:
+        labels.append(("reason", profile.reasons, tree.reason))
+    if "interval" in shape.parts:
+        labels.append(("interval", [frame.text for frame in interval_frames(profile.intervals)], tree.interval))
+    return labels
+
+
+def _addresses(tree: Tree, profile: Profile) -> tuple[list[int], _Ints]:
+    """The distinct addresses, none first, and which of them the innermost frame of each row has."""
+    offsets, number = np.unique(profile.offset[np.nonzero(profile.counts)[0]], return_inverse=True)
+    on_gpu = np.array([frame.on_gpu for frame in tree.frames] + [False])
+    return [_NO_ADDRESS, *offsets.tolist()], np.where(on_gpu[tree.frame[tree.node]], number + 1, 0)
+
+
+def _label_sets(labels: Sequence[_Label], rows: int, tables: _Tables) -> tuple[list[Any], _Ints]:
+    """Samples with nothing but labels, each kind once, and which of them each row has: int64[rows]."""
+    first = set_of = np.zeros(rows, np.int64)
+    first = first[:1]
+    columns = []
+    for key, values, number in labels:  # the same value under several numbers is one
+        index = {value: place for place, value in enumerate(dict.fromkeys(values))}
+        columns.append((key, list(index), np.array([index[value] for value in values], np.int64)[number]))
+    if rows:
+        first, set_of = distinct(*(number for _, _, number in columns))
+    sets = []
+    for row in first.tolist():
+        sample = new_profile().sample.add()
+        for key, distinct_values, number in columns:
+            value = distinct_values[number[row]]
+            if isinstance(value, int) and value:
+                sample.label.add(key=tables.string(key), num=value)
+            elif value:
+                sample.label.add(key=tables.string(key), str=tables.string(str(value)))
+        sets.append(sample)
+    return sets, set_of
+
+
+def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Tables) -> _Ints:
+    """Makes a location of every frame, in their order, and then those with an address: each row's innermost one."""
+    for index, frame in enumerate(tree.frames):
+        module = _GPU if frame.on_gpu else frame.module
+        location = tables.message.location.add(id=index + 1, mapping_id=tables.module(module))
+        location.line.add(function_id=tables.function(frame), line=frame.line)
+    frames = tree.frame[tree.node]
+    first, number = distinct(frames, address)
+    ids = np.zeros(len(first), np.int64)
+    locations = tables.message.location
+    for place, (frame, at) in enumerate(zip(frames[first].tolist(), address[first].tolist(), strict=True)):
+        if at:
+            location = locations.add()
+            location.CopyFrom(locations[frame])
+            location.id, location.address = len(locations), addresses[at]
+        ids[place] = len(locations) if at else frame + 1
+    return ids[number]
+
+
+def _stacks(tree: Tree, nodes: _Ints, leaf: _Ints) -> list[list[int]]:
+    """The numbers of the locations of stacks, the innermost first."""
+    table = paths(tree, nodes)
+    lengths = (table >= 0).sum(axis=1)
+    locations = tree.frame[table] + 1
+    locations[:, 0] = leaf
+    return [stack[:length] for stack, length in zip(locations.tolist(), lengths.tolist(), strict=True)]

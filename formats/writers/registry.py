@@ -1,46 +1,103 @@
-"""The output formats: the one table from which `--format`, extensions and help come."""
+"""The output formats: the table from which `--format`, extensions and help come.
+
+A writer is imported when it is used: NumPy, Arrow and protobuf take longer to import than help takes to print.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from iaprof.formats.page.html import HtmlPage
-from iaprof.formats.writers.chrome import Chrome
-from iaprof.formats.writers.firefox import Firefox
-from iaprof.formats.writers.flame_svg import FlameSvg
-from iaprof.formats.writers.flamescope import Flamescope
-from iaprof.formats.writers.folded import Collapsed, Folded
-from iaprof.formats.writers.iaprof_text import IaprofText
-from iaprof.formats.writers.json_stacks import JsonStacks
-from iaprof.formats.writers.perfetto import Perfetto
-from iaprof.formats.writers.pprof import Pprof
-from iaprof.formats.writers.speedscope import Speedscope
-from iaprof.formats.writers.table_csv import Csv
-from iaprof.formats.writers.table_parquet import Parquet
 from iaprof.formats.writers.writer import Writer
 
-WRITERS: dict[str, Writer] = {
-    writer.name: writer
-    for writer in (
-        Folded(),
-        HtmlPage(),
-        FlameSvg(),
-        IaprofText(),
-        JsonStacks(),
-        Perfetto(),
-        Chrome(),
-        Firefox(),
-        Flamescope(),
-        Speedscope(),
-        Pprof(),
-        Csv(),
-        Parquet(),
-        Collapsed(),
+
+@dataclass(frozen=True)
+class Format:
+    """An output format, and where its writer is.
+
+    Attributes:
+        name: for `--format`.
+        description: a line of help, at most 60 characters.
+        extensions: of output files that choose it; the first is the usual one.
+        writer: the class that writes it, below iaprof.formats.
+    """
+
+    name: str
+    description: str
+    extensions: tuple[str, ...]
+    writer: str
+
+
+FORMATS = {
+    format_.name: format_
+    for format_ in (
+        Format(
+            "folded",
+            "a line per stack and its count, for flamegraph.pl, others",
+            (".folded", ".collapsed"),
+            "writers.folded.Folded",
+        ),
+        Format("html", "a page: flame graph, heat maps, time line, kernels", (".html",), "page.html.HtmlPage"),
+        Format("svg", "a flame graph to zoom and search in", (".svg",), "writers.flame_svg.FlameSvg"),
+        Format(
+            "iaprof",
+            "the text of Intel's own tool, by intervals",
+            (".iaprof.txt", ".iaprof"),
+            "writers.iaprof_text.IaprofText",
+        ),
+        Format("json", "everything, for other programs", (".json",), "writers.json_stacks.JsonStacks"),
+        Format(
+            "perfetto",
+            "launches, stalls, metrics over time, for ui.perfetto.dev",
+            (".perfetto-trace", ".pftrace"),
+            "writers.perfetto.Perfetto",
+        ),
+        Format("chrome", "the same as JSON, for chrome://tracing", (".trace.json",), "writers.chrome.Chrome"),
+        Format(
+            "firefox",
+            "call trees of any range of time, for the Firefox Profiler",
+            (".firefox.json",),
+            "writers.firefox.Firefox",
+        ),
+        Format(
+            "flamescope",
+            "perf script text, for FlameScope's heat maps",
+            (".perf.txt",),
+            "writers.flamescope.Flamescope",
+        ),
+        Format(
+            "speedscope",
+            "flame graphs and functions, for speedscope",
+            (".speedscope.json",),
+            "writers.speedscope.Speedscope",
+        ),
+        Format("pprof", "profile.proto with lines and labels, for pprof", (".pb.gz", ".pprof"), "writers.pprof.Pprof"),
+        Format("csv", "a row per stack, instruction, reason, for spreadsheets", (".csv",), "writers.table_csv.Csv"),
+        Format("parquet", "the same rows, for DuckDB and data frames", (".parquet",), "writers.table_parquet.Parquet"),
     )
 }
 
 
-def for_file(path: Path) -> Writer | None:
-    """The writer whose extension `path` has, of several the longest; None where no one's fits."""
-    matches = {end: writer for writer in WRITERS.values() for end in writer.extensions if path.name.endswith(end)}
+class _Writers(Mapping[str, Writer]):
+    def __getitem__(self, name: str) -> Writer:
+        module, _, class_ = FORMATS[name].writer.rpartition(".")
+        writer: Writer = getattr(import_module(f"iaprof.formats.{module}"), class_)()
+        return writer
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FORMATS)
+
+    def __len__(self) -> int:
+        return len(FORMATS)
+
+
+WRITERS: Mapping[str, Writer] = _Writers()
+"""The writer of each format, by name."""
+
+
+def for_file(path: Path) -> Format | None:
+    """The format whose extension `path` has, of several the longest; None where none fits."""
+    matches = {end: format_ for format_ in FORMATS.values() for end in format_.extensions if path.name.endswith(end)}
     return matches[max(matches, key=len)] if matches else None

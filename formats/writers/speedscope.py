@@ -1,25 +1,112 @@
-"""speedscope's own JSON (https://www.speedscope.app/file-format-schema.json)."""
+"""speedscope's own JSON (https://www.speedscope.app/file-format-schema.json).
+
+All processes are in one "sampled" profile, as each is the root of its stacks: one can be chosen there, and they can be
+compared. What the CPUs did meanwhile is a second profile beside it.
+"""
 
 from __future__ import annotations
 
-from typing import IO
+import json
+from collections.abc import Iterator
+from typing import IO, Any
 
-from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iaprof import __version__
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.export import CpuSamples, Export
+from iaprof.formats.profile import Profile, Shape, clean
+from iaprof.formats.stacks.frames import clean_frame
+from iaprof.formats.stacks.trees import Tree
+from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
+
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_STACKS_AT_ONCE = 1 << 16
+_TEXT = pa.large_string()
+_Frames = dict[tuple[str, str], dict[str, Any]]
 
 
 class Speedscope(Writer):
     """The format of the viewer at speedscope.app, which runs without network, too."""
 
-    name = "speedscope"
-    extensions = (".speedscope.json",)
-    description = "flame graphs and functions, for speedscope"
     needs = Needs.CPU
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes a profile of the stalls and one of the CPU samples, or only the latter."""
-        # Imported here, as other verbs need no Arrow for knowing of this format.
-        from iaprof.formats.writers.speedscope_json import write_profiles
+        sources: list[tuple[str, Profile | CpuSamples]] = []
+        if not shape.cpu_samples:
+            sources.append(("GPU stalls", export.profile))
+        if export.cpu is not None and (len(export.cpu.count) or shape.cpu_samples):
+            sources.append(("waits" if shape.waits else "CPU samples", export.cpu))
+        frames: _Frames = {}
+        profiles = [(name, *_stacks(source, shape, frames)) for name, source in sources]
+        head = {
+            "$schema": _SCHEMA,
+            "exporter": f"iaprof {__version__}",
+            "name": export.about.title or "iaprof",
+            "activeProfileIndex": 0,
+            "shared": {"frames": list(frames.values())},
+        }
+        out.write(json.dumps(head)[:-1])
+        before = ', "profiles": [\n'
+        for name, samples, weights in profiles:
+            start = {
+                "type": "sampled",
+                "name": name,
+                "unit": "microseconds" if shape.waits else "none",
+                "startValue": 0,
+                "endValue": sum(weights),
+            }
+            out.write(f'{before}{json.dumps(start)[:-1]}, "samples": [')
+            between = "\n"
+            for some in samples:
+                out.write(between + some)
+                between = ",\n"
+            out.write(f'], "weights": {json.dumps(weights)}}}')
+            before = ",\n"
+        out.write("]}\n")
 
-        write_profiles(export, shape, out)
+
+def _stacks(source: Profile | CpuSamples, shape: Shape, frames: _Frames) -> tuple[Iterator[str], list[int]]:
+    """JSON of the distinct stacks of each interval, many at once, and their samples; frames are added to `frames`."""
+    tree = viewer_tree(source, without_offsets(shape), lambda frame: (frame.text, frame.file, frame.line))
+    number = _numbered(tree, frames)
+    first, stack = distinct(tree.interval, tree.node)
+    return _texts(tree, tree.node[first], number), summed(tree.count, stack).tolist()
+
+
+def _numbered(tree: Tree, frames: _Frames) -> list[int]:
+    """Of each frame of a tree, the index in `frames`.
+
+    A function is one frame there wherever in it a call is, as speedscope adds up by frames; it has a line only where
+    all of it has the same.
+    """
+    found = []
+    index = {key: number for number, key in enumerate(frames)}
+    for frame in tree.frames:
+        key = clean_frame(frame.text), clean(frame.file)
+        if key not in frames:
+            index[key] = len(frames)
+            frames[key] = {"name": key[0]}
+            if key[1]:
+                frames[key]["file"] = key[1]
+            if frame.line:
+                frames[key]["line"] = frame.line
+        elif frames[key].get("line") != frame.line:
+            frames[key].pop("line", None)
+        found.append(index[key])
+    return found
+
+
+def _texts(tree: Tree, nodes: NDArray[np.int64], number: list[int]) -> Iterator[str]:
+    texts = pa.array([*(f"{each}," for each in number), ""], _TEXT)
+    for begin in range(0, len(nodes), _STACKS_AT_ONCE):
+        table = paths(tree, nodes[begin : begin + _STACKS_AT_ONCE])
+        frames = np.where(table < 0, len(number), tree.frame[table])
+        columns = [texts.take(pa.array(column)) for column in frames.T[::-1]]
+        stacks = pc.utf8_rtrim(pc.binary_join_element_wise(*columns, pa.scalar("", _TEXT)), ",")
+        yield "[" + "],\n[".join(stacks.to_pylist()) + "]"

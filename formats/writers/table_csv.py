@@ -18,9 +18,6 @@ _ROWS_AT_ONCE = 1 << 16
 class Csv(Writer):
     """A line for each stack, instruction and reason."""
 
-    name = "csv"
-    extensions = (".csv",)
-    description = "a row per stack, instruction, reason, for spreadsheets"
     binary = True
     has_stacks = False
 

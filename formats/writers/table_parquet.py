@@ -12,9 +12,6 @@ from iaprof.formats.writers.writer import Writer
 class Parquet(Writer):
     """A row for each stack, instruction and reason."""
 
-    name = "parquet"
-    extensions = (".parquet",)
-    description = "the same rows, for DuckDB and data frames"
     binary = True
     readable = False
     has_stacks = False

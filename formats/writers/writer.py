@@ -23,9 +23,6 @@ class Needs(Flag):
 class Writer(Protocol):
     """One output format."""
 
-    name: str
-    extensions: tuple[str, ...]
-    description: str
     hides_cpython: bool = True  # unless the user says otherwise
     interval_s: float = 0.0  # length of its intervals, unless the user says otherwise; 0: it has none
     needs: Needs = Needs.NOTHING

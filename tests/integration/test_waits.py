@@ -401,7 +401,7 @@ def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
         done = iaprof("report", "--waits", *words, tmp_path / "none.parquet")
         assert (done.code, done.err) == (
             2,
-            "iaprof: --waits is for folded, collapsed, svg, speedscope, without --cpu-samples\n",
+            "iaprof: --waits is for folded, svg, speedscope, without --cpu-samples\n",
         )
 
 

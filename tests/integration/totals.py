@@ -97,5 +97,4 @@ TOTALS: dict[str, Callable[[Path], int]] = {
     "pprof": _pprof,
     "csv": _csv,
     "parquet": _parquet,
-    "collapsed": _folded,
 }

@@ -8,7 +8,7 @@ import pytest
 
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS
-from iaprof.formats.writers.registry import WRITERS
+from iaprof.formats.writers.registry import FORMATS
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 
@@ -75,6 +75,6 @@ def test_the_readme_lists_every_page() -> None:
 
 def test_every_format_is_in_the_page_about_report() -> None:
     page = (ROOT / "docs" / "report.md").read_text().lower()
-    for name, writer in WRITERS.items():
+    for name, format_ in FORMATS.items():
         assert name in page
-        assert all(f"`{extension}`" in page for extension in writer.extensions)
+        assert all(f"`{extension}`" in page for extension in format_.extensions)

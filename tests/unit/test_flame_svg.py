@@ -20,8 +20,7 @@ from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import Code, Kernel, Launch, Shape
 from iaprof.formats.stacks.flame_layout import SMALLEST, Layout, frame_key, laid_out
 from iaprof.formats.stacks.trees import stall_tree
-from iaprof.formats.writers.flame_picture import draw
-from iaprof.formats.writers.flame_svg import FlameSvg
+from iaprof.formats.writers.flame_svg import FlameSvg, draw
 from iaprof.formats.writers.folded import Folded
 from unit.profiles import Row, counts, profile
 

@@ -9,8 +9,7 @@ import pytest
 
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
-from iaprof.formats.writers.flamescope import Flamescope
-from iaprof.formats.writers.flamescope_events import write_events
+from iaprof.formats.writers.flamescope import Flamescope, write_events
 from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
 from unit.profiles import Row, counts

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from iaprof.formats.export import Export
 from iaprof.formats.profile import PARTS, USUAL_PARTS, Code, Kernel, Launch, Profile, Shape
-from iaprof.formats.writers import folded_lines
+from iaprof.formats.writers import folded
 from iaprof.formats.writers.folded import Folded
 from iaprof.gpu.intel.reasons import REASONS
 from unit.capturing import HEADER, capture, launch, record, stall
@@ -341,8 +341,8 @@ def test_folded_lines_are_what_plain_loops_make(made: Profile, shape: Shape, at_
     lines = [f"{stack} {expected[stack]}\n" for stack in sorted(expected, key=lambda stack: f"{stack};")]
     # when
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folded_lines, "_LINES_AT_ONCE", at_once)  # as if there were many
-        patch.setattr(folded_lines, "_WIDEST_KEY", widest)
+        patch.setattr(folded, "_LINES_AT_ONCE", at_once)  # as if there were many
+        patch.setattr(folded, "_WIDEST_KEY", widest)
         text = written(made, shape)
     # then
     assert text == "".join(lines) + (f"[below {shape.percent_limit:g} %] {below}\n" if below else "")
