@@ -4,7 +4,7 @@
  * A launch that is appended to a list says which one (`list` of struct launch). Here is what tells when such a list ran: a record for
  * each execution, with the lists of the call and the stack that it is from, and one for each list that was closed, reset or destroyed,
  * as from then on its handle means something else. Nothing here looks into a list, so an execution costs the same however much was
- * appended. formats/wire/launches.py has the same layout, and report/executions.py puts launches and executions together.
+ * appended. formats/wire/launches.py has the same layout, and report/join/executions.py puts launches and executions together.
  *
  * Set by the loader: LIST_WAKE_EVERY.
  */

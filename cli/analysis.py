@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iaprof.cli.selection import Choice
+from iaprof.cli.options.selection import Choice
 from iaprof.formats.profile import Shape, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
@@ -46,11 +46,11 @@ def analysed(
         UsageError: it has nothing of what was asked for by name.
     """
     from iaprof.formats.capture.file import CaptureReader
-    from iaprof.report.gpu_module import GpuModules
-    from iaprof.report.memory import keep_little
+    from iaprof.report.gpu.module import GpuModules
+    from iaprof.report.join.memory import keep_little
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import Wanted
-    from iaprof.symbols.cpu_frames import Look
+    from iaprof.symbols.names.cpu_frames import Look
 
     keep_little()
     reader = CaptureReader(capture)
@@ -91,12 +91,12 @@ def exported(
     from iaprof.formats.export import Export
     from iaprof.report.about import about
     from iaprof.report.exporting import build_export, cpu_samples, fitting_interval, nothing
-    from iaprof.report.gpu_module import GpuModules
-    from iaprof.report.memory import keep_little
+    from iaprof.report.gpu.module import GpuModules
+    from iaprof.report.gpu.source_files import SourceFiles
+    from iaprof.report.join.memory import keep_little
     from iaprof.report.profile import Wanted
-    from iaprof.report.source_files import SourceFiles
-    from iaprof.report.waits import waits_of
-    from iaprof.symbols.cpu_frames import Look
+    from iaprof.report.views.waits import waits_of
+    from iaprof.symbols.names.cpu_frames import Look
 
     folders = SourceFiles(source_dirs)
     keep_little()

@@ -9,7 +9,9 @@ import typer
 
 import iaprof
 from iaprof.basics.errors import IaprofError
-from iaprof.cli import (
+from iaprof.cli.options.grouped_help import Grouped
+from iaprof.cli.options.memory_limit import limited, too_much
+from iaprof.cli.verbs import (
     annotate,
     archive,
     calibrate,
@@ -26,8 +28,6 @@ from iaprof.cli import (
     report,
     top,
 )
-from iaprof.cli.grouped_help import Grouped
-from iaprof.cli.memory_limit import limited, too_much
 from iaprof.formats.profile import clean
 
 app = typer.Typer(

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from iaprof.formats.header.whole_stacks import KINDS, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.walks import UNKNOWN, Ends
-from iaprof.symbols.modules import Module
-from iaprof.symbols.names import Named
-from iaprof.symbols.stack_ends import End, code_of, end_of, has_no_beginning
+from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Named
+from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
 
 _AT_ONCE = 1 << 20  # rows of counts that wait to be added up
 

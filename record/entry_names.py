@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.bpf.driver_layout import Layout, LayoutError, find_layout
-from iaprof.symbols.binaries import Binaries, BinaryError
-from iaprof.symbols.names import Frame, Named, Names
+from iaprof.symbols.names.binaries import Binaries, BinaryError
+from iaprof.symbols.names.names import Frame, Named, Names
 
 
 def with_entry_names(

@@ -58,7 +58,7 @@ from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.wait_rows import until_exits, wait_rows
 from iaprof.record.walks import Walks
-from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
 
 RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group

@@ -24,7 +24,7 @@ from iaprof.record.finish import finish
 from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
 from iaprof.record.spool import SpoolReader
 from iaprof.sandbox.memory import limit_memory, share
-from iaprof.symbols.which import Symbols
+from iaprof.symbols.names.which import Symbols
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import folder_of
 from iaprof.record.spool import Spool
 from iaprof.sandbox.memory import MALLOC
-from iaprof.symbols.which import Symbols
+from iaprof.symbols.names.which import Symbols
 
 
 class Finisher:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.schema import KINDS
 from iaprof.record.ends import StackEnds
 from iaprof.record.mapped_files import MappedFiles
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.calls import Needed
-from iaprof.symbols.modules import Module
-from iaprof.symbols.names import Named
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.calls import Needed
+from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Named
 
 
 class ForSymbols:

@@ -27,15 +27,15 @@ from iaprof.record.entry_names import with_entry_names
 from iaprof.record.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.opener import Opener, Rights
 from iaprof.sandbox.closing import Closing
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.binaries import Binaries, BinaryError, Facts
-from iaprof.symbols.boot import is_same_boot
-from iaprof.symbols.debug_files import debug_files
-from iaprof.symbols.generated import GeneratedCode
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import Named
-from iaprof.symbols.this_boot import ThisBoot
-from iaprof.symbols.vdso import open_vdso
+from iaprof.symbols.files.debug_files import debug_files
+from iaprof.symbols.files.vdso import open_vdso
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.names.boot import is_same_boot
+from iaprof.symbols.names.generated import GeneratedCode
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.this_boot import ThisBoot
 
 _MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
 _MOST_JITDUMPS = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 from iaprof.bpf.launches import Sizes
 from iaprof.bpf.libraries import Way
 from iaprof.formats.wire.launches import MAX_DEPTH
-from iaprof.symbols.which import Symbols
+from iaprof.symbols.names.which import Symbols
 
 
 class LaunchesBy(StrEnum):

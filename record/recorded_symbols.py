@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.file import CaptureWriter
 from iaprof.record.for_symbols import FinishStacks, ForSymbols
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
-from iaprof.symbols.which import Symbols
-from iaprof.symbols.write_names import Patience, Progress, write_names
+from iaprof.symbols.names.which import Symbols
+from iaprof.symbols.names.write_names import Patience, Progress, write_names
 
 _NICE = 19
 

@@ -45,7 +45,7 @@ from iaprof.record.signals import StopSignals
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.stalls import StallStream
 from iaprof.record.watch import Watch
-from iaprof.symbols.boot import boot_id
+from iaprof.symbols.names.boot import boot_id
 
 TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible

@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.symbols.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.modules import Module
+from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
+from iaprof.symbols.names.modules import Module
 
 UNKNOWN = 255
 _SNAPSHOT_NS = 1_000_000_000  # the mappings of processes that ran before are read within this time

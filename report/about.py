@@ -14,6 +14,7 @@ from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
 from iaprof.formats.export import About
 from iaprof.formats.profile import clean
 from iaprof.report.facts import Facts
+from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory
 from iaprof.report.inventory_texts import (
     MOST_ROWS,
@@ -26,9 +27,8 @@ from iaprof.report.inventory_texts import (
     stack_quality,
     warnings,
 )
+from iaprof.report.join.selection import Selection
 from iaprof.report.parts import whole_ns
-from iaprof.report.selection import Selection
-from iaprof.report.source_files import NO_SOURCES, SourceFiles
 
 _MUCH_LOST = 0.01  # of what there would have been
 _MUCH = 0.05  # of the samples

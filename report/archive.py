@@ -16,16 +16,16 @@ from iaprof.basics.files import replacing
 from iaprof.formats.capture.dictionaries import few_bytes, in_one
 from iaprof.formats.capture.file import CaptureReader, CaptureWriter
 from iaprof.formats.capture.schema import KINDS, MEMBERS, WHOLE
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.imported import build_imported
+from iaprof.report.join.selection import Selection
 from iaprof.report.profile import build
 from iaprof.report.redaction import Redaction, redacted_header
-from iaprof.report.selection import Selection
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.calls import Needed
-from iaprof.symbols.modules import ModuleKind
-from iaprof.symbols.names import Naming
-from iaprof.symbols.write_names import Progress, write_names
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.calls import Needed
+from iaprof.symbols.names.modules import ModuleKind
+from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.write_names import Progress, write_names
 
 _NAMES = ("module", "symbol")
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.file import CaptureReader
-from iaprof.symbols.binaries import Binaries
-from iaprof.symbols.debuginfod import Debuginfod
-from iaprof.symbols.generated import GeneratedCode
-from iaprof.symbols.in_turn import InTurn
-from iaprof.symbols.kallsyms import KernelSymbols
-from iaprof.symbols.local_files import LocalFiles
-from iaprof.symbols.names import Naming
-from iaprof.symbols.rows import CaptureNames
-from iaprof.symbols.this_boot import ThisBoot
+from iaprof.symbols.files.debuginfod import Debuginfod
+from iaprof.symbols.files.kallsyms import KernelSymbols
+from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.names.generated import GeneratedCode
+from iaprof.symbols.names.in_turn import InTurn
+from iaprof.symbols.names.local_files import LocalFiles
+from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.rows import CaptureNames
+from iaprof.symbols.names.this_boot import ThisBoot
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from iaprof.formats.writers.writer import Needs
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.cpu_names import Places, naming
-from iaprof.report.cpu_profile import build_cpu
 from iaprof.report.facts import Report
-from iaprof.report.gpu_module import GpuModules
-from iaprof.report.hot_listings import hot_listings
-from iaprof.report.launch_runs import launch_runs
+from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.parts import build_parts, host_of, of_all, starts_ns, whole_ns
 from iaprof.report.profile import Wanted
-from iaprof.report.series import series
-from iaprof.report.source_files import NO_SOURCES, SourceFiles
-from iaprof.report.wait_runs import wait_runs
+from iaprof.report.views.cpu_profile import build_cpu
+from iaprof.report.views.hot_listings import hot_listings
+from iaprof.report.views.launch_runs import launch_runs
+from iaprof.report.views.series import series
+from iaprof.report.views.wait_runs import wait_runs
 
 _MOST_AT_ONCE = 4_000_000  # stall records, each of which may become a row of an interval: some hundred MB
 _MOST_INTERVALS = 30_000  # ten minutes of fiftieths of seconds

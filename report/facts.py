@@ -9,8 +9,8 @@ from typing import Any
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Profile
-from iaprof.report.gpu_module import GpuKernel
-from iaprof.symbols.cpu_frames import ModuleNames
+from iaprof.report.gpu.module import GpuKernel
+from iaprof.symbols.names.cpu_frames import ModuleNames
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Profile
 from iaprof.report.facts import Facts, Matched, Report
-from iaprof.report.named import NO_INSTRUCTIONS
+from iaprof.report.join.named import NO_INSTRUCTIONS
+from iaprof.report.join.selection import Selection
 from iaprof.report.samples import profile_of
-from iaprof.report.selection import Selection
 
 
 def tells(selection: Selection) -> bool:

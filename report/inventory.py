@@ -24,7 +24,7 @@ from iaprof.formats.header.waits import WaitTotals
 from iaprof.formats.header.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.formats.profile import clean
 from iaprof.gpu.intel.generations import generation, guessed_layout
-from iaprof.report.executions import totals, unknown_executions
+from iaprof.report.join.executions import totals, unknown_executions
 
 _MOST = 1 << 64  # above every count and time that is one
 _STALLS = "totals", "stalls"

@@ -19,10 +19,10 @@ from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
-from iaprof.report.gpu_module import GpuKernel, GpuModules
+from iaprof.report.gpu.module import GpuKernel, GpuModules
 from iaprof.report.imported import build_imported, tells
+from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.profile import Wanted, build
-from iaprof.report.selection import begun_ns, length_ns
 
 _LONGEST_HOST = 255  # characters, as of any name of the kind
 _MOST_LATER = 1 << 62  # ns

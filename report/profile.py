@@ -16,23 +16,23 @@ from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.header.python_counts import recorded as recorded_python
 from iaprof.formats.header.whole_stacks import recorded
 from iaprof.gpu.intel.generations import platform_of
-from iaprof.report.attribution import Joined, reasons_of, streams
-from iaprof.report.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
-from iaprof.report.executions import launched
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
-from iaprof.report.gauges import gauges
-from iaprof.report.gpu_module import GpuModules
-from iaprof.report.instruction_starts import instruction_starts
-from iaprof.report.joining import Helper, Task, helping, join
-from iaprof.report.kernels import SampledKernels
-from iaprof.report.memory import give_back
-from iaprof.report.named import columns
-from iaprof.report.placements import LAUNCH_COLUMNS, Placed, place
-from iaprof.report.selection import Selection, begun_ns
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.cpu_frames import CpuFrames, Look
-from iaprof.symbols.names import Naming
-from iaprof.symbols.rows import CaptureNames
+from iaprof.report.gpu.kernels import SampledKernels
+from iaprof.report.gpu.module import GpuModules
+from iaprof.report.join.attribution import Joined, reasons_of, streams
+from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
+from iaprof.report.join.executions import launched
+from iaprof.report.join.instruction_starts import instruction_starts
+from iaprof.report.join.memory import give_back
+from iaprof.report.join.named import columns
+from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
+from iaprof.report.join.selection import Selection, begun_ns
+from iaprof.report.join.two_processes import Helper, Task, helping, join
+from iaprof.report.views.gauges import gauges
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.cpu_frames import CpuFrames, Look
+from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.rows import CaptureNames
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from iaprof.formats.capture.schema import DROPPED, ROWS
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
 from iaprof.formats.imports.iaprof_lines import cut_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
-from iaprof.symbols.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import Named
-from iaprof.symbols.pythons import PYTHON_FUNCTION
-from iaprof.symbols.stack_ends import BEGINNINGS
+from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Named
+from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION
+from iaprof.symbols.unwind.stack_ends import BEGINNINGS
 
 _DIGITS = 8
 # Files that everybody has; without their names nobody could say where stacks end or what Python is.

@@ -11,8 +11,8 @@ from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.attribution import MAX_INTERVALS
-from iaprof.report.gauges import gauges_between
+from iaprof.report.join.attribution import MAX_INTERVALS
+from iaprof.report.views.gauges import gauges_between
 
 _ALIKE = 20  # intervals that differ by less than the 20th part are the same: Intel's are as exact as a timer's signal
 _MOST_SAMPLES = 1 << 62

@@ -26,9 +26,9 @@ from iaprof.record.python_stacks import PythonStacks
 from iaprof.record.sideband_rows import sideband_rows
 from iaprof.record.unwinding.learning import Learning
 from iaprof.record.walks import Walks
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.boot import boot_id
-from iaprof.symbols.stack_ends import code_of
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.boot import boot_id
+from iaprof.symbols.unwind.stack_ends import code_of
 
 SECONDS = 1.0
 ENOUGH = 2_000  # launches; then it ends earlier

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.record.naming import RecordedNaming
 from iaprof.record.unwinding.misses import MOST_FAILURES, Miss
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
 

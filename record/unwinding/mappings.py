@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from iaprof.basics.errors import IaprofError
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.record.opener import LATER, Opener, Rights
+from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.walk import PAGE
-from iaprof.symbols.vdso import open_vdso
 
 _MOST_MAPS = 1 << 24  # bytes
 _LOCATIONS = 4  # of a file, where it may be opened

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import generated_cpp
 from bench.measuring import machine, print_table
 from bench.symbolizer import MEANT, difference, differences, llvm_symbolizer
-from iaprof.symbols.binaries import Binaries
-from iaprof.symbols.names import Named
+from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.names.names import Named
 
 ADDRESSES, COMPARED = 20_000, 3_000
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from iaprof.symbols.names import Frame
+from iaprof.symbols.names.names import Frame
 
 SAME, OTHER_SYMBOL, NO_FUNCTION, NO_LINE = "same", "other symbol", "no function", "no line"
 MEANT = {SAME, OTHER_SYMBOL, NO_FUNCTION, NO_LINE}

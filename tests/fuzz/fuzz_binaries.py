@@ -27,8 +27,8 @@ from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from iaprof.symbols.binaries import Binaries, BinaryError, Facts
-from iaprof.symbols.names import LONGEST_NAME, Named
+from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.names.names import LONGEST_NAME, Named
 
 SEEDS = Path(__file__).parent / "seeds"
 LONGEST_S = 5.0

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.cli.stdout import destination
+from iaprof.cli.terminal.stdout import destination
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.profile import Wanted
 from integration.recording import environment, iaprof
 from integration.totals import TOTALS

@@ -19,7 +19,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.record.finisher import Finisher
 from iaprof.record.spool import Spool
 from iaprof.report.archive import rows_of
-from iaprof.symbols.which import Symbols
+from iaprof.symbols.names.which import Symbols
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked
 from standin import runtime
 from standin.hardware import Hardware

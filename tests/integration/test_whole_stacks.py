@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture.file import CaptureReader
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.calls import calls
-from iaprof.symbols.modules import ModuleKind
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.calls import calls
+from iaprof.symbols.names.modules import ModuleKind
 from integration.recording import IAPROF, LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
 from stacks.debugger import offset_of, stops
 from stacks.without_btf import WITHOUT_BTF

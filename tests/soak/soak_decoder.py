@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, print_table
 from iaprof.gpu.intel.generations import Platform
-from iaprof.report.gpu_module import GpuModule, GpuModules
+from iaprof.report.gpu.module import GpuModule, GpuModules
 from soak.mutation import chance, mutate
 from standin.runtime import debug_elf
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import Named, Naming
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Named, Naming
 
 SOURCE = """
 static int inner(int x) {{ return x * 3; }}

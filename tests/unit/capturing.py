@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from iaprof.formats.capture.file import CaptureReader, CaptureWriter
 from iaprof.formats.capture.schema import KINDS
-from iaprof.symbols.names import Naming
+from iaprof.symbols.names.names import Naming
 
 HEADER: dict[str, Any] = {
     "clock": {"monotonic_ns": 1_000_000_000, "realtime_ns": 0},

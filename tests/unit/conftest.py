@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iaprof.symbols.binaries import Binaries
+from iaprof.symbols.names.binaries import Binaries
 
 
 @pytest.fixture(scope="module")

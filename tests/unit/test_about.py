@@ -14,12 +14,12 @@ from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.export import About
 from iaprof.report.about import about
 from iaprof.report.facts import CpuModule, Facts, Matched
+from iaprof.report.gpu.source_files import SourceFiles
+from iaprof.report.join.selection import Moments, Selection
 from iaprof.report.merging import merge
-from iaprof.report.selection import Moments, Selection
-from iaprof.report.source_files import SourceFiles
-from iaprof.symbols.cpu_frames import ModuleNames
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import Named
+from iaprof.symbols.names.cpu_frames import ModuleNames
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Named
 from unit.capturing import capture, launch, record, stall
 from unit.test_info import FULL, GUESS, GUESSED, SECOND, full
 

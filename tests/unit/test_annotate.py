@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli.annotate import chosen, lines
 from iaprof.cli.main import main
+from iaprof.cli.verbs.annotate import chosen, lines
 from iaprof.formats.profile import Code, Kernel, Launch
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.annotation import Listing, listings, matching
-from iaprof.report.gpu_module import GpuKernel, InstructionInfo, SourceFrame
-from iaprof.report.source_files import SourceFiles
+from iaprof.report.gpu.module import GpuKernel, InstructionInfo, SourceFrame
+from iaprof.report.gpu.source_files import SourceFiles
+from iaprof.report.views.annotation import Listing, listings, matching
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 from unit.zebins import FOLDER, debug_elf

@@ -16,13 +16,13 @@ from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWrit
 from iaprof.formats.capture.schema import FORMAT, KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive import archive
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.profile import build
 from iaprof.report.redaction import Redaction, hashed, redacted_path
-from iaprof.symbols.in_turn import InTurn
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import Frame, Named, Names
-from iaprof.symbols.rows import CaptureNames
+from iaprof.symbols.names.in_turn import InTurn
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Frame, Named, Names
+from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.profiles import rows
 from unit.test_address_space import spaces

@@ -11,11 +11,11 @@ import pytest
 from iaprof.formats.capture.file import CaptureError, CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.attribution import Part, in_whole_counts
-from iaprof.report.candidates import AMBIGUOUS, Method, Rule
-from iaprof.report.gpu_module import GpuKernel, GpuModule
-from iaprof.report.joining import Task, join
-from iaprof.report.placements import Compilation, place
+from iaprof.report.gpu.module import GpuKernel, GpuModule
+from iaprof.report.join.attribution import Part, in_whole_counts
+from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
+from iaprof.report.join.placements import Compilation, place
+from iaprof.report.join.two_processes import Task, join
 from unit.capturing import HEADER, capture, launch, record, stall
 
 

@@ -19,10 +19,11 @@ import pytest
 from bench import generated_cpp
 from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
 from fuzz import fuzz_binaries, make_seeds
-from iaprof.symbols import binaries as binaries_module, cache as cache_module
-from iaprof.symbols.binaries import Binaries, BinaryError
-from iaprof.symbols.cache import Cache, key_of, usual_folder
-from iaprof.symbols.names import LONGEST_NAME, Frame, Named
+from iaprof.symbols.files import cache as cache_module
+from iaprof.symbols.files.cache import Cache, key_of, usual_folder
+from iaprof.symbols.names import binaries as binaries_module
+from iaprof.symbols.names.binaries import Binaries, BinaryError
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Named
 from limits import Within
 from unit.elf_patching import bounds_of, header_of, objcopy, with_header, with_section
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from iaprof.bpf.libraries import Outcome, Way
-from iaprof.cli import check as command
 from iaprof.cli.main import main
+from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
 from iaprof.record.checks.launching import Launching
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
-from iaprof.symbols.frame_pointers import Openings, read_openings
+from iaprof.symbols.unwind.frame_pointers import Openings, read_openings
 from limits import Within
 from unit.test_devices import device
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.python_counts import NO_CODE
 from iaprof.formats.header.whole_stacks import LibraryEnd, ProcessEnd, WholeStacks
-from iaprof.symbols.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.cpu_frames import CpuFrames, Look, unnamed
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import Frame, Named, Names
+from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
+from iaprof.symbols.names.cpu_frames import CpuFrames, Look, unnamed
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Frame, Named, Names
 
 APP, LIBRARY = "/opt/app", "/lib/libfoo.so"
 PYTHON = "/usr/lib/libpython3.12.so.1.0"

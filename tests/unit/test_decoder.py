@@ -10,9 +10,9 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.generations import Platform, platform_of
-from iaprof.report import iga
-from iaprof.report.decoder import DecodeError, Decoder, DecoderUnavailable
-from iaprof.report.gpu_sandbox import gpu_sandbox
+from iaprof.report.gpu import iga
+from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
+from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits
 from unit import fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, read_zebin_code

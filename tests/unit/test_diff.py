@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.cli.diff import BY, show
 from iaprof.cli.main import main
+from iaprof.cli.verbs.diff import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
 from iaprof.formats.writers import difffolded
-from iaprof.report.difference import ENTRIES, difference, joined
+from iaprof.report.views.difference import ENTRIES, difference, joined
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 

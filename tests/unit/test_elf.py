@@ -8,8 +8,8 @@ import struct
 import numpy as np
 import pytest
 
-from iaprof.symbols.elf import Elf, ElfError, Functions, SymbolTable, functions_of
-from iaprof.symbols.symcache import HEADER_BYTES, VERSION, SymCache, SymCacheError, range_count
+from iaprof.symbols.files.elf import Elf, ElfError, Functions, SymbolTable, functions_of
+from iaprof.symbols.files.symcache import HEADER_BYTES, VERSION, SymCache, SymCacheError, range_count
 
 LOCAL, GLOBAL, WEAK = 0, 1, 2
 FUNCTION = 2

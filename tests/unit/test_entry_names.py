@@ -12,8 +12,8 @@ import pytest
 
 from iaprof.bpf import driver_layout
 from iaprof.record.entry_names import with_entry_names
-from iaprof.symbols.binaries import Binaries, BinaryError
-from iaprof.symbols.names import Frame, Named, Names
+from iaprof.symbols.names.binaries import Binaries, BinaryError
+from iaprof.symbols.names.names import Frame, Named, Names
 
 BUILD_ID = bytes.fromhex("ab" * 20)
 STRIPPED = "it is stripped"

@@ -15,8 +15,8 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.gpu_module import NO_DECODER, GpuKernel, GpuModule, GpuModules, SourceFrame
-from iaprof.report.instructions import read_instructions
+from iaprof.report.gpu.instructions import read_instructions
+from iaprof.report.gpu.module import NO_DECODER, GpuKernel, GpuModule, GpuModules, SourceFrame
 from iaprof.report.profile import Wanted, build
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import rows

@@ -15,13 +15,13 @@ import pytest
 from iaprof.formats.capture.file import CaptureError, CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.executions import StackOf, fillings, launched, ran, totals
 from iaprof.report.exporting import nothing
-from iaprof.report.joining import Task, join
-from iaprof.report.launch_runs import launch_runs
-from iaprof.report.placements import LAUNCH_COLUMNS, place
+from iaprof.report.join.executions import StackOf, fillings, launched, ran, totals
+from iaprof.report.join.placements import LAUNCH_COLUMNS, place
+from iaprof.report.join.selection import Selection
+from iaprof.report.join.two_processes import Task, join
 from iaprof.report.profile import Wanted
-from iaprof.report.selection import Selection
+from iaprof.report.views.launch_runs import launch_runs
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.elf import Elf
-from iaprof.symbols.exports import LONGEST_CHAIN, exported
+from iaprof.symbols.files.elf import Elf
+from iaprof.symbols.files.exports import LONGEST_CHAIN, exported
 from iaprof.symbols.unwind.cfi import CallFrames
 
 LIBRARIES = [Path("/lib/x86_64-linux-gnu") / name for name in ("libc.so.6", "libm.so.6", "libstdc++.so.6")]

@@ -3,8 +3,8 @@
 import pytest
 
 from iaprof.formats.zebin import read_zebin
-from iaprof.report.gpu_frames import SourceFrame, read_gpu_frames
-from iaprof.symbols.demangle import demangled
+from iaprof.report.gpu.frames import SourceFrame, read_gpu_frames
+from iaprof.symbols.names.demangle import demangled
 from unit import elfwriter as elf
 from unit.elfwriter import Addr, Die
 from unit.zebins import KERNELS, MODULES, SOURCES, debug_elf, disassembly, line_rows

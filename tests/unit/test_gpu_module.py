@@ -7,9 +7,9 @@ import pytest
 
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.generations import Platform
-from iaprof.report import gpu_module
-from iaprof.report.gpu_module import GpuModules, InstructionInfo, SourceFrame
-from iaprof.report.gpu_sandbox import gpu_sandbox
+from iaprof.report.gpu import module as gpu_module
+from iaprof.report.gpu.module import GpuModules, InstructionInfo, SourceFrame
+from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits, SandboxDied
 from unit import elfwriter as elf, fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, line_rows, plain_zebin

@@ -11,10 +11,10 @@ import pytest
 
 from iaprof.formats.zebin import ZebinKernel, read_sections, read_zebin
 from iaprof.record.placed_elf import PlacedKernel, compose
-from iaprof.report.gpu_frames import read_gpu_frames
-from iaprof.report.gpu_functions import Scope
-from iaprof.report.gpu_lines import LineRange
-from iaprof.report.gpu_units import UnitCode, place_units
+from iaprof.report.gpu.frames import read_gpu_frames
+from iaprof.report.gpu.functions import Scope
+from iaprof.report.gpu.lines import LineRange
+from iaprof.report.gpu.units import UnitCode, place_units
 from unit.zebins import FOLDER, SOURCES, debug_elf, plain_zebin
 
 UNPLACED = {"lnl": {"shift", "copy", "scan", "first"}, "pvc": {"copy", "first", "second"}}

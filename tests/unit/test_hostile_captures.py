@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from iaprof.cli.summary import end_line, losses
+from iaprof.cli.terminal.summary import end_line, losses
 from iaprof.formats.capture import file as capture_format
 from iaprof.formats.capture.file import HEADER_KEY, CaptureError, CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, NULLABLE, SCHEMA
@@ -24,10 +24,10 @@ from iaprof.formats.writers.writer import Needs
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.profile import Wanted
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.rows import CaptureNames
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.rows import CaptureNames
 from limits import Within
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 

@@ -14,12 +14,12 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.profile import Wanted, build
-from iaprof.symbols.cpu_frames import Look
-from iaprof.symbols.generated import GeneratedCode
-from iaprof.symbols.modules import Module
-from iaprof.symbols.names import Frame, Named, Names
+from iaprof.symbols.names.cpu_frames import Look
+from iaprof.symbols.names.generated import GeneratedCode
+from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Frame, Named, Names
 from unit.capturing import capture, launch, named_by, record, stall
 
 NAMES = [

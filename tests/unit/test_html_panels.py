@@ -21,11 +21,11 @@ from iaprof.formats.page.html import HtmlPage
 from iaprof.formats.page.panels import panels, spread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report import hot_listings as module
 from iaprof.report.facts import Facts, Report
-from iaprof.report.gpu_module import GpuKernel
-from iaprof.report.hot_listings import hot_listings
-from iaprof.report.source_files import SourceFiles
+from iaprof.report.gpu.module import GpuKernel
+from iaprof.report.gpu.source_files import SourceFiles
+from iaprof.report.views import hot_listings as module
+from iaprof.report.views.hot_listings import hot_listings
 from unit import test_annotate
 from unit.profiles import Row, counts, profile
 from unit.test_annotate import PROFILE, by_hand

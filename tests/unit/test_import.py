@@ -22,7 +22,7 @@ from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.formats.writers.writer import Writer
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.attribution import MAX_INTERVALS
+from iaprof.report.join.attribution import MAX_INTERVALS
 from iaprof.report.samples import profile_of
 from unit.capturing import HEADER, capture
 from unit.profiles import Row, profile, rows

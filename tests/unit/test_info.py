@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.cli import info as verb
+from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.file import CaptureError, CaptureReader
 from iaprof.formats.capture.merged import labels
 from iaprof.formats.capture.schema import KINDS

@@ -25,17 +25,17 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.profile import Profile
-from iaprof.report import joining
-from iaprof.report.attribution import Joined
-from iaprof.report.candidates import Method, Rule
 from iaprof.report.cpu_names import Places
-from iaprof.report.gpu_module import GpuModules
-from iaprof.report.joining import Helper, Task, helping, join
+from iaprof.report.gpu.module import GpuModules
+from iaprof.report.join import two_processes as joining
+from iaprof.report.join.attribution import Joined
+from iaprof.report.join.candidates import Method, Rule
+from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
+from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.join.two_processes import Helper, Task, helping, join
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
-from iaprof.report.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.profile import Wanted, build
-from iaprof.report.selection import Moments, Selection
 from unit.capturing import HEADER, launch, record, stall
 
 MS, S = 1_000_000, 1_000_000_000

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.symbols.kallsyms import LARGEST_FUNCTION, KernelSymbols
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import LONGEST_NAME, Frame
+from iaprof.symbols.files.kallsyms import LARGEST_FUNCTION, KernelSymbols
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import LONGEST_NAME, Frame
 
 KERNEL = Module(ModuleKind.KERNEL, "[kernel]")
 

@@ -17,10 +17,10 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
-from iaprof.report.launch_runs import launch_runs
+from iaprof.report.join.selection import Moments, Selection
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted
-from iaprof.report.selection import Moments, Selection
+from iaprof.report.views.launch_runs import launch_runs
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import Row, counts, profile
 
@@ -195,7 +195,7 @@ def test_runs_are_those_of_plain_python_whatever_the_order_and_groups_of_rows(mo
 
 
 def test_more_threads_than_there_is_room_for_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iaprof.report.launch_runs._MOST_PAIRS", 3)
+    monkeypatch.setattr("iaprof.report.views.launch_runs._MOST_PAIRS", 3)
     found = of(capture(tmp_path / "c", launch=[at(n, tid=n) for n in (1, 2, 3, 4, 5, 1)]), most=10)
     assert [(run[0], run[3], run[6]) for run in runs(found)] == [
         ("k", 1, 2),

@@ -17,9 +17,9 @@ from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.finish import finish
 from iaprof.record.for_symbols import FinishStacks
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.cpu_frames import CpuFrames
-from iaprof.symbols.rows import CaptureNames
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.cpu_frames import CpuFrames
+from iaprof.symbols.names.rows import CaptureNames
 
 DEPTH = 6
 PID, OTHER = 7, 8

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.profile import Kind, Launch, Origin
-from iaprof.report.launchers import by_launcher, launcher
+from iaprof.report.views.launchers import by_launcher, launcher
 from unit.in_process import iaprof
 
 REAL = Path(__file__).resolve().parents[1] / "data" / "captures" / "format-7.parquet"

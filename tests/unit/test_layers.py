@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from iaprof.symbols.layers import Layers
+from iaprof.symbols.names.layers import Layers
 
 
 def plain(ranges: list[tuple[int, int]], events: list[tuple[int, int]], address: int, time: int) -> int:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.symbols import local_files
-from iaprof.symbols.binaries import Binaries
-from iaprof.symbols.local_files import LocalFiles
-from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names import local_files
+from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.names.local_files import LocalFiles
+from iaprof.symbols.names.modules import Module, ModuleKind
 from unit.builds import (
     Build,
     ask,

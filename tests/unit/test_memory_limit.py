@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli import main
-from iaprof.cli.memory_limit import memory_bytes
+from iaprof.cli.options.memory_limit import memory_bytes
 from iaprof.formats.capture.dictionaries import decoded_bytes, distinct, few_bytes, mapped, shared, with_null_rows
 from iaprof.formats.capture.file import MAX_TEXT_BYTES, CaptureReader, CaptureWriter
 from iaprof.formats.capture.schema import KINDS, SCHEMA
@@ -308,7 +308,7 @@ def dying(throw: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A verb that is writing a file when C++ code throws what nobody catches."""
     script = f"""
 import ctypes, pathlib
-from iaprof.cli.memory_limit import keep_to
+from iaprof.cli.options.memory_limit import keep_to
 from iaprof.basics.files import replacing
 keep_to({LIMIT})
 library = ctypes.CDLL("libstdc++.so.6")

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli import info, merge as merge_verb
+from iaprof.cli.verbs import info, merge as merge_verb
 from iaprof.formats.capture import merged
 from iaprof.formats.capture.file import HEADER_KEY, PARTS_PER_GROUP, CaptureError, CaptureReader, CaptureWriter
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
@@ -26,12 +26,12 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import Wanted
-from iaprof.symbols.modules import Module
-from iaprof.symbols.names import Frame, Named, Names
+from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Frame, Named, Names
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 
 CAPTURES = Path(__file__).resolve().parents[1] / "data" / "captures"

@@ -27,7 +27,7 @@ from iaprof.record import cpu_use, metrics, pmu, xe
 from iaprof.record.finish import finish
 from iaprof.record.metrics import MeteredGt, Metrics
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
-from iaprof.report.gauges import gauges
+from iaprof.report.views.gauges import gauges
 from unit.capturing import capture
 from unit.profiles import Row, profile
 

@@ -10,12 +10,12 @@ import pytest
 
 from iaprof.formats.capture.file import CaptureReader, CaptureWriter
 from iaprof.formats.capture.schema import KINDS
-from iaprof.symbols.calls import Needed, calls
-from iaprof.symbols.in_turn import InTurn
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.names import LONGEST_NAME, Frame, Named, Names
-from iaprof.symbols.rows import CaptureNames
-from iaprof.symbols.write_names import Patience, write_names
+from iaprof.symbols.names.calls import Needed, calls
+from iaprof.symbols.names.in_turn import InTurn
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Named, Names
+from iaprof.symbols.names.rows import CaptureNames
+from iaprof.symbols.names.write_names import Patience, write_names
 from unit.test_address_space import event, mapping, spaces
 
 MODULE = Module(ModuleKind.FILE, "/lib/a.so", b"\x01\x02")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.cli import info as info_verb
-from iaprof.cli.summary import say_end
+from iaprof.cli.terminal.summary import say_end
+from iaprof.cli.verbs import info as info_verb
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.header.no_launches import sentence
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags

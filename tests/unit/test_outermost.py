@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.symbols import outermost as subject
-from iaprof.symbols.elf import read_elf
-from iaprof.symbols.outermost import outermost
+from iaprof.symbols.files.elf import read_elf
+from iaprof.symbols.unwind import outermost as subject
+from iaprof.symbols.unwind.outermost import outermost
 from stacks.debugger import build, stops
 
 

@@ -13,8 +13,8 @@ from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.imports.iaprof_import import import_text
 from iaprof.report.exporting import fitting_interval
 from iaprof.report.merging import merge
-from iaprof.symbols.names import Naming
-from iaprof.symbols.rows import CaptureNames
+from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import Done, iaprof
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from iaprof.cli.progress import describe
+from iaprof.cli.terminal.progress import describe
 from iaprof.record.session import Status
 
 STATUS = Status(

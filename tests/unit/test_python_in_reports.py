@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.cli.summary import end_line
+from iaprof.cli.terminal.summary import end_line
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts, State
 from iaprof.formats.profile import Shape
@@ -20,11 +20,11 @@ from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.archive import archive
-from iaprof.report.gpu_module import GpuModules
+from iaprof.report.gpu.module import GpuModules
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted, build
-from iaprof.symbols.cpu_frames import Look
-from iaprof.symbols.rows import CaptureNames
+from iaprof.symbols.names.cpu_frames import Look
+from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.in_process import Done, iaprof
 

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli import query as query_verb
 from iaprof.cli.main import main
+from iaprof.cli.verbs import query as query_verb
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
-from iaprof.report import sql
-from iaprof.report.sql import Database
+from iaprof.report.views import sql
+from iaprof.report.views.sql import Database
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 from unit.zebins import debug_elf

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli import record as record_command
+from iaprof.cli.verbs import record as record_command
 from iaprof.record import session as session_module
 from iaprof.record.options import Options
 from iaprof.record.signals import Interrupted, StopSignals
@@ -75,6 +75,6 @@ def test_a_signal_may_do_something_else_once() -> None:
 
 def test_the_recorder_stays_small() -> None:
     """What writes captures and names symbols is imported by the process that does it, not by the one that records."""
-    code = "import sys, iaprof.cli.record, iaprof.record.session; print(*sys.modules)"
+    code = "import sys, iaprof.cli.verbs.record, iaprof.record.session; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "symbolic", "multi_demangle"} & set(done.stdout.split())

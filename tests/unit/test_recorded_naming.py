@@ -14,9 +14,9 @@ from iaprof.record import naming
 from iaprof.record.mapped_files import MappedFiles
 from iaprof.record.naming import RecordedNaming
 from iaprof.record.opener import Opener
-from iaprof.symbols.address_space import AddressSpaces
-from iaprof.symbols.boot import boot_id
-from iaprof.symbols.modules import Module, ModuleKind
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.boot import boot_id
+from iaprof.symbols.names.modules import Module, ModuleKind
 
 USER = 1000
 GONE = (1 << 22) + 1  # pids are lower: PID_MAX_LIMIT of linux/threads.h

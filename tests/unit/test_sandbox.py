@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.report.gpu_sandbox import gpu_sandbox
+from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox import parent as sandbox_module
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
 from unit import fakeiga
@@ -207,7 +207,7 @@ def test_neither_environment_nor_folder_get_into_the_child(tmp_path, monkeypatch
 
 def test_the_child_ends_with_its_parent():
     code = (
-        "import os; from iaprof.report.gpu_sandbox import gpu_sandbox; s = gpu_sandbox();"
+        "import os; from iaprof.report.gpu.sandbox import gpu_sandbox; s = gpu_sandbox();"
         f"s.call('disasm', {XE2}, bytes(64)); print(s.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -220,7 +220,7 @@ def test_the_child_ends_with_its_parent():
 
 def test_the_parent_stays_light():
     """What reads hostile bytes, and what is slow to import, is the child's alone."""
-    code = "import sys, iaprof.report.gpu_module, iaprof.report.decoder; print(*sys.modules)"
+    code = "import sys, iaprof.report.gpu.module, iaprof.report.gpu.decoder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"elftools", "cffi", "pyarrow", "multi_demangle"} & set(done.stdout.split())
     code = "import sys, iaprof.sandbox.child; print(*sys.modules)"

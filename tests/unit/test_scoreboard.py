@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from iaprof.report import scoreboard
-from iaprof.report.gpu_module import InstructionInfo
-from iaprof.report.scoreboard import Annotation, Scoreboard, Wait, annotation, described
+from iaprof.report.gpu import scoreboard
+from iaprof.report.gpu.module import InstructionInfo
+from iaprof.report.gpu.scoreboard import Annotation, Scoreboard, Wait, annotation, described
 from unit.zebins import KERNELS, MODULES, disassembly
 
 SEND = "send.ugm (32|M0)         r22      r18  null:0  0x0            0x08200580           "

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture.file import CaptureReader
+from iaprof.report.join.selection import Moments, Selection
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted
-from iaprof.report.selection import Moments, Selection
-from iaprof.report.series import MOST_PROCESSES, MOST_SERIES, series
+from iaprof.report.views.series import MOST_PROCESSES, MOST_SERIES, series
 from unit.capturing import HEADER, capture
 
 BEGUN = HEADER["clock"]["monotonic_ns"]

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from iaprof.cli.serving import Server
+from iaprof.cli.terminal.serving import Server
 from limits import Within
 
 PAGE = b"<!doctype html>\n<title>here</title>"
@@ -111,7 +111,7 @@ def test_a_signal_ends_it(number: signal.Signals, within: Within) -> None:
 
 def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a page that takes its reader several times as long as a request may stay silent
-    monkeypatch.setattr("iaprof.cli.serving._TIMEOUT_S", 1.5)
+    monkeypatch.setattr("iaprof.cli.terminal.serving._TIMEOUT_S", 1.5)
     page = b"x" * (24 << 20)  # more than what waits in the kernel's buffers
     server = Server(page, "text/html")
     thread = threading.Thread(target=server._http.serve_forever, args=(0.02,))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import UsageError
-from iaprof.report.source_files import SourceFiles
+from iaprof.report.gpu.source_files import SourceFiles
 
 
 @pytest.fixture

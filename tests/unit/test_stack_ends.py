@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from iaprof.symbols.address_space import NOWHERE
-from iaprof.symbols.modules import Module, ModuleKind
-from iaprof.symbols.stack_ends import BEGINNINGS, end_of, mark, without_strays
+from iaprof.symbols.names.address_space import NOWHERE
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.unwind.stack_ends import BEGINNINGS, end_of, mark, without_strays
 
 
 def file(path: str) -> Module:

@@ -28,7 +28,7 @@ from typing import Self
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from iaprof.symbols.demangle import demangled
+from iaprof.symbols.names.demangle import demangled
 from limits import Within
 from standin.hardware import MSG_KERNEL, MSG_LAUNCH, MSG_SYNC, Hardware
 from standin.runtime import SOURCES, ZEBINS, Programs, Summary, build, command, debug_elf, read_summaries

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli.stdout import answering
+from iaprof.cli.terminal.stdout import answering
 
 
 def test_a_file_that_the_answer_needs_is_named(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from iaprof.cli import table as module
-from iaprof.cli.table import STRONG, WARM, Column, Table, shortened
+from iaprof.cli.terminal import table as module
+from iaprof.cli.terminal.table import STRONG, WARM, Column, Table, shortened
 
 
 def table() -> Table:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.cli.entry_names import names
 from iaprof.cli.main import main
-from iaprof.cli.top import BY, show
+from iaprof.cli.terminal.entry_names import names
+from iaprof.cli.verbs.top import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.ranking import KEYS, Ranker
+from iaprof.report.views.ranking import KEYS, Ranker
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile, rows
 

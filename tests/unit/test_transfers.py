@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
 from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
-from iaprof.cli import info as verb
+from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.record.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
-from iaprof.report.selection import Moments, Selection
-from iaprof.report.transfers import Transfers, transfers
+from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.views.transfers import Transfers, transfers
 from unit.capturing import HEADER, capture, launch
 from unit.in_process import iaprof
 

@@ -21,10 +21,10 @@ from iaprof.formats.wire.unwind_rules import (
     RuleScope,
     Walked,
 )
+from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Copy, Finished, Finishing
 from iaprof.symbols.unwind.walk import PAGE, Found
-from iaprof.symbols.vdso import open_vdso
 from stacks.debugger import Stop, build, offset_of, stops
 
 LIMIT, INSTRUCTION = 400, RuleScope.INSTRUCTION

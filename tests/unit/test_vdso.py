@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.symbols.vdso import open_vdso
+from iaprof.symbols.files.vdso import open_vdso
 
 
 def test_it_is_the_elf_file_that_is_mapped() -> None:

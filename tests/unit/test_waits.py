@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.cli import record as record_command
 from iaprof.cli.main import main
+from iaprof.cli.verbs import record as record_command
 from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
 from iaprof.record.finish import finish

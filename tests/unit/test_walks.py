@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from iaprof.formats.capture.schema import KINDS
 from iaprof.record.walks import Walked, Walks
-from iaprof.symbols.address_space import AddressSpaces
+from iaprof.symbols.names.address_space import AddressSpaces
 
 PID = 7
 DRIVER, LIBRARY, JIT = 0x10000, 0x20000, 0x30000  # where code is; each of 64 KiB

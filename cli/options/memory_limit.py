@@ -1,0 +1,71 @@
+"""The option --memory-limit of all verbs that read captures and other untrusted files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import remove_unfinished
+from iaprof.cli.options.added import adding
+from iaprof.cli.options.quantities import size
+from iaprof.sandbox.memory import LEAST_BYTES, lift_limit, limit, limit_memory, usual_limit
+from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
+
+_OPTION = "--memory-limit"
+MemoryLimit: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        _OPTION,
+        metavar="SIZE",
+        help="Take no more memory than this.  [default: 2G, or half of what is available if that is less]",
+        show_default=False,
+    ),
+]
+
+
+def limited(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with a further option, `--memory-limit`."""
+    return adding(verb, _limit, lambda _, own: verb(**own))
+
+
+def _limit(memory_limit: MemoryLimit = None) -> None:
+    keep_to(memory_bytes(memory_limit) or usual_limit())
+
+
+def keep_to(bytes_: int) -> None:
+    """Limits the memory of a verb, which ends with one sentence if it takes more."""
+    limit_memory(bytes_)
+    message = f"iaprof: {too_much()}\n".encode()
+
+    def give_up() -> None:
+        lift_limit()
+        remove_unfinished()
+        os.write(2, message)
+        os._exit(1)
+
+    on_uncaught_bad_alloc(give_up)
+
+
+def memory_bytes(text: str | None) -> int | None:
+    """The value of `--memory-limit` in bytes; None without one.
+
+    Raises:
+        UsageError: it is no size, or too small for anything.
+    """
+    bytes_ = None if text is None else size(text, _OPTION)
+    if bytes_ is not None and bytes_ < LEAST_BYTES:
+        raise UsageError(f"{_OPTION} takes {LEAST_BYTES >> 20}M or more: iaprof itself needs some")
+    return bytes_
+
+
+def too_much() -> str:
+    """The message for a verb that ran out of memory."""
+    there = limit()
+    if there is None:
+        return "this needs more memory than there is"
+    most = f"{there >> 30}G" if there % (1 << 30) == 0 else f"{there >> 20}M"
+    return f"this needs more memory than the {most} that it may take: if you trust the files, allow more with {_OPTION}"

@@ -1,0 +1,205 @@
+"""The options that say which stalls a verb is about, how they are joined to launches, and where names come from.
+
+`@selecting` adds them to a verb, which gets what they say as its parameter `choice`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.cli.options.added import adding
+from iaprof.cli.options.quantities import pids as pids_of
+from iaprof.cli.options.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
+from iaprof.gpu.intel.reasons import REASONS
+
+if TYPE_CHECKING:
+    from iaprof.report.join.selection import Selection
+
+_WHICH, _HOW = "Which stalls", "How stalls find their launch"
+_METHODS = ("proportional", "latest", "none")
+_STACKS_OF = ("append", "execute")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user said."""
+
+    selection: Selection
+    symfs: Path | None = None
+    symbol_dirs: tuple[Path, ...] = ()
+    kallsyms: Path | None = None
+    inlines: bool = True
+
+
+def selecting(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb with a parameter `choice`, as one that has these options instead."""
+    return adding(verb, _choice, lambda choice, own: verb(**own, choice=choice), left_out="choice")
+
+
+def _choice(
+    time: Annotated[
+        str | None,
+        typer.Option(
+            "--time", metavar="SPAN", help="A part of the recording: 1s-10s, 500ms-, 10%-20%.", rich_help_panel=_WHICH
+        ),
+    ] = None,
+    pid: Annotated[
+        list[str] | None,
+        typer.Option("--pid", "-p", metavar="PID,...", help="Launched by these processes.", rich_help_panel=_WHICH),
+    ] = None,
+    tid: Annotated[
+        list[str] | None,
+        typer.Option("--tid", metavar="TID,...", help="Launched by these threads.", rich_help_panel=_WHICH),
+    ] = None,
+    comm: Annotated[
+        list[str] | None,
+        typer.Option("--comm", metavar="NAME,...", help="Launched by threads of these names.", rich_help_panel=_WHICH),
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel", metavar="REGEX", help="Of kernels in whose names this is found.", rich_help_panel=_WHICH
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python",
+            metavar="REGEX",
+            help="Launched below Python functions in whose names this is found.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            metavar="GPU,...",
+            help="Of these GPUs: card, render node or PCI address.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
+    reason: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reason", metavar="REASON,...", help=f"Of these reasons: {', '.join(REASONS)}.", rich_help_panel=_WHICH
+        ),
+    ] = None,
+    cgroup: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cgroup",
+            metavar="PATTERN",
+            help="Launched in this cgroup or below, or in this container.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = None,
+    attribution: Annotated[
+        str,
+        typer.Option(
+            "--attribution",
+            metavar="METHOD",
+            help="Stalls go to the launches that can be running (proportional), "
+            "to the last one, as with Intel's tool (latest), or to the kernel alone (none).",
+            rich_help_panel=_HOW,
+        ),
+    ] = "proportional",
+    horizon: Annotated[
+        float | None,
+        typer.Option(
+            "--horizon",
+            metavar="SECONDS",
+            help="How long after its launch a kernel can be running.  [default: 0.5]",
+            show_default=False,
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    split_ambiguous: Annotated[
+        bool,
+        typer.Option(
+            "--split-ambiguous",
+            help="Split what several processes can have launched, in place of a label.",
+            rich_help_panel=_HOW,
+        ),
+    ] = False,
+    stack_of: Annotated[
+        str,
+        typer.Option(
+            "--stack-of",
+            metavar="CALL",
+            help="Kernels of closed command lists have the stack, thread and process name that appended them (append), "
+            "or that executed their list (execute).",
+            rich_help_panel=_HOW,
+        ),
+    ] = "append",
+    inlines: Annotated[
+        bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.", rich_help_panel=NAMES)
+    ] = True,
+    symfs: Symfs = None,
+    symbol_dirs: SymbolDirs = None,
+    kallsyms: Kallsyms = None,
+) -> Choice:
+    """What these options say.
+
+    Raises:
+        UsageError: one of them makes no sense.
+    """
+    # Imported here, as the other verbs need not wait for it.
+    from iaprof.report.join.candidates import DEFAULT_HORIZON_S, LONGEST_HORIZON_S, SHORTEST_HORIZON_S, Method, Rule
+    from iaprof.report.join.executions import StackOf
+    from iaprof.report.join.selection import Moments, Selection
+
+    if attribution not in _METHODS:
+        raise UsageError(f"--attribution takes {', '.join(_METHODS)}, not '{attribution}'")
+    if stack_of not in _STACKS_OF:
+        raise UsageError(f"--stack-of takes {', '.join(_STACKS_OF)}, not '{stack_of}'")
+    seconds = DEFAULT_HORIZON_S if horizon is None else horizon
+    if not SHORTEST_HORIZON_S <= seconds <= LONGEST_HORIZON_S:
+        raise UsageError(f"--horizon takes seconds from {SHORTEST_HORIZON_S:g} to {LONGEST_HORIZON_S:g}")
+    selection = Selection(
+        Rule(Method(attribution), int(seconds * 1e9), split_ambiguous),
+        None if time is None else Moments.of(time),
+        frozenset(pids_of(_words(pid, "--pid"), "--pid")),
+        frozenset(pids_of(_words(tid, "--tid"), "--tid", "thread ids")),
+        frozenset(_words(comm, "--comm")),
+        _pattern(kernel, "--kernel"),
+        tuple(_words(device, "--device")),
+        _reasons(_words(reason, "--reason")),
+        tuple(_words(cgroup, "--cgroup")),
+        _pattern(python, "--python"),
+        StackOf(stack_of),
+    )
+    return Choice(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
+
+
+def _words(texts: list[str] | None, option: str) -> list[str]:
+    """Of `a,b -x c`: a, b, c."""
+    words = [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
+    if texts and not words:  # such as a script's empty variable, with which everything would be printed
+        raise UsageError(f"{option} takes at least one")
+    return words
+
+
+def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    if not text:  # as with lists: it would be found everywhere
+        raise UsageError(f"{option} takes a regular expression, and this is none: it is empty")
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:  # the others: a{99999999999}, thousands of brackets
+        raise UsageError(f"{option} takes a regular expression, and this is none: {error}") from None
+
+
+def _reasons(words: list[str]) -> frozenset[str]:
+    for word in words:
+        if word not in REASONS:
+            raise UsageError(f"there is no reason '{word}': choose of {', '.join(REASONS)}")
+    return frozenset(words)

@@ -1,0 +1,41 @@
+"""The options that say where names of CPU frames are looked for, as several verbs have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.symbols.names.which import Symbols
+
+NAMES = "Names of CPU functions"
+"""What these options stand below in a help that has headings."""
+WhichSymbols: TypeAlias = Annotated[
+    str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
+]
+Symfs: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.", rich_help_panel=NAMES),
+]
+SymbolDirs: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.", rich_help_panel=NAMES),
+]
+Kallsyms: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.", rich_help_panel=NAMES),
+]
+
+
+def which_symbols(text: str) -> Symbols:
+    """What the user said of `--symbols`.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    try:
+        return Symbols(text)
+    except ValueError:
+        raise UsageError("--symbols takes needed, all or none") from None

@@ -1,0 +1,20 @@
+"""The user's browser."""
+
+from __future__ import annotations
+
+import os
+
+from iaprof.cli.terminal.summary import say
+from iaprof.sandbox.memory import lift_limit
+
+
+def show(address: str) -> None:
+    """Opens an address in the browser, or says why the user has to."""
+    import webbrowser  # here, as the other verbs need none
+
+    if os.geteuid() == 0:
+        say(f"iaprof: a browser is not started as root: open {address}")
+        return
+    lift_limit()  # the browser would inherit it
+    if not webbrowser.open(address):
+        say(f"iaprof: no browser was found here: open {address}")

@@ -1,0 +1,126 @@
+"""What the entries of `iaprof top` and `iaprof diff` are called: in a table, and in JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from iaprof.basics.errors import UsageError
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.report.views.ranking import Key
+
+BETWEEN_FRAMES = " < "  # the caller stands right
+_CUT = "…"
+_PYTHON = "py::"
+_ARGUMENTS = re.compile(r"(?<!operator)\((?!anonymous namespace\))[^()]*\)(?: const)?")
+_DEEPEST = 8  # parentheses in arguments
+
+
+def one_of(text: str, choices: Sequence[str], option: str) -> str:
+    """What the user said, if it can be chosen.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if text not in choices:
+        raise UsageError(f"{option} takes {', '.join(choices)}, not '{text}'")
+    return text
+
+
+def names(by: str, keys: Sequence[Key], short: bool) -> list[str]:
+    """A text for each key.
+
+    Args:
+        by: of ranking.KEYS, as whose value the keys are made.
+        keys: of all entries that are shown.
+        short: stacks without the frames that all of them share, which are the runtime's and those of main; Python
+            functions without the folder of their file.
+    """
+    if by in ("kernel", "instruction"):  # with the file, where a name alone could be several kernels
+        often = Counter(kernel for kernel, _file in {key[:2] for key in keys})
+        return [f"{_TEXTS[by](*key)} {key[1] if often[key[0]] > 1 else ''}".rstrip() for key in keys]
+    if by == "stack":
+        return _stacks(keys, short)
+    if by == "launcher" and short:
+        return [short_python(str(launcher)) for (launcher,) in keys]
+    return [_TEXTS[by](*key) for key in keys]
+
+
+def fields(by: str, key: Key) -> dict[str, Any]:
+    """What a key consists of, for JSON."""
+    from iaprof.report.views.ranking import KEYS
+
+    return {name: _cleaned(part) for name, part in zip(KEYS[by], key, strict=True)}
+
+
+def _stacks(keys: Sequence[Key], short: bool) -> list[str]:
+    """Innermost frame first, the process last."""
+    stacks = [tuple(map(str, (*frames, process))) for process, frames in keys if isinstance(frames, tuple)]
+    if short:
+        walked = [stack for stack in stacks if len(stack) > 2]  # others are labels, in place of a stack
+        inner = _shared(walked)
+        outer = _shared([stack[inner:][::-1] for stack in walked])
+        stacks = [_told_apart(stack, inner, outer) if len(stack) > 2 else stack for stack in stacks]
+    return [BETWEEN_FRAMES.join(stack) for stack in stacks]
+
+
+def _shared(stacks: Sequence[Sequence[str]]) -> int:
+    """How many frames all of several stacks begin with."""
+    levels = zip(*stacks, strict=False) if len(stacks) > 1 else ()
+    return len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
+
+
+def _told_apart(stack: Sequence[str], inner: int, outer: int) -> tuple[str, ...]:
+    """A stack without what others have too, and without its functions' arguments."""
+    frames = (_without_arguments(short_python(frame)) for frame in stack[inner : len(stack) - outer])
+    return (*([_CUT] if inner else []), *frames, *([_CUT] if outer else []))
+
+
+def short_python(frame: str) -> str:
+    """A frame of Python with the name of its file alone: `py::Layer.forward:model.py`; others as they are."""
+    function, separator, file = frame.removeprefix(_PYTHON).partition(":")
+    if not frame.startswith(_PYTHON) or not separator:
+        return frame
+    return f"{_PYTHON}{function}:{os.path.basename(file) or file}"
+
+
+def _without_arguments(frame: str) -> str:
+    for _ in range(_DEEPEST):
+        shorter = _ARGUMENTS.sub("", frame)
+        if shorter in ("", frame):
+            break
+        frame = shorter
+    return frame
+
+
+def _line(file: str, line: int, kernel: str) -> str:
+    if file:
+        return f"{file}:{line}"
+    return f"{kernel} line {line}" if line else f"{kernel} [no line]"
+
+
+def _process(host: str, process: str, pid: int) -> str:
+    return " ".join([process, *([str(pid)] if pid else []), *([f"on {host}"] if host else [])])
+
+
+def _cleaned(part: object) -> object:
+    if isinstance(part, tuple):
+        return [clean(each) for each in part]
+    return clean(part) if isinstance(part, str) else part
+
+
+_TEXTS: dict[str, Callable[..., str]] = {
+    "kernel": lambda kernel, _file: str(kernel),
+    "function": str,
+    "line": _line,
+    "instruction": lambda kernel, _file, offset, mnemonic: f"{kernel}+0x{offset:x} {mnemonic}",
+    "reason": str,
+    "process": _process,
+    "launcher": str,
+}

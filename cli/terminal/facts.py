@@ -1,0 +1,58 @@
+"""What a verb says on stderr of the report that it made: how much there was, and how much found its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from iaprof.basics.quantities import percent
+from iaprof.cli.terminal.summary import losses, say
+from iaprof.formats.header.python_counts import KINDS as PYTHON_KINDS, recorded as recorded_python
+from iaprof.formats.header.whole_stacks import COUNTED, recorded
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.report.facts import Facts
+
+MOST_PROBLEMS = 50  # that are printed
+
+
+def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
+    """Problems as warnings, and a line of sums."""
+    for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
+        more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"))
+    if len(facts.problems) > MOST_PROBLEMS:
+        say(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems")
+    say(
+        clean(
+            f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
+            f"{_matched(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
+        )
+    )
+
+
+def _matched(facts: Facts) -> str:
+    """How much of something found its place."""
+    shares = facts.matched.shares()
+    ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
+    no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
+    whole = f"; stacks: {facts.whole.text('samples')}" if facts.whole.stacks else ""
+    python = f"; {facts.python.text('samples')}" if facts.python.stacks else ""
+    return (
+        f"matched to a kernel {percent(shares['kernel'])}, an instruction {percent(shares['instruction'])}, "
+        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}{whole}{python}; "
+    )
+
+
+def _recorded(header: dict[str, Any]) -> str:
+    """How the launches' and CPU samples' stacks were had, if some were had late or presumed: the report cannot tell."""
+    told = [ends.short(COUNTED[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
+    told += [each.text(PYTHON_KINDS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
+    return f"recorded stacks: {'; '.join(told)}; " if told else ""
+
+
+def _scaled(header: dict[str, Any]) -> str:
+    """What the counts were multiplied with, where not every record was kept."""
+    streams = header.get("streams")
+    kept = {s.get("subsample", 1) for s in streams if isinstance(s, dict)} if isinstance(streams, list) else {1}
+    return "".join(f"one record of {n:,} was kept and stands for all; " for n in sorted(kept) if n > 1)

@@ -1,0 +1,32 @@
+"""What is said of the waits of a capture, on stderr."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iaprof.cli.terminal.summary import say
+
+if TYPE_CHECKING:
+    from iaprof.formats.capture.file import CaptureReader
+
+
+def say_waits(verb: str, reader: CaptureReader) -> None:
+    """Says how many waits were recorded, of all parts, and what of them was lost; or how to record them."""
+    from iaprof.formats.header.waits import WaitTotals, of_all
+
+    headers = [part.header for part in reader.parts]
+    totals = of_all(headers)
+    wanted = any(header.get("waits_wanted") is True for header in headers)
+    if totals is None and not wanted and not reader.count("wait"):
+        say("iaprof: this capture has no waits, as they were not asked for: record with 'iaprof record --waits'")
+        return
+    say(f"[ iaprof {verb}: {(totals or WaitTotals()).sentence()} ]")
+    if totals is None:
+        say(
+            "iaprof: no waits were recorded: nothing waited, or it was recorded on a kernel before Linux 6.13, or by a "
+            "driver's layout that has no functions that wait (run 'sudo iaprof calibrate')"
+        )
+    for loss in (loss for header in headers for loss in header.get("losses", ()) if isinstance(loss, dict)):
+        if loss.get("source") == "waits" and isinstance(loss.get("what"), str):
+            count = loss.get("count")
+            say(f"iaprof: waits {loss['what']}: {count:,}" if type(count) is int else f"iaprof: waits {loss['what']}")

@@ -1,0 +1,266 @@
+"""`iaprof annotate`: a kernel's instructions with their stalls, and its source between."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.cells import cell_len, set_cell_size
+
+from iaprof.basics.errors import IaprofError
+from iaprof.cli.analysis import analysed
+from iaprof.cli.options.selection import Choice, selecting
+from iaprof.cli.terminal.entry_names import short_python
+from iaprof.cli.terminal.facts import say_facts
+from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.summary import say
+from iaprof.cli.terminal.table import HEADING, WARM, WEAK, coloured, shortened, terminal_width
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.formats.profile import Profile
+    from iaprof.report.gpu.module import InstructionInfo, SourceFrame
+    from iaprof.report.gpu.source_files import SourceFiles
+    from iaprof.report.views.annotation import Listing, Row
+
+EXAMPLES = """\b
+Examples:
+  iaprof annotate cap.parquet matmul                     where in this kernel
+  iaprof annotate cap.parquet matmul --source-dir src    with its source
+  iaprof annotate cap.parquet 'attn_.*' --reason sbid    who waits for what
+  iaprof annotate cap.parquet matmul --json | jq '.kernels[0].instructions'
+"""
+MOST_KERNELS = 5  # that are printed; more are likely not what was meant
+_MOST_NAMES = 10  # in a message
+_SHORT = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
+_SHOWN = 0.01  # of a kernel's samples: what a reason has to have for a column, and a wait for an instruction for a line
+_MOST_LAUNCHERS = 5  # that are shown
+_WIDE = 100  # columns of a terminal that has room for instructions as they are
+_NARROW = 46  # columns that offset, samples and an instruction need
+_MAIN_REASONS = 3  # which a wide one has room for, too
+_REASON = 6  # columns of each
+_HOT = 0.05  # of a kernel's samples, in colour
+_SOURCE, _WAIT = "36", "33"  # styles, as those of cli.table
+_DETAILS = re.compile(r"<[0-9;,]+>|\(W\) |\([0-9]+\|M[0-9]+\) ")  # r7<1;1,0>, and which lanes: (W), (16|M0)
+_COMPACTED = re.compile(r" *\{Compacted\}|(?<=\{)Compacted,")
+
+
+@selecting
+def annotate(
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")],
+    which: Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel's name, or a regular expression.")],
+    source_dirs: Annotated[
+        list[Path] | None,
+        typer.Option("--source-dir", metavar="DIR", help="Where source files are; those below it may be shown."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+    *,
+    choice: Choice,
+) -> None:
+    """Print a kernel's instructions and how each stalled.
+
+    A stall is counted at the instruction that waits; below it stands which one it waits for. Source lines are printed
+    where they are found below a --source-dir.
+    """
+    from iaprof.report.gpu.source_files import SourceFiles
+    from iaprof.report.views.annotation import as_dict, listings
+
+    sources = SourceFiles(source_dirs or ())
+    with analysed(capture, choice, texts=True) as report:
+        names = chosen(report.profile, which)
+        found = listings(report.profile, names, report.binary)
+    with answering():
+        if as_json:
+            print(json.dumps({"kernels": [as_dict(each, sources) for each in found]}, indent=2))
+        else:
+            print("\n".join(lines(found, sources, terminal_width(), coloured())))
+    if source_dirs:
+        for path in sources.newer_than(_began(report.header))[:_MOST_NAMES]:
+            say(f"iaprof: warning: {path} was changed after the recording began: its lines may be others")
+    if not quiet:
+        say_facts("annotate", report.facts, report.header)
+
+
+def chosen(profile: Profile, pattern: str) -> list[str]:
+    """The names of the kernels that are meant.
+
+    Raises:
+        IaprofError: there is none, or there are too many.
+    """
+    from iaprof.report.views.annotation import matching
+
+    names = matching(profile, pattern)
+    if not names:
+        raise IaprofError(f"no kernel with stalls is called '{pattern}': 'iaprof top' lists those that there are")
+    if len(names) > MOST_KERNELS:
+        shown = ", ".join(f"'{shortened(name, 60)}'" for name in names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+        raise IaprofError(f"{len(names):,} kernels match '{pattern}': say which of {shown}{more}")
+    return names
+
+
+def lines(listings: Sequence[Listing], sources: SourceFiles, width: int | None, colours: bool) -> Iterator[str]:
+    """The kernels, one after the other.
+
+    Args:
+        listings: the kernels.
+        sources: has their source files.
+        width: columns of a terminal; None where any width will do.
+        colours: whether to use them.
+    """
+    for number, listing in enumerate(listings):
+        if number:
+            yield ""
+        yield from _Printer(listing, sources, width, colours).lines()
+
+
+class _Printer:
+    """Prints one kernel."""
+
+    def __init__(self, listing: Listing, sources: SourceFiles, width: int | None, colours: bool) -> None:
+        self._listing = listing
+        self._sources = sources
+        self._width = width
+        self._colours = colours
+        self._by_offset = {row.instruction.offset: row.instruction for row in listing.rows}
+        order = sorted(range(len(listing.reasons)), key=lambda at: -listing.counts[at])
+        main = [at for at in order if listing.counts[at] >= max(_SHOWN * listing.samples, 1)]
+        room = len(listing.reasons)
+        if width is not None:
+            room = min(max(width - _NARROW, 0), _MAIN_REASONS * _REASON) // _REASON + max(width - _WIDE, 0) // _REASON
+        self._reasons = main[:room]
+
+    def lines(self) -> Iterator[str]:
+        """What is said of the kernel, then its instructions."""
+        listing = self._listing
+        yield self._styled(self._fitting(listing.symbol), HEADING)
+        if listing.file:
+            yield self._fitting(listing.file)
+        launches = _counted(listing.launches, "launch") if listing.launches else "no launch recorded"
+        share = f"{_counted(listing.samples, 'sample', 's')}, {100 * listing.share:.1f} % of all"
+        yield f"{share}; {_counted(listing.processes, 'process')}, {launches}"
+        yield from self._launchers()
+        yield ""
+        names = listing.reasons
+        reasons = "".join(f"{_SHORT.get(names[at], names[at]).upper():>{_REASON}}" for at in self._reasons)
+        yield self._styled(f"{'SAMPLES':>9}{'%':>6}{reasons}  {'OFFSET':>7}  INSTRUCTION", HEADING)
+        yield f"{self._numbers(listing.counts)}  {'':>7}  (all)"
+        before: tuple[SourceFrame, ...] = ()
+        for row in listing.rows:
+            yield from self._source(before, row.instruction.frames)
+            before = row.instruction.frames
+            yield self._row(row)
+            yield from self._waits(row)
+
+    def _launchers(self) -> Iterator[str]:
+        """Which functions launched it; nothing where no stack tells."""
+        launchers = self._listing.launchers
+        if all(name.startswith("[") for name, _ in launchers):
+            return
+        if len(launchers) == 1:
+            yield "launched by " + self._fitting(self._called(launchers[0][0]), 12)
+            return
+        yield "launched by"
+        for name, samples in launchers[:_MOST_LAUNCHERS]:
+            share = f"{100 * samples / max(self._listing.samples, 1):.1f} %"
+            yield f"{share:>9}  " + self._fitting(self._called(name), 11)
+        if (more := len(launchers) - _MOST_LAUNCHERS) > 0:
+            yield f"{'':11}and {_counted(more, 'more', '')}"
+
+    def _called(self, launcher: str) -> str:
+        return launcher if self._width is None else short_python(launcher)
+
+    def _source(self, before: tuple[SourceFrame, ...], frames: tuple[SourceFrame, ...]) -> Iterator[str]:
+        """Where the following instructions are from, as far as it is not where those before them are."""
+        functions = [frame.function for frame in frames[1:]]
+        if functions != [frame.function for frame in before[1:]]:
+            yield self._styled(self._cut(f"-- in {' > '.join((frames[0].function, *functions))}"), WEAK)
+        last = frames[-1]
+        if last.line and (not before or (last.file, last.line) != (before[-1].file, before[-1].line)):
+            text = self._sources.line(last.file, last.line)
+            yield self._styled(self._cut(f"{_place(last)}{f'  {text}' if text else ''}"), _SOURCE)
+
+    def _numbers(self, counts: Sequence[int]) -> str:
+        """Samples, their part of the kernel's, and those of the reasons."""
+        samples = sum(counts)
+        shares = [samples, *(counts[at] for at in self._reasons)]
+        percents = [f"{100 * each / self._listing.samples:.1f}" for each in shares]
+        shown = [text if text != "0.0" else "" for text in percents]
+        return f"{_count(samples):>9}{shown[0]:>6}{''.join(f'{text:>{_REASON}}' for text in shown[1:])}"
+
+    def _row(self, row: Row) -> str:
+        listing, instruction = self._listing, row.instruction
+        hottest = row is listing.hottest
+        numbers = self._numbers(row.counts) if row.samples else " " * (15 + _REASON * len(self._reasons))
+        text = f"{numbers} {'>' if hottest else ' '}{instruction.offset:#7x}  "
+        text += self._instruction(instruction, len(text))
+        if not row.samples:
+            return self._styled(text, WEAK)
+        return self._styled(text, f"1;{WARM}" if hottest else WARM if row.samples >= _HOT * listing.samples else "")
+
+    def _waits(self, row: Row) -> Iterator[str]:
+        """Who is waited for, where such stalls are many; of distances, which the instruction itself says, very many."""
+        from iaprof.report.gpu.scoreboard import described
+
+        counts = dict(zip(self._listing.reasons, row.counts, strict=True))
+        for wait in row.waits:
+            part = _SHOWN if wait.offsets else _HOT
+            if sum(counts[reason] for reason in wait.reasons) >= max(part * self._listing.samples, 1):
+                shown = [self._named(self._by_offset[each]) for each in wait.offsets if each in self._by_offset]
+                yield self._styled(self._cut(f"{'':>11}^ {described(wait, shown)}"), _WAIT)
+
+    def _named(self, instruction: InstructionInfo) -> str:
+        from iaprof.report.gpu.scoreboard import annotation
+
+        place = f" at {_place(instruction.frames[-1])}" if instruction.frames[-1].line else ""
+        return f"0x{instruction.offset:x} {annotation(instruction.text).opcode}{place}"
+
+    def _instruction(self, instruction: InstructionInfo, used: int) -> str:
+        """Its text with single spaces, and with less and less of what it says the less room there is."""
+        code, _, comment = instruction.text.partition("//")
+        text = clean(_COMPACTED.sub("", " ".join(code.split())) or instruction.mnemonic)
+        told = f"{text}  // {clean(comment.strip())}" if comment else text
+        if self._width is None or used + len(told) <= self._width >= _WIDE:
+            return told
+        return shortened(text if self._width >= _WIDE else _DETAILS.sub("", text), max(self._width - used, 1))
+
+    def _cut(self, text: str) -> str:
+        """Without its end, where there is no room: the beginning of a line of source says most."""
+        text = clean(text)
+        if self._width is None or cell_len(text) <= self._width:
+            return text
+        return set_cell_size(text, self._width - 1) + "…"
+
+    def _fitting(self, text: str, before: int = 0) -> str:
+        """As much of a text as there is room for; behind so many columns."""
+        return clean(text) if self._width is None else shortened(clean(text), max(self._width - before, 1))
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self._colours and style else text
+
+
+def _place(frame: SourceFrame) -> str:
+    return f"{os.path.basename(frame.file) or '?'}:{frame.line}"
+
+
+def _counted(number: int, what: str, plural: str = "es") -> str:
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+def _count(number: int) -> str:
+    """As many digits as there is room for."""
+    return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.0f}M"
+
+
+def _began(header: dict[str, Any]) -> float:
+    """When the recording began, in seconds since 1970; the end of all times where the capture does not say."""
+    clock = header.get("clock")
+    began = clock.get("realtime_ns") if isinstance(clock, dict) else None
+    return began / 1e9 if type(began) is int and 0 < began < 1 << 63 else math.inf

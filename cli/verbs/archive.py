@@ -1,0 +1,77 @@
+"""`iaprof archive`: a capture that names its frames wherever it is opened."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
+from iaprof.basics.quantities import in_bytes
+from iaprof.cli.options.symbol_options import Kallsyms, SymbolDirs, Symfs
+from iaprof.cli.terminal.progress import Progress
+from iaprof.cli.terminal.summary import say
+from iaprof.formats.profile import clean
+
+EXAMPLES = """\b
+Examples:
+  iaprof archive cap.parquet -o named.parquet               what is known here
+  iaprof archive cap.parquet -o named.parquet --symbols all
+  iaprof archive cap.parquet -o public.parquet --redact     to show to anyone
+"""
+
+
+def archive(
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")],
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
+    symbols: Annotated[
+        str, typer.Option("--symbols", metavar="WHICH", help="Names of what the stacks need, or of all functions.")
+    ] = "needed",
+    kernels: Annotated[
+        bool | None,
+        typer.Option("--kernels/--no-kernels", help="GPU kernels' binaries; in, but for --redact.", show_default=False),
+    ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Replace names, paths, commands and hosts by hashes.")
+    ] = False,
+    symfs: Symfs = None,
+    symbol_dirs: SymbolDirs = None,
+    kallsyms: Kallsyms = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Write a capture that names its frames anywhere.
+
+    Adds what names the addresses of the CPU stacks, as 'iaprof record' does at its end, from the files of this machine,
+    by build-id. The recorded addresses stay as they are, but for --redact.
+    """
+    if symbols not in ("needed", "all"):
+        raise UsageError("--symbols takes needed or all")
+    check_output(output, force, capture)
+    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.report.archive import archive as write
+    from iaprof.report.cpu_names import Places, naming
+
+    reader = CaptureReader(capture)
+    progress = Progress()
+    on_terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
+
+    def tell(done: int, modules: int) -> None:
+        if on_terminal:
+            progress.naming(done, modules)
+
+    keep_kernels = not redact if kernels is None else kernels
+    places = Places(symfs, tuple(symbol_dirs or ()), kallsyms)
+    archived = write(reader, output, lambda part: naming(part, places, symbols == "all"), tell, redact, keep_kernels)
+    progress.clear()
+    if not quiet:
+        counts = archived.header["symbols"]
+        say(
+            clean(
+                f"[ iaprof archive: wrote {in_bytes(archived.size)} to {output}; "
+                f"{counts['named']:,} of {counts['addresses']:,} addresses in {counts['modules']:,} files have names ]"
+            )
+        )

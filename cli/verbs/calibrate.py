@@ -1,0 +1,118 @@
+"""`iaprof calibrate`: makes launches visible on a build of the driver that iaprof does not know."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iaprof.cli.terminal.stdout import answering
+from iaprof.formats.header.slow_launches import slow_launches
+from iaprof.formats.header.unrecorded_copies import CLAUSE
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.bpf.driver_layout import Field, Layout
+    from iaprof.record.calibrate import Calibration
+
+EXAMPLES = """\b
+Examples:
+  sudo iaprof calibrate                   the Level Zero driver that is installed
+  sudo iaprof calibrate /usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so
+  iaprof calibrate ~/neo/libze_intel_gpu.so.1 -o layout.json
+  sudo iaprof calibrate --json | jq .layout.entries
+"""
+
+
+def calibrate(
+    library: Annotated[
+        Path | None, typer.Argument(metavar="LIBRARY", help="The driver; without it, Level Zero's that is installed.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it here, not to /var/cache/iaprof/layouts."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Learn where a build of the Level Zero or OpenCL driver keeps its kernels.
+
+    Runs the driver in processes without privileges, as four GPUs that need not be there, searches their memory for
+    what its public calls say, and writes what holds on all of them. Recordings then see the launches of every program
+    that uses this build. Needs no GPU; takes a few seconds.
+    """
+    from iaprof.record import calibrate as calibration
+
+    calibration.check_store(output)
+    library = library or calibration.installed_driver()
+    print(f"iaprof: running {clean(str(library))} as {', '.join(calibration.DEVICES)}", file=sys.stderr, flush=True)
+    found = calibration.calibrate(library)
+    path = calibration.store(found.layout, output)
+    with answering():
+        if as_json:
+            print(json.dumps(_as_dict(library, found, path), indent=2))
+        else:
+            _show(library, found, path)
+
+
+def _as_dict(library: Path, found: Calibration, path: Path) -> dict[str, Any]:
+    return {
+        "library": clean(str(library)),
+        "devices": found.devices,
+        "left_out": found.left_out,
+        "single_stepped": found.single_stepped,
+        "no_own_kernels": found.no_own_kernels,
+        "layout": asdict(found.layout),
+        "written": clean(str(path)),
+    }
+
+
+def _show(library: Path, found: Calibration, path: Path) -> None:
+    layout = found.layout
+    print(f"Driver    {clean(str(library))}")
+    print(f"Version   {layout.version}")
+    print(f"Build-id  {layout.build_id}")
+    print(f"Agree     {', '.join(found.devices)}")
+    for device, why in found.left_out.items():
+        print(f"Left out  {device}: {why}")
+    print("\nFrom a kernel's handle h to")
+    for name, way in _ways(layout):
+        print(f"  {name:<12}{way}")
+    print("\nProbes at")
+    for entry in layout.entries:
+        print(f"  {entry.address:<#12x}{entry.name}")
+    if found.no_own_kernels:
+        print(f"\nWarning: {CLAUSE}: {found.no_own_kernels}")
+    if found.single_stepped:
+        print(f"\nWarning: {slow_launches(found.single_stepped)}")
+    print(f"\nWritten to {clean(str(path))}")
+
+
+def _ways(layout: Layout) -> list[tuple[str, str]]:
+    fields = {
+        "address": layout.address,
+        "size": (layout.size,),
+        "code": (layout.code,),
+        "name": (layout.name,),
+        "allocation": layout.allocation[:1],
+        "its size": layout.allocation[1:],
+        "class": (layout.kernel_class,),
+        "module": (layout.module,),
+        "binary": (layout.binary,),
+    }
+    ways = [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items()]
+    if layout.gpu:
+        ways.append(("GPU", f"g = {_way(layout.gpu, 'q')} of the queue q"))
+    return ways
+
+
+def _way(field: Field, start: str = "h") -> str:
+    """As C would have it, if all were bytes: *(*(h+0x30)+8); and +8g in it, if GPU g has it so much further."""
+    way = start
+    for offset, more in field.steps():
+        step = "+".join([f"{offset:#x}"] * (offset > 0 or not more) + [f"{more:#x}g"] * (more > 0))
+        way = f"*({way}+{step})"
+    return way

@@ -1,0 +1,171 @@
+"""`iaprof check`: what will not work, before it is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iaprof.basics.errors import IaprofError
+from iaprof.cli.terminal.stdout import answering
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.record.checks.result import Check
+
+EXAMPLES = """\b
+Examples:
+  sudo iaprof check                       is all there that recording needs?
+  sudo iaprof check -o /data/cap.parquet  and is there room for the capture?
+  sudo iaprof check --json | jq '.checks[] | select(.level != "ok")'
+"""
+_COLOURS = {"ok": "32", "warning": "33", "problem": "1;31"}
+_MARGIN = " " * 11
+_NAME_WIDTH = 15
+_NARROWEST, _WIDEST = 60, 100
+
+
+def check(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the capture would be written.")
+    ] = Path("iaprof.parquet"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what recording needs and what is missing.
+
+    Each line is ok, a warning (something will be missing from the capture) or a problem (recording cannot work), with
+    the command that mends it where there is one. Changes nothing. The exit code is 1 when there is a problem.
+    """
+    with answering():
+        works = _answer(_checks(output.absolute().parent), as_json)
+    if not works:
+        raise typer.Exit(IaprofError.exit_code)
+
+
+def _answer(checks: Iterator[Check], as_json: bool) -> bool:
+    """Prints them; gives whether recording can work."""
+    from iaprof.record.checks.result import Level
+
+    found = []
+    printer = _Printer()
+    for each in checks:
+        found.append(each)
+        if not as_json:
+            printer.show(each)
+    levels = Counter(each.level for each in found)
+    works = not levels[Level.PROBLEM]
+    if as_json:
+        print(json.dumps({"works": works, "checks": [_as_dict(each) for each in found]}, indent=2))
+    else:
+        printer.show_sum(levels[Level.PROBLEM], levels[Level.WARNING])
+    return works
+
+
+def _checks(folder: Path) -> Iterator[Check]:
+    # Imported here, so that `iaprof report` needs none of what recording needs.
+    from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, pythons, stacks
+
+    yield from kernel.checks()
+    yield from bpf.checks()
+    yield from limits.checks(folder)
+    yield from gpus.checks()
+    yield from libraries.checks()
+    yield from stacks.checks()
+    yield from pythons.checks()
+    yield _decoder()
+
+
+def _decoder() -> Check:
+    """Whether reports made here would have instructions: asks the decoder in its sandbox for one of each platform."""
+    from iaprof.gpu.intel.generations import GENERATIONS
+    from iaprof.record.checks.packages import install_command
+    from iaprof.record.checks.result import Check, Level
+    from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
+    from iaprof.report.gpu.sandbox import gpu_sandbox
+    from iaprof.sandbox.parent import SandboxError
+
+    known, refusal = [], ""
+    names = {each.platform: each.name for each in GENERATIONS if each.layout and each.platform}
+    with gpu_sandbox() as sandbox:
+        for platform in names:
+            try:
+                Decoder(platform, sandbox).disasm(bytes(16))
+            except DecodeError:
+                pass  # zeros are no instruction there
+            except (DecoderUnavailable, SandboxError) as error:
+                refusal = str(error)
+                continue
+            known.append(platform)
+    group, mend = "Report", install_command("libigc2", "intel-igc")
+    if not known:
+        return Check(group, "decoder", Level.WARNING, f"reports made here name no instructions: {refusal}", mend)
+    text = f"IGA decodes {', '.join(names[platform] for platform in known)}"
+    if missing := [names[platform] for platform in names if platform not in known]:
+        return Check(group, "decoder", Level.WARNING, f"{text}; it is too old for {', '.join(missing)}", mend)
+    return Check(group, "decoder", Level.OK, text)
+
+
+def _as_dict(check: Check) -> dict[str, str]:
+    return {
+        "group": check.group,
+        "name": clean(check.name),
+        "level": check.level.value,
+        "text": clean(check.text),
+        "mend": clean(check.mend),
+        "file": clean(check.file),
+    }
+
+
+class _Printer:
+    """Prints a check as soon as it is known: some take a moment."""
+
+    def __init__(self) -> None:
+        self._group = ""
+        terminal = sys.stdout.isatty()
+        self._coloured = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        columns = shutil.get_terminal_size().columns if terminal else 80
+        self._width = min(max(columns, _NARROWEST), _WIDEST)
+
+    def show(self, check: Check) -> None:
+        """Prints one, and its group's name before the group's first."""
+        if check.group != self._group:
+            print(f"{'' if not self._group else chr(10)}{self._in_colour(check.group, '1')}")
+            self._group = check.group
+        level = check.level.value
+        margin = _MARGIN + " " * (_NAME_WIDTH + 1)
+        lines = _wrapped(clean(check.text), self._width - len(margin))
+        name = clean(check.name)[:_NAME_WIDTH]
+        print(f"  {self._in_colour(level, _COLOURS[level])}{' ' * (9 - len(level))}{name:{_NAME_WIDTH}} {lines[0]}")
+        for line in lines[1:]:
+            print(margin + line)
+        for line, colour in ((clean(check.file), "2"), (f"$ {clean(check.mend)}" if check.mend else "", "36")):
+            if line:  # in one piece, so that it can be copied
+                short = len(margin) + len(line) <= self._width
+                print((margin if short else _MARGIN) + self._in_colour(line, colour))
+        sys.stdout.flush()
+
+    def show_sum(self, problems: int, warnings: int) -> None:
+        """Prints the end."""
+        counts = [_count(problems, "problem"), _count(warnings, "warning")]
+        said = " and ".join(count for count in counts if count) or "nothing is amiss"
+        text = f"Recording cannot work: {said}." if problems else f"Recording can work: {said}."
+        print("\n" + self._in_colour(text, _COLOURS["problem" if problems else "ok"]))
+
+    def _in_colour(self, text: str, colour: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured else text
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}" if number else ""

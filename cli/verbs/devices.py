@@ -1,0 +1,158 @@
+"""`iaprof devices`: the GPUs, and what each can sample."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iaprof.basics.errors import IaprofError
+from iaprof.cli.terminal.stdout import answering
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.record.xe import Device
+
+EXAMPLES = """\b
+Examples:
+  iaprof devices                         the GPUs of this machine
+  iaprof devices --json | jq '.devices[].rates'
+  sudo iaprof record --device card1      records one of them
+"""
+_WIDTH = 80
+_HEADINGS = ("CARD", "NODE", "PCI ADDRESS", "PCI ID", "IP", "TILES", "XECORES", "RECORDS")
+_ROW = "{:<7} {:<11} {:<13} {:<10} {:<7} {:>5}  {:>7}  {}"
+_MARGIN = " " * 8
+
+
+def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the GPUs.
+
+    Says what they are called, where they sit, and what they can sample, or why they cannot. Needs no root where the
+    render nodes can be opened.
+    """
+    from iaprof.record import xe
+
+    nodes = xe.render_nodes()
+    if not nodes:
+        raise IaprofError(xe.NO_GPU)
+    found: list[Device] = []
+    others: list[dict[str, str]] = []
+    for path in nodes:
+        try:
+            found.append(xe.open_device(path))
+        except xe.DeviceError as error:
+            others.append(_other(path, str(error)))
+    with answering():
+        if as_json:
+            print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
+        else:
+            _show_all(found, others)
+
+
+def _show_all(devices: list[Device], others: list[dict[str, str]]) -> None:
+    print(_ROW.format(*_HEADINGS))
+    for device in devices:
+        _show(device)
+    for other in others:
+        print(_ROW.format(*(other[key] for key in ("card", "node", "pci_address", "pci_id")), "-", "-", "-", "-"))
+        _explain(other["name"])
+        _explain(f"not sampled: it {other['problem'].removeprefix(other['path'] + ' ')}")
+
+
+def _show(device: Device) -> None:
+    layouts = sorted({_layout(device, index) for index in range(len(device.gts))})
+    xecores = sum(gt.xecores for gt in device.gts)
+    print(
+        _ROW.format(
+            device.card or "-",
+            os.path.basename(device.path),
+            device.pci_address,
+            _pci_id(device),
+            _ip_version(device, 0),
+            len({gt.tile for gt in device.gts}),
+            xecores or "-",
+            ", ".join(layouts),
+        ).rstrip()
+    )
+    _explain(device.name)
+    _explain(f"sampled every {', '.join(_named(device))} GPU cycles")
+
+
+def _named(device: Device) -> list[str]:
+    """Its rates, as `record --rate` takes them."""
+    from iaprof.record.xe import named_rates
+
+    names: dict[int, str] = {}
+    for name, rate in named_rates(device).items():
+        names[rate] = name if rate != device.rates[0] else names.get(rate, name)
+    return [f"{rate} ({names[rate]})" if rate in names else str(rate) for rate in device.rates]
+
+
+def _explain(text: str) -> None:
+    """A line of its own below the device's, or several; parentheses stay beside what they explain."""
+    bound = clean(text).replace(" (", "\N{NO-BREAK SPACE}(")
+    for line in textwrap.wrap(bound, _WIDTH - len(_MARGIN), break_on_hyphens=False):
+        print(_MARGIN + line.replace("\N{NO-BREAK SPACE}", " "))
+
+
+def _other(path: str, problem: str) -> dict[str, str]:
+    """What is known of a GPU that cannot be sampled."""
+    from iaprof.record import xe
+    from iaprof.record.pci_ids import device_name
+
+    vendor, device = (_sysfs_number(path, name) for name in ("vendor", "device"))
+    return {
+        "card": xe.card_name(path) or "-",
+        "node": os.path.basename(path),
+        "path": path,
+        "pci_address": xe.pci_address(path),
+        "pci_id": f"{vendor:04x}:{device:04x}",
+        "name": device_name(vendor, device),
+        "problem": problem,
+    }
+
+
+def _sysfs_number(path: str, name: str) -> int:
+    try:
+        return int(Path("/sys/class/drm", os.path.basename(path), "device", name).read_text(), 16)
+    except (OSError, ValueError):
+        return 0
+
+
+def _as_dict(device: Device) -> dict[str, Any]:
+    from iaprof.record.xe import named_rates
+
+    known = asdict(device)
+    for index, gt in enumerate(known["gts"]):
+        gt["ip_version"] = _ip_version(device, index)
+        gt["layout"] = _layout(device, index)
+    return {
+        "node": os.path.basename(device.path),
+        "pci_id": _pci_id(device),
+        **known,
+        "rate_names": named_rates(device),
+    }
+
+
+def _pci_id(device: Device) -> str:
+    return f"8086:{device.device_id:04x}"
+
+
+def _ip_version(device: Device, gt: int) -> str:
+    major, minor, revision = device.gts[gt].ip_version
+    return f"{major}.{minor:02}.{revision}"
+
+
+def _layout(device: Device, gt: int) -> str:
+    from iaprof.record.xe import DeviceError
+
+    try:
+        return device.layout(device.gts[gt]).name
+    except DeviceError:
+        return "unknown"

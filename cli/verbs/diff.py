@@ -1,0 +1,159 @@
+"""`iaprof diff`: what changed between two captures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
+from iaprof.cli.analysis import analysed
+from iaprof.cli.options.selection import Choice, selecting
+from iaprof.cli.terminal.entry_names import fields, names, one_of
+from iaprof.cli.terminal.facts import say_facts
+from iaprof.cli.terminal.stdout import answering, destination
+from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
+from iaprof.formats.profile import Shape
+
+if TYPE_CHECKING:
+    from iaprof.report.views.difference import Change, Difference
+
+BY = ("kernel", "function", "launcher", "stack")
+EXAMPLES = """\b
+Examples:
+  iaprof diff old.parquet new.parquet               kernels, as shares of all
+  iaprof diff old.parquet new.parquet --by stack --normalize none
+  iaprof diff old.parquet new.parquet --format folded | flamegraph.pl > d.svg
+"""
+_EXTENSIONS = (".folded", ".collapsed")
+
+
+@selecting
+def diff(
+    choice: Choice,
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
+    by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}.")] = "kernel",
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
+    normalize: Annotated[
+        str, typer.Option("--normalize", metavar="HOW", help="total: shares of all samples; none: samples as they are.")
+    ] = "total",
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help="table, or folded for flamegraph.pl.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where folded text goes; else stdout.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+) -> None:
+    """Print what changed between two captures.
+
+    A table of kernels, or of what --by says, the largest changes first; with --format folded, both counts of every
+    stack. Filters hold for both captures.
+    """
+    one_of(by, BY, "--by")
+    one_of(normalize, ("total", "none"), "--normalize")
+    folded = one_of(format_ or _format(output), ("table", "folded"), "--format") == "folded"
+    if output is not None:
+        if not folded:
+            raise UsageError("-o takes folded text, and tables go to stdout: give --format folded, or no -o")
+        check_output(output, force, before)
+        check_output(output, force, after)
+    if folded and as_json:
+        raise UsageError("--json is not for folded text: leave one of them out")
+    # Imported here, as the other verbs need not wait for it.
+    from iaprof.formats.writers import difffolded
+    from iaprof.report.views.difference import difference, joined
+
+    relative = normalize == "total"
+    with analysed(before, choice) as old, analysed(after, choice) as new:
+        both = joined(old.profile, new.profile)
+    if folded:
+        with destination(output) as out:
+            difffolded.write(both, Shape(parts=difffolded.PARTS), relative, out)
+    else:
+        show(difference(both, by, limit, relative), as_json, relative)
+    if not quiet:
+        for path, report in ((before, old), (after, new)):
+            say_facts(f"diff {path.name}", report.facts, report.header)
+
+
+def show(found: Difference, as_json: bool, relative: bool) -> None:
+    """Prints a difference."""
+    with answering():
+        if as_json:
+            print(json.dumps(_as_dict(found, relative), indent=2))
+        else:
+            _table(found, relative).print()
+
+
+def _format(output: Path | None) -> str:
+    return "folded" if output is not None and output.name.endswith(_EXTENSIONS) else "table"
+
+
+def _table(difference: Difference, relative: bool) -> Table:
+    unit = _SHARES if relative else _SAMPLES
+    table = Table(
+        Column("BEFORE", right=True),
+        Column("AFTER", right=True),
+        Column("CHANGE", right=True),
+        Column("MOST CHANGED"),
+        Column(""),
+        Column(difference.by.upper(), flexible=True),
+    )
+    titles = names(difference.by, [entry.key for entry in difference.entries], terminal_width() is not None)
+    rows = [(entry, title, "") for entry, title in zip(difference.entries, titles, strict=True)]
+    if difference.more:
+        rows.append((difference.rest, f"({difference.more:,} more)", WEAK))
+    rows.append((difference.total, "(total)", STRONG))
+    for entry, title, style in rows:
+        before, after = (unit.value(value) for value in entry.values)
+        change, most = unit.change(entry.change), unit.change(entry.reasons[entry.reason])
+        colour = style or _COLOURS.get(change[0], "")
+        reason = f"{entry.reason} {most}" if most[0] in _COLOURS else ""
+        table.add(before, after, change, reason, entry.state, title, style=(style, style, colour, style, style, style))
+    return table
+
+
+_COLOURS = {"+": WARM, "-": COLD}  # as in differential flame graphs
+
+
+class _Unit(NamedTuple):
+    value: Callable[[float], str]
+    change: Callable[[float], str]  # begins with its sign, if it is not shown as 0
+
+
+_SHARES = _Unit(lambda value: f"{value:.1f} %", lambda value: f"{value:+.1f}" if abs(value) >= 0.05 else "0.0")
+_SAMPLES = _Unit(lambda value: f"{value:,.0f}", lambda value: f"{value:+,.0f}" if value else "0")
+
+
+def _as_dict(difference: Difference, relative: bool) -> dict[str, Any]:
+    def sums(entry: Change) -> dict[str, Any]:
+        before, after = entry.values
+        return {
+            "samples_before": entry.samples[0],
+            "samples_after": entry.samples[1],
+            "before": before,
+            "after": after,
+            "change": entry.change,
+            "reasons": entry.reasons,
+        }
+
+    return {
+        "by": difference.by,
+        "unit": "percent" if relative else "samples",
+        "entries": [
+            {**fields(difference.by, entry.key), "state": entry.state or "both", **sums(entry)}
+            for entry in difference.entries
+        ],
+        "more": {"entries": difference.more, **sums(difference.rest)},
+        "total": sums(difference.total),
+    }

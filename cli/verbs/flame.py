@@ -1,0 +1,80 @@
+"""`iaprof flame`: from a command to a page that shows where it stalled, in one go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import check_output, rename
+from iaprof.cli.options.memory_limit import MemoryLimit, keep_to, memory_bytes
+from iaprof.cli.terminal.browser import show
+from iaprof.cli.terminal.summary import say
+from iaprof.cli.verbs.archive import archive
+from iaprof.cli.verbs.record import record
+from iaprof.cli.verbs.report import report
+from iaprof.formats.profile import clean
+from iaprof.sandbox.memory import use_malloc, usual_limit
+
+EXAMPLES = """\b
+Examples:
+  sudo iaprof flame -- ./app               iaprof.html, while ./app runs
+  sudo iaprof flame -o app.html -- ./app   app.html, and app.parquet beside it
+  sudo iaprof flame -d 10                  ten seconds of all that runs
+"""
+
+
+def flame(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The page; the capture has its name, too.")
+    ] = Path("iaprof.html"),
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", "-d", metavar="SECONDS", help="End after this time.", show_default=False),
+    ] = None,
+    memory_limit: MemoryLimit = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Record COMMAND and make a page of it.
+
+    The same as iaprof record, archive and report, one after the other. Leaves the page, which opens in any browser, and
+    the capture, of which iaprof report makes everything else. COMMAND's exit code becomes ours. Needs root.
+    """
+    if not command and duration is None:
+        raise UsageError("name a COMMAND to record, or a --duration")
+    if os.geteuid() != 0:
+        raise IaprofError("recording needs root: run it with sudo")
+    if output.suffix not in (".html", ".htm"):
+        raise UsageError(f"{output} is to be a page: call it {output.name}.html")
+    capture = output.with_suffix(".parquet")
+    for path in (output, capture):
+        check_output(path, force)
+    most = memory_bytes(memory_limit)
+    use_malloc()
+    status = _recorded(capture, command, duration, force, quiet)
+    keep_to(most or usual_limit())  # the recorder has none
+    named = capture.with_name(f".{capture.name}.named")
+    archive(capture, named, force=True, quiet=True)
+    rename(named, capture)
+    report(capture=capture, output=output, force=force, quiet=quiet)
+    if not quiet:
+        say(clean(f"iaprof: {output} opens in any browser; {capture} is the capture"))
+    if open_:
+        show(output.absolute().as_uri())
+    if status:
+        raise typer.Exit(status)
+
+
+def _recorded(capture: Path, command: list[str] | None, duration: float | None, force: bool, quiet: bool) -> int:
+    """Records; gives the exit code of the command."""
+    try:
+        record(command, capture, force=force, duration=duration, quiet=quiet)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0

@@ -1,0 +1,231 @@
+"""`iaprof record`: from a running machine to a capture."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import check_output
+from iaprof.cli.options.quantities import pids, size, size_or_time
+from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
+from iaprof.cli.terminal.progress import Progress
+from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.record.options import Options
+    from iaprof.record.session import Audience
+    from iaprof.record.signals import StopSignals
+
+EXAMPLES = """\b
+Examples:
+  sudo iaprof record -o cap.parquet -- ./app     while ./app runs
+  sudo iaprof record -d 10                       ten seconds of all that runs
+  sudo iaprof record -p 1234 -d 10               process 1234 and its children
+  sudo iaprof record --device card1 --rate fast  one GPU, sampled more often
+  sudo iaprof record --switch-output=10m --max-files=6   keep the last hour
+  sudo iaprof record                             until Ctrl-C
+"""
+
+
+def record(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")] = Path(
+        "iaprof.parquet"
+    ),
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="All processes; that is the default.")] = False,
+    processes: Annotated[
+        list[str] | None,
+        typer.Option("--pid", "-p", metavar="PID,...", help="Only these processes and their children."),
+    ] = None,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="DEVICE", help="Only this GPU: card, PCI address or render node."),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", "-d", metavar="SECONDS", help="End after this time.", show_default=False),
+    ] = None,
+    delay: Annotated[
+        int,
+        typer.Option("--delay", "-D", metavar="MS", help="Sample after so many ms; -1: when --control says so."),
+    ] = 0,
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="RATE", help="Sampling rate, by name or in GPU cycles; see iaprof devices."),
+    ] = None,
+    subsample: Annotated[
+        int, typer.Option("--subsample", metavar="N", help="Keep one stall record of N.", show_default=False)
+    ] = 1,
+    launches: Annotated[
+        str,
+        typer.Option("--launches", metavar="WAY", help="How to see launches: auto, probes, attach or inject."),
+    ] = "auto",
+    waits: Annotated[
+        bool, typer.Option("--waits", help="Record who waits how long for the GPU; see docs/waits.md first.")
+    ] = False,
+    cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
+    max_stack: Annotated[
+        int, typer.Option("--max-stack", metavar="N", help="Record so many frames of a stack, the innermost.")
+    ] = 256,
+    metric_interval: Annotated[
+        float, typer.Option("--metric-interval", metavar="MS", help="Between two metrics; 0: none.")
+    ] = 10,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            "--control", metavar="fifo:CTL[,ACK]", help="Take commands: enable, disable, snapshot, stop, ping."
+        ),
+    ] = None,
+    switch_output: Annotated[
+        str | None,
+        typer.Option("--switch-output", metavar="SIZE|TIME", help="Another file after 500M, 10m or the like."),
+    ] = None,
+    max_files: Annotated[
+        int | None, typer.Option("--max-files", metavar="N", help="Keep the last N files.", show_default=False)
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
+    ] = None,
+    symbols: WhichSymbols = "needed",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of libraries and modules too.")] = False,
+) -> None:
+    """Record EU stalls, launches and GPU kernels.
+
+    The capture holds the EU stalls of the GPUs, the launches with their CPU stacks, the kernels' binaries, samples of
+    the CPUs and metrics: until COMMAND ends, the time is over, or Ctrl-C (or SIGTERM, or SIGHUP). Then what names the
+    stacks' functions is added, which Ctrl-C cuts short. Before that, a second Ctrl-C
+    quits at once and leaves the spool, which 'iaprof recover' reads. SIGUSR2 begins another file. Signals are
+    forwarded to COMMAND, and its exit code becomes ours. Needs root.
+    """
+    if os.geteuid() != 0:
+        raise IaprofError("recording needs root: run it with sudo")
+    wanted = pids(processes)
+    if wanted and all_:
+        raise UsageError("-a and -p exclude each other")
+    if duration is not None and not 0 < duration < 1e9:
+        raise UsageError("--duration must be more than 0 seconds")
+    if delay < -1:
+        raise UsageError("--delay takes milliseconds, or -1")
+    if delay == -1 and control is None:
+        raise UsageError("--delay -1 waits for --control, which is not given")
+    if not 1 <= subsample <= 1 << 30:
+        raise UsageError("--subsample takes 1 or more")
+    if not 0 <= cpu_freq <= 10_000:
+        raise UsageError("--cpu-freq takes 0 to 10000 Hz")
+    # Imported here and below, so that `iaprof report` needs none of what recording needs.
+    from iaprof.formats.wire.launches import MAX_DEPTH
+
+    if not 1 <= max_stack <= MAX_DEPTH:
+        raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")
+    if metric_interval and not 1 <= metric_interval <= 1e6:
+        raise UsageError("--metric-interval takes 1 ms or more, or 0")
+    if max_files is not None and max_files < 1:
+        raise UsageError("--max-files takes 1 or more")
+    if launches not in (known := ("auto", "probes", "attach", "inject")):
+        raise UsageError(f"--launches takes one of {', '.join(known)}")
+    if launches == "inject" and not command:
+        raise UsageError("--launches inject works in the command that it starts: name one after --")
+    which = which_symbols(symbols)
+    switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
+    check_output(output, force)
+    from iaprof.record.signals import StopSignals
+
+    with StopSignals() as signals:
+        from iaprof.record.options import LaunchesBy, Options
+
+        options = Options(
+            output=output,
+            command=tuple(command or ()),
+            duration_s=duration,
+            delay_ms=delay,
+            pids=wanted,
+            devices=tuple(name for text in devices or () for name in text.split(",") if name),
+            rate=rate,
+            subsample=subsample,
+            launches=LaunchesBy(launches),
+            waits=waits,
+            cpu_hz=cpu_freq,
+            max_stack=max_stack,
+            metric_interval_ns=int(metric_interval * 1e6),
+            control=control,
+            switch_bytes=switch_bytes,
+            switch_s=switch_s,
+            max_files=max_files,
+            symbols=which,
+            max_bytes=size(max_size, "--max-size") if max_size else None,
+        )
+        status = _record(options, signals, quiet, verbose)
+    if status:
+        raise typer.Exit(status)
+
+
+def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool = False) -> int:
+    """Records and finishes; gives the exit code of the command.
+
+    Raises:
+        IaprofError: the sentence says where what was recorded can be found, if anything was.
+    """
+    from iaprof.record.session import Session
+
+    progress = Progress()
+    session = Session(options, signals, _audience(progress, quiet, verbose))
+    try:
+        status = session.run()
+        header, size = session.finish()
+    except Exception as error:
+        progress.clear()
+        what = str(error) if isinstance(error, IaprofError) else f"this should not have happened: {_place(error)}"
+        if session.spool.path.exists():
+            what += f"; what was recorded before is saved by 'iaprof recover {session.spool.path} -o FILE'"
+        if session.command_runs:
+            say(f"iaprof: {clean(what)}; the command goes on, and is waited for")
+            session.wait_for_command()
+            return IaprofError.exit_code
+        failure = IaprofError(what)
+        failure.exit_code = getattr(error, "exit_code", IaprofError.exit_code)
+        raise failure from error
+    finally:
+        session.close()
+    progress.clear()
+    if not quiet:
+        say_end("record", options.output, header, size)
+    return status
+
+
+def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
+    """Who is told what: nobody when quiet, a status line only on a terminal."""
+    from iaprof.record.session import Audience
+
+    def tell(text: str) -> None:
+        progress.say(f"iaprof: {clean(text)}")
+
+    def part(path: Path, header: dict[str, Any], size: int) -> None:
+        progress.say(end_line("record", path, header, size))
+        for warning in launch_warnings(header):
+            progress.say(warning)
+
+    def nothing(*_: object) -> None:
+        pass
+
+    if quiet:
+        return Audience(nothing, nothing, nothing)
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    inform = tell if verbose else nothing
+    return Audience(
+        tell, inform, part, progress.show if on_terminal else None, progress.naming if on_terminal else None
+    )
+
+
+def _place(error: Exception) -> str:
+    """What a bug report needs."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} ({error}) at {Path(last.filename).name}:{last.lineno}"

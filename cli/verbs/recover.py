@@ -1,0 +1,65 @@
+"""`iaprof recover`: from the spool of a recorder that died to a capture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
+from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
+from iaprof.cli.terminal.progress import Progress
+from iaprof.cli.terminal.summary import say_end
+
+EXAMPLES = """\b
+Examples:
+  sudo iaprof recover cap.parquet.spool                 writes cap.parquet
+  sudo iaprof recover cap.parquet.spool -o saved.parquet
+"""
+
+
+def recover(
+    spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="What the recording left: CAPTURE.spool.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The capture to write; SPOOL less .spool without.",
+            show_default=False,
+        ),
+    ] = None,
+    symbols: WhichSymbols = "needed",
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
+) -> None:
+    """Save a recording whose recorder died.
+
+    Turns its spool into a capture. Everything that was read before the recorder died is in it. The spool is kept.
+    """
+    which = which_symbols(symbols)
+    from iaprof.record.finish import finish
+    from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
+    from iaprof.record.spool import SpoolReader
+    from iaprof.symbols.names.which import Symbols
+
+    if output is None:
+        if spool.suffix != ".spool":
+            raise UsageError(f"{spool} does not end in .spool: name the capture to write with -o")
+        output = spool.with_suffix("")
+    reader = SpoolReader(spool)
+    check_output(output, force, spool)
+    progress = Progress()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    names = recorded_symbols(which, progress.naming if on_terminal else _nothing)
+    finished = finish(reader, output, None, None if which is Symbols.NONE else names, late_stacks())
+    progress.clear()
+    reader.close()
+    say_end("recover", output, finished.header, finished.size)
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -1,0 +1,235 @@
+"""`iaprof report`: from a capture to text that people and other programs read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import check_output
+from iaprof.cli.analysis import exported, writing
+from iaprof.cli.options.selection import Choice, selecting
+from iaprof.cli.terminal.browser import show
+from iaprof.cli.terminal.facts import say_facts
+from iaprof.cli.terminal.stdout import destination
+from iaprof.cli.terminal.summary import say
+from iaprof.cli.terminal.symbol_sources import sources
+from iaprof.cli.terminal.wait_facts import say_waits
+from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape
+from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, for_file
+from iaprof.formats.writers.writer import Needs
+
+OF_WAITS = ("folded", "svg", "speedscope")
+"""The formats that can show waits in place of stalls."""
+TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
+"""The formats that browsers show, and what they call them."""
+_FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
+EXAMPLES = f"""\b
+Formats:
+{_FORMATS}
+
+\b
+Examples:
+  iaprof report cap.parquet                              folded stacks
+  iaprof report cap.parquet -o cap.html                  a page for a browser
+  iaprof report cap.parquet -o cap.svg                   a flame graph
+  iaprof report cap.parquet -o cap.iaprof.txt            Intel's iaprof text
+  iaprof report cap.parquet --time 10%-20% --pid 4711    a part of all
+  iaprof report cap.parquet --frames function,reason     why functions wait
+  iaprof report cap.parquet --json | jq .matched         what found its place
+"""
+
+
+@selecting
+def report(
+    choice: Choice,
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
+        "iaprof.parquet"
+    ),
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="One of those below; by -o's extension, else folded.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout without.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format=json.")] = False,
+    frames: Annotated[
+        str,
+        typer.Option(
+            "--frames",
+            metavar="PART,...",
+            help=f"What a stack consists of, from the root: {', '.join(PARTS)}. Without, all but "
+            f"{', '.join(part for part in PARTS if part not in USUAL_PARTS)}.",
+            show_default=False,
+        ),
+    ] = ",".join(USUAL_PARTS),
+    inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
+    per_interval: Annotated[
+        bool, typer.Option("--per-interval", help="Each interval for itself, as the root of its stacks.")
+    ] = False,
+    percent_limit: Annotated[
+        float, typer.Option("--percent-limit", metavar="PERCENT", help="Add up in one line what has a smaller share.")
+    ] = 0,
+    max_stack: Annotated[
+        int | None,
+        typer.Option("--max-stack", metavar="FRAMES", help="So many CPU frames at most, the innermost.", min=1),
+    ] = None,
+    gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
+    gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
+    cpu_samples: Annotated[
+        bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls.")
+    ] = False,
+    waits: Annotated[
+        bool, typer.Option("--waits", help="Microseconds that were waited for the GPU, in place of the stalls.")
+    ] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="File and line beside CPU functions.")] = False,
+    hide_cpython: Annotated[
+        bool | None,
+        typer.Option("--hide-cpython/--no-hide-cpython", help="Leave out the interpreter between Python functions."),
+    ] = None,
+    symbol_sources: Annotated[
+        bool, typer.Option("--symbol-sources", help="Say which file was named from where, and what was not.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval", metavar="SECONDS", help="Length of intervals, where there are any.", show_default=False
+        ),
+    ] = None,
+    source_dirs: Annotated[
+        list[Path] | None,
+        typer.Option("--source-dir", metavar="DIR", help="Where source files are, of which the page may show lines."),
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page or picture in a browser.")] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve it to browsers of this machine, read-only, until Ctrl-C.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+) -> None:
+    """Print where the GPU stalled.
+
+    Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
+    needs neither a GPU nor root.
+    """
+    if interval is not None and not 0.001 <= interval < 1e9:
+        raise UsageError("--interval must be a number of seconds, 0.001 or more")
+    if as_json and format_ not in (None, "json"):
+        raise UsageError(f"--json and --format={format_} contradict each other: leave one of them out")
+    shown = open_ or serve
+    chosen = _format("json" if as_json else format_ or ("html" if shown and output is None else None), output)
+    writer = WRITERS[chosen.name]
+    if shown and chosen.name not in TYPES:
+        raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {chosen.name} is for other programs")
+    if serve and output is not None:
+        raise UsageError("--serve writes no file: leave out -o")
+    if not writer.readable and output is None and sys.stdout is not None and sys.stdout.isatty():
+        raise UsageError(f"{chosen.name} is nothing for a terminal: name a file with -o")
+    if not 0 <= percent_limit <= 100:
+        raise UsageError("--percent-limit takes a percentage, from 0 to 100")
+    if source_dirs and Needs.LISTINGS not in writer.needs:
+        raise UsageError(f"--source-dir is for --format=html: {chosen.name} shows no lines of source")
+    parts = _parts(frames)
+    if waits and (cpu_samples or Needs.TIME in writer.needs or chosen.name not in OF_WAITS):
+        raise UsageError(f"--waits is for {', '.join(OF_WAITS)}, without --cpu-samples")
+    if not writer.has_stacks and (parts != USUAL_PARTS or inverted or percent_limit or cpu_samples):
+        raise UsageError(
+            f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {chosen.name} has none"
+        )
+    if per_interval and "interval" not in parts:
+        parts = (*parts, "interval") if inverted else ("interval", *parts)
+    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits)
+    if output is not None:
+        check_output(output, force, capture)
+    hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
+    if "interval" in parts and interval is None and not writer.interval_s:
+        interval = 1.0
+    page = io.StringIO()
+    with (
+        exported(
+            capture, choice, writer, shape, interval, lines=lines, interpreter=not hidden, source_dirs=source_dirs or ()
+        ) as (export, built),
+        contextlib.nullcontext(page) if shown and output is None else destination(output, writer.binary) as out,
+        writing(output),
+    ):
+        writer.write(export, shape, out)
+    if symbol_sources and built is not None:
+        for line in sources(built.facts.cpu_modules):
+            say(line)
+    if quiet:
+        pass
+    elif built is not None:
+        say_facts("report", built.facts, built.header)
+    elif waits:
+        from iaprof.formats.capture.file import CaptureReader
+
+        say_waits("report", CaptureReader(capture))
+    elif export.cpu is not None:
+        say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples ]")
+    if serve:
+        _serve(page.getvalue(), TYPES[chosen.name], open_)
+    elif open_:
+        show((output or _kept(page.getvalue(), f"{capture.stem}{chosen.extensions[0]}")).absolute().as_uri())
+
+
+def _serve(page: str, content_type: str, is_opened: bool) -> None:
+    # Imported here, as the other verbs need no server.
+    from iaprof.cli.terminal.serving import Server
+
+    server = Server(page.encode(), content_type)
+
+    def begun() -> None:
+        say(f"iaprof: serving {server.address} until Ctrl-C")
+        if is_opened:
+            show(server.address)
+
+    server.run(begun)
+
+
+def _kept(page: str, name: str) -> Path:
+    """The page as a file, which stays: nobody knows for how long the browser needs it."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="iaprof-"))
+    except OSError as error:
+        raise IaprofError(f"there is no room for temporary files ({error.strerror}): name a file with -o") from error
+    try:
+        with destination(folder / name) as out:
+            out.write(page)
+    except BaseException:
+        folder.rmdir()
+        raise
+    return folder / name
+
+
+def _parts(frames: str) -> tuple[str, ...]:
+    """The parts that `--frames` names."""
+    parts = tuple(part.strip() for part in frames.split(",") if part.strip())
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--frames knows no part '{part}': choose of {', '.join(PARTS)}")
+    if not parts or len(set(parts)) < len(parts):
+        raise UsageError("--frames takes at least one part, and each once")
+    return parts
+
+
+def _format(name: str | None, output: Path | None) -> Format:
+    if name is not None:
+        if name not in FORMATS:
+            raise UsageError(f"there is no format '{name}': choose one of {', '.join(FORMATS)}")
+        return FORMATS[name]
+    if output is None:
+        return FORMATS["folded"]
+    found = for_file(output)
+    if found is None:
+        raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(FORMATS)})")
+    return found

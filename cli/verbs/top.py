@@ -1,0 +1,178 @@
+"""`iaprof top`: what stalls most, as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.cli.analysis import analysed
+from iaprof.cli.options.selection import Choice, selecting
+from iaprof.cli.terminal.entry_names import fields, names, one_of
+from iaprof.cli.terminal.facts import say_facts
+from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
+from iaprof.cli.terminal.wait_facts import say_waits
+from iaprof.cli.verbs.top_transfers import say_what_is_missing, show_transfers
+from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
+from iaprof.formats.writers.json_stacks import stack_ends
+
+if TYPE_CHECKING:
+    from iaprof.formats.profile import Profile
+    from iaprof.report.views.ranking import Entry, Ranking
+
+BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack")
+TRANSFER = "transfer"
+ALL = (*BY, TRANSFER, WAIT)
+EXAMPLES = """\b
+Examples:
+  iaprof top cap.parquet                     the kernels that stall most
+  iaprof top cap.parquet --by line -n 5      the five hottest source lines
+  iaprof top cap.parquet --by stack | less   who launches it, whole stacks
+  iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
+  iaprof top cap.parquet --by wait           who waits for the GPU, and how long
+  iaprof top cap.parquet --json | jq '.entries[0].reasons'
+"""
+
+
+@selecting
+def top(
+    choice: Choice,
+    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
+        "iaprof.parquet"
+    ),
+    by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
+    per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
+    interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+) -> None:
+    """Print what stalls most.
+
+    A table of kernels, or of what --by says, those with most samples first. With --by transfer a row is a function that
+    copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
+    """
+    one_of(by, ALL, "--by")
+    if not 0.001 <= interval < 1e9:
+        raise UsageError("--interval must be a number of seconds, 0.001 or more")
+    if by == TRANSFER:
+        if per_interval:
+            raise UsageError("--by transfer has no table for each interval: choose times with --time")
+        with answering():
+            reader = show_transfers(capture, choice, limit, as_json)
+        if not quiet:
+            say_what_is_missing(reader)
+        return
+    if by == WAIT:
+        with answering():
+            reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, as_json)
+        if not quiet:
+            say_waits("top", reader)
+        return
+    with analysed(capture, choice, interval if per_interval else 0.0) as report, answering():
+        show(report.profile, by, limit, as_json, per_interval)
+    if not quiet:
+        say_facts("top", report.facts, report.header)
+
+
+def show(profile: Profile, by: str, limit: int, as_json: bool, per_interval: bool) -> None:
+    """Prints a profile's table, or one for each interval with samples."""
+    from iaprof.report.views.ranking import Ranker
+
+    ranker = Ranker(profile, by)
+    ends = stack_ends(profile)
+    if not per_interval:
+        ranking = ranker.table(limit)
+        if as_json:
+            print(json.dumps({**_as_dict(ranking), **ends}, indent=2))
+        else:
+            _table(ranking).print()
+    elif as_json:
+        tables = [{"start_s": start, **_as_dict(ranker.table(limit, rows))} for start, rows in _intervals(profile)]
+        print(json.dumps({"by": by, "intervals": tables, **ends}, indent=2))
+    else:
+        for number, (start, rows) in enumerate(_intervals(profile)):
+            print(f"{chr(10) if number else ''}from {start:.3f} s")
+            _table(ranker.table(limit, rows)).print()
+
+
+def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
+    """Those with rows: when each starts, in seconds since the first of all, and its rows."""
+    import numpy as np
+
+    numbers, firsts = np.unique(profile.interval, return_index=True)
+    ends = [*firsts.tolist(), len(profile)]
+    for number, first, end in zip(numbers.tolist(), ends, ends[1:], strict=False):
+        yield profile.intervals[number] - profile.intervals[0], slice(first, end)
+
+
+def _table(ranking: Ranking) -> Table:
+    titles = names(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
+    rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
+    if ranking.more:
+        rows.append((ranking.rest, f"({ranking.more:,} more)", WEAK))
+    rows.append((ranking.total, "(total)", STRONG))
+    shown = [
+        column
+        for column in _COLUMNS
+        if ranking.by in column.of and any(column.cell(entry, ranking.total) for entry, *_ in rows)
+    ]
+    table = Table(
+        *(Column(each.heading, right=each.right) for each in shown), Column(ranking.by.upper(), flexible=True)
+    )
+    for entry, title, style in rows:
+        table.add(*(column.cell(entry, ranking.total) for column in shown), title, style=style)
+    return table
+
+
+class _Column(NamedTuple):
+    heading: str
+    cell: Callable[[Entry, Entry], str]  # of an entry; the second is the total
+    of: tuple[str, ...] = BY  # the tables that it is in, if it has any cells there
+    right: bool = True
+
+
+_COLUMNS = (
+    _Column("SAMPLES", lambda entry, _: f"{entry.samples:,}"),
+    _Column("SHARE", lambda entry, total: _percent(entry.samples, total.samples, 1)),
+    _Column("INCLUSIVE", lambda entry, _: _number(entry.inclusive)),
+    _Column("MOSTLY", lambda entry, _: _reason(entry), tuple(by for by in BY if by != "reason"), right=False),
+    _Column("LAUNCHES", lambda entry, _: _number(entry.launches)),
+    _Column("PROCS", lambda entry, _: f"{entry.processes:,}", ("kernel",)),
+)
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _reason(entry: Entry) -> str:
+    """The dominant one and its share."""
+    return f"{entry.reason} {_percent(max(entry.counts), entry.samples, 0)}" if entry.samples else ""
+
+
+def _percent(part: float, whole: float, digits: int) -> str:
+    return f"{100 * part / whole if whole else 0:.{digits}f} %"
+
+
+def _as_dict(ranking: Ranking) -> dict[str, Any]:
+    def sums(entry: Entry) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "samples": entry.samples,
+            "reasons": dict(zip(entry.reasons, entry.counts, strict=True)),
+            "processes": entry.processes,
+        }
+        optional = {"launches": entry.launches, "inclusive": entry.inclusive}
+        return found | {name: value for name, value in optional.items() if value is not None}
+
+    return {
+        "by": ranking.by,
+        "entries": [{**fields(ranking.by, entry.key), **sums(entry)} for entry in ranking.entries],
+        "more": {"entries": ranking.more, **sums(ranking.rest)},
+        "total": sums(ranking.total),
+    }

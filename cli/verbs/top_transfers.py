@@ -1,0 +1,76 @@
+"""`iaprof top --by transfer`: what is copied and filled, as a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iaprof.basics.quantities import in_bytes
+from iaprof.cli.options.selection import Choice
+from iaprof.cli.terminal.summary import say
+from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
+from iaprof.formats.header.unrecorded_copies import sentence
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.report.views.transfers import Transfers
+
+_MOST_SENTENCES = 20
+
+
+def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> CaptureReader:
+    """Prints the table of a capture's copies and fills; gives the capture.
+
+    Args:
+        capture: the file.
+        choice: which of them.
+        limit: how many rows; 0 for all.
+        as_json: as JSON.
+
+    Raises:
+        CaptureError: it is no capture, or a damaged one.
+        UsageError: what was chosen is nothing that transfers have.
+    """
+    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.report.join.memory import keep_little
+    from iaprof.report.views.transfers import together, transfers
+
+    keep_little()
+    reader = CaptureReader(capture)
+    found = transfers(reader, choice.selection)
+    shown, more = (found[:limit], found[limit:]) if limit else (found, [])
+    rest, total = together(more, f"({len(more):,} more)"), together(found, "(total)")
+    if as_json:
+        entries = [asdict(each) for each in shown]
+        print(json.dumps({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)}, indent=2))
+        return reader
+    table = Table(
+        *(Column(heading, right=True) for heading in ("BYTES", "CALLS", "KERNELS")), Column("FUNCTION", flexible=True)
+    )
+    for each in shown:
+        table.add(*_cells(each))
+    if more:
+        table.add(*_cells(rest), style=WEAK)
+    table.add(*_cells(total), style=STRONG)
+    table.print()
+    return reader
+
+
+def say_what_is_missing(reader: CaptureReader) -> None:
+    """Says in which drivers copies and fills are not recorded, or not the kernels that do them; of all parts."""
+    libraries = [header.get("libraries") for header in (part.header for part in reader.parts)]
+    texts = [sentence(library) for each in libraries if isinstance(each, list) for library in each]
+    for text in list(dict.fromkeys(filter(None, texts)))[:_MOST_SENTENCES]:
+        say(clean(f"iaprof: {text}"))
+
+
+def _cells(each: Transfers) -> tuple[str, ...]:
+    size = in_bytes(each.bytes) if each.unknown < each.calls or not each.calls else "unknown"
+    return size, f"{each.calls:,}", f"{each.kernels:,}", each.function
+
+
+def _sums(each: Transfers) -> dict[str, Any]:
+    return {name: value for name, value in asdict(each).items() if name != "function"}

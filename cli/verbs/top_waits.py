@@ -1,0 +1,116 @@
+"""`iaprof top --by wait`: who waited longest for the GPU, as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from iaprof.cli.analysis import places
+from iaprof.cli.options.selection import Choice
+from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
+from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
+from iaprof.formats.profile import UNKNOWN_PROCESS, clean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.report.views.waits import Entry, Waits
+
+BY = "wait"
+_SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
+
+
+def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_json: bool) -> CaptureReader:
+    """Prints the table, or one for each interval with waits if these have a length.
+
+    Raises:
+        CaptureError: it is no capture, or a damaged one.
+        UsageError: it has nothing of what was asked for by name.
+    """
+    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.report.join.memory import keep_little
+    from iaprof.report.profile import Wanted
+    from iaprof.report.views.waits import entries, waits_of
+    from iaprof.symbols.names.cpu_frames import Look
+
+    keep_little()
+    reader = CaptureReader(capture)
+    waits = waits_of(reader, Wanted(choice.selection, interval_s, Look(choice.inlines, False, False)), places(choice))
+    if not interval_s:
+        found = entries(waits, limit)
+        if as_json:
+            print(json.dumps(_as_dict(*found), indent=2))
+        else:
+            _table(*found).print()
+        return reader
+    tables = [(start, entries(waits, limit, rows)) for start, rows in _intervals(waits, interval_s)]
+    if as_json:
+        several = [{"start_s": start, **_as_dict(*found)} for start, found in tables]
+        print(json.dumps({"by": BY, "intervals": several}, indent=2))
+        return reader
+    for number, (start, found) in enumerate(tables):
+        print(f"{chr(10) if number else ''}from {start:.3f} s")
+        _table(*found).print()
+    return reader
+
+
+def _intervals(waits: Waits, interval_s: float) -> Iterator[tuple[float, NDArray[np.bool_]]]:
+    import numpy as np
+
+    for number in np.unique(waits.interval).tolist():
+        yield number * interval_s, waits.interval == number
+
+
+def _table(found: list[Entry], more: int, total: Entry) -> Table:
+    short = terminal_width() is not None
+    any_left = bool(total.not_ended)
+    heads = ["WAITED", "SHARE", "WAITS", "LONGEST", "OBJECTS", *(["NOT ENDED"] if any_left else [])]
+    table = Table(*(Column(head, right=True) for head in heads), Column(BY.upper(), flexible=True))
+
+    def add(entry: Entry, objects: str, title: str, style: str) -> None:
+        cells = [duration(entry.waited_ns), _percent(entry.waited_ns, total.waited_ns), f"{entry.waits:,}"]
+        cells += [duration(entry.longest_ns), objects, *([f"{entry.not_ended:,}"] if any_left else [])]
+        table.add(*cells, title, style=style)
+
+    for entry in found:
+        add(entry, f"{entry.objects:,}", _title(entry, short), "")
+    if more:
+        table.add(*[""] * len(heads), f"({more:,} more)", style=WEAK)
+    add(total, "", "(total)", STRONG)
+    return table
+
+
+def _title(entry: Entry, short: bool) -> str:
+    """The function, for what if that is one object, what called it, and the process."""
+    function = f"{entry.function} 0x{entry.handle:x}" if entry.handle else entry.function
+    process = " ".join(
+        [entry.process or UNKNOWN_PROCESS, str(entry.pid), *([f"on {entry.host}"] if entry.host else [])]
+    )
+    caller = short_python(entry.launcher) if short else entry.launcher
+    return clean(BETWEEN_FRAMES.join((function, caller, process)))
+
+
+def duration(ns: int) -> str:
+    """In the unit that suits it."""
+    for size, unit in _SCALES:
+        if ns >= size:
+            return f"{ns / size:,.1f} {unit}"
+    return f"{ns:,} ns"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole if whole else 0:.1f} %"
+
+
+def _as_dict(found: list[Entry], more: int, total: Entry) -> dict[str, Any]:
+    def cleaned(entry: Entry) -> dict[str, Any]:
+        told = {name: clean(value) if isinstance(value, str) else value for name, value in asdict(entry).items()}
+        return told | {"handle": f"0x{entry.handle:x}" if entry.handle else None}
+
+    sums = {name: getattr(total, name) for name in ("waited_ns", "waits", "longest_ns", "not_ended")}
+    return {"by": BY, "entries": [cleaned(entry) for entry in found], "more": more, "total": sums}

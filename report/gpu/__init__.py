@@ -1,0 +1,1 @@
+"""GPU code: kernels, their instructions and source, and the decoder."""

@@ -1,0 +1,345 @@
+"""From DWARF's tree of entries: which functions, inlined into which, a GPU instruction belongs to.
+
+Entries are read one after the other as they lie in the section, never by following what they claim about siblings, and
+references are looked up among the entries seen: so nothing here can loop, whatever the file says. Addresses are
+canonical.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from elftools.dwarf.die import DIE
+from elftools.dwarf.ranges import BaseAddressEntry
+
+from iaprof.formats.zebin import canonical
+from iaprof.report.gpu.lines import LARGEST_LINE, FileTable, text
+from iaprof.symbols.names.demangle import demangled
+
+MOST_ENTRIES = 8_000_000
+MOST_RANGES = 1_000_000
+DEEPEST_SCOPE = 128  # lexical blocks and inlined calls inside each other; what is deeper counts to the scope around it
+LONGEST_CHAIN = 16  # of abstract origins and specifications; compilers make two
+
+_SCOPES = {"DW_TAG_namespace", "DW_TAG_class_type", "DW_TAG_structure_type", "DW_TAG_union_type", "DW_TAG_module"}
+_CLOSURE = "Ul"  # how the mangled name of a lambda's class begins
+_LOCAL_REFERENCES = {"DW_FORM_ref1", "DW_FORM_ref2", "DW_FORM_ref4", "DW_FORM_ref8", "DW_FORM_ref", "DW_FORM_ref_udata"}
+_CONSTANTS = {
+    "DW_FORM_data1",
+    "DW_FORM_data2",
+    "DW_FORM_data4",
+    "DW_FORM_data8",
+    "DW_FORM_udata",
+    "DW_FORM_sdata",
+    "DW_FORM_implicit_const",
+}
+
+
+class TooMuchDebugInfo(Exception):
+    """There are more entries or ranges than any real module has."""
+
+
+@dataclass(slots=True)
+class Function:
+    """What one subprogram entry says about a function; the rest may be in the entry that it refers to."""
+
+    name: str  # with the namespaces and classes around it, empty where the entry has none
+    linkage_name: str
+    file: str
+    line: int  # of its declaration, 0 for unknown
+    refers_to: int | None  # another entry's offset in .debug_info
+    local: bool  # inside another function, as lambdas are: what follows its lines may be the other's
+
+
+@dataclass(slots=True)
+class Scope:
+    """A function, an inlined call or a lexical block; `around` is the scope that it lies in."""
+
+    around: Scope | None
+    function: int | None  # the entry that says what function this is; None for a block
+    ranges: list[tuple[int, int]]  # [start, end)
+    call_file: str = ""
+    call_line: int = 0
+    depth: int = 0
+    calls: list[Scope] = field(default_factory=list)  # of a function: the calls inlined into it
+
+    @property
+    def innermost_function(self) -> Scope | None:
+        """This scope, or the nearest around it, that is no block."""
+        scope: Scope | None = self
+        while scope is not None and scope.function is None:
+            scope = scope.around
+        return scope
+
+    def distance(self, address: int) -> int:
+        """Bytes from the address to this scope's code, or to that around it where it has no addresses of its own."""
+        scope = self
+        while not scope.ranges and scope.around is not None:
+            scope = scope.around
+        return min((max(start - address, address - end + 1, 0) for start, end in scope.ranges), default=1 << 64)
+
+
+class FunctionTree:
+    """All functions of a module, and the scopes in their code."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, Function] = {}  # by offset in .debug_info
+        self._roots: list[tuple[int, int, list[Scope]]] = []  # start, end, the scopes inside in preorder
+        self._starts: list[int] = []
+        self._lines: dict[str, list[int]] = {}  # where functions are declared, by file
+        self._names: dict[int, str] = {}
+        self._calls: dict[int, dict[tuple[str, int], list[Scope]]] = {}  # by id of the scope
+        self._entries_left = MOST_ENTRIES
+        self._ranges_left = MOST_RANGES
+
+    def read(self, unit: Any, files: FileTable | None, into: list[list[Scope]]) -> None:
+        """Take in one compile unit (pyelftools' CompileUnit); raises where it is damaged, with what came before in.
+
+        Its functions with code, each as its scopes with itself first, go to `into`; `add` lets them be found.
+        """
+        _UnitReader(self, unit, files, into).read()
+
+    def add(self, functions: Iterable[list[Scope]]) -> None:
+        """Let functions of units that were read be found, at the addresses that their scopes have now."""
+        for scopes in functions:
+            self._roots.extend((start, end, scopes) for start, end in scopes[0].ranges)
+
+    def finish(self) -> None:
+        """Call this once, after the last `add`."""
+        self._roots.sort(key=lambda root: root[:2])
+        self._starts = [start for start, _, _ in self._roots]
+        lines: dict[str, set[int]] = {}
+        for function in self._functions.values():
+            if function.file and function.line and not function.local:
+                lines.setdefault(function.file, set()).add(function.line)
+        self._lines = {file: sorted(known) for file, known in lines.items()}
+
+    def scopes(self, start: int, end: int) -> Iterator[Scope]:
+        """Every scope in functions with code between `start` and `end`, each after the one around it."""
+        low, high = bisect_right(self._starts, start), bisect_right(self._starts, end - 1)
+        seen: set[int] = set()
+        for _, root_end, scopes in self._roots[max(low - 1, 0) : high]:
+            if root_end > start and id(scopes) not in seen:
+                seen.add(id(scopes))
+                yield from scopes
+
+    def names(self, function: int | None) -> set[str]:
+        """All names that a function's entries have: mangled, and qualified."""
+        chain = self._chain(function)
+        return {name for each in chain for name in (each.linkage_name, each.name) if name}
+
+    def name(self, function: int | None) -> str:
+        """A function's readable name: demangled where a linkage name is known, else qualified."""
+        if function is None:
+            return ""
+        if function not in self._names:
+            chain = self._chain(function)
+            linkage = next((each.linkage_name for each in chain if each.linkage_name), "")
+            self._names[function] = (
+                demangled(linkage) if linkage else next((each.name for each in chain if each.name), "")
+            ) or "[unnamed function]"
+        return self._names[function]
+
+    def call_of_line(self, function: Scope, address: int, file: str, line: int) -> Scope | None:
+        """The call inlined into `function` that the code of a line must come from, None where it is the function's own.
+
+        Intel's compiler gives a call of which little is left no addresses, and leaves single instructions out of those
+        that it gives. The line table still has their lines; and a line belongs to the function that is declared last
+        before it. Where that function was inlined more than once, the call nearest to `address` is taken.
+        """
+        known = self._lines.get(file)
+        index = bisect_right(known, line) - 1 if known and line else -1
+        if known is None or index < 0:
+            return None
+        declared = file, known[index]
+        if self._declared_at(function.function) in (declared, ("", 0)):
+            return None
+        calls = self._calls_in(function).get(declared, ())
+        return min(calls, key=lambda call: call.distance(address), default=None)
+
+    def _calls_in(self, function: Scope) -> dict[tuple[str, int], list[Scope]]:
+        """All calls inlined into a function, and into those, by where the called function is declared."""
+        calls = self._calls.get(id(function))
+        if calls is None:
+            calls = self._calls[id(function)] = {}
+            waiting = list(reversed(function.calls))
+            while waiting:
+                call = waiting.pop()
+                calls.setdefault(self._declared_at(call.function), []).append(call)
+                waiting.extend(reversed(call.calls))
+        return calls
+
+    def _declared_at(self, function: int | None) -> tuple[str, int]:
+        chain = self._chain(function)
+        return next(((each.file, each.line) for each in chain if each.file and each.line), ("", 0))
+
+    def _chain(self, function: int | None) -> list[Function]:
+        """The entries that say something about a function: its own and those that they refer to."""
+        chain: list[Function] = []
+        while function is not None and len(chain) < LONGEST_CHAIN:
+            entry = self._functions.get(function)
+            if entry is None or any(entry is known for known in chain):
+                break
+            chain.append(entry)
+            function = entry.refers_to
+        return chain
+
+    def _count(self, entries: int = 0, ranges: int = 0) -> None:
+        self._entries_left -= entries
+        self._ranges_left -= ranges
+        if self._entries_left < 0 or self._ranges_left < 0:
+            raise TooMuchDebugInfo
+
+
+@dataclass(slots=True)
+class _Open:
+    """An entry whose children are being read."""
+
+    qualifier: str
+    scope: Scope | None = None
+    scopes: list[Scope] = field(default_factory=list)  # of the function that the scope is in
+    local: bool = False  # this is inside a function
+
+
+class _UnitReader:
+    """Reads one compile unit's entries."""
+
+    def __init__(self, tree: FunctionTree, unit: Any, files: FileTable | None, roots: list[list[Scope]]) -> None:
+        self._tree = tree
+        self._unit = unit
+        self._files = files
+        self._base = 0
+        self._found = roots  # each function that has code: its scopes, itself first, in preorder
+
+    def read(self) -> None:
+        """Take in the unit's entries."""
+        unit = self._unit
+        top = unit.get_top_DIE()
+        self._base = self._address(top, "DW_AT_low_pc") or 0
+        stream = unit.dwarfinfo.debug_info_sec.stream
+        end = unit.cu_offset + unit.size
+        offset = unit.cu_die_offset
+        open_entries: list[_Open] = []
+        while offset < end:
+            entry = DIE(unit, stream, offset)
+            offset += entry.size
+            self._tree._count(entries=1)
+            if entry.is_null():
+                if len(open_entries) < 2:
+                    break  # the unit's own children end: what may follow is padding
+                open_entries.pop()
+                continue
+            inside = self._take(entry, open_entries[-1] if open_entries else _Open(""))
+            if entry.has_children:
+                open_entries.append(inside)
+            elif not open_entries:
+                break
+
+    def _take(self, entry: Any, around: _Open) -> _Open:
+        """Note what matters of an entry; returns what its children lie in."""
+        tag = entry.tag
+        if tag in _SCOPES:
+            name = self._name(entry, "DW_AT_name") or "(anonymous)"
+            return _Open(f"{around.qualifier}{name}::", local=around.local)
+        if tag == "DW_TAG_subprogram":
+            self._tree._functions[entry.offset] = self._function(entry, around)
+            ranges = self._ranges(entry)
+            if not ranges:
+                return _Open(around.qualifier, local=True)
+            scopes = [Scope(None, entry.offset, ranges)]
+            self._found.append(scopes)
+            return _Open(around.qualifier, scopes[0], scopes, local=True)
+        if tag in ("DW_TAG_inlined_subroutine", "DW_TAG_lexical_block") and around.scope is not None:
+            inner = self._inner_scope(entry, around.scope, around.scopes)
+            return _Open(around.qualifier, inner, around.scopes, local=True)
+        return around
+
+    def _inner_scope(self, entry: Any, around: Scope, scopes: list[Scope]) -> Scope:
+        if around.depth >= DEEPEST_SCOPE:
+            return around
+        ranges = self._ranges(entry)
+        if entry.tag == "DW_TAG_lexical_block":
+            if not ranges:
+                return around
+            scope = Scope(around, None, ranges, depth=around.depth + 1)
+        else:
+            origin = self._reference(entry, "DW_AT_abstract_origin")
+            scope = Scope(
+                around,
+                -1 if origin is None else origin,
+                ranges,
+                call_file=self._file(entry, "DW_AT_call_file"),
+                call_line=self._number(entry, "DW_AT_call_line"),
+                depth=around.depth + 1,
+            )
+            caller = around.innermost_function
+            if caller is not None:
+                caller.calls.append(scope)
+        scopes.append(scope)
+        return scope
+
+    def _function(self, entry: Any, around: _Open) -> Function:
+        name = self._name(entry, "DW_AT_name")
+        linkage_name = self._name(entry, "DW_AT_linkage_name") or self._name(entry, "DW_AT_MIPS_linkage_name")
+        origin = self._reference(entry, "DW_AT_abstract_origin")
+        return Function(
+            name=around.qualifier + name if name else "",
+            linkage_name=linkage_name,
+            file=self._file(entry, "DW_AT_decl_file"),
+            line=self._number(entry, "DW_AT_decl_line"),
+            refers_to=origin if origin is not None else self._reference(entry, "DW_AT_specification"),
+            local=around.local or _CLOSURE in linkage_name,
+        )
+
+    def _ranges(self, entry: Any) -> list[tuple[int, int]]:
+        """Where an entry's code lies, as canonical addresses; empty where it has none."""
+        if "DW_AT_ranges" in entry.attributes:
+            found = self._range_list(entry.attributes["DW_AT_ranges"])
+        else:
+            start = self._address(entry, "DW_AT_low_pc")
+            end = entry.attributes.get("DW_AT_high_pc")
+            if start is None or end is None or not isinstance(end.value, int):
+                return []
+            found = [(start, start + end.value if end.form in _CONSTANTS else end.value)]
+        self._tree._count(ranges=len(found))
+        placed = [(canonical(start), canonical(end - 1) + 1) for start, end in found if start < end]
+        return [(start, end) for start, end in placed if start < end]
+
+    def _range_list(self, attribute: Any) -> list[tuple[int, int]]:
+        lists = self._unit.dwarfinfo.range_lists()
+        if lists is None or not isinstance(attribute.value, int):
+            return []
+        base = self._base
+        found = []
+        for each in lists.get_range_list_at_offset(attribute.value, self._unit):
+            if isinstance(each, BaseAddressEntry):
+                base = each.base_address
+            else:
+                shift = 0 if each.is_absolute else base
+                found.append((each.begin_offset + shift, each.end_offset + shift))
+        return found
+
+    def _address(self, entry: Any, name: str) -> int | None:
+        attribute = entry.attributes.get(name)
+        return attribute.value if attribute is not None and isinstance(attribute.value, int) else None
+
+    def _reference(self, entry: Any, name: str) -> int | None:
+        attribute = entry.attributes.get(name)
+        if attribute is None or not isinstance(attribute.value, int):
+            return None
+        return attribute.value + (self._unit.cu_offset if attribute.form in _LOCAL_REFERENCES else 0)
+
+    def _number(self, entry: Any, name: str) -> int:
+        attribute = entry.attributes.get(name)
+        value = attribute.value if attribute is not None else 0
+        return value if isinstance(value, int) and 0 <= value <= LARGEST_LINE else 0
+
+    def _file(self, entry: Any, name: str) -> str:
+        return self._files.path(self._number(entry, name)) if self._files and name in entry.attributes else ""
+
+    def _name(self, entry: Any, name: str) -> str:
+        attribute = entry.attributes.get(name)
+        return text(attribute.value) if attribute is not None and isinstance(attribute.value, bytes) else ""

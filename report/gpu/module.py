@@ -1,0 +1,318 @@
+"""A GPU module, offline: its kernels, their instructions, and the source that each instruction comes from.
+
+All reading happens in the sandbox's child; this holds what came of it. Whatever a file is, something is answered: a
+stage that fails leaves a placeholder where its result would be, and a sentence in `problems`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, canonical, read_zebin
+from iaprof.report.gpu.instructions import Instructions, read_instructions
+from iaprof.report.gpu.sandbox import GpuSandboxed
+from iaprof.sandbox.answers import (
+    AnswerError,
+    ascending,
+    integer,
+    integers,
+    list_of,
+    sentence,
+    string,
+    strings_of,
+)
+from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
+
+NO_BINARY = "[no binary]"
+NO_DECODER = "[no decoder]"
+UNDECODABLE = "[undecodable]"
+NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction, or outside of the code
+
+_NONE = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
+_DEEPEST_STACK = 256  # frames; report.gpu_functions makes fewer
+_MOST_PROBLEMS = 20
+_LONGEST_TROUBLE = 120.0  # seconds, of modules that could not be read whole; then the others' names must do
+_MOST_DEATHS = 8  # of the decoder in one module; then what is left is not tried
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFrame:
+    """One function of the inlined calls that an instruction belongs to."""
+
+    function: str  # readable: demangled, qualified, with parameters
+    file: str  # as DWARF has it, its directories joined; empty where unknown
+    line: int  # in `file`: of the next frame's call, or of the instruction; 0 for none
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionInfo:
+    """What is at an offset of a kernel."""
+
+    offset: int  # bytes from the kernel's address
+    size: int  # bytes; 0 where no instruction is known to start
+    mnemonic: str  # of the opcode alone (`send` for send.ugm), or one of the placeholders in brackets
+    text: str  # in IGA's syntax; empty without an instruction
+    targets: tuple[int, ...]  # offsets that it may jump to
+    frames: tuple[SourceFrame, ...]  # outermost first; the first is the kernel; never empty
+
+
+@dataclass(frozen=True, eq=False)
+class GpuKernel:
+    """One kernel of a module."""
+
+    name: str  # as the zebin has it
+    demangled: str
+    address: int  # canonical: 48 bits, not sign-extended; 0 where the module was not placed
+    size: int  # bytes, without the padding behind it
+    code_size: int  # bytes, with it
+    decoded: Instructions | None = field(repr=False, default=None)  # None without a decoder
+    segment_offsets: tuple[int, ...] = field(repr=False, default=())
+    segment_frames: tuple[tuple[SourceFrame, ...], ...] = field(repr=False, default=())
+    fingerprint: str = ""  # a hash of its code in hexadecimal, the same wherever the driver placed it
+
+    @cached_property
+    def instructions(self) -> tuple[InstructionInfo, ...]:
+        """All instructions, sorted by offset; empty where none could be decoded."""
+        return tuple(
+            InstructionInfo(offset, size, mnemonic, text, targets, self.frames_at(offset))
+            for offset, size, mnemonic, text, targets in (() if self.decoded is None else self.decoded)
+        )
+
+    @cached_property
+    def _by_offset(self) -> dict[int, InstructionInfo]:
+        return {instruction.offset: instruction for instruction in self.instructions}
+
+    @cached_property
+    def file(self) -> str:
+        """The source file that the kernel's own code starts in; empty where unknown."""
+        return self.frames_at(0)[0].file
+
+    def frames_at(self, offset: int) -> tuple[SourceFrame, ...]:
+        """The frames of the code at an offset, whether or not it was decoded; at least the kernel."""
+        index = bisect_right(self.segment_offsets, offset) - 1
+        if index >= 0 and offset < max(self.code_size, self.size):
+            return self.segment_frames[index]
+        return (SourceFrame(self.demangled, "", 0),)
+
+    def at(self, offset: int) -> InstructionInfo:
+        """What is at an offset; where no instruction starts there, the mnemonic says so or why that is not known."""
+        found = self._by_offset.get(offset)
+        if found is not None:
+            return found
+        return InstructionInfo(offset, 0, self._nothing_at(offset), "", (), self.frames_at(offset))
+
+    def _nothing_at(self, offset: int) -> str:
+        if self.decoded is None and 0 <= offset < self.code_size:
+            return NO_DECODER
+        inside = 0 <= offset < self.code_size
+        return UNDECODABLE if inside and self.decoded is not None and offset >= self.decoded.end else NO_INSTRUCTION
+
+    def codes(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[SourceFrame, ...]]], NDArray[np.int64]]:
+        """What is at many offsets: distinct (mnemonic, frames), and which of them each offset has.
+
+        Args:
+            offsets: uint64[n], bytes from the kernel's address.
+        """
+        decoded = self.decoded
+        where = offsets.astype(np.int64)
+        number = np.full(len(where), -1)  # of the mnemonic, where an instruction starts
+        if decoded is not None and len(decoded):
+            index = np.minimum(np.searchsorted(decoded.offset, where), len(decoded) - 1)
+            number = np.where(decoded.offset[index] == where, decoded.mnemonic[index], -1)
+        # Elsewhere it depends on where: not decoded, behind what was decoded, or behind the code.
+        end = 0 if decoded is None else decoded.end
+        region = np.where(number >= 0, 0, (where >= 0).astype(np.int64) + (where >= end) + (where >= self.code_size))
+        segment = np.searchsorted(np.array(self.segment_offsets, np.int64), where, side="right") - 1
+        segment[(where < 0) | (where >= max(self.code_size, self.size))] = -1
+        _, first, which = np.unique(
+            np.stack([number, region, segment], axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        found = []
+        for offset, name in zip(where[first].tolist(), number[first].tolist(), strict=True):
+            mnemonic = decoded.strings[name] if decoded is not None and name >= 0 else self._nothing_at(offset)
+            found.append((mnemonic, self.frames_at(offset)))
+        return found, which.reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class GpuModule:
+    """What could be read of a module."""
+
+    kernels: tuple[GpuKernel, ...]
+    problems: tuple[str, ...]  # what could not, a sentence each
+
+
+class GpuModules(GpuSandboxed):
+    """Reads modules, in one child process; also a context manager."""
+
+    def __init__(self, sandbox: Sandbox | None = None) -> None:
+        """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
+        super().__init__(sandbox)
+        self._trouble_left = _LONGEST_TROUBLE
+
+    def load(
+        self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None = None, texts: bool = True
+    ) -> GpuModule:
+        """Read a debug zebin; never raises for what is in it.
+
+        `platform` is None where the GPU's generation is not known: then nothing is decoded. `only` restricts
+        instructions and frames, which take most of the time, to the kernels at these addresses; the others have none.
+        So with an empty `only` neither code nor debug information is looked at. Without `texts` instructions have their
+        mnemonics only, which takes a fraction of the time.
+        """
+        if self._trouble_left <= 0:
+            return self._names_only(elf, "it was not read: modules before it took too long")
+        begun = time.monotonic()
+        module = self._load(elf, platform, only, texts)
+        if module.problems:
+            self._trouble_left -= time.monotonic() - begun
+        return module
+
+    def _load(self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None, texts: bool) -> GpuModule:
+        addresses = None if only is None else sorted({canonical(address) for address in only})
+        try:
+            return _module(self._module(elf, platform, addresses, decode=True, texts=texts))
+        except SandboxRefused as refusal:
+            if refusal.kind == "ZebinError":
+                return GpuModule((), _told([str(refusal)]))
+            first = str(refusal)
+        except (SandboxDied, AnswerError) as error:
+            first = str(error)
+        except SandboxError as error:
+            return self._names_only(elf, str(error))
+        return self._in_parts(elf, platform, addresses, first)
+
+    def _module(
+        self, elf: bytes, platform: IntEnum | None, only: list[int] | None, decode: bool, texts: bool = False
+    ) -> Any:
+        number = None if platform is None else int(platform)
+        return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode, "texts": texts}, elf)
+
+    def _in_parts(self, elf: bytes, platform: IntEnum | None, only: list[int] | None, first: str) -> GpuModule:
+        """What can be had of a module that the child did not survive as a whole: lines first, then kernel by kernel."""
+        try:
+            module = _module(self._module(elf, platform, only, decode=False))
+        except (SandboxError, AnswerError) as error:
+            module = self._names_only(elf, f"its debug information cannot be read: {error}")
+        if platform is None:
+            return module
+        try:
+            codes = [kernel.code for kernel in read_zebin(elf).kernels]
+        except ZebinError as error:
+            return GpuModule((), (str(error),))
+        kernels = []
+        problems = [*module.problems]
+        deaths = 0
+        for kernel, code in zip(module.kernels, codes, strict=True):
+            decoded: Instructions | None = _NONE
+            if (only is None or kernel.address in only) and code and deaths < _MOST_DEATHS:
+                try:
+                    answer = self._sandbox.call("disasm", {"platform": int(platform)}, code)
+                    decoded = read_instructions(answer["instructions"], strings_of(answer["strings"]), len(code))
+                except SandboxRefused as refusal:
+                    decoded = None if refusal.kind == "DecoderUnavailable" else _NONE
+                    problems.append(f"kernel {kernel.name!r} was not decoded: {refusal}")
+                except (SandboxError, AnswerError, KeyError, TypeError) as error:
+                    deaths += 1
+                    problems.append(f"kernel {kernel.name!r} was not decoded: {error}")
+            kernels.append(
+                GpuKernel(
+                    name=kernel.name,
+                    demangled=kernel.demangled,
+                    address=kernel.address,
+                    size=kernel.size,
+                    code_size=kernel.code_size,
+                    decoded=decoded,
+                    segment_offsets=kernel.segment_offsets,
+                    segment_frames=kernel.segment_frames,
+                    fingerprint=kernel.fingerprint,
+                )
+            )
+        if len(problems) == len(module.problems):
+            problems.append(f"it could only be read in parts: {first}")
+        return GpuModule(tuple(kernels), _told(problems))
+
+    def _names_only(self, elf: bytes, problem: str) -> GpuModule:
+        """The kernels alone, read here: formats.zebin is plain Python, bounded by the file's length."""
+        if len(elf) > LONGEST_DATA:
+            return GpuModule((), (problem,))
+        try:
+            zebin: Zebin = read_zebin(elf)
+        except ZebinError as error:
+            return GpuModule((), (str(error),))
+        return GpuModule(tuple(_bare(kernel) for kernel in zebin.kernels), (problem,))
+
+
+def _bare(kernel: ZebinKernel) -> GpuKernel:
+    return GpuKernel(
+        kernel.name, kernel.name, kernel.address, kernel.size, len(kernel.code), fingerprint=kernel.fingerprint
+    )
+
+
+def _module(answer: Any) -> GpuModule:
+    """The child's answer, checked."""
+    if not isinstance(answer, dict):
+        raise AnswerError
+    strings = strings_of(answer.get("strings"))
+    places = []
+    for place in list_of(answer.get("frames")):
+        function, file, line = integers(place, 1 << 31) if len(list_of(place)) == 3 else (len(strings), 0, 0)
+        if max(function, file) >= len(strings):
+            raise AnswerError
+        places.append(SourceFrame(strings[function], strings[file], line))
+    stacks = []
+    for stack in list_of(answer.get("stacks")):
+        numbers = integers(stack, len(places))
+        if not 0 < len(numbers) <= _DEEPEST_STACK:
+            raise AnswerError
+        stacks.append(tuple(places[number] for number in numbers))
+    kernels = tuple(_kernel(kernel, strings, stacks) for kernel in list_of(answer.get("kernels")))
+    return GpuModule(kernels, _told(strings_of(answer.get("problems"))))
+
+
+def _told(problems: list[str]) -> tuple[str, ...]:
+    """The problems as they are shown: each once, and not more than a person reads."""
+    different = [sentence(problem) for problem in dict.fromkeys(problems)]
+    if len(different) <= _MOST_PROBLEMS:
+        return tuple(different)
+    return (*different[:_MOST_PROBLEMS], f"and {len(different) - _MOST_PROBLEMS} more problems")
+
+
+def _kernel(answer: Any, strings: list[str], stacks: list[tuple[SourceFrame, ...]]) -> GpuKernel:
+    match answer:
+        case {
+            "name": name,
+            "demangled": demangled,
+            "fingerprint": fingerprint,
+            "address": address,
+            "size": size,
+            "code_size": code_size,
+            "segments": {"offset": offset, "stack": stack},
+            "instructions": instructions,
+        }:
+            offsets, numbers = integers(offset), integers(stack, len(stacks))
+            ascending(offsets)
+            if len(offsets) != len(numbers):
+                raise AnswerError
+            length = integer(code_size)
+            return GpuKernel(
+                name=string(name),
+                demangled=string(demangled),
+                fingerprint=string(fingerprint),
+                address=integer(address),
+                size=integer(size),
+                code_size=length,
+                decoded=None if instructions is None else read_instructions(instructions, strings, length),
+                segment_offsets=tuple(offsets),
+                segment_frames=tuple(stacks[number] for number in numbers),
+            )
+    raise AnswerError

@@ -1,0 +1,160 @@
+"""Which kernel a compile unit belongs to, if the unit's own addresses do not say it.
+
+DWARF gives addresses by relocations against symbols that are named after the kernels' sections. Intel's compiler leaves
+some of these names empty, and which ones differs from one compilation to the next. The driver cannot resolve such
+relocations: the unit's functions, its lines or both stay at address 0, while the kernel's code lies elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from iaprof.formats.zebin import ZebinKernel
+from iaprof.report.gpu.functions import FunctionTree, Scope
+from iaprof.report.gpu.lines import LineRange
+
+
+@dataclass(slots=True)
+class UnitCode:
+    """The functions and lines of one compile unit."""
+
+    functions: list[list[Scope]] = field(default_factory=list)  # of each its scopes, itself first
+    lines: list[LineRange] = field(default_factory=list)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Start and end of all code for which it has a function or lines."""
+        for scopes in self.functions:
+            yield from scopes[0].ranges
+        for row in self.lines:
+            yield row.start, row.end
+
+    def move(self, size: int, by: int) -> None:
+        """Adds `by` to the addresses of all code below `size`."""
+        for scopes in self.functions:
+            if all(end <= size for _, end in scopes[0].ranges):
+                for scope in scopes:
+                    scope.ranges = [(start + by, end + by) for start, end in scope.ranges]
+        self.lines = [
+            replace(row, start=row.start + by, end=row.end + by) if row.end <= size else row for row in self.lines
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unplaced:
+    """A unit of which some code lies at address 0."""
+
+    unit: UnitCode
+    size: int  # bytes of that code
+    names: frozenset[str]  # of the functions that start there
+
+
+class _Placing:
+    """The kernels of a module, and which of them have a unit."""
+
+    def __init__(self, kernels: Sequence[ZebinKernel]) -> None:
+        self._kernels = sorted(kernels, key=lambda kernel: kernel.address)
+        self._starts = [kernel.address for kernel in self._kernels]
+        self._longest = max((len(kernel.code) for kernel in kernels), default=0)
+        self._taken: set[int] = set()  # kernels that have a unit, by address
+
+    @property
+    def left(self) -> list[ZebinKernel]:
+        """Kernels without a unit."""
+        return [kernel for kernel in self._kernels if kernel.address not in self._taken]
+
+    def look(self, unit: UnitCode, functions: FunctionTree) -> _Unplaced | None:
+        """Notes the kernels of a unit by its addresses; returns its code at address 0 if that has no kernel yet."""
+        own: dict[int, ZebinKernel] = {}
+        starts_at_zero, size = False, 0
+        for start, end in unit.ranges():
+            if (kernel := self._at(start)) is not None:
+                own[kernel.address] = kernel
+            elif start < self._longest:
+                starts_at_zero, size = starts_at_zero or start == 0, max(size, end)
+        self._taken |= own.keys()
+        if not starts_at_zero:
+            return None
+        left = _Unplaced(unit, size, _names_at_zero(unit, functions))
+        if len(own) == 1 and self.put(left, *own.values()):
+            return None
+        return left
+
+    def _at(self, address: int) -> ZebinKernel | None:
+        index = bisect_right(self._starts, address) - 1
+        kernel = self._kernels[index] if index >= 0 else None
+        return kernel if kernel is not None and address < kernel.address + len(kernel.code) else None
+
+    def match(
+        self,
+        waiting: Sequence[_Unplaced],
+        keys_of: Callable[[_Unplaced], Iterable[object]],
+        key_of: Callable[[ZebinKernel], object],
+    ) -> list[_Unplaced]:
+        """Matches a unit and a kernel if they share a key with each other and with no other unit or kernel.
+
+        Returns:
+            The units without a match.
+        """
+        kernels: dict[object, ZebinKernel | None] = {}  # None where several have a key
+        for kernel in self.left:
+            key = key_of(kernel)
+            kernels[key] = None if key in kernels else kernel
+        wanted = [{key for key in keys_of(each) if key in kernels} for each in waiting]
+        claims = Counter(key for keys in wanted for key in keys)
+        left = []
+        for each, keys in zip(waiting, wanted, strict=True):
+            key = keys.pop() if len(keys) == 1 else None
+            found = kernels.get(key)
+            if found is None or claims[key] > 1 or not self.put(each, found):
+                left.append(each)
+        return left
+
+    def put(self, unplaced: _Unplaced, kernel: ZebinKernel) -> bool:
+        """Moves a unit to a kernel if it is not larger than the kernel."""
+        if unplaced.size > len(kernel.code):
+            return False
+        unplaced.unit.move(unplaced.size, kernel.address)
+        self._taken.add(kernel.address)
+        return True
+
+
+def _names_at_zero(unit: UnitCode, functions: FunctionTree) -> frozenset[str]:
+    starting = [scopes[0] for scopes in unit.functions if any(start == 0 for start, _ in scopes[0].ranges)]
+    return frozenset(name for scope in starting for name in functions.names(scope.function))
+
+
+def place_units(
+    units: Sequence[UnitCode], kernels: Sequence[ZebinKernel], elsewhere: Collection[str], functions: FunctionTree
+) -> list[str]:
+    """Moves code at address 0 to the kernel that it belongs to.
+
+    That is the kernel to which the rest of the unit belongs; else the kernel with the name of a function of the unit at
+    address 0; else, among the kernels without a unit, the only one with the unit's size, or the only one left.
+
+    Args:
+        units: all of a module; changed in place.
+        kernels: of the module, with addresses.
+        elsewhere: names of kernels whose addresses are not known; their units are not moved.
+        functions: those of the units.
+
+    Returns:
+        A sentence for each unit that could belong to several kernels.
+    """
+    placing = _Placing(kernels)
+    waiting = [left for unit in units if (left := placing.look(unit, functions)) is not None]
+    waiting = [each for each in waiting if each.names.isdisjoint(elsewhere)]
+    waiting = placing.match(waiting, lambda each: each.names, lambda kernel: kernel.name)
+    known = {kernel.name for kernel in kernels}
+    nameless = [each for each in waiting if each.names.isdisjoint(known)]
+    nameless = placing.match(nameless, lambda each: (each.size,), lambda kernel: kernel.size)
+    if len(nameless) == len(placing.left) == 1 and placing.put(nameless[0], placing.left[0]):
+        nameless = []
+    room = max((len(kernel.code) for kernel in placing.left), default=0)
+    return [
+        f"it is not known which kernel the source lines of {min(each.names, default='a nameless function')} belong to"
+        for each in nameless
+        if each.size <= room
+    ]

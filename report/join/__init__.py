@@ -1,0 +1,1 @@
+"""Who launched what stalled: placements, lifetimes, launches and stalls, joined by whole columns."""

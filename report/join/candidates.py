@@ -1,0 +1,402 @@
+"""Who can have launched what ran at an address while a read's stalls were sampled, and with which weight.
+
+The rules are those of docs/attribution.md. All of it is done for many (cell, read) pairs at once, by columns:
+launches lie sorted by (placement, time bucket, site, time), so that those of one placement in a span of time are a few
+slices, each of one site, whose lengths are found by bisection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.file import CaptureError
+from iaprof.report.join.cells import NOWHERE, Cells
+from iaprof.report.join.placements import Placed, Site
+
+DEFAULT_HORIZON_S = 0.5
+SHORTEST_HORIZON_S, LONGEST_HORIZON_S = 0.001, 600.0
+AMBIGUOUS = "[ambiguous]"
+BEFORE_RECORDING = "[launched before recording]"
+NOT_RECORDED = "[launch not recorded]"
+ANY_LAUNCH = "[any launch]"
+_MOST_AT_ONCE = 1 << 22  # (pair, process) and (pair, place of launch), of which each takes some hundred bytes
+_MOST, _MOST_EACH = 1 << 27, 256  # of them in all: a minute's work, and so many for each pair; honest pairs have a few
+_Ints = NDArray[np.int64]
+_Times = NDArray[np.uint64]
+
+
+class Method(Enum):
+    """How the samples of a kernel that several places launched are given to them."""
+
+    PROPORTIONAL = "proportional"  # to each as many as it has launches that can be running
+    LATEST = "latest"  # all to the last one before the read, whatever process it is of, as Intel's tool does
+    NONE = "none"  # to the kernel; launches tell only the process
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How stalls are joined to launches."""
+
+    method: Method = Method.PROPORTIONAL
+    horizon_ns: int = int(DEFAULT_HORIZON_S * 1e9)  # how long after its launch a kernel can be running
+    split_ambiguous: bool = False  # between processes that cannot be told apart, by their launches
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of each pair, sites and their shares."""
+
+    pair: _Ints  # [n], ascending
+    site: _Ints  # [n]
+    share: NDArray[np.float64]  # [n], of one pair 1 in all
+    alone: NDArray[np.bool_]  # [pairs]: there was no other place
+
+
+class TooManyAtOnce(Exception):
+    """Pairs that would take too much memory together; fewer at a time will do."""
+
+
+class Candidates:
+    """Weighs the launches of one capture."""
+
+    def __init__(self, placed: Placed, cells: Cells, rule: Rule, unknown: int) -> None:
+        """Sorts the launches. `unknown` is the site of what is in no kernel; further sites are added to `placed`."""
+        self._placed, self._cells, self._rule, self._unknown = placed, cells, rule, unknown
+        horizon = max(rule.horizon_ns, 1)
+        self._horizon = np.uint64(horizon)
+        placement_of_site = [-1 if site.placement is None else site.placement for site in placed.sites]
+        self._placement_of_site = np.array(placement_of_site, np.int64)
+        placement = self._placement_of_site[placed.site]
+        bucket = (placed.time // self._horizon).astype(np.int64)
+        order = np.lexsort((placed.time, placed.site, bucket, placement))
+        placement, bucket, site, time = placement[order], bucket[order], placed.site[order], placed.time[order]
+        self._launches_before = np.concatenate([[0], np.cumsum(placed.count[order])])
+        new = np.ones(len(order), bool)
+        new[1:] = (placement[1:] != placement[:-1]) | (bucket[1:] != bucket[:-1]) | (site[1:] != site[:-1])
+        first = np.flatnonzero(new)
+        self._slice_first = np.append(first, len(order))
+        self._slice_site, self._slice_bucket = site[first].astype(np.int32), bucket[first]
+        slice_placement = placement[first]
+        # Of each slice: the first of those, side by side, that are of its placement and site.
+        differs = np.ones(len(first), bool)
+        differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
+        self._same_since = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
+        # A slice, and a time within its bucket, as one ascending number.
+        self._width = np.uint64(horizon + 1)
+        slice_of = (np.cumsum(new) - 1).astype(np.uint64)
+        self._launch_key = slice_of * self._width + time % self._horizon
+        # A placement and a bucket as one ascending number.
+        self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
+        self._slice_key = slice_placement * self._buckets + self._slice_bucket
+        # The launches of a placement by time: as a placement and a rank in time.
+        order = np.lexsort((placed.time, self._placement_of_site[placed.site]))
+        self._by_time = placed.time
+        self._late_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
+        self._late_site = placed.site[order].astype(np.int32)
+        known = self._placement_of_site[self._placement_of_site >= 0]
+        self._only_site = np.bincount(known, minlength=len(placed.placements)) == 1
+        # When placements are there, as ranks.
+        self._begins, self._ends = np.sort(cells.since), np.sort(placed.ended)
+        self._begin_rank = np.searchsorted(self._begins, cells.since)
+        self._end_rank = np.searchsorted(self._ends, placed.ended)
+        self._known_cells = 0
+        self._left, self._divisible = _MOST, False
+        self._notes: dict[tuple[int, int], int] = {}
+
+    def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
+        """Who can have launched what ran in these cells between these times.
+
+        Args:
+            cells: int64[pairs].
+            begins: uint64[pairs], ns, before which nothing was sampled.
+            ends: uint64[pairs], ns, of the read.
+            divisible: fewer pairs can be asked at a time.
+
+        Raises:
+            TooManyAtOnce: divisible pairs have very many processes or places together.
+            CaptureError: all that was asked so far has absurdly many.
+        """
+        self._number_versions()
+        self._divisible = divisible
+        begins = np.minimum(begins, ends)  # whatever a stranger's capture says
+        asked = np.flatnonzero(cells != NOWHERE)
+        nowhere = np.flatnonzero(cells == NOWHERE)
+        parts = [_Entries.of(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
+        alone = np.zeros(len(cells), bool)
+        if self._rule.method is Method.LATEST:
+            parts.append(self._latest(*self._all(asked, cells), ends))
+        else:
+            pair, placement = self._there(asked, cells, begins, ends)
+            running, sure = self._running(pair, placement, begins, ends)
+            running = running.merged(len(self._placed.sites))
+            count = np.bincount(running.pair, minlength=len(cells))
+            alone[pair[sure]] = count[pair[sure]] == 1
+            parts.append(running)
+            rest = asked[~np.isin(asked, running.pair)]
+            keep = np.isin(pair, rest)
+            parts.append(late := self._last(pair[keep], placement[keep], ends))
+            alone[late.pair] = self._only_site[late.placement] & (np.bincount(late.pair)[late.pair] == 1)
+            rest = rest[~np.isin(rest, late.pair)]
+            # What has ended runs no more; but if nothing else is there, it was what ran last.
+            parts.append(self._latest(*self._all(rest, cells), ends, ended_last=True))
+        rest = asked[~np.isin(asked, np.concatenate([part.pair for part in parts]))]
+        parts.append(self._not_launched(*self._all(rest, cells), begins, ends))
+        entries = self._labelled(_Entries.joined(parts))
+        if self._rule.method is Method.NONE:
+            entries = self._kernels_only(entries)
+            alone[:] = False
+        entries = entries.merged(len(self._placed.sites))
+        alone &= np.bincount(entries.pair, minlength=len(cells)) == 1
+        total = np.bincount(entries.pair, entries.weight, len(cells))
+        self._left += _MOST_EACH * len(cells)
+        return Shares(entries.pair, entries.site, entries.weight / total[entries.pair], alone)
+
+    def _number_versions(self) -> None:
+        """Takes in cells that came since: each process's versions in a cell, in the order of their compilation."""
+        if self._known_cells == len(self._cells.members):
+            return
+        members = self._cells.members
+        self._known_cells = len(members)
+        self._version = np.concatenate(members)
+        sizes = np.array([len(each) for each in members])
+        cell = np.repeat(np.arange(len(members)), sizes)
+        pid = self._cells.pids[self._version]
+        new = np.ones(len(cell), bool)
+        new[1:] = (cell[1:] != cell[:-1]) | (pid[1:] != pid[:-1])
+        lane = np.cumsum(new) - 1
+        self._first_lane = np.searchsorted(cell[new], np.arange(len(members) + 1))
+        self._first_version = np.append(np.searchsorted(cell, np.arange(len(members))), len(cell))
+        self._lane_width = len(self._begins) + 1
+        self._version_begin = lane * self._lane_width + self._begin_rank[self._version]
+        self._version_end = np.maximum.accumulate(lane * self._lane_width + self._end_rank[self._version])
+
+    def _all(self, pairs: _Ints, cells: _Ints) -> tuple[_Ints, _Ints]:
+        """All placements of each pair's cell: pairs, placements."""
+        first, stop = self._first_version[cells[pairs]], self._first_version[cells[pairs] + 1]
+        owner, index = self._spread(first, stop)
+        return pairs[owner], self._version[index]
+
+    def _there(self, pairs: _Ints, cells: _Ints, begins: _Times, ends: _Times) -> tuple[_Ints, _Ints]:
+        """The placements that were there in the time of each pair: pairs, placements."""
+        owner, lane = self._spread(self._first_lane[cells[pairs]], self._first_lane[cells[pairs] + 1])
+        pair = pairs[owner]
+        begun = np.searchsorted(self._begins, ends[pair], side="right")  # so many had begun
+        gone = np.searchsorted(self._ends, begins[pair])  # so many had ended
+        first = np.searchsorted(self._version_end, lane * self._lane_width + gone)
+        stop = np.searchsorted(self._version_begin, lane * self._lane_width + begun)
+        owner, index = self._spread(first, np.maximum(first, stop))
+        pair, placement = pair[owner], self._version[index]
+        there = self._placed.ended[placement] >= begins[pair]
+        return pair[there], placement[there]
+
+    def _running(
+        self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times
+    ) -> tuple[_Entries, NDArray[np.bool_]]:
+        """Launches that can be running in the time of each pair: how many, by site.
+
+        What is launched together waits together: of the launches since the horizon, those count that are about as old
+        as the kernel's youngest, and those that were made within the time.
+
+        Returns:
+            The entries; and of each (pair, placement) whether one site alone launched it since the horizon.
+        """
+        until = ends[pair]
+        oldest = begins[pair] - np.minimum(begins[pair], self._horizon)
+        rank, _ = self._before(placement, until)
+        youngest = until.copy()
+        youngest[rank >= 0] = self._by_time[rank[rank >= 0]]
+        since = np.minimum(begins[pair], youngest - np.minimum((until - youngest) // np.uint64(2), youngest))
+        first, stop = self._slices(placement, oldest, until)
+        last = np.maximum(stop - 1, 0)
+        sure = (stop > first) & (self._same_since[last] <= first)
+        first, stop = self._slices(placement, since := np.maximum(since, oldest), until)
+        owner, slice_ = self._spread(first, stop)
+        begin = self._within(slice_, since[owner], "left")
+        end = self._within(slice_, until[owner], "right")
+        some = end > begin
+        owner, slice_ = owner[some], slice_[some]
+        count = (self._launches_before[end] - self._launches_before[begin])[some].astype(np.float64)
+        return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), sure
+
+    def _spread(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
+        """Ranges one after the other: which range, and the index in it."""
+        count = stop - first
+        size = int(count.sum())
+        if size > _MOST_AT_ONCE and self._divisible:
+            raise TooManyAtOnce
+        self._left -= size
+        if self._left < 0:
+            raise CaptureError(
+                "too many launches or processes can have caused each of the capture's stalls: choose a shorter "
+                "--horizon, or a part of the recording with --time"
+            )
+        owner = np.repeat(np.arange(len(count)), count)
+        return owner, np.repeat(first, count) + np.arange(size) - np.repeat(np.cumsum(count) - count, count)
+
+    def _slices(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
+        """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""
+        low, high = ((time // self._horizon).astype(np.int64) for time in (since, until))
+        low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
+        first = np.searchsorted(self._slice_key, placement * self._buckets + low)
+        return first, np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
+
+    def _within(self, slices: _Ints, times: _Times, side: str) -> _Ints:
+        """Where in each slice a time would be: the index of a launch."""
+        start = self._slice_bucket[slices].astype(np.uint64) * self._horizon
+        inside = np.where(times > start, times - start, np.uint64(0))
+        key = slices.astype(np.uint64) * self._width + np.minimum(inside, self._horizon)
+        found = np.searchsorted(self._launch_key, key, side=side)  # type: ignore[call-overload]
+        return np.where(times < start, self._slice_first[slices], found)
+
+    def _before(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
+        """The last launch of each placement up to a time: its rank among all launches, -1 for none; and its site."""
+        rank = np.searchsorted(self._by_time, ends, side="right")
+        width = len(self._by_time) + 1
+        index = np.searchsorted(self._late_key, placement * width + rank) - 1
+        if not len(self._late_key):
+            return np.full(len(placement), -1), np.zeros(len(placement), np.int64)
+        owner, found = np.divmod(self._late_key[np.maximum(index, 0)], width)
+        there = (index >= 0) & (owner == placement)
+        return np.where(there, found, -1), self._late_site[np.maximum(index, 0)].astype(np.int64)
+
+    def _last(self, pair: _Ints, placement: _Ints, ends: _Times) -> _Entries:
+        """Of each pair and process, the last launch up to the pair's end."""
+        rank, site = self._before(placement, ends[pair])
+        order = np.lexsort((rank, self._cells.pids[placement], pair))
+        order = order[rank[order] >= 0]
+        pids = self._cells.pids[placement[order]]
+        last = _last_of_each(pair[order], pids)
+        return _Entries.of(pair[order][last], placement[order][last], site[order][last])
+
+    def _latest(self, pair: _Ints, placement: _Ints, ends: _Times, ended_last: bool = False) -> _Entries:
+        """Of each pair the last launch up to its end, of whatever process; or of the placement that ended last."""
+        rank, site = self._before(placement, ends[pair])
+        ended = self._placed.ended[placement] if ended_last else np.zeros(len(pair), np.uint64)
+        order = np.lexsort((rank, ended, pair))
+        order = order[rank[order] >= 0]
+        last = _last_of_each(pair[order])
+        return _Entries.of(pair[order][last], placement[order][last], site[order][last])
+
+    def _not_launched(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> _Entries:
+        """Of each pair and process the kernel that was compiled last: nothing is known to have launched it before."""
+        there = (self._placed.ended[placement] >= begins[pair]) & (self._cells.since[placement] <= ends[pair])
+        any_there = np.zeros(int(pair.max()) + 1 if len(pair) else 0, bool)
+        any_there[pair[there]] = True
+        keep = there | ~any_there[pair]
+        pair, placement = pair[keep], placement[keep]
+        pids = self._cells.pids[placement]
+        order = np.lexsort((placement, self._cells.since[placement], pids, pair))
+        last = order[_last_of_each(pair[order], pids[order])]
+        pair, placement = pair[last], placement[last]
+        kinds, kind_of = np.unique(placement, return_inverse=True)
+        sites = np.array([self._without_launch(each) for each in kinds.tolist()], np.int64)
+        return _Entries.of(pair, placement, sites[kind_of] if len(kinds) else np.empty(0, np.int64))
+
+    def _without_launch(self, placement: int) -> int:
+        """Where stalls go that no launch came before: to the kernel, with a label instead of a stack."""
+        placed = self._placed
+        where = placed.placements[placement]
+        if not placed.launched[placement]:
+            return self._note(placement, 0, Site(placement, where.pid, "", 0, NOT_RECORDED))
+        index = int(np.searchsorted(self._late_key, placement * (len(self._by_time) + 1)))
+        comm = placed.sites[self._late_site[index]].comm
+        return self._note(placement, 0, Site(placement, where.pid, comm, 0, BEFORE_RECORDING))
+
+    def _note(self, placement: int, processes: int, site: Site) -> int:
+        """A site with a label instead of a stack."""
+        key = (placement, processes)
+        if key not in self._notes:
+            self._notes[key] = self._placed.add_site(site)
+        return self._notes[key]
+
+    def _labelled(self, entries: _Entries) -> _Entries:
+        """What several processes can have launched goes under a label instead."""
+        if self._rule.split_ambiguous or self._rule.method is Method.LATEST or not len(entries.pair):
+            return entries
+        pids = np.append(self._cells.pids, -1)[entries.placement]
+        order = np.lexsort((pids, entries.pair))
+        new = _first_of_each(entries.pair[order], pids[order])
+        processes = np.bincount(entries.pair[order[new]], minlength=int(entries.pair.max()) + 1)
+        doubtful = processes[entries.pair] > 1
+        if not doubtful.any():
+            return entries
+        pair, placement = entries.pair[doubtful], entries.placement[doubtful]
+        order = np.lexsort((self._cells.code[placement], pair))
+        pair, placement = pair[order], placement[order]
+        first = np.flatnonzero(_first_of_each(pair))
+        code = self._cells.code[placement]
+        same = code[first] == code[np.append(first[1:], len(pair)) - 1]
+        kernel = np.where(same, placement[first], -1)
+        number = processes[pair[first]]
+        keys, key_of = np.unique(np.stack([kernel, number], axis=1), axis=0, return_inverse=True)
+        sites = np.array([self._ambiguous(*key) for key in keys.tolist()], np.int64)
+        labelled = _Entries.of(pair[first], kernel, sites[key_of.reshape(-1)])
+        return _Entries.joined([entries.only(~doubtful), labelled])
+
+    def _ambiguous(self, placement: int, processes: int) -> int:
+        comm = f"[ambiguous: {processes:,} processes]"
+        if placement >= 0:
+            return self._note(placement, processes, Site(placement, 0, comm, 0, AMBIGUOUS))
+        return self._note(-1, processes, Site(None, 0, comm, 0, AMBIGUOUS, kernel_note="[ambiguous kernel]"))
+
+    def _kernels_only(self, entries: _Entries) -> _Entries:
+        """One site for each kernel in place of those that launch it."""
+        kinds, kind_of = np.unique(entries.site, return_inverse=True)
+        sites = np.array([self._any_launch(each) for each in kinds.tolist()], np.int64)
+        return _Entries(entries.pair, entries.placement, sites[kind_of], entries.weight)
+
+    def _any_launch(self, index: int) -> int:
+        site = self._placed.sites[index]
+        if site.placement is None or site.note == AMBIGUOUS:
+            return index
+        return self._note(site.placement, -1, Site(site.placement, site.pid, site.comm, 0, ANY_LAUNCH))
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Sites of pairs, with weights."""
+
+    pair: _Ints
+    placement: _Ints  # -1 for none
+    site: _Ints
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, pair: _Ints, placement: _Ints, site: _Ints) -> _Entries:
+        """All of the same weight."""
+        return cls(pair, placement.astype(np.int64), site.astype(np.int64), np.ones(len(pair)))
+
+    @classmethod
+    def joined(cls, parts: list[_Entries]) -> _Entries:
+        """One after the other."""
+        names = ("pair", "placement", "site", "weight")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def only(self, rows: NDArray[np.bool_]) -> _Entries:
+        """Some of them."""
+        return _Entries(self.pair[rows], self.placement[rows], self.site[rows], self.weight[rows])
+
+    def merged(self, sites: int) -> _Entries:
+        """Sorted, the weights of the same site of a pair added up."""
+        key = self.pair * sites + self.site
+        order = np.argsort(key, kind="stable")
+        first = np.flatnonzero(np.diff(key[order], prepend=-1))
+        weight = np.add.reduceat(self.weight[order], first) if len(first) else self.weight
+        rows = order[first]
+        return _Entries(self.pair[rows], self.placement[rows], self.site[rows], weight)
+
+
+def _first_of_each(*keys: _Ints) -> NDArray[np.bool_]:
+    """Whether each row is the first of those, side by side, with its keys."""
+    new = np.ones(len(keys[0]), bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return new
+
+
+def _last_of_each(*keys: _Ints) -> _Ints:
+    """The last row of those, side by side, with the same keys."""
+    return np.flatnonzero(np.append(_first_of_each(*keys)[1:], True)) if len(keys[0]) else np.empty(0, np.int64)

@@ -1,0 +1,145 @@
+"""From joined stalls to a profile: what sites and addresses are called, looked up once for all rows that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.report.gpu.kernels import KernelNames, SampledKernels
+from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE, GpuKernel
+from iaprof.report.join.attribution import Joined, Stream, reasons_of
+from iaprof.report.join.candidates import AMBIGUOUS
+from iaprof.report.join.placements import Placed, Placement, Site
+from iaprof.symbols.names.cpu_frames import CpuFrames
+
+NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)
+"""The mnemonics of what is no instruction."""
+ANY_INSTRUCTION = "[any instruction]"
+"""The mnemonic of what is a kernel's instructions together."""
+
+
+def columns(
+    joined: Joined,
+    placed: Placed,
+    kernels: SampledKernels,
+    cpu: CpuFrames,
+    known: Sequence[Stream],
+    merged: bool = False,
+) -> tuple[Profile, list[GpuKernel | None], NDArray[np.bool_]]:
+    """Names what was joined.
+
+    Args:
+        joined: rows of sites and addresses.
+        placed: what the sites are.
+        kernels: those of the sites have been read.
+        cpu: those stacks of the sites are in it.
+        known: the streams.
+        merged: each kernel's instructions are in one row.
+
+    Returns:
+        The profile, without intervals; what is known of the code of each of its kernels; and of each of its rows
+        whether there is an instruction: bool[n].
+    """
+    names = KernelNames(kernels)
+    sites, launch = np.unique(joined.site, return_inverse=True)
+    launches = [_launch(placed.sites[site], cpu) for site in sites.tolist()]
+    # Sites in no known kernel share one; of the others each placement is one.
+    placement_of_site = np.array([-1 if s.placement is None else s.placement for s in placed.sites], np.int64)
+    placements, kernel = np.unique(placement_of_site[joined.site], return_inverse=True)
+    where = [placed.placements[index] if index >= 0 else None for index in placements.tolist()]
+    codes: dict[Code, int] = {}
+    code = np.zeros(len(joined.ip), np.int64)
+    offset = joined.ip.copy()
+    groups, group_of = np.unique(kernel * len(known) + joined.stream, return_inverse=True)
+    order = np.argsort(group_of, kind="stable")
+    ends = np.searchsorted(group_of[order], np.arange(len(groups) + 1))
+    for index, group in enumerate(groups.tolist()):
+        rows = order[ends[index] : ends[index + 1]]
+        number, stream = divmod(group, len(known))
+        placement = where[number]
+        if placement is None:
+            code[rows] = _unknown(placed, joined.site[rows], codes)
+            continue
+        if merged:
+            code[rows] = codes.setdefault(Code(ANY_INSTRUCTION, (names.name(placement),), (0,)), len(codes))
+            offset[rows] = 0
+            continue
+        offset[rows] = (joined.ip[rows] - np.uint64(placement.address)) & np.uint64(known[stream].layout.address_mask)
+        code[rows] = _codes(placement, names, kernels, stream, offset[rows], codes)
+    devices = list(dict.fromkeys(stream.device for stream in known))
+    device_of = np.array([devices.index(stream.device) for stream in known], np.int64)
+    instructions = np.array([each.mnemonic not in NO_INSTRUCTIONS for each in codes], bool)
+    profile = Profile(
+        launches,
+        [None if each is None else _kernel(each, names, kernels) for each in where],
+        list(codes),
+        joined.interval,
+        launch,
+        kernel,
+        code,
+        offset,
+        joined.counts,
+        device_of[joined.stream] if known else joined.stream,
+        reasons_of(known),
+        [],
+        devices or ("",),
+        launch_counts=_launch_counts(placed, placements),
+    )
+    binaries = [kernels.whole(each.kernel) if each is not None and each.kernel is not None else None for each in where]
+    return profile, binaries, instructions[code] if len(code) else np.empty(0, bool)
+
+
+def _launch_counts(placed: Placed, placements: NDArray[np.int64]) -> dict[int, int]:
+    placement_of_site = np.array([-1 if site.placement is None else site.placement for site in placed.sites], np.int64)
+    counts = np.zeros(len(placed.placements), np.int64)
+    np.add.at(counts, placement_of_site[placed.site], placed.count)
+    return {number: int(counts[index]) for number, index in enumerate(placements.tolist()) if index >= 0}
+
+
+def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
+    if site.placement is None and not site.comm:
+        return None
+    if site.note == AMBIGUOUS:
+        return Launch(site.comm, 0, ())
+    frames = cpu.frames(site.stack) if site.stack else ()
+    if not frames:
+        return Launch(site.comm, site.pid, (site.note or "[stack lost]",))
+    return Launch(site.comm, site.pid, frames, origins=cpu.origins(site.stack))
+
+
+def _kernel(placement: Placement, names: KernelNames, kernels: SampledKernels) -> Kernel:
+    file = kernels.whole(placement.kernel).file if placement.kernel else ""
+    return Kernel(placement.address, names.name(placement), file)
+
+
+def _unknown(placed: Placed, sites: NDArray[np.int64], codes: dict[Code, int]) -> NDArray[np.int64]:
+    """The codes of what is in no known kernel, or in one of several."""
+    kinds, kind_of = np.unique(sites, return_inverse=True)
+    notes = [placed.sites[site].kernel_note for site in kinds.tolist()]
+    numbers = [codes.setdefault(Code(NO_BINARY, (note,) if note else (), ()), len(codes)) for note in notes]
+    return np.array(numbers, np.int64)[kind_of]
+
+
+def _codes(
+    placement: Placement,
+    names: KernelNames,
+    kernels: SampledKernels,
+    stream: int,
+    offsets: NDArray[np.uint64],
+    codes: dict[Code, int],
+) -> NDArray[np.int64]:
+    """The codes of a kernel's instructions."""
+    name = names.name(placement)
+    if placement.kernel is None:
+        return np.full(len(offsets), codes.setdefault(Code(NO_BINARY, (name,), (0,)), len(codes)))
+    found, which = kernels.on(stream, placement.kernel).codes(offsets)
+    numbers = []
+    for mnemonic, frames in found:
+        # The kernel itself is called what it is called everywhere.
+        functions = (name, *(frame.function for frame in frames[1:]))
+        lines, files = (tuple(getattr(frame, what) for frame in frames) for what in ("line", "file"))
+        numbers.append(codes.setdefault(Code(mnemonic, functions, lines, files), len(codes)))
+    return np.array(numbers, np.int64)[which]

@@ -1,0 +1,218 @@
+"""Which kernel lies where on the GPU, in which process, from when to when, and which launches it had.
+
+A *placement* is one kernel of one module at one address in one process. Launches tell address and process; the debug
+ELF that the process compiled before tells the rest. A *site* is a placement and a place in a program that launches it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.report.gpu.module import GpuKernel, GpuModule
+from iaprof.report.join.lifetimes import NEVER, Lives, superseded
+
+ADDRESS_MASK = (1 << 48) - 1
+"""GPU addresses come sign-extended on some devices: they are compared by their 48 bits."""
+MAX_KERNEL_BYTES = 1 << 28
+
+LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags", "list")
+"""What `place` needs of `launch` rows."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A module that a process compiled."""
+
+    time_ns: int
+    pid: int
+    module: GpuModule
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A kernel at its address. Without `kernel` only the launches tell of it."""
+
+    pid: int
+    address: int
+    size: int
+    kernel: GpuKernel | None
+    name: str
+    since: int = 0  # when it was compiled, ns; 0 when that was before the recording
+    fingerprint: str = ""  # of its code; "" where that is not known
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in a program from which a placement is launched."""
+
+    placement: int | None  # None: the address is in no known kernel, or in one of several
+    pid: int
+    comm: str
+    stack: int  # stack id; 0 for none
+    note: str = ""  # why there is no stack
+    tid: int = 0  # 0 unless threads were told apart
+    kernel_note: str = ""  # without a placement: why not
+
+
+@dataclass
+class Placed:
+    """Everything that stalls can be joined to."""
+
+    placements: list[Placement] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    time: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # of each launch, ascending
+    site: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of each launch
+    count: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # so many are alike, at that time
+    ended: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Of each placement: when it was known to have run for the last time, ns; NEVER where nothing says so."""
+    launched: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
+    """Of each placement: whether launches of it were recorded."""
+
+    def kernels_of(self, sites: Iterable[int]) -> set[GpuKernel]:
+        """The known kernels that these sites, given by index, launch."""
+        placements = {self.sites[site].placement for site in sites}
+        kernels = (self.placements[index].kernel for index in placements if index is not None)
+        return {kernel for kernel in kernels if kernel is not None}
+
+    def add_site(self, site: Site) -> int:
+        """The index of a new site."""
+        self.sites.append(site)
+        return len(self.sites) - 1
+
+
+def place(
+    launches: pa.Table,
+    compilations: list[Compilation],
+    scope: Sequence[int] | None = None,
+    processes: pa.Table | None = None,
+    by_thread: bool = False,
+) -> Placed:
+    """Brings launches and modules together.
+
+    Args:
+        launches: LAUNCH_COLUMNS of `launch` rows, in any order; with `count` where a row stands for several launches.
+        compilations: any order.
+        scope: the processes that were to be recorded; None for all.
+        processes: columns time_ns, pid, tid, event of `process` rows: when processes ended.
+        by_thread: launches of different threads are different sites.
+    """
+    placed = Placed()
+    compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]] = defaultdict(list)
+    for compilation in sorted(compilations, key=lambda c: c.time_ns):
+        for kernel in compilation.module.kernels:
+            compiled[compilation.pid, kernel.address & ADDRESS_MASK].append((compilation.time_ns, kernel))
+    used: set[tuple[int, int]] = set()
+    if len(launches):
+        used = _place_launches(placed, launches, compiled, scope, by_thread)
+    placed.launched = np.ones(len(placed.placements), bool)
+    for (pid, address), versions in compiled.items():
+        if (pid, address) not in used:
+            for time, kernel in versions:
+                _add_placement(placed, pid, address, kernel.size, kernel, kernel.name, time)
+    placed.launched = np.append(placed.launched, np.zeros(len(placed.placements) - len(placed.launched), bool))
+    placed.ended = _ends(placed, processes)
+    return placed
+
+
+def _ends(placed: Placed, processes: pa.Table | None) -> NDArray[np.uint64]:
+    """When each placement is known to have run for the last time."""
+    if not placed.placements:
+        return np.empty(0, np.uint64)
+    pids, starts, sizes, since = (
+        np.array([getattr(placement, name) for placement in placed.placements], np.uint64)
+        for name in ("pid", "address", "size", "since")
+    )
+    first, last = np.full(len(pids), NEVER, np.uint64), np.zeros(len(pids), np.uint64)
+    placement_of = np.array([site.placement for site in placed.sites], np.int64)[placed.site]
+    np.minimum.at(first, placement_of, placed.time)
+    np.maximum.at(last, placement_of, placed.time)
+    born = np.where(first == NEVER, since, first)
+    replaced = superseded(pids, starts, starts + np.maximum(sizes, np.uint64(1)), since, last)
+    gone = Lives(processes).ends(pids, born, last) if processes is not None else np.full(len(pids), NEVER, np.uint64)
+    return np.minimum(replaced, gone)
+
+
+def _add_placement(
+    placed: Placed, pid: int, address: int, size: int, kernel: GpuKernel | None, name: str, since: int
+) -> int:
+    placed.placements.append(
+        Placement(pid, address, min(size, MAX_KERNEL_BYTES), kernel, name, since, kernel.fingerprint if kernel else "")
+    )
+    return len(placed.placements) - 1
+
+
+def _place_launches(
+    placed: Placed,
+    launches: pa.Table,
+    compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]],
+    scope: Sequence[int] | None,
+    by_thread: bool,
+) -> set[tuple[int, int]]:
+    order = np.argsort(launches["time_ns"].to_numpy(), kind="stable")
+    names_wanted = ("time_ns", "pid", "tid", "stack", "size")
+    times, pids, tids, stacks, sizes = (launches[name].to_numpy()[order] for name in names_wanted)
+    addresses = launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK)
+    comm_texts, comms = _texts(launches["comm"])
+    name_texts, names = _texts(launches["name"])
+    comms, names = comms[order], names[order]
+    others = (launches["flags"].to_numpy()[order] & LaunchFlags.OTHER) != 0
+    if scope is not None:
+        others |= ~np.isin(pids, np.array(scope, np.int64))
+
+    # Distinct kernels, then versions of each, then places that launch each version; all in order of their first launch.
+    kernels, kernel_of = _distinct(pids, addresses)
+    keys = list(zip(pids[kernels].tolist(), addresses[kernels].tolist(), strict=True))
+    by_kernel = np.argsort(kernel_of, kind="stable")
+    starts = np.searchsorted(kernel_of[by_kernel], np.arange(len(kernels) + 1))
+    version = np.full(len(times), -1)
+    for index, key in enumerate(keys):
+        if key in compiled:
+            members = by_kernel[starts[index] : starts[index + 1]]
+            compile_times = np.array([time for time, _ in compiled[key]], np.uint64)
+            version[members] = np.searchsorted(compile_times, times[members], side="right") - 1
+    firsts, placement_of = _distinct(kernel_of, version)
+    largest = np.zeros(len(firsts), np.uint64)
+    np.maximum.at(largest, placement_of, sizes)
+    for first, size in zip(firsts.tolist(), largest.tolist(), strict=True):
+        (pid, address), number = keys[kernel_of[first]], int(version[first])
+        since, kernel = compiled[pid, address][number] if number >= 0 else (0, None)
+        name = kernel.name if kernel else name_texts[names[first]]
+        _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
+    threads = tids if by_thread else np.zeros(len(times), np.int64)
+    site_firsts, site_of = _distinct(placement_of, np.where(others, 0, stacks), np.where(others, -1, comms), threads)
+    for first in site_firsts.tolist():
+        stack, comm, note = int(stacks[first]), comm_texts[comms[first]], "[no stack]"
+        if others[first]:
+            stack, comm, note = 0, "[other process]", "[not recorded]"
+        site = Site(int(placement_of[first]), int(pids[first]), comm, stack, "" if stack else note, int(threads[first]))
+        placed.add_site(site)
+    placed.time, placed.site = times, site_of
+    has_counts = "count" in launches.column_names
+    placed.count = launches["count"].to_numpy()[order].astype(np.int64) if has_counts else np.ones(len(times), np.int64)
+    return set(keys)
+
+
+def _texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    """Distinct texts, and which of them each row has."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+
+
+def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the first row of each distinct combination, in order, and each row's combination."""
+    group = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values = pa.array(column).dictionary_encode()
+        both = pa.array(group * len(values.dictionary) + values.indices.to_numpy()).dictionary_encode()
+        group = both.indices.to_numpy().astype(np.int64)
+    # Dictionaries are in the order in which their values came: a group's first row is where the maximum so far grows.
+    firsts = np.flatnonzero(np.diff(np.maximum.accumulate(group), prepend=-1))
+    return firsts, group

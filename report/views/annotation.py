@@ -1,0 +1,182 @@
+"""The stalls of one kernel, instruction by instruction: what `iaprof annotate` prints, and pages show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.profile import Profile
+from iaprof.report.gpu.module import GpuKernel, InstructionInfo, SourceFrame
+from iaprof.report.gpu.scoreboard import Scoreboard, Wait
+from iaprof.report.gpu.source_files import SourceFiles
+from iaprof.report.views.launchers import by_launcher
+
+Binary = Callable[[int], GpuKernel | None]
+"""The code of a kernel, by its index in the profile; with its instructions' texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An instruction."""
+
+    instruction: InstructionInfo
+    counts: tuple[int, ...]  # samples, by reason
+    waits: tuple[Wait, ...]  # that are behind its stalls
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A kernel: the same code under the same name, wherever it was placed."""
+
+    symbol: str
+    file: str  # "" when unknown
+    processes: int  # that stalled in it
+    launches: int  # that were recorded
+    share: float  # of all samples, 0 to 1
+    reasons: Sequence[str]
+    counts: tuple[int, ...]  # samples, by reason
+    rows: tuple[Row, ...]  # by offset
+    launchers: tuple[tuple[str, int], ...] = ()  # functions that launched it, and their samples, most first
+
+    @property
+    def samples(self) -> int:
+        """All of them."""
+        return sum(self.counts)
+
+    @property
+    def hottest(self) -> Row:
+        """The row with most samples, the first of several."""
+        return max(self.rows, key=lambda row: row.samples)
+
+
+def matching(profile: Profile, pattern: str) -> list[str]:
+    """Names of kernels with stalls: the one that is called so, else all that the regular expression finds.
+
+    What is no regular expression is looked for as it stands: names of C++ are full of brackets. Most samples first.
+    """
+    samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels))
+    by_name: dict[str, float] = {}
+    for kernel, count in zip(profile.kernels, samples.tolist(), strict=True):
+        if kernel is not None and count:
+            by_name[kernel.symbol] = by_name.get(kernel.symbol, 0) + count
+    if pattern in by_name:
+        return [pattern]
+    names = sorted(by_name, key=lambda name: (-by_name[name], name))
+    try:
+        found = [name for name in names if re.search(pattern, name)]
+    except (re.error, OverflowError, RecursionError):  # a{99999999999}, thousands of brackets
+        found = []
+    return found or [name for name in names if pattern in name]
+
+
+def listings(profile: Profile, names: Sequence[str], binary: Binary) -> list[Listing]:
+    """The kernels of these names; those of one name and different code apart. Most samples first."""
+    found = [listing(profile, indices, binary) for indices in alike(profile, names, binary)]
+    return sorted((each for each in found if each.samples), key=lambda each: (-each.samples, each.symbol))
+
+
+def alike(profile: Profile, names: Collection[str], binary: Binary) -> list[list[int]]:
+    """The kernels of these names, by index in the profile: those of one name, file and code together."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for index in np.unique(profile.kernel).tolist():
+        kernel = profile.kernels[index]
+        if kernel is not None and kernel.symbol in names:
+            code = binary(index)
+            found.setdefault((kernel.symbol, kernel.file, code.fingerprint if code else ""), []).append(index)
+    return list(found.values())
+
+
+def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing:
+    """One kernel: these of the profile's, which are alike."""
+    kernel = profile.kernels[indices[0]]
+    assert kernel is not None
+    mine = profile.only(np.isin(profile.kernel, indices))
+    offsets, first, which = np.unique(mine.offset, return_index=True, return_inverse=True)
+    mnemonics = [profile.codes[code].mnemonic for code in mine.code[first].tolist()]
+    counts = np.zeros((len(offsets), len(profile.reasons)), np.uint64)
+    np.add.at(counts, which, mine.counts)
+    launches = [profile.launches[index] for index in np.unique(mine.launch).tolist()]
+    return Listing(
+        symbol=kernel.symbol,
+        file=kernel.file,
+        processes=len({(launch.host, launch.pid) for launch in launches if launch is not None}),
+        launches=sum(profile.launch_counts.get(index, 0) for index in indices),
+        share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
+        reasons=profile.reasons,
+        counts=tuple(counts.sum(axis=0).tolist()),
+        launchers=tuple(by_launcher(profile.launches, mine.launch, mine.counts.sum(axis=1)).items()),
+        rows=_rows(
+            kernel.symbol,
+            binary(indices[0]),
+            profile.reasons,
+            dict(zip(offsets.tolist(), mnemonics, strict=True)),
+            counts,
+        ),
+    )
+
+
+def _rows(
+    symbol: str,
+    code: GpuKernel | None,
+    names: Sequence[str],
+    mnemonics: Mapping[int, str],
+    counts: NDArray[np.uint64],
+) -> tuple[Row, ...]:
+    """Every instruction up to the kernel's end, and whatever else has stalls: the mnemonics, by offset."""
+    stalled: dict[int, tuple[int, ...]] = dict(zip(mnemonics, map(tuple, counts.tolist()), strict=True))
+    instructions = {each.offset: each for each in code.instructions if each.offset < code.size} if code else {}
+    for offset in stalled.keys() - instructions.keys():
+        if code is None:
+            frames = (SourceFrame(symbol, "", 0),)
+            instructions[offset] = InstructionInfo(offset, 0, mnemonics[offset], "", (), frames)
+        else:
+            instructions[offset] = code.at(offset)
+    board = Scoreboard(code.instructions if code else ())
+    none = (0,) * len(names)
+    rows = []
+    for offset in sorted(instructions):
+        mine = stalled.get(offset, none)
+        reasons = {reason for reason, count in zip(names, mine, strict=True) if count}
+        waits = board.waits(offset) if reasons else ()
+        rows.append(Row(instructions[offset], mine, tuple(w for w in waits if reasons.intersection(w.reasons))))
+    return tuple(rows)
+
+
+def as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
+    """A kernel as JSON has it; with the lines of source files that are there."""
+    return {
+        "kernel": listing.symbol,
+        "file": listing.file,
+        "samples": listing.samples,
+        "share": listing.share,
+        "processes": listing.processes,
+        "launches": listing.launches,
+        "launchers": [{"launcher": name, "samples": samples} for name, samples in listing.launchers],
+        "reasons": dict(zip(listing.reasons, listing.counts, strict=True)),
+        "instructions": [_row_as_dict(row, listing.reasons, sources) for row in listing.rows],
+    }
+
+
+def _row_as_dict(row: Row, reasons: Sequence[str], sources: SourceFiles) -> dict[str, Any]:
+    instruction = row.instruction
+    last = instruction.frames[-1]
+    return {
+        "offset": instruction.offset,
+        "mnemonic": instruction.mnemonic,
+        "text": instruction.text,
+        "samples": row.samples,
+        "reasons": {reason: count for reason, count in zip(reasons, row.counts, strict=True) if count},
+        "waits": [{"what": wait.what, "for": wait.offsets} for wait in row.waits],
+        "frames": [{"function": each.function, "file": each.file, "line": each.line} for each in instruction.frames],
+        "source": sources.line(last.file, last.line),
+    }

@@ -1,0 +1,132 @@
+"""Queries of a capture through DuckDB, which is an optional extra.
+
+DuckDB sees the tables of report.views and nothing else: it opens no file and no network, loads nothing, and knows no
+variables of ours. So a query, which someone may have been given, can neither read nor write anything else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.profile import Profile
+from iaprof.report.views.sql_tables import WORDS, View, stalls_sql, views
+from iaprof.sandbox.memory import limit
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_USUAL_MEMORY = 2 << 30  # bytes
+_SHARE = 0.75  # of what the whole process may take
+_MOST_THREADS = 8
+_ROWS_AT_ONCE = 4_096
+_LONGEST_MESSAGE = 500
+_INTERRUPTED = "Query interrupted"  # the RuntimeError that its bindings make of Ctrl-C
+_SETTINGS = (
+    "SET temp_directory = ''",  # else it would write what does not fit into memory below the current folder
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",  # the query cannot take back the others
+)
+
+
+class Database:
+    """The views of one capture; also a context manager."""
+
+    def __init__(self, capture: CaptureReader, profile: Callable[[], Profile]) -> None:
+        """Begins with nothing read.
+
+        Args:
+            capture: the open capture.
+            profile: joins it; called once, when a query reads samples.
+
+        Raises:
+            UsageError: DuckDB is not installed.
+        """
+        try:
+            import duckdb
+        except ImportError:
+            raise UsageError("queries need DuckDB, which is not installed: pip install 'iaprof[query]'") from None
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._memory = f"{int(_SHARE * (limit() or _USUAL_MEMORY)) >> 20}MiB"
+        self._connection: DuckDBPyConnection = duckdb.connect(
+            ":memory:", config={"memory_limit": self._memory, "threads": threads, "python_enable_replacements": False}
+        )
+        self._views = views(capture, profile)
+        for setting in _SETTINGS[:2]:
+            self._connection.execute(setting)
+        for view in self._views:
+            self._connection.register(view.name, view)
+        self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
+        self._connection.execute(_SETTINGS[2])
+        for view in self._views:
+            view.wanted = True
+
+    def __enter__(self) -> Database:
+        """Nothing more."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self._connection.close()
+
+    def tables(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Each table's name, what its rows are, and its columns."""
+        for view in self._views:
+            if view.name == WORDS:
+                columns = self._connection.execute("SELECT * FROM stalls LIMIT 0").description
+                yield "stalls", "each record of EU stalls: an address and ten counters", [each[0] for each in columns]
+            else:
+                yield view.name, view.about, view.schema.names
+
+    def query(self, sql: str) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """Names of the columns of a query's result, and its rows, some at a time.
+
+        Raises:
+            IaprofError: what is wrong with the query, or with the capture.
+        """
+        with _Told(self._views, self._memory):
+            self._connection.execute(sql)
+            description = self._connection.description
+        if not description:
+            raise UsageError("the query asks for nothing: give it a SELECT")
+        return [column[0] for column in description], self._rows()
+
+    def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
+        while True:
+            with _Told(self._views, self._memory):
+                rows = self._connection.fetchmany(_ROWS_AT_ONCE)
+            if not rows:
+                return
+            yield rows
+
+
+class _Told:
+    """Within this, an error of DuckDB's is one sentence, and one of ours, which it passed on as text, itself again."""
+
+    def __init__(self, views: list[View], memory: str) -> None:
+        self._views, self._memory = views, memory
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raises it in other words."""
+        import duckdb
+
+        if error is None:
+            return
+        if (ours := next((view.error for view in self._views if view.error is not None), None)) is not None:
+            raise ours from None
+        if isinstance(error, duckdb.InterruptException) or str(error) == _INTERRUPTED:
+            raise KeyboardInterrupt from None
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise IaprofError(
+                f"the query needs more memory than the {self._memory} it has: let it look at less, "
+                "or allow more with --memory-limit"
+            ) from None
+        if isinstance(error, duckdb.Error):
+            said = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            raise IaprofError(f"the query failed: {said[:_LONGEST_MESSAGE]}") from None

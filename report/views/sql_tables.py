@@ -1,0 +1,222 @@
+"""A capture as tables for SQL: what each has for columns, and its rows as a stream that can be read again and again.
+
+Rows come from the checked reader, never from another one's Parquet code: a capture may be anyone's. They pass by in
+batches, so that a capture of any size can be queried. Who queries them is left to report.sql.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.schema import KINDS, ROWS, in_order
+from iaprof.formats.profile import Profile, Shape
+from iaprof.formats.writers.profile_table import SCHEMA, profile_table
+from iaprof.gpu.intel.generations import LAYOUTS
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.records import RecordLayout
+from iaprof.report.gpu.module import GpuModules
+from iaprof.report.join.attribution import Stream, streams
+
+WORDS = "stall_words"  # the records as they are; the view `stalls` takes them apart
+_FIRST = "launch", "command_list", "transfer", "stack", "python_code", "process", "metric", "loss", "mapping", "wait"
+"""The kinds that are listed first, in this order."""
+_NAMES = {kind.name: (kind.view, kind.about) for kind in in_order(ROWS, _FIRST) if kind.view}
+_LAYOUTS = tuple(LAYOUTS.values())
+_text = pa.string()
+_TEXTS = (_text, pa.binary())  # which stay dictionaries
+_WORDS = pa.schema(
+    [("time_ns", pa.uint64()), ("begin_ns", pa.uint64()), ("stream", pa.uint16()), ("layout", pa.uint8()),
+     ("w0", pa.uint64()), ("w1", pa.uint64()), ("w2", pa.uint64())]
+)  # fmt: skip
+_KERNELS = pa.schema(
+    [("time_ns", pa.uint64()), ("pid", pa.uint32()), ("path", _text), ("kernel", _text), ("address", pa.uint64()),
+     ("size", pa.uint64()), ("code", _text)]
+)  # fmt: skip
+_CALLED = {"process": "comm", "instruction": "mnemonic"}  # as in the other tables
+_SAMPLES = pa.schema([f.with_name(_CALLED.get(f.name, f.name)) for f in SCHEMA if f.name != "device"])
+
+
+@dataclass
+class View:
+    """A table whose rows are made when they are asked for; DuckDB asks by Arrow's C stream interface.
+
+    Asked for its schema, it is going to be read: what is made at once is made then, in the thread that asks. Its
+    batches are asked for by threads of DuckDB's.
+    """
+
+    name: str
+    about: str
+    schema: pa.Schema
+    batches: Callable[[], Iterator[pa.RecordBatch]]
+    at_once: bool = False  # made as a whole, and kept
+    wanted: bool = False  # from now on, asking for the schema means that it will be read
+    error: BaseException | None = None  # what went wrong in making rows: DuckDB only passes on its text
+    _kept: list[pa.RecordBatch] | None = field(default=None, repr=False)
+
+    def __arrow_c_schema__(self) -> object:
+        """The schema, as a capsule."""
+        if self.at_once and self.wanted:
+            self._keep()
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """All rows, from the first on, as a capsule."""
+        rows = iter(self._keep()) if self.at_once else self._rows()
+        return pa.RecordBatchReader.from_batches(self.schema, rows).__arrow_c_stream__(requested_schema)
+
+    def _keep(self) -> list[pa.RecordBatch]:
+        if self._kept is None:
+            self._kept = list(self._rows())
+        return self._kept
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self.batches()
+        except (Exception, KeyboardInterrupt) as error:
+            self.error = error
+            raise
+
+
+def views(capture: CaptureReader, profile: Callable[[], Profile]) -> list[View]:
+    """The tables of a capture. Those of a merged one begin with a column `part`.
+
+    Args:
+        capture: the open capture.
+        profile: joins it; called only when samples are read.
+    """
+    parts = [_Part(part, number if capture.is_merged else None) for number, part in enumerate(capture.parts)]
+
+    def from_parts(schema: pa.Schema, rows: Callable[[_Part], Iterator[pa.RecordBatch]]) -> dict[str, Any]:
+        merged = pa.schema([pa.field("part", pa.uint16()), *schema]) if capture.is_merged else schema
+        return {"schema": merged, "batches": lambda: (part.labelled(batch) for part in parts for batch in rows(part))}
+
+    def of_kind(kind: str) -> View:
+        name, about = _NAMES[kind]
+        return View(name, about, **from_parts(_schema(kind), lambda part: part.rows(kind)))
+
+    return [
+        View(WORDS, "each record of EU stalls, as the GPU wrote it", **from_parts(_WORDS, _Part.words)),
+        View(
+            "samples",
+            "the stalls joined to kernels, source and launching stacks",
+            _SAMPLES,
+            lambda: _samples(profile()),
+            at_once=True,
+        ),
+        of_kind("launch"),
+        View("kernels", "the kernels in each recorded module", **from_parts(_KERNELS, _Part.kernels), at_once=True),
+        *(of_kind(kind) for kind in _NAMES if kind != "launch"),
+    ]
+
+
+def stalls_sql(capture: CaptureReader) -> str:
+    """The SELECT that takes the records in WORDS apart into address and counters."""
+    used = {stream.layout for part in capture.parts for stream in streams(part.header)} or {_LAYOUTS[0]}
+
+    def each(expression: Callable[[RecordLayout], str]) -> str:
+        if len(used) == 1:
+            return expression(*used)
+        cases = " ".join(f"WHEN {_LAYOUTS.index(layout)} THEN {expression(layout)}" for layout in _LAYOUTS)
+        return f"CASE layout {cases} END"
+
+    columns = [*(["part"] if capture.is_merged else []), "time_ns", "begin_ns", "stream"]
+    columns.append(f"{each(lambda layout: f'(w0 & {(1 << layout.ip_bits) - 1}) << 3')} AS ip")
+    columns += [f"({each(partial(_field_sql, name))})::UTINYINT AS {name}" for name in REASONS]
+    return f"SELECT {', '.join(columns)} FROM {WORDS}"  # noqa: S608 (nothing of it is from the capture)
+
+
+def _field_sql(reason: str, layout: RecordLayout) -> str:
+    first = layout.first_bits.get(reason)
+    if first is None:
+        return "0"
+    word, shift = divmod(first, 64)
+    if shift <= 56:
+        return f"(w{word} >> {shift}) & 255"
+    rest = 64 - shift  # bits; the field goes on in the next word
+    return f"(w{word} >> {shift}) | ((w{word + 1} & {(1 << 8 - rest) - 1}) << {rest})"
+
+
+def _schema(kind: str) -> pa.Schema:
+    return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.type in _TEXTS else f for f in KINDS[kind]])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the recordings in a capture."""
+
+    capture: CaptureReader
+    number: int | None  # None where there is but one
+
+    def labelled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch with the part's number as its first column."""
+        if self.number is None:
+            return batch
+        number = pa.repeat(pa.scalar(self.number, pa.uint16()), len(batch))
+        schema = pa.schema([pa.field("part", pa.uint16()), *batch.schema])
+        return pa.RecordBatch.from_arrays([number, *batch.columns], schema=schema)
+
+    def rows(self, kind: str) -> Iterator[pa.RecordBatch]:
+        """The rows of a kind, as they are."""
+        schema = _schema(kind)
+        for table in self.capture.tables(kind):
+            yield from table.cast(schema).to_batches()
+
+    def words(self) -> Iterator[pa.RecordBatch]:
+        """A row per stall record."""
+        known = streams(self.capture.header)
+        layouts = np.array([_LAYOUTS.index(stream.layout) for stream in known], np.uint8)
+        for table in self.capture.tables("stall", ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")):
+            for read in table.to_batches():
+                stream = read["stream"].to_numpy()
+                if len(stream) and int(stream.max()) >= len(known):
+                    raise CaptureError(f"{self.capture.path} has stalls of a stream that its header does not know")
+                yield self._words(read, known, layouts[stream])
+
+    def _words(self, reads: pa.RecordBatch, known: list[Stream], layouts: NDArray[np.uint8]) -> pa.RecordBatch:
+        lengths = _lengths(reads["w0"])
+        third = _lengths(reads["w2"])
+        three = np.array([layout.words == 3 for layout in _LAYOUTS])[layouts]
+        if not np.array_equal(lengths, _lengths(reads["w1"])) or not np.array_equal(lengths[three], third[three]):
+            raise CaptureError(f"{self.capture.path} has stalls whose words do not belong together")
+        w2 = pa.nulls(int(lengths.sum()), pa.uint64())
+        if three.any():
+            words = np.zeros(int(lengths.sum()), np.uint64)
+            words[np.repeat(three, lengths)] = reads.filter(pa.array(three))["w2"].flatten().to_numpy()
+            w2 = pa.array(words)
+        each = [pa.array(np.repeat(reads[name].to_numpy(), lengths)) for name in ("time_ns", "begin_ns", "stream")]
+        layout = pa.array(np.repeat(layouts, lengths))
+        return pa.RecordBatch.from_arrays(
+            [*each, layout, reads["w0"].flatten(), reads["w1"].flatten(), w2], schema=_WORDS
+        )
+
+    def kernels(self) -> Iterator[pa.RecordBatch]:
+        """A row per kernel of each module, and one without a kernel for a module that cannot be read."""
+        with GpuModules() as modules:
+            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf")):
+                for index in range(len(table)):  # modules, of which there are few
+                    time_ns, pid, path, elf = (table[name][index].as_py() for name in table.column_names)
+                    found = modules.load(elf, None, only=()).kernels if elf is not None else ()
+                    rows: list[tuple[Any, ...]] = [(k.demangled, k.address, k.size, k.fingerprint) for k in found]
+                    columns = zip(*((time_ns, pid, path, *row) for row in rows or [(None,) * 4]), strict=True)
+                    arrays = [pa.array(c, f.type) for c, f in zip(columns, _KERNELS, strict=True)]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=_KERNELS)
+
+
+def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+    lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _samples(profile: Profile) -> Iterator[pa.RecordBatch]:
+    """A row per stack, instruction and reason."""
+    table = profile_table(profile, Shape()).drop_columns(["device"])
+    yield from table.rename_columns(_SAMPLES.names).to_batches()

@@ -1,0 +1,237 @@
+"""The waits of a capture: who waited how long in which function, from where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.export import CpuSamples
+from iaprof.formats.header.waits import WaitFlags
+from iaprof.formats.profile import Launch
+from iaprof.report.cpu_names import Places, naming
+from iaprof.report.join.attribution import intervals_of
+from iaprof.report.join.selection import begun_ns
+from iaprof.report.parts import host_of, starts_ns
+from iaprof.report.profile import Wanted
+from iaprof.report.views.cpu_profile import process_names
+from iaprof.report.views.launchers import launcher
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.cpu_frames import CpuFrames
+from iaprof.symbols.names.names import Naming
+
+_COLUMNS = ("time_ns", "end_ns", "waited_ns", "count", "pid", "tid", "function", "handle", "stack", "flags")
+_NS_A_US = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Distinct (interval, launch, function, handle), and what was waited there; a launch is a process and a stack."""
+
+    launches: Sequence[Launch]  # that waited: no kernel is launched there
+    functions: Sequence[str]
+    launch: NDArray[np.int64]  # [n], index into launches
+    function: NDArray[np.int64]  # [n], index into functions
+    handle: NDArray[np.uint64]  # [n], for what was waited
+    interval: NDArray[np.int64]  # [n]
+    waited_ns: NDArray[np.int64]  # [n]
+    count: NDArray[np.int64]  # [n], waits
+    longest_ns: NDArray[np.int64]  # [n]; of short waits that were added up, their mean
+    not_ended: NDArray[np.int64]  # [n], waits
+
+    def as_samples(self) -> CpuSamples:
+        """Stacks and intervals, with microseconds in place of samples."""
+        us = (self.waited_ns + _NS_A_US // 2) // _NS_A_US
+        return CpuSamples(self.launches, self.launch, self.interval, us)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table."""
+
+    host: str
+    process: str
+    pid: int
+    function: str
+    launcher: str  # see report.launchers
+    waited_ns: int
+    waits: int
+    longest_ns: int
+    objects: int  # for how many was waited
+    handle: int  # of one; 0 if there are several
+    not_ended: int
+
+
+def waits_of(capture: CaptureReader, wanted: Wanted, places: Places) -> Waits:
+    """The waits of a capture that a selection keeps: by its times, processes, threads and functions of Python.
+
+    Raises:
+        CaptureError: the capture is damaged.
+    """
+    found = []
+    for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
+        host = host_of(part.header) if len(capture.parts) > 1 else ""
+        with naming(part, places) as names:
+            found.append(_of_part(part, names, replace(wanted, start_ns=start_ns), host))
+    return _joined(found)
+
+
+def _of_part(capture: CaptureReader, naming: Naming, wanted: Wanted, host: str) -> Waits:
+    processes = capture.table("process")
+    names = process_names(processes)
+    texts: dict[str | None, int] = {}
+    columns = _rows(capture, wanted, names, texts)
+    interval, pid, stack, function, handle = columns[:5]
+    first, launch = distinct(pid, stack)
+    spaces = AddressSpaces(capture.table("mapping"), processes)
+    cpu = CpuFrames(
+        capture.stacks(np.unique(stack[first])),
+        spaces,
+        naming,
+        wanted.look,
+        capture.has_cut_stacks,
+        capture.table("python_code"),
+    )
+    launches = [
+        Launch(names.get(who, ""), who, cpu.frames(user), host=host, origins=cpu.origins(user))
+        for who, user in zip(pid[first].tolist(), stack[first].tolist(), strict=True)
+    ]
+    is_wanted = np.array([wanted.selection.calls(each.stack) for each in launches], bool)
+    keep, numbers = is_wanted[launch], np.cumsum(is_wanted) - 1
+    kept = (numbers[launch[keep]], *(column[keep] for column in (function, handle, interval, *columns[5:])))
+    found = [each for each, wants in zip(launches, is_wanted.tolist(), strict=True) if wants]
+    own, functions, handles, *others = kept
+    return Waits(found, [text or "" for text in texts], own, functions.astype(np.int64), handles, *_signed(others))
+
+
+def _rows(
+    capture: CaptureReader, wanted: Wanted, names: dict[int, str], texts: dict[str | None, int]
+) -> list[NDArray[np.uint64]]:
+    """Interval, pid, stack, function, handle, waited, count, longest and not ended of what is wanted: [9][n]."""
+    start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    selection = wanted.selection
+    span = selection.span(capture.header, start)
+    pids = np.array(sorted(selection.processes(capture, names)), np.uint64) if selection.by_process else None
+    tids = np.array(sorted(selection.tids), np.uint64)
+    parts = [np.empty((0, 9), np.uint64)]
+    for table in capture.tables("wait", _COLUMNS):
+        numbers = {name: table[name].to_numpy().astype(np.uint64) for name in _COLUMNS if name != "function"}
+        function = numbered(table["function"], texts).astype(np.uint64)
+        keep = (numbers["end_ns"] >= np.uint64(span.begin_ns)) & (numbers["time_ns"] <= np.uint64(span.end_ns))
+        if pids is not None:
+            keep &= np.isin(numbers["pid"], pids)
+        if len(tids):
+            keep &= np.isin(numbers["tid"], tids)
+        interval = intervals_of(numbers["time_ns"][keep], start, int(wanted.interval_s * 1e9), "waits")
+        count = numbers["count"]
+        not_ended = count * ((numbers["flags"] & np.uint64(WaitFlags.NOT_ENDED)) > 0)
+        longest = numbers["waited_ns"] // np.maximum(count, np.uint64(1))
+        others = (numbers["pid"], numbers["stack"], function, numbers["handle"], numbers["waited_ns"], count, longest)
+        rows = np.column_stack([interval.astype(np.uint64), *(each[keep] for each in (*others, not_ended))])
+        parts = [_added_up([*parts, rows])]
+    return list(parts[0].T.copy())
+
+
+def _added_up(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    rows = np.concatenate(parts)
+    first, number = distinct(*rows[:, :5].T)
+    longest = np.zeros(len(first), np.uint64)
+    np.maximum.at(longest, number, rows[:, 7])
+    waited, count, not_ended = (summed(rows[:, column], number) for column in (5, 6, 8))
+    return np.column_stack([rows[first, :5], waited, count, longest, not_ended])
+
+
+def _signed(columns: Sequence[NDArray[np.uint64]]) -> list[NDArray[np.int64]]:
+    return [np.minimum(column, np.uint64((1 << 63) - 1)).astype(np.int64) for column in columns]
+
+
+def _joined(parts: Sequence[Waits]) -> Waits:
+    if len(parts) == 1:
+        return parts[0]
+    launches: list[Launch] = []
+    functions: list[str] = []
+    shifted: dict[str, list[NDArray[np.int64]]] = {"launch": [], "function": []}
+    for part in parts:
+        shifted["launch"].append(part.launch + len(launches))
+        shifted["function"].append(part.function + len(functions))
+        launches += part.launches
+        functions += part.functions
+    rest = ("interval", "waited_ns", "count", "longest_ns", "not_ended")
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in rest}
+    handle = np.concatenate([part.handle for part in parts])
+    return Waits(
+        launches,
+        functions,
+        np.concatenate(shifted["launch"]),
+        np.concatenate(shifted["function"]),
+        handle,
+        **columns,
+    )
+
+
+def entries(waits: Waits, limit: int, rows: NDArray[np.bool_] | None = None) -> tuple[list[Entry], int, Entry]:
+    """Who waited longest: the entries, how many more there are, and the sum of all.
+
+    Args:
+        waits: of a capture.
+        limit: how many entries; 0 for all.
+        rows: bool[n], which of the waits count; all when left out.
+    """
+    some = np.ones(len(waits.launch), bool) if rows is None else rows
+    keys: dict[tuple[str, str, int, str, str], int] = {}
+    of_launch = [(each.host, each.comm, each.pid, launcher(each)) for each in waits.launches]
+    first, pair = distinct(waits.launch[some], waits.function[some])
+    number_of = np.array(
+        [
+            keys.setdefault((*of_launch[launch][:3], waits.functions[function], of_launch[launch][3]), len(keys))
+            for launch, function in zip(
+                waits.launch[some][first].tolist(), waits.function[some][first].tolist(), strict=True
+            )
+        ],
+        np.int64,
+    )
+    number = number_of[pair]
+    sums = [
+        np.bincount(number, column[some], len(keys)).astype(np.int64)
+        for column in (waits.waited_ns, waits.count, waits.not_ended)
+    ]
+    longest = np.zeros(len(keys), np.int64)
+    np.maximum.at(longest, number, waits.longest_ns[some])
+    one = distinct(number, waits.handle[some])[0]
+    objects = np.bincount(number[one], minlength=len(keys))
+    handle = np.zeros(len(keys), np.uint64)
+    handle[number[one]] = waits.handle[some][one]
+    found = [
+        Entry(
+            *key,
+            waited_ns=int(sums[0][at]),
+            waits=int(sums[1][at]),
+            longest_ns=int(longest[at]),
+            objects=int(objects[at]),
+            handle=int(handle[at]) if objects[at] == 1 else 0,
+            not_ended=int(sums[2][at]),
+        )
+        for key, at in keys.items()
+    ]
+    found.sort(key=lambda each: (-each.waited_ns, each.host, each.process, each.pid, each.function, each.launcher))
+    shown = found[: limit or None]
+    return shown, len(found) - len(shown), total(found)
+
+
+def total(found: Sequence[Entry]) -> Entry:
+    """The sum of entries."""
+    waited, waits, not_ended = (
+        sum(getattr(each, name) for each in found) for name in ("waited_ns", "waits", "not_ended")
+    )
+    longest = max((each.longest_ns for each in found), default=0)
+    return Entry("", "", 0, "", "", waited, waits, longest, 0, 0, not_ended)
+
+
+def has_waits(capture: CaptureReader) -> bool:
+    """Whether a capture has any."""
+    return any(part.count("wait") for part in capture.parts)

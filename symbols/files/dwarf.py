@@ -1,0 +1,170 @@
+"""What the sandbox's child does with debug information: makes a SymCache of it, through the `symbolic` library.
+
+A large file's units are shared out among several children, each of which makes a SymCache of its part: the work takes
+2 s for 190 MB, and nothing in it runs at once. A part is the same file with another .debug_info: the section header
+says that it begins and ends with units of that part. Nothing is copied, only the page of the header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from symbolic import exceptions
+from symbolic._lowlevel import ffi, lib
+from symbolic.utils import rustcall as _untyped_rustcall
+
+from iaprof.sandbox.reader import Operation, Refusal
+from iaprof.symbols.files.elf import PT_DYNAMIC, SHF_COMPRESSED, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, read_elf
+from iaprof.symbols.files.symcache import HEADER_BYTES, SymCacheError, range_count
+
+_MOST_UNPACKED_BYTES = 1 << 29  # of compressed debug information
+_MOST_RATIO = 1 << 11  # of packed to unpacked bytes; DEFLATE's own bound is 1,032
+_MOST_ABBREVIATION_BYTES = 1 << 24
+_MOST_UNITS = 1 << 20
+_SHT_NULL = _PT_NULL = 0
+
+# Declarations in .debug_abbrev: code, tag, children, then attribute and form pairs up to two zeros (DWARF 5, 7.5.3).
+# None of the pairs leads to functions of other units: DW_AT_abstract_origin or DW_AT_specification, DW_FORM_ref_addr.
+_NUMBER = rb"[\x80-\xff]*+[\x00-\x7f]"
+_OWN_DECLARATION = re.compile(
+    rb"\x00|%(n)s%(n)s[\x00\x01](?>(?!\x00\x00|[\x31\x47]\x10)%(n)s(?>\x21%(n)s|(?!\x21)%(n)s))*+\x00\x00"
+    % {b"n": _NUMBER}
+)
+
+_LIBC = ctypes.CDLL(None)
+_rustcall: Callable[..., Any] = _untyped_rustcall  # calls a function of the library, and raises its errors
+
+
+def operations(_stage_seconds: float) -> dict[str, Operation]:
+    """What the sandbox can be asked for."""
+    return {"make": make}
+
+
+def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
+    """Writes the SymCache of a part of a file's debug information into another file; nothing where it has no part.
+
+    The answer is how many ranges of code it names.
+    parameters: "part" from 0 up to, not including, "parts". files: of the debug information, and to write into.
+    """
+    source, target = files
+    try:
+        elf = read_elf(source)
+        _check_sizes(elf, os.fstat(source).st_size)
+        bounds = _bounds(elf, source, parameters["part"], parameters["parts"])
+    except ElfError as error:
+        raise Refusal("ElfError", str(error)) from None
+    if bounds is not None and bounds[0] == bounds[1]:
+        return 0
+    with mmap.mmap(source, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
+        start = ffi.from_buffer("uint8_t[]", content)
+        _edit_headers(elf, start, bounds)
+        try:
+            return _write_symcache(start, len(content), target)
+        except (exceptions.SymbolicError, SymCacheError) as error:
+            raise Refusal("DwarfError", str(error)) from None
+        finally:
+            ffi.release(start)
+
+
+def _write_symcache(start: Any, length: int, target: int) -> int:
+    archive = _rustcall(lib.symbolic_archive_from_bytes, start, length)
+    binary = _rustcall(lib.symbolic_archive_get_object, archive, 0)
+    if binary == ffi.NULL:
+        raise Refusal("DwarfError", "it is no ELF file for it")
+    cache = _rustcall(lib.symbolic_symcache_from_object, binary)
+    content = ffi.buffer(
+        _rustcall(lib.symbolic_symcache_get_bytes, cache), _rustcall(lib.symbolic_symcache_get_size, cache)
+    )
+    done = 0
+    try:
+        while done < len(content):
+            done += os.pwrite(target, content[done : done + (1 << 24)], done)
+    except OSError as error:
+        raise Refusal("WriteError", f"what was read of it cannot be kept ({error.strerror})") from None
+    return range_count(content[:HEADER_BYTES])
+
+
+def _check_sizes(elf: Elf, size: int) -> None:
+    """The debug information must be in the file, and compressed sections must not claim more than is unpacked."""
+    index = elf.section(".debug_info")
+    if index is not None and int(elf.sections[index]["offset"]) + int(elf.sections[index]["size"]) > size:
+        raise ElfError("it lies outside the file")
+    unpacked = 0
+    for name, index in elf.named():
+        section = elf.sections[index]
+        if name.startswith(".zdebug_"):  # "ZLIB", then the size as a big-endian number
+            claimed = int.from_bytes(elf.head(index, 12)[4:], "big")
+        elif section["flags"] & SHF_COMPRESSED:  # Elf64_Chdr: type, reserved, size, alignment
+            claimed = int.from_bytes(elf.head(index, 16)[8:], "little")
+        else:
+            continue
+        unpacked += claimed
+        if claimed > _MOST_RATIO * max(int(section["size"]), 1) or unpacked > _MOST_UNPACKED_BYTES:
+            raise ElfError(
+                f"it claims to unpack to {unpacked >> 20} MiB and more, where {_MOST_UNPACKED_BYTES >> 20} are read"
+            )
+
+
+def _bounds(elf: Elf, source: int, part: int, parts: int) -> tuple[int, int] | None:
+    """From where to where in .debug_info a part's units stand; None where one part must have them all."""
+    index = elf.section(".debug_info")
+    if parts == 1 or index is None or elf.sections[index]["flags"] & SHF_COMPRESSED or _across(elf):
+        return None if part == 0 else (0, 0)
+    offset, size = int(elf.sections[index]["offset"]), int(elf.sections[index]["size"])
+    starts = [0]
+    while starts[-1] < size and len(starts) < _MOST_UNITS:
+        head = os.pread(source, 12, offset + starts[-1])
+        length = int.from_bytes(head[:4], "little")
+        if length == 0xFFFF_FFFF:  # 64-bit DWARF
+            length = int.from_bytes(head[4:], "little") + 8
+        starts.append(starts[-1] + length + 4)
+    if starts[-1] != size:
+        return None if part == 0 else (0, 0)  # whatever that means, it is for the library to say
+    edges = [starts[int(np.searchsorted(starts, size * each // parts))] for each in range(parts + 1)]
+    return edges[part], edges[part + 1]
+
+
+def _across(elf: Elf) -> bool:
+    """Whether units may refer to functions of others, as link-time optimisation and dwz make them do."""
+    index = elf.section(".debug_abbrev")
+    if index is None:
+        return True
+    table = elf.data(index, _MOST_ABBREVIATION_BYTES)
+    at = 0
+    while (declaration := _OWN_DECLARATION.match(table, at)) is not None:
+        at = declaration.end()
+    return at != len(table)
+
+
+def _edit_headers(elf: Elf, start: Any, bounds: tuple[int, int] | None) -> None:
+    """Lets the headers in memory say what the library is to see: no symbols, and of .debug_info only these bytes.
+
+    The library would name all of a function by the symbol at its lowest address, which may be that of a piece that the
+    compiler split off (foo.cold).
+    """
+    sections = elf.sections.copy()
+    sections["type"][np.isin(sections["type"], (SHT_SYMTAB, SHT_DYNSYM))] = _SHT_NULL
+    index = elf.section(".debug_info")
+    if bounds is not None and index is not None:
+        sections["offset"][index] += bounds[0]
+        sections["size"][index] = bounds[1] - bounds[0]
+    _write(start, elf.sections_at, sections.tobytes())
+    segments = elf.segments.copy()
+    segments["type"][segments["type"] == PT_DYNAMIC] = _PT_NULL  # it leads to .dynsym, too
+    _write(start, elf.segments_at, segments.tobytes())
+
+
+def _write(start: Any, at: int, content: bytes) -> None:
+    """Puts something into a mapped file, of which only the pages that it touches are copied."""
+    address = int(ffi.cast("uintptr_t", start)) + at
+    first = address & -mmap.PAGESIZE
+    length = address + len(content) - first
+    if _LIBC.mprotect(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+        raise MemoryError
+    ffi.memmove(ffi.cast("uint8_t *", address), content, len(content))

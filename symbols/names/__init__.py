@@ -1,0 +1,1 @@
+"""Who names an address: sources of names, and what they are asked for."""

@@ -1,0 +1,76 @@
+"""Names that only the machine where something was recorded has, and only until it is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.basics.errors import IaprofError
+from iaprof.symbols.files.kallsyms import KernelSymbols
+from iaprof.symbols.files.vdso import open_vdso
+from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.names.boot import is_same_boot
+from iaprof.symbols.names.generated import GeneratedCode
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Named
+
+
+class ThisBoot:
+    """A Naming for the kernel, the vDSO and perf maps, when a report is made where the capture was recorded."""
+
+    def __init__(
+        self, header: dict[str, Any], binaries: Binaries, generated: GeneratedCode, everything: bool = False
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            header: of the capture.
+            binaries: reads the vDSO.
+            generated: reads perf maps.
+            everything: names every function of the vDSO, not only the addresses that are asked for.
+        """
+        self._is_here = is_same_boot(header)
+        clock = header.get("clock_end")
+        end = clock.get("realtime_ns") if isinstance(clock, dict) else None
+        self._end_ns = end if isinstance(end, int) else 0
+        self._binaries, self._generated, self._everything = binaries, generated, everything
+
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
+        """See Naming."""
+        if not self._is_here:
+            return None
+        try:
+            match module.kind:
+                case ModuleKind.KERNEL:
+                    with open("/proc/kallsyms", "rb") as file:
+                        return KernelSymbols(file, "/proc/kallsyms").name(module, addresses, times)
+                case ModuleKind.VDSO:
+                    if (fd := open_vdso()) is None:
+                        return None
+                    with contextlib.closing(os.fdopen(fd, "rb")):
+                        return self._binaries.name(fd, addresses, everything=self._everything)
+                case ModuleKind.GENERATED:
+                    return self._name_generated(module.pid, addresses, times)
+        except (IaprofError, OSError) as error:
+            return Named(problem=str(error))
+        return None
+
+    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
+        path = f"/tmp/perf-{pid}.map"  # noqa: S108 (that is where they are)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with contextlib.closing(os.fdopen(fd, "rb")):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
+                return Named(problem=f"{path} is not yours")
+            if status.st_mtime_ns > self._end_ns:
+                # Perhaps another process has the number now.
+                return Named(problem=f"{path} was changed since the recording")
+            return self._generated.name(fd, (), addresses, times)

@@ -1,0 +1,131 @@
+"""Frames of Python of `stack` rows: each with its name, file and line, and the frame of C in whose place it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.dictionaries import in_one
+from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, State
+from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTION
+
+_MISSING = {
+    State.DEEP: "[Python cut: too many functions]",
+    State.DAMAGED: "[Python cut: what follows is no function]",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFrame:
+    """One frame of Python."""
+
+    function: str  # its qualified name
+    file: str  # "" where unknown
+    line: int  # 0 where unknown
+
+    @property
+    def text(self) -> str:
+        """What a stack says: `py::function:file`."""
+        return f"{PYTHON_FUNCTION}{self.function}" + (f":{self.file}" if self.file else "")
+
+
+class StacksOfPython:
+    """The frames of Python of a capture's stacks, which may be anyone's: no more than DEEPEST are read of each."""
+
+    def __init__(self, stacks: pa.Table, codes: pa.Table | None) -> None:
+        """Takes the columns.
+
+        Args:
+            stacks: `stack` rows.
+            codes: `python_code` rows of the same capture.
+        """
+        rows = len(stacks)
+        self._starts = np.zeros(rows + 1, np.int64)
+        self._code, self._line, self._at = np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.uint16)
+        self._states = np.full(rows, State.NONE, np.uint8)
+        self._depths = np.zeros(rows, np.int64)
+        if "python" in stacks.column_names and stacks["python"].null_count < rows:
+            self._take(stacks)
+        self._names = _Names(codes, np.unique(self._code))
+
+    def _take(self, stacks: pa.Table) -> None:
+        python = in_one(stacks["python"])
+        self._depths = in_one(stacks["ips"]).value_lengths().to_numpy().astype(np.int64)
+        lengths = python.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+        values, kept_of = python.flatten(), np.minimum(lengths, DEEPEST)
+        np.cumsum(kept_of, out=self._starts[1:])
+        before = np.cumsum(lengths) - lengths - self._starts[:-1]  # that are left out
+        kept = np.arange(self._starts[-1]) + np.repeat(before, kept_of)
+        self._code, self._line, self._at = (values.field(name).to_numpy()[kept] for name in ("code", "line", "at"))
+        ended = stacks["python_ended"].to_pylist() if "python_ended" in stacks.column_names else []
+        self._states = np.array([State.of(each) for each in ended or [None] * len(stacks)], np.uint8)
+        self._states[python.is_null().to_numpy(zero_copy_only=False)] = State.NONE
+
+    def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:
+        """The frames of a stack, by the number of the frame of C in whose place they stand, from the outermost on.
+
+        Each is a code object's number and a line, see `frame`. What is the number of no frame of C stands nowhere.
+        """
+        part = slice(int(self._starts[row]), int(self._starts[row + 1]))
+        found: dict[int, list[tuple[int, int]]] = {}
+        columns = (column[part][::-1].tolist() for column in (self._code, self._line, self._at))
+        for code, line, at in zip(*columns, strict=True):
+            found.setdefault(at, []).append((code, line))
+        return found
+
+    def frame(self, code: int, line: int) -> PythonFrame:
+        """One of those frames."""
+        return PythonFrame(*self._names.of(code), line)
+
+    def has_frames(self, row: int) -> bool:
+        """Whether a stack has any."""
+        return bool(self._starts[row] < self._starts[row + 1])
+
+    def missing(self, row: int) -> str:
+        """What stands for frames of Python that are missing outside of those that a stack has; "" where none are."""
+        return next((text for state, text in _MISSING.items() if self._states[row] & state), "")
+
+    def flags(self) -> NDArray[np.uint8]:
+        """What is to be counted of each stack: State flags, uint8[n]."""
+        flags = self._states.copy()
+        rows = np.repeat(np.arange(len(flags)), np.diff(self._starts))
+        for has, flag in (
+            (~self._names.has(self._code), State.UNNAMED),
+            (self._at >= self._depths[rows], State.UNPLACED),
+        ):
+            flags[np.unique(rows[has])] |= np.uint8(flag)
+        return flags
+
+
+class _Names:
+    """Names and files of code objects, of those that stacks refer to; each distinct text is kept once."""
+
+    def __init__(self, codes: pa.Table | None, wanted: NDArray[np.uint32]) -> None:
+        self._ids = np.empty(0, np.uint32)
+        self._columns: list[tuple[NDArray[np.int64], list[str]]] = []
+        if codes is None or not len(codes):
+            return
+        ids = codes["id"].to_numpy()
+        # A number that a stranger's capture has twice means the first of both.
+        self._ids, first = np.unique(ids, return_index=True)
+        kept = np.isin(self._ids, wanted) & (self._ids != NO_CODE)
+        self._ids, first = self._ids[kept], first[kept]
+        for name in ("name", "file"):
+            texts = in_one(codes[name].take(pa.array(first)))
+            used = texts.indices.dictionary_encode()
+            self._columns.append((used.indices.to_numpy(), texts.dictionary.take(used.dictionary).to_pylist()))
+
+    def has(self, codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Whether each number is that of a code object."""
+        return np.isin(codes, self._ids)
+
+    def of(self, code: int) -> tuple[str, str]:
+        """Name and file."""
+        at = int(np.searchsorted(self._ids, code))
+        if at == len(self._ids) or self._ids[at] != code:
+            return NOT_COPIED, ""
+        name, file = (texts[int(indices[at])] for indices, texts in self._columns)
+        return name or NOT_COPIED, file
