@@ -45,7 +45,7 @@ def analysed(
         CaptureError: it is no capture, or a damaged one.
         UsageError: it has nothing of what was asked for by name.
     """
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModules
     from iaprof.report.join.memory import keep_little
     from iaprof.report.parts import build_parts
@@ -87,7 +87,7 @@ def exported(
         CaptureError: it is no capture, or a damaged one.
         UsageError: it has nothing of what was asked for by name, or a folder cannot be read.
     """
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.formats.export import Export
     from iaprof.report.about import about
     from iaprof.report.exporting import build_export, cpu_samples, fitting_interval, nothing

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from iaprof.basics.files import replacing
 from iaprof.formats.capture import metric_values
-from iaprof.formats.capture.file import CaptureWriter
 from iaprof.formats.capture.schema import KINDS, NULLABLE
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.header.transfers import UNKNOWN_BYTES

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import MAX_TEXT_BYTES
+from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.distinct import distinct
 from iaprof.formats.wire.launches import NAME_BYTES
 from iaprof.formats.zebin import canonical, kernel_names

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureWriter
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.record.for_symbols import FinishStacks, ForSymbols
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.symbols.names.which import Symbols

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from iaprof.basics.quantities import and_more, counted, in_time, in_utc, or_dash, percent
-from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
 from iaprof.formats.profile import clean
 from iaprof.report.facts import Facts

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from iaprof.basics.files import replacing
 from iaprof.formats.capture.dictionaries import few_bytes, in_one
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, MEMBERS, WHOLE
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.report.gpu.module import GpuModules
 from iaprof.report.imported import build_imported
 from iaprof.report.join.selection import Selection

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.symbols.files.debuginfod import Debuginfod
 from iaprof.symbols.files.kallsyms import KernelSymbols
 from iaprof.symbols.names.binaries import Binaries

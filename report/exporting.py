@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Launch, Profile
 from iaprof.formats.writers.writer import Needs

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from iaprof.basics.errors import UsageError
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Profile
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.join.named import NO_INSTRUCTIONS

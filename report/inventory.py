@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import sums
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import ROWS, in_order
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python

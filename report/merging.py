@@ -14,9 +14,11 @@ from typing import Any
 import iaprof
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import replacing
-from iaprof.formats.capture.file import MAX_HEADER_BYTES, MAX_PARTS, CaptureReader, CaptureWriter
+from iaprof.formats.capture.limits import MAX_HEADER_BYTES, MAX_PARTS
 from iaprof.formats.capture.merged import identity, in_order, sums
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.report.archive import rows_of
 
 Progress = Callable[[int, int], None]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import recorded as recorded_python
 from iaprof.formats.header.whole_stacks import recorded
 from iaprof.gpu.intel.generations import platform_of
@@ -23,11 +23,11 @@ from iaprof.report.join.attribution import Joined, reasons_of, streams
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.join.executions import launched
 from iaprof.report.join.instruction_starts import instruction_starts
+from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.memory import give_back
 from iaprof.report.join.named import columns
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.join.selection import Selection, begun_ns
-from iaprof.report.join.two_processes import Helper, Task, helping, join
 from iaprof.report.views.gauges import gauges
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames, Look

@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE

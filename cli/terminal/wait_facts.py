@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from iaprof.cli.terminal.summary import say
 
 if TYPE_CHECKING:
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
 
 
 def say_waits(verb: str, reader: CaptureReader) -> None:

@@ -51,7 +51,7 @@ def archive(
     if symbols not in ("needed", "all"):
         raise UsageError("--symbols takes needed or all")
     check_output(output, force, capture)
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.archive import archive as write
     from iaprof.report.cpu_names import Places, naming
 

@@ -52,7 +52,7 @@ def info(
     Where, when and how it was recorded, how much there is of everything, what is missing, and what recording cost.
     Reads no samples: it is as quick for any size.
     """
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.inventory import inventory
 
     found = inventory(CaptureReader(capture))

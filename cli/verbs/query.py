@@ -57,7 +57,7 @@ def query(
     wanted = "json" if as_json else format_
     if wanted not in _FORMATS:
         raise UsageError(f"there is no format '{wanted}': choose one of {', '.join(_FORMATS)}")
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.sql import Database
 
     with Database(CaptureReader(capture), lambda: _profile(capture)) as database:

@@ -171,7 +171,7 @@ def report(
     elif built is not None:
         say_facts("report", built.facts, built.header)
     elif waits:
-        from iaprof.formats.capture.file import CaptureReader
+        from iaprof.formats.capture.reader import CaptureReader
 
         say_waits("report", CaptureReader(capture))
     elif export.cpu is not None:

@@ -15,7 +15,7 @@ from iaprof.formats.header.unrecorded_copies import sentence
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.transfers import Transfers
 
 _MOST_SENTENCES = 20
@@ -34,7 +34,7 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
         CaptureError: it is no capture, or a damaged one.
         UsageError: what was chosen is nothing that transfers have.
     """
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.memory import keep_little
     from iaprof.report.views.transfers import together, transfers
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.waits import Entry, Waits
 
 BY = "wait"
@@ -32,7 +32,7 @@ def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_j
         CaptureError: it is no capture, or a damaged one.
         UsageError: it has nothing of what was asked for by name.
     """
-    from iaprof.formats.capture.file import CaptureReader
+    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.memory import keep_little
     from iaprof.report.profile import Wanted
     from iaprof.report.views.waits import entries, waits_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.capture.file import CaptureWriter
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.iaprof_lines import Facts, Lines
 from iaprof.formats.imports.iaprof_versions import lines_of
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import MAX_TEXT_BYTES
+from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, busy
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.profile import UNKNOWN_PROCESS

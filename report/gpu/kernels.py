@@ -13,7 +13,7 @@ from enum import IntEnum
 from queue import SimpleQueue
 from typing import Any
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModules
 from iaprof.report.join.placements import Compilation, Placement
 

@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureError
+from iaprof.formats.capture.limits import CaptureError
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.placements import Placed, Site
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
 from iaprof.formats.capture.dictionaries import equal, numbered
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.lifetimes import Moments
 

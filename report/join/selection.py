@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.dictionaries import numbered
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct
 from iaprof.report.join.attribution import Span
 from iaprof.report.join.candidates import Rule

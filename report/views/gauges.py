@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iaprof.formats.capture.dictionaries import numbered, where
-from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, is_busy
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Gauges
 
 _KEYS = ["interval", "stream", "name"]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile

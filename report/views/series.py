@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.capture.metrics import CPU_USE
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import Series
 from iaprof.report.join.attribution import streams

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Profile
 from iaprof.report.views.sql_tables import WORDS, View, stalls_sql, views
 from iaprof.sandbox.memory import limit

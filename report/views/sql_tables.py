@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, ROWS, in_order
 from iaprof.formats.profile import Profile, Shape
 from iaprof.formats.writers.profile_table import SCHEMA, profile_table

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.header.waits import WaitFlags

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import numbered
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.header.waits import WaitFlags

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureWriter
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Named, Naming
 from iaprof.symbols.names.rows import FRAMES_PER_GROUP, module_row, symbol_rows

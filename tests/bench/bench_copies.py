@@ -24,7 +24,7 @@ from driver import copies
 from driver.copies import Copies, read_copies
 from driver.driver import Driver, build, run_workload
 from driver.recording import run_recorder
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.injection import Injection
 from standin.hardware import Hardware
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.measuring import machine, needs_root, print_table
 from driver.driver import Driver, Kernel, build, read_ledger, run_workload, zebin
 from driver.recording import launched, record, recorded_launches
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.injection import Injection
 
 DEVICE = "bmg"

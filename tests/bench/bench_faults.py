@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import IAPROF, Recorder, machine, needs_root, print_table
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from standin import runtime
 from standin.hardware import Hardware, Ledger
 

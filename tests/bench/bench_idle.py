@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import IAPROF, Part, Recorder, machine, needs_root, print_table, wait_for
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from standin import runtime
 from standin.hardware import Hardware
 

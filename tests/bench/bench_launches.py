@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Recorder, machine, needs_root, print_table
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from standin import runtime
 from standin.hardware import Hardware

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.many_paths import FRAMES, ManyPaths, build, launched
 from bench.measuring import Part, Recorder, machine, needs_root, print_table
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from standin.hardware import Hardware
 
 NEW_PATHS, NEW_RATE, TIMES = 500, 1000, 4  # launches a second, and from each path

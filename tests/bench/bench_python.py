@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Recorder, machine, map_of, needs_root, print_table
 from iaprof.bpf.maps import delete_element, read_element, write_element
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from pythons.interpreters import HERE
 from standin import runtime
 from standin.hardware import Hardware

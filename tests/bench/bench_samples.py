@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.measuring import Recorder, machine, map_of, needs_root, print_table
 from iaprof.bpf.perf_event import possible_cpus
 from iaprof.bpf.syscall import BPF_MAP_LOOKUP_ELEM, bpf
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter as Counted
 from standin.hardware import Hardware
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureWriter
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE2

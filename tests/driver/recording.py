@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driver.driver import WAYS, Driver, Kernel, read_ledger, zebin
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import canonical, read_zebin
 from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware, Ledger

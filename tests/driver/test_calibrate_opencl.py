@@ -21,7 +21,7 @@ from driver.test_copies_opencl import BY_KERNELS
 from driver.test_opencl_recording import placed, record
 from iaprof.bpf.driver_layout import CACHE, Action, Layout, find_layout
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical
 from iaprof.record import calibrate

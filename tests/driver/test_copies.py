@@ -24,7 +24,7 @@ from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build,
 from driver.recording import run_recorder
 from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LaunchFlags

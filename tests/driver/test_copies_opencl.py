@@ -21,7 +21,7 @@ from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
 from driver.opencl import OpenCL
 from iaprof.bpf.driver_layout import Action, Layout, find_layout
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record.injection import built_library

@@ -21,7 +21,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.executions import launched, recorded
 from integration.recording import IAPROF, NO_SYMBOLS, until

@@ -12,7 +12,7 @@ import pytest
 
 from driver.driver import zebin
 from driver.opencl import MATMUL, Kernel, OpenCL, read_ledger
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import CALLED_FUNCTIONS, canonical, read_zebin
 from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware

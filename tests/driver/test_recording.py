@@ -26,7 +26,7 @@ from driver.recording import (
     reported_stalls,
 )
 from iaprof.bpf.driver_layout import CACHE, find_layout
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import IAPROF
 
 pytestmark = pytest.mark.bpf

@@ -17,7 +17,7 @@ from driver.counters import counted, counting
 from driver.driver import DEVICES, Driver, compile_workload, run_workload
 from driver.opencl import OpenCL
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WaitFlags, WaitTotals
 from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware

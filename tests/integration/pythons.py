@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.spool import FrameKind
 from integration.recording import LONGEST_WAIT_S, ended, environment, spooled, start, until
 from pythons.interpreters import HERE

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.session import NICE, TICK_NS
 from iaprof.record.spool import FrameKind, SpoolReader
 from standin import runtime

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import IAPROF, environment, iaprof, record
 from limits import Within
 from standin import runtime

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.containers import describe
 from integration.attacking import PYTHON
 from integration.recording import IAPROF, by_instruction, folded, has_begun, has_met, ledger_by_instruction, until

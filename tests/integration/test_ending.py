@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.spool import FrameKind
 from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, has_stalls, iaprof, spool_of, spooled, until
 from integration.refused import where_it_is_refused

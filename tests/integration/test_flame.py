@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.cli.terminal.stdout import destination
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs

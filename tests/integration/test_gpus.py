@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.spool import FrameKind
 from iaprof.report.about import about
 from integration.recording import (

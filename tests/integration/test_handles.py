@@ -23,7 +23,7 @@ from iaprof.bpf.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layo
 from iaprof.bpf.launches import LaunchProbes, Sizes
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import UNKNOWN_BYTES, number_of
 from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES, Counter, LaunchFlags, PieceOf
 from iaprof.formats.wire.unwind_rules import Walked

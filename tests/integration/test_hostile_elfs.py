@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.record.spool import FrameKind, SpoolReader
 from integration.attacking import (

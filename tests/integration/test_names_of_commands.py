@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import IAPROF
 from standin import runtime
 from standin.hardware import Hardware

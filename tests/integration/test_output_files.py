@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from integration.attacking import NOBODY
 from integration.recording import (
     IAPROF,

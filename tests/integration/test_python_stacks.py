@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.symbols.unwind.frame_pointers import read_openings
 from integration.recording import LAUNCH_FUNCTION, environment, folded, iaprof
 from standin import runtime

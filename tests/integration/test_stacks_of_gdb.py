@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import MAX_DEPTH, Counter
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed

@@ -14,8 +14,9 @@ from typing import cast
 import pytest
 
 import iaprof
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.record.finisher import Finisher
 from iaprof.record.spool import Spool
 from iaprof.report.archive import rows_of

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.driver_layout import CACHE
 from iaprof.bpf.launches import LaunchProbes, Sizes
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
 from iaprof.formats.wire.launches import Counter
 from iaprof.formats.wire.unwind_rules import Walked

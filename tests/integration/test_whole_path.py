@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import (
     IN_TURN,
     by_instruction,

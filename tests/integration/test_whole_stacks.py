@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import calls
 from iaprof.symbols.names.modules import ModuleKind

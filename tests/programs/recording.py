@@ -18,7 +18,7 @@ from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical
 from integration.recording import IAPROF

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.bpf.usdt import Arg, ArgKind
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import FUNCTION, probed
 from integration.recording import copy_of_build, environment, folded, iaprof

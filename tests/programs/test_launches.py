@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from programs.programs import LEVEL_ZERO_V1, LEVEL_ZERO_V2, OPENCL, Programs, Run
 from programs.recording import Recording, ledger, record, record_running
 from programs.sycl import launched, tracing

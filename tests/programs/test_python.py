@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from programs.programs import LEVEL_ZERO_V2, Programs
 from programs.recording import Recording, record
 

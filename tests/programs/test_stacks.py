@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from programs.gdb import record_under_gdb
 from programs.programs import LAUNCHES, LEVEL_ZERO_V1, LEVEL_ZERO_V2, OPENCL, Programs, Run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from programs.programs import LEVEL_ZERO_V1, Programs, Run
 from programs.recording import LONGEST, record
 

@@ -34,8 +34,9 @@ import iaprof.record.finish
 import iaprof.report.profile  # noqa: F401 - with the one before: imported here once, and not by each command
 from bench.measuring import Recorder, machine, needs_root, print_table, scaled
 from iaprof.cli.main import main as iaprof_command
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from soak.mutation import chance, mutate, odd_number

@@ -24,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.reasons import REASONS
 from standin.hardware import Execution, Ledger

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from iaprof.formats.capture.file import HEADER_KEY, MAX_TEXT_BYTES
+from iaprof.formats.capture.limits import HEADER_KEY, MAX_TEXT_BYTES
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
 from unit.capturing import HEADER
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.symbols.names.names import Naming
 
 HEADER: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
 from iaprof.report.about import about
 from iaprof.report.facts import CpuModule, Facts, Matched

@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModules

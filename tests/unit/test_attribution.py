@@ -8,14 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.attribution import Part, in_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
+from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import Compilation, place
-from iaprof.report.join.two_processes import Task, join
 from unit.capturing import HEADER, capture, launch, record, stall
 
 

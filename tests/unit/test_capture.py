@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from iaprof.formats.capture.file import HEADER_KEY, CaptureError, CaptureReader
+from iaprof.formats.capture.limits import HEADER_KEY, CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
 from unit.capturing import HEADER, capture, launch, record, stall
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import CPU_SAMPLE, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.finish import finish

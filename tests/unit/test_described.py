@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import PIECE, PieceOf
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record import launches

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS
 from iaprof.formats.writers.registry import FORMATS
 from iaprof.gpu.intel import records

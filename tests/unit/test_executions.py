@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
 from iaprof.report.join.executions import StackOf, fillings, launched, ran, totals
+from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place
 from iaprof.report.join.selection import Selection
-from iaprof.report.join.two_processes import Task, join
 from iaprof.report.profile import Wanted
 from iaprof.report.views.launch_runs import launch_runs
 from unit.capturing import capture, launch, record, stall

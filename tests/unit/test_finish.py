@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT
 from iaprof.formats.wire.launches import CODE, LAUNCH, stack_dtype
 from iaprof.formats.wire.sideband import comm_record

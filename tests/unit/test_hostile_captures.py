@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from iaprof.cli.terminal.summary import end_line, losses
-from iaprof.formats.capture import file as capture_format
-from iaprof.formats.capture.file import HEADER_KEY, CaptureError, CaptureReader
+from iaprof.formats.capture import reader as capture_format
+from iaprof.formats.capture.limits import HEADER_KEY, CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, NULLABLE, SCHEMA
 from iaprof.formats.profile import Shape
 from iaprof.formats.stacks.trees import Tree

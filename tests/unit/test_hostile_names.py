@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS

@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.python_counts import DEEPEST, NO_CODE
 from limits import Within
 from unit.capturing import HEADER, capture, launch, record, stall

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.capture.file import MAX_TEXT_BYTES, CaptureError, CaptureReader
+from iaprof.formats.capture.limits import MAX_TEXT_BYTES, CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.imports import iaprof_import
 from iaprof.formats.imports.iaprof_import import import_text

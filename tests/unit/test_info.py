@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.cli.verbs import info as verb
-from iaprof.formats.capture.file import CaptureError, CaptureReader
+from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import labels
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.report.inventory import inventory
 from iaprof.report.merging import merge

@@ -22,17 +22,19 @@ import pyarrow as pa
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.capture.file import CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.profile import Profile
 from iaprof.report.cpu_names import Places
 from iaprof.report.gpu.module import GpuModules
 from iaprof.report.join import two_processes as joining
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import Method, Rule
+from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.join.selection import Moments, Selection
-from iaprof.report.join.two_processes import Helper, Task, helping, join
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import Wanted, build
@@ -168,7 +170,7 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
         for seed in (4, 5)
     ]
     # given parts whose reads are too many for a shared row group
-    monkeypatch.setattr("iaprof.formats.capture.file._SMALL", 0)
+    monkeypatch.setattr("iaprof.formats.capture.writer._SMALL", 0)
     merge(paths, tmp_path / "m")
     two = reported(tmp_path / "m", Wanted(interval_s=0.5))
     alone(monkeypatch)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
 from iaprof.formats.zebin import kernel_names
 from iaprof.record.finish import finish

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.wire.launches import LaunchFlags

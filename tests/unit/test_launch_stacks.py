@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import COPY, CPU_SAMPLE, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.wire.sideband import comm_record, mapping_record
 from iaprof.formats.wire.unwind_rules import Walked

@@ -20,8 +20,10 @@ from iaprof.basics.errors import UsageError
 from iaprof.cli import main
 from iaprof.cli.options.memory_limit import memory_bytes
 from iaprof.formats.capture.dictionaries import decoded_bytes, distinct, few_bytes, mapped, shared, with_null_rows
-from iaprof.formats.capture.file import MAX_TEXT_BYTES, CaptureReader, CaptureWriter
+from iaprof.formats.capture.limits import MAX_TEXT_BYTES
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, SCHEMA
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.record.spool import FrameKind, Spool, framed
 from iaprof.sandbox.memory import available

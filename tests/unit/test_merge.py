@@ -19,8 +19,10 @@ from hypothesis import given, settings, strategies as st
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.verbs import info, merge as merge_verb
 from iaprof.formats.capture import merged
-from iaprof.formats.capture.file import HEADER_KEY, PARTS_PER_GROUP, CaptureError, CaptureReader, CaptureWriter
+from iaprof.formats.capture.limits import HEADER_KEY, PARTS_PER_GROUP, CaptureError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS

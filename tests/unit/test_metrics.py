@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.bpf.perf_event import Attr, open_event
-from iaprof.formats.capture.file import CaptureReader
 from iaprof.formats.capture.metric_values import decode
 from iaprof.formats.capture.metrics import MISSING, How, Metric, busy, describe, describe_processes
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, Shape

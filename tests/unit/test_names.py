@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader, CaptureWriter
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.symbols.names.calls import Needed, calls
 from iaprof.symbols.names.in_turn import InTurn
 from iaprof.symbols.names.modules import Module, ModuleKind

@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.cli.terminal.summary import say_end
 from iaprof.cli.verbs import info as info_verb
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.no_launches import sentence
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.formats.wire.sideband import mapping_record

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.imports.iaprof_import import import_text
 from iaprof.report.exporting import fitting_interval
 from iaprof.report.merging import merge

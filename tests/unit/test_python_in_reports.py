@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from iaprof.cli.terminal.summary import end_line
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts, State
 from iaprof.formats.profile import Shape
 from iaprof.formats.stacks.trees import stall_tree

@@ -18,7 +18,7 @@ import pytest
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.main import main
 from iaprof.cli.verbs import query as query_verb
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel import records

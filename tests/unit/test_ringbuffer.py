@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.finish import finish
 from iaprof.record.journal import Journal

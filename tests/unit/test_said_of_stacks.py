@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from iaprof.cli.terminal.summary import end_line
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.report.about import about
 from iaprof.report.merging import merge

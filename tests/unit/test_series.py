@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.selection import Moments, Selection
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted

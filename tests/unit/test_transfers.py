@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import UsageError
 from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli.verbs import info as verb
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags

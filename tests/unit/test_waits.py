@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.cli.verbs import record as record_command
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
 from iaprof.record.finish import finish
 from iaprof.record.options import Options

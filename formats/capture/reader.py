@@ -1,4 +1,4 @@
-"""The capture: one Parquet file with everything a recording kept. docs/capture-format.md is its description.
+"""Reading a capture: one Parquet file with everything that a recording kept, as docs/capture-format.md describes it.
 
 A row has a `kind` and one struct column per kind, of which only its own is not null; a row group holds rows of one
 kind. The header is JSON in the file's key-value metadata under `iaprof`.
@@ -16,7 +16,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,52 +24,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture import merged
-from iaprof.formats.capture.dictionaries import decoded_bytes, distinct, with_null_rows
+from iaprof.formats.capture.dictionaries import decoded_bytes, with_null_rows
+from iaprof.formats.capture.limits import (
+    HEADER_KEY,
+    MAX_EXPANSION,
+    MAX_GROUP_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_PARTS,
+    MAX_ROWS,
+    MAX_TEXT_BYTES,
+    MAX_VALUE_BYTES,
+    PARTS_PER_GROUP,
+    CaptureError,
+)
 from iaprof.formats.capture.schema import (
     FORMAT,
     KINDS,
     MEMBERS,
     NULLABLE,
     PARTS_SINCE,
-    REPEATS,
     SCHEMA,
-    SPLIT,
     WHOLE,
     later_than,
 )
 
-HEADER_KEY = b"iaprof"
-
 _TEXTS = ["kind", *(name for name, member in MEMBERS.items() if member.is_text)]  # which are read as dictionaries
-_SPLIT = [f"{name}.list.element" for name, member in MEMBERS.items() if member.how & SPLIT]
-_DICTIONARY_TEXTS = [name for name, member in MEMBERS.items() if member.is_dictionary]
-_DICTIONARY = ["kind", "part", *(name for name, member in MEMBERS.items() if member.how & REPEATS)]
-
-
-def _as_written(field: pa.Field) -> pa.Field:
-    members = [
-        member.with_type(pa.dictionary(pa.int32(), member.type))
-        if MEMBERS[f"{field.name}.{member.name}"].is_dictionary
-        else member
-        for member in KINDS.get(field.name, ())
-    ]
-    return field.with_type(pa.struct(members)) if members else field
-
-
-_WRITTEN = pa.schema([_as_written(field) for field in SCHEMA])
-
-# What a capture may declare. Ours are far below; a stranger's must not make us allocate and compute at will.
-MAX_ROWS = 1 << 23  # in a row group
-MAX_GROUP_BYTES = 1 << 31
-MAX_HEADER_BYTES = 1 << 26
-MAX_PARTS = (1 << 16) - 1
-PARTS_PER_GROUP = 16  # who reads one part reads at most so many times what there is
-_SMALL = 1 << 16  # bytes of rows that share a group: each group costs 100 kB of whoever has the file open
-MAX_TEXT_BYTES = 1 << 14  # a path of 4,096 bytes of which each had to be escaped
-MAX_VALUE_BYTES = 1 << 30  # of a kind's values in memory; those of a large capture may have more:
-MAX_EXPANSION = 1000  # times the file's size. Real stalls have 4 times the bytes that they have in the file.
 
 
 class _Rows(NamedTuple):
@@ -78,85 +58,6 @@ class _Rows(NamedTuple):
     group: int
     start: int
     end: int
-
-
-class CaptureError(IaprofError):
-    """A file is no capture, or no whole one, or not one that this version reads."""
-
-
-class CaptureWriter:
-    """Writes a capture into an open file, a row group at a time.
-
-    Texts go into it as dictionaries, however long they are: the rows of a small file may say them so often that nobody
-    has the memory to write each. Other programs see plain texts all the same.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        """Begins with no rows."""
-        self._writer = pq.ParquetWriter(
-            file,
-            _WRITTEN,
-            compression="zstd",
-            use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
-            use_byte_stream_split=_SPLIT,
-            write_statistics=False,
-            store_schema=False,  # it would have other programs get dictionaries
-        )
-        self._part: int | None = None
-        self._shared: dict[str, dict[int | None, pa.StructArray]] = defaultdict(dict)  # few rows of each part, by kind
-
-    def __del__(self) -> None:
-        """Whoever did not close it wants no end of it, and the file may be closed: pyarrow would complain on stderr."""
-        if hasattr(self, "_writer"):
-            self._writer.is_open = False
-
-    def begin_part(self, number: int) -> None:
-        """What is written from now on is of this part of a merged capture."""
-        self._part = number
-
-    def write(self, kind: str, rows: pa.StructArray) -> None:
-        """Adds one row group; of a part, few rows may share one with those of the parts around it.
-
-        Args:
-            kind: a key of KINDS.
-            rows: of that kind's type, any number. Texts may be dictionaries.
-
-        Raises:
-            OSError: the disk is full, or the like.
-        """
-        if len(rows) == 0:
-            return
-        rows = _with_dictionaries(kind, rows)
-        small = self._part is not None and rows.nbytes <= _SMALL
-        shared = self._shared[kind]
-        if not small or self._part in shared or len(shared) == PARTS_PER_GROUP:
-            self._flush(kind)
-        self._shared[kind][self._part] = rows
-        if not small:
-            self._flush(kind)
-
-    def _flush(self, kind: str) -> None:
-        shared = sorted(self._shared.pop(kind, {}).items())
-        if not shared:
-            return
-        rows = pa.concat_arrays([few for _, few in shared])
-        part = pa.concat_arrays([pa.repeat(pa.scalar(number, pa.uint16()), len(few)) for number, few in shared])
-        columns = [pa.repeat(pa.scalar(kind, pa.string()), len(rows)), part]
-        if len(shared) > 1:  # the dictionaries of all in one may have a text twice
-            rows = _with_dictionaries(kind, rows)
-        columns += [rows if name == kind else pa.nulls(len(rows), _WRITTEN.field(name).type) for name in KINDS]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=_WRITTEN), row_group_size=len(rows))
-
-    def close(self, header: dict[str, Any]) -> None:
-        """Writes the header and the end of the file.
-
-        Raises:
-            OSError: the disk is full, or the like.
-        """
-        for kind in list(self._shared):
-            self._flush(kind)
-        self._writer.add_key_value_metadata({HEADER_KEY: json.dumps({**header, "format": FORMAT}).encode()})
-        self._writer.close()
 
 
 class CaptureReader:
@@ -466,16 +367,6 @@ def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:
     fields = [f for f in rows.type if MEMBERS[f"{kind}.{f.name}"].how & WHOLE and pa.types.is_dictionary(f.type)]
     columns = [chunk.field(f.name) for f in fields for chunk in rows.chunks]
     return sum(max(decoded_bytes(column) - column.dictionary.nbytes, 0) for column in columns)
-
-
-def _with_dictionaries(kind: str, rows: pa.StructArray) -> pa.StructArray:
-    """Rows whose texts are dictionaries of which each text is used, and in it once."""
-    fields = list(_WRITTEN.field(kind).type)
-    members = [
-        distinct(member) if pa.types.is_dictionary(field.type) else member
-        for member, field in zip(rows.flatten(), fields, strict=True)
-    ]
-    return pa.StructArray.from_arrays(members, fields=fields)
 
 
 def _copied(rows: pa.ChunkedArray, start: int, end: int) -> pa.ChunkedArray:

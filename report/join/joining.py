@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.capture.file import CaptureReader
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.attribution import (
     STALL_COLUMNS,
     Attribution,
@@ -40,9 +40,7 @@ from iaprof.sandbox.memory import MALLOC, limit, limit_memory
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
 _PROCESSES = 2
-_START = (
-    "import sys; from iaprof.report.join.two_processes import help_other; help_other(int(sys.argv[2]), int(sys.argv[1]))"
-)
+_START = "import sys; from iaprof.report.join.joining import help_other; help_other(int(sys.argv[2]), int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
