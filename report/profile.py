@@ -19,7 +19,7 @@ from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModules
-from iaprof.report.join.attribution import Joined, reasons_of, streams
+from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.join.executions import launched
 from iaprof.report.join.instruction_starts import instruction_starts
@@ -28,6 +28,7 @@ from iaprof.report.join.memory import give_back
 from iaprof.report.join.named import columns
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
 from iaprof.report.join.selection import Selection, begun_ns
+from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.views.gauges import gauges
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames, Look

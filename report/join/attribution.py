@@ -7,7 +7,6 @@ shared out, and added up, row group by row group on all cores. docs/attribution.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +16,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
-from iaprof.gpu.intel.generations import LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 from iaprof.report.join.addresses import Addresses
@@ -25,12 +23,11 @@ from iaprof.report.join.candidates import Candidates, Rule, TooManyAtOnce
 from iaprof.report.join.cells import Cells
 from iaprof.report.join.memory import give_back
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
+from iaprof.report.join.streams import Stream
 from iaprof.report.join.tally import CellAddresses, Tally
 
 MAX_INTERVALS = 1 << 20
-MAX_SUBSAMPLE = 1 << 30
 STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
-_LONGEST_DEVICE = 64
 _COMPACT_ROWS = 1 << 19
 _RECORDS_AT_ONCE = 1 << 18
 _ROWS_AT_ONCE = 1 << 18  # that become of records which are shared out among several places
@@ -42,17 +39,6 @@ _STEPS = 1 << _STEP_BITS  # of a sample: finer than shares are
 # 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, odd: their multiples fill 64 bits evenly in three dimensions, as those of
 # the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
 _TURNS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What a capture's header says of one stream."""
-
-    index: int
-    layout: RecordLayout
-    ip_version: tuple[int, int]
-    subsample: int = 1  # each record stands for so many
-    device: str = ""  # what its GPU is called
 
 
 @dataclass(frozen=True)
@@ -78,37 +64,6 @@ class Span:
     begin_ns: int = 0
     end_ns: int = (1 << 64) - 1
     streams: frozenset[int] | None = None  # None for all
-
-
-def streams(header: dict[str, object]) -> list[Stream]:
-    """The streams of a capture.
-
-    Raises:
-        CaptureError: the header is not what a recorder writes.
-    """
-    found = header.get("streams")
-    result = []
-    for index, entry in enumerate(found if isinstance(found, list) else []):
-        match entry:
-            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in LAYOUTS:
-                kept = entry.get("subsample", 1)
-                if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
-                    raise CaptureError(f"the capture's header says nonsense of how stream {index} was subsampled")
-                result.append(Stream(index, LAYOUTS[name], (major, minor), kept, _device(entry)))
-            case _:
-                raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
-    return result
-
-
-def _device(entry: dict[str, Any]) -> str:
-    """The name of a stream's GPU: `card0`, or its render node where that is not known."""
-    names = (entry.get("card"), entry.get("device"))
-    return next((os.path.basename(name)[:_LONGEST_DEVICE] for name in names if isinstance(name, str) and name), "")
-
-
-def reasons_of(known: Sequence[Stream]) -> tuple[str, ...]:
-    """All reasons that the records of streams count, in the order of tables; Intel's where there is no stream."""
-    return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or REASONS
 
 
 def intervals_of(times: NDArray[np.uint64], start_ns: int, interval_ns: int, what: str = "stalls") -> NDArray[np.int64]:

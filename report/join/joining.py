@@ -22,20 +22,11 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.attribution import (
-    STALL_COLUMNS,
-    Attribution,
-    Joined,
-    Part,
-    Span,
-    added_up,
-    in_whole_counts,
-    reasons_of,
-    streams,
-)
+from iaprof.report.join.attribution import STALL_COLUMNS, Attribution, Joined, Part, Span, added_up, in_whole_counts
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.memory import keep_little
 from iaprof.report.join.placements import Placed, Site
+from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC, limit, limit_memory
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start

@@ -15,7 +15,7 @@ from iaprof.formats.capture.metrics import CPU_USE
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import Series
-from iaprof.report.join.attribution import streams
+from iaprof.report.join.streams import streams
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import Wanted
 from iaprof.report.views.cpu_profile import process_names

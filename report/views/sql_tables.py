@@ -25,7 +25,7 @@ from iaprof.gpu.intel.generations import LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 from iaprof.report.gpu.module import GpuModules
-from iaprof.report.join.attribution import Stream, streams
+from iaprof.report.join.streams import Stream, streams
 
 WORDS = "stall_words"  # the records as they are; the view `stalls` takes them apart
 _FIRST = "launch", "command_list", "transfer", "stack", "python_code", "process", "metric", "loss", "mapping", "wait"

@@ -21,9 +21,10 @@ from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE3P
 from iaprof.report.gpu.module import GpuKernel, GpuModule
-from iaprof.report.join.attribution import Attribution, Joined, Part, Span, Stream, added_up, in_whole_counts
+from iaprof.report.join.attribution import Attribution, Joined, Part, Span, added_up, in_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.placements import Compilation, Placed, place
+from iaprof.report.join.streams import Stream
 from unit.capturing import launch
 
 LAST, MASK = (1 << 64) - 1, (1 << 48) - 1

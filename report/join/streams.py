@@ -1,0 +1,58 @@
+"""The streams of a capture: which GPU each read, and how its records are laid out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iaprof.formats.capture.limits import CaptureError
+from iaprof.gpu.intel.generations import LAYOUTS
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.records import RecordLayout
+
+MAX_SUBSAMPLE = 1 << 30
+_LONGEST_DEVICE = 64
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What a capture's header says of one stream."""
+
+    index: int
+    layout: RecordLayout
+    ip_version: tuple[int, int]
+    subsample: int = 1  # each record stands for so many
+    device: str = ""  # what its GPU is called
+
+
+def streams(header: dict[str, object]) -> list[Stream]:
+    """The streams of a capture.
+
+    Raises:
+        CaptureError: the header is not what a recorder writes.
+    """
+    found = header.get("streams")
+    result = []
+    for index, entry in enumerate(found if isinstance(found, list) else []):
+        match entry:
+            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in LAYOUTS:
+                kept = entry.get("subsample", 1)
+                if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
+                    raise CaptureError(f"the capture's header says nonsense of how stream {index} was subsampled")
+                result.append(Stream(index, LAYOUTS[name], (major, minor), kept, _device(entry)))
+            case _:
+                raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
+    return result
+
+
+def _device(entry: dict[str, Any]) -> str:
+    """The name of a stream's GPU: `card0`, or its render node where that is not known."""
+    names = (entry.get("card"), entry.get("device"))
+    return next((os.path.basename(name)[:_LONGEST_DEVICE] for name in names if isinstance(name, str) and name), "")
+
+
+def reasons_of(known: Sequence[Stream]) -> tuple[str, ...]:
+    """All reasons that the records of streams count, in the order of tables; Intel's where there is no stream."""
+    return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or REASONS
