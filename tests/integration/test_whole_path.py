@@ -67,7 +67,7 @@ def test_records_that_hold_whole_addresses(tmp_path: Path) -> None:
 
 
 @IN_TURN
-def test_two_processes_four_threads_and_kernels_compiled_while_recording(tmp_path: Path) -> None:
+def test_joining_four_threads_and_kernels_compiled_while_recording(tmp_path: Path) -> None:
     # given two processes of different kernels, each with four threads, one of which compiles again and again
     gpu = tmp_path / "gpu"
     one = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 2, "--threads", 4, "--recompile-ms", 300)

@@ -62,7 +62,14 @@ class Runs:
 
 
 def _main() -> None:
-    for name in ("cli.main", "report.archive", "report.merging", "report.exporting", "report.sql", "record.finish"):
+    for name in (
+        "cli.main",
+        "report.archive",
+        "report.merging",
+        "report.exporting",
+        "report.views.sql",
+        "record.finish",
+    ):
         importlib.import_module(f"iaprof.{name}")
     importlib.import_module("duckdb")
     for line in sys.stdin:

@@ -29,7 +29,7 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.profile import Profile
 from iaprof.report.cpu_names import Places
 from iaprof.report.gpu.module import GpuModules
-from iaprof.report.join import two_processes as joining
+from iaprof.report.join import joining
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import Method, Rule
 from iaprof.report.join.joining import Helper, Task, helping, join
@@ -322,7 +322,7 @@ os.sched_getaffinity = lambda pid: {{0, 1}}  # on one core there would be one
 sys.argv = {words}
 import time
 from iaprof.cli.start import main
-from iaprof.report import joining
+from iaprof.report.join import joining
 joining._share = lambda *_: time.sleep(3600)  # its own part; the other process does its one
 main()
 """

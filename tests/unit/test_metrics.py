@@ -119,7 +119,7 @@ def test_processes_in_batches() -> None:
     assert [(row["time_ns"] // S, row["value"]) for row in rows] == [(1, 10.0), (2, 10.0), (3, 10.0)]
 
 
-def test_two_processes_of_one_pid_are_not_mixed() -> None:
+def test_joining_of_one_pid_are_not_mixed() -> None:
     rows = [
         (0, 7, 100, 500),
         (S, 7, 100, 550),

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 INJECTED = "libiaprof_inject.so"  # compiled by setup.py
-PACKAGES = ["bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols"]
+PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols"]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

@@ -142,8 +142,8 @@ def test_memory_has_a_limit(good: Path) -> None:
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from iaprof.cli import main\n"
-        "from iaprof.formats import capture\n"
-        "capture.CaptureReader = lambda path: bytearray(2 << 30)\n"
+        "from iaprof.formats.capture import reader\n"
+        "reader.CaptureReader = lambda path: bytearray(2 << 30)\n"
         f"sys.argv = ['iaprof', 'report', '--memory-limit=1G', {str(good)!r}]\n"
         "main.main()\n"
     )
