@@ -30,10 +30,8 @@ from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.drivers import Drivers
 from iaprof.record.finisher import Finisher
-from iaprof.record.gpus import Gpus
 from iaprof.record.intake import Intake
 from iaprof.record.journal import BOTH_NS, Journal, Tell
-from iaprof.record.launches import Launches
 from iaprof.record.loop import Loop
 from iaprof.record.metrics import MeteredGt, Metrics
 from iaprof.record.options import Options
@@ -42,9 +40,11 @@ from iaprof.record.roots import Roots
 from iaprof.record.rotation import OnPart, Rotation, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
+from iaprof.record.sources.launches import Launches
+from iaprof.record.sources.side_band import Watch
+from iaprof.record.sources.stall_stream import StallStream
+from iaprof.record.sources.stalls import Gpus
 from iaprof.record.spool import FrameKind, Spool
-from iaprof.record.stalls import StallStream
-from iaprof.record.watch import Watch
 from iaprof.symbols.names.boot import boot_id
 
 TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this

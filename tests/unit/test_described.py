@@ -16,11 +16,11 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import PIECE, PieceOf
 from iaprof.formats.zebin import canonical, read_zebin
-from iaprof.record import launches
 from iaprof.record.carry import Carry
 from iaprof.record.described import HEAD, SAME_TIME_NS, Described
 from iaprof.record.finish import IN_MEMORY, finish
 from iaprof.record.journal import Journal
+from iaprof.record.sources import launches
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.zebins import debug_elf, plain_zebin
 

@@ -11,9 +11,9 @@ import pytest
 
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.formats.wire.launches import COPY, Counter, stack_dtype
-from iaprof.record import launches as module
 from iaprof.record.journal import BOTH_NS, Journal
-from iaprof.record.launches import Launches
+from iaprof.record.sources import launches as module
+from iaprof.record.sources.launches import Launches
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 
 DEPTH = 4

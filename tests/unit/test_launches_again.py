@@ -9,7 +9,7 @@ import numpy as np
 
 from iaprof.formats.header.waits import WAIT
 from iaprof.formats.wire.launches import CODE, PYTHON_STACK, stack_dtype
-from iaprof.record.launches import Launches
+from iaprof.record.sources.launches import Launches
 from iaprof.record.spool import FrameKind
 
 DEPTH = 16

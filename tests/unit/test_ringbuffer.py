@@ -15,7 +15,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.finish import finish
 from iaprof.record.journal import Journal
-from iaprof.record.launches import Launches
+from iaprof.record.sources.launches import Launches
 from iaprof.record.spool import Spool, SpoolReader
 
 SIZE = mmap.PAGESIZE

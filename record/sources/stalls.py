@@ -12,8 +12,8 @@ from iaprof.record import xe
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
+from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
 from iaprof.record.spool import FrameKind
-from iaprof.record.stalls import StallLoss, StallRead, StallStream
 
 TURN_NS = 10_000_000  # of one stream's reads, before the others get theirs
 GONE_TICK_NS = 100_000_000  # while a stream waits to be opened again

@@ -1,0 +1,1 @@
+"""What is recorded: one file per source of rows."""
