@@ -69,9 +69,9 @@ class Drivers:
         self.outcomes = [outcome for outcome in self.outcomes if outcome.probes]
         self.outcomes += libraries.take(self.injection.library)
 
-    def environment(self) -> dict[str, str] | None:
-        """Of the command; None where it is ours."""
-        return self.injection.environment(dict(os.environ)) if self.injection else None
+    def environment(self, environment: dict[str, str]) -> dict[str, str]:
+        """The environment that the command gets: this one, or one in which something is put into it."""
+        return self.injection.environment(environment) if self.injection else environment
 
     def close(self) -> None:
         """Takes away what was put there for the command."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.record.launched_kernels import Kernels
 from iaprof.record.spool import FrameKind, Spool
 
 Tell = Callable[[str], None]
@@ -26,6 +27,7 @@ class Totals:
     modules: int = 0
     lost: int = 0  # as far as it is known how many
     losses: int = 0  # times that something was lost
+    kernels: Kernels | None = None  # only where somebody is shown how many: it costs a little for each read
 
 
 class Journal:

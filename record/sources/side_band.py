@@ -1,53 +1,67 @@
-"""The side-band while recording: kept as it comes, and looked at for libraries that are mapped and for who forks."""
+"""The source of what becomes of processes: perf's side-band, kept as it comes, and what runs already in the same form.
+
+It is looked at for libraries and interpreters that are mapped, and for who forks.
+"""
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from iaprof.basics.errors import IaprofError
 from iaprof.bpf.libraries import NAMES
+from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.sideband import mapped_paths
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind
 
 REST_NS = 10_000_000
+TURN_NS = 10_000_000  # of telling what runs, before others get theirs
 PYTHON = b"python"  # in the names of interpreters, programs and libraries
 
 
-class Watch:
+class SideBand(Source):
     """The side-band buffers of all CPUs."""
 
-    def __init__(self, buffers: SideBandBuffers) -> None:
-        self._buffers = buffers
+    def __init__(self) -> None:
+        """Opens them, and looks at what runs.
 
-    def start(
-        self,
-        journal: Journal,
-        loop: Loop,
-        on_library: Callable[[int, int, bytes], None],
-        on_python: Callable[[int], None],
-        on_records: Callable[[list[bytes]], None] | None,
-    ) -> None:
-        """Begins to be read by `loop`.
-
-        Args:
-            journal: gets what comes.
-            loop: calls back.
-            on_library: is told when (CLOCK_MONOTONIC ns) which process mapped a file of a driver's name, and its path
-                there.
-            on_python: is told which process mapped a file of an interpreter's name.
-            on_records: gets all records too, if somebody follows processes.
+        Raises:
+            IaprofError: they cannot be opened.
         """
-        self._journal, self._loop, self._on_records = journal, loop, on_records
-        self._on_library, self._on_python = on_library, on_python
+        try:
+            self._buffers = SideBandBuffers()
+        except OSError as error:
+            raise IaprofError(
+                f"the machine's mappings and processes cannot be watched (perf_event_open: {error.strerror}): "
+                "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
+            ) from error
+        # Whatever is mapped from here on, the side-band tells.
+        self._running = b"".join(snapshot(time.monotonic_ns()))
+        self._told_again: Iterator[bytes] = iter(())  # what runs, as far as the next file was not yet told
+        self.on_library: Callable[[int, int, bytes], None] = lambda *_: None
+        """Is told when (CLOCK_MONOTONIC ns) which process mapped a file of a driver's name, and its path there."""
+        self.on_python: Callable[[int], None] = lambda _: None
+        """Is told which process mapped a file of an interpreter's name."""
+        self.on_records: Callable[[list[bytes]], None] | None = None
+        """Gets all records, if somebody follows processes."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Is called when nothing more will be told."""
+
+    def start(self, journal: Journal, loop: Loop) -> None:
+        """See Source."""
+        self._journal, self._loop = journal, loop
+        journal.write(FrameKind.SIDEBAND, self._running, time=time.monotonic_ns())
+        del self._running
         loop.wait_for(self._buffers.fileno(), self._read_and_rest, select.EPOLLONESHOT)
         self.read()
 
     def read(self) -> None:
-        """Empties the buffers."""
+        """See Source: empties the buffers."""
         together = []
         for cpu, data in self._buffers.read():
             self._journal.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=cpu)
@@ -55,12 +69,12 @@ class Watch:
             if names := [name for name in NAMES if name in data]:
                 for time_ns, pid, path in mapped_paths(data):
                     if any(name in path for name in names):
-                        self._on_library(time_ns, pid, path)
+                        self.on_library(time_ns, pid, path)
             if PYTHON in data:
                 for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
-                    self._on_python(pid)
-        if self._on_records is not None and together:
-            self._on_records(together)
+                    self.on_python(pid)
+        if self.on_records is not None and together:
+            self.on_records(together)
 
     def _read_and_rest(self) -> None:
         """Reads, and looks away for a moment: a busy machine maps and forks without end, and each one wakes us."""
@@ -72,7 +86,27 @@ class Watch:
         # perf tells of records once, and this has asked: what came during the rest is read now.
         self.read()
 
+    def begin_part(self, since_ns: int) -> None:
+        """See Source: what runs."""
+        self._told_again = snapshot(since_ns)
+        self._loop.go_on_with(self, self._tell_what_runs)
+
+    def _tell_what_runs(self) -> None:
+        turn_ends = time.monotonic_ns() + TURN_NS
+        for piece in self._told_again:
+            self._journal.write(FrameKind.SIDEBAND, piece, time=time.monotonic_ns())
+            if time.monotonic_ns() > turn_ends:
+                return
+        self._loop.done_with(self)
+
     def finish(self) -> None:
-        """Ends it, and takes what is left."""
+        """See Source."""
         self._buffers.stop()
         self.read()
+        self.on_end()
+        while self._loop.has_left(self):
+            self._tell_what_runs()
+
+    def close(self) -> None:
+        """Gives the buffers back."""
+        self._buffers.close()

@@ -1,4 +1,4 @@
-"""The GPUs of a recording: a stream for each main GT, those that appear later too, and what becomes of them."""
+"""The source of EU stalls: a stream for each main GT, also of GPUs that appear later, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from iaprof.basics.errors import UsageError
 from iaprof.record import xe
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+from iaprof.record.metrics import MeteredGt
 from iaprof.record.options import Options
+from iaprof.record.sources.source import Source
 from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
 from iaprof.record.spool import FrameKind
 
@@ -21,7 +23,7 @@ LOOK_NS = 1_000_000_000  # for GPUs that appeared
 LAST_READS_S = 2.0  # a GPU that samples faster than we read would never let us end
 
 
-class Gpus:
+class Stalls(Source):
     """All streams, read in turn."""
 
     def __init__(self, options: Options) -> None:
@@ -34,6 +36,7 @@ class Gpus:
         self._options = options
         self.streams: list[StallStream] = []
         self.problems: list[str] = []  # why a GT that is there is not recorded
+        self.on_new: Callable[[MeteredGt], None] = lambda _: None  # is told of each GT that came later
         self._paused = False
         self._gone: set[StallStream] = set()  # that are tried again and again
         self._known = set(xe.render_nodes())
@@ -59,19 +62,17 @@ class Gpus:
                 problems.append(str(error))
         return problems
 
-    def describe(self) -> list[dict[str, Any]]:
-        """The streams as the capture's header has them; what else refers to them does by their place in this list."""
-        return [_describe(stream) for stream in self.streams]
+    def header(self) -> dict[str, Any]:
+        """See Source: whatever else refers to a stream does by its place in this list."""
+        return {"streams": [_describe(stream) for stream in self.streams]}
 
-    def start(self, journal: Journal, loop: Loop, on_new: Callable[[StallStream], None]) -> None:
-        """Begins to be read by `loop`; nothing is sampled before `resume`.
+    def gts(self) -> list[MeteredGt]:
+        """The GTs that are recorded, for who measures them."""
+        return [MeteredGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
 
-        Args:
-            journal: gets the stalls.
-            loop: calls back.
-            on_new: is told of each stream that came later.
-        """
-        self._journal, self._loop, self._on_new = journal, loop, on_new
+    def start(self, journal: Journal, loop: Loop) -> None:
+        """See Source."""
+        self._journal, self._loop = journal, loop
         self._paused = True
         now = time.monotonic_ns()
         for problem in self.problems:
@@ -92,14 +93,14 @@ class Gpus:
                 self._journal.warn(guess)
 
     def resume(self) -> None:
-        """Samples."""
+        """See Source."""
         self._paused = False
         for stream in self.streams:
             if loss := stream.resume():
                 self._lost(stream, loss)
 
     def pause(self) -> None:
-        """Stops sampling, after all that was sampled was read."""
+        """See Source."""
         for stream in self.streams:
             self._read_to_the_end(stream)
             stream.pause()
@@ -108,16 +109,16 @@ class Gpus:
     def _wait_for(self, stream: StallStream) -> None:
         fd = stream.fileno()
         if fd is not None:
-            self._loop.wait_for(fd, functools.partial(self.read, stream))
+            self._loop.wait_for(fd, functools.partial(self._read, stream))
 
-    def read(self, stream: StallStream) -> None:
+    def _read(self, stream: StallStream) -> None:
         """Reads until there is nothing more, or until the turn is over and the others have theirs.
 
         What is left has to be remembered, as every read makes the driver forget that the stream was readable.
         """
         before = stream.fileno()
         turn_ends = time.monotonic_ns() + TURN_NS
-        self._loop.go_on_with(stream, functools.partial(self.read, stream))
+        self._loop.go_on_with(stream, functools.partial(self._read, stream))
         index = self.streams.index(stream)
         while time.monotonic_ns() < turn_ends:
             got = stream.read()
@@ -152,11 +153,11 @@ class Gpus:
             self._gone.discard(stream)
             return
         self._loop.at(time.monotonic_ns() + GONE_TICK_NS, functools.partial(self._try_again, stream))
-        self.read(stream)
+        self._read(stream)
 
     def _look(self) -> None:
         for stream in self.streams:  # should the driver not have told of something
-            self.read(stream)
+            self._read(stream)
         nodes = set(xe.render_nodes())
         for gone in self._known - nodes:
             self._journal.warn(f"{gone} vanished")
@@ -183,18 +184,18 @@ class Gpus:
         for problem in problems:
             self._not_recorded(problem, now)
         self._warn_of_guesses(self.streams[first:])
-        for stream in self.streams[first:]:
+        for stream, metered in zip(self.streams[first:], self.gts()[first:], strict=True):
             self._journal.append("streams", _describe(stream))
             self._journal.warn(f"{path} appeared: its GT {stream.gt.id} is recorded too")
             self._wait_for(stream)
-            self._on_new(stream)
+            self.on_new(metered)
             if self._paused:
                 stream.pause()
             elif loss := stream.resume():
                 self._lost(stream, loss)
 
-    def finish(self) -> None:
-        """Reads what is left, and ends sampling."""
+    def stop(self) -> None:
+        """See Source."""
         for stream in self.streams:
             self._read_to_the_end(stream)
             if gap := stream.unfinished_gap():
@@ -205,7 +206,7 @@ class Gpus:
         deadline = time.monotonic() + LAST_READS_S
         stream_left = True
         while stream_left and time.monotonic() < deadline:
-            self.read(stream)
+            self._read(stream)
             stream_left = self._loop.has_left(stream)
         if stream_left:
             self._loop.done_with(stream)

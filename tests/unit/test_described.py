@@ -20,7 +20,7 @@ from iaprof.record.carry import Carry
 from iaprof.record.described import HEAD, SAME_TIME_NS, Described
 from iaprof.record.finish import IN_MEMORY, finish
 from iaprof.record.journal import Journal
-from iaprof.record.sources import launches
+from iaprof.record.sources import code_objects
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.zebins import debug_elf, plain_zebin
 
@@ -277,14 +277,14 @@ def test_contents_are_not_held(tmp_path: Path) -> None:
 
 def test_a_million_tiny_pieces_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes room where they are put together; they end where 4 GiB of them would."""
-    monkeypatch.setattr(launches, "MAX_TOTAL_BYTES", 1 << 20)
+    monkeypatch.setattr(code_objects, "MAX_TOTAL_BYTES", 1 << 20)
     journal = Journal(Spool(tmp_path / "s"), print, print)
-    taking = launches.Launches(None, None)  # type: ignore[arg-type]
+    taking = code_objects.CodeObjects(None)  # type: ignore[arg-type]
     taking._journal = journal
     tiny = np.zeros(100, PIECE)
     tiny["bytes"] = 1
     for _ in range(3):
-        taking._keep_pieces(tiny, 1)
+        taking.keep_pieces(tiny, 1)
     kept = [frame.kind for frame in SpoolReader(tmp_path / "s").frames()]
     assert kept == [FrameKind.PIECE] * 200 + [FrameKind.LOSS]
 

@@ -173,7 +173,7 @@ def test_ways(machine: Machine, case: Case) -> None:
         assert (outcome.probes > 0) == (outcome.way is not None)
     injects = Way.INJECT in case.ways
     assert (made.injection is not None) == (machine.skipped is not None) == injects
-    assert (made.environment() or {}).get("LD_PRELOAD") == ("it" if injects else None)
+    assert made.environment({}).get("LD_PRELOAD") == ("it" if injects else None)
     # and nobody asked for it where a remark says why it is done
     assert bool(made.remark) == (injects and case.launches is AUTO)
     made.close()
@@ -239,7 +239,7 @@ def test_where_nothing_can_be_put_into_the_command(machine: Machine) -> None:
     # but it was not asked for: then each driver says what can be done
     [outcome] = (made := machine.drivers(AUTO, True)).outcomes
     assert outcome.problem == NOT_SEEN.replace("BUILD", outcome.build_id)
-    assert (made.environment(), made.remark) == (None, "nothing can be put into the command: no compiler")
+    assert (made.environment({}), made.remark) == ({}, "nothing can be put into the command: no compiler")
 
 
 @pytest.mark.parametrize(

@@ -9,27 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.formats.wire.launches import COPY, Counter, stack_dtype
+from iaprof.formats.wire.launches import COPY, stack_dtype
 from iaprof.record.journal import BOTH_NS, Journal
-from iaprof.record.sources import launches as module
-from iaprof.record.sources.launches import Launches
+from iaprof.record.sources import finished_stacks as module
+from iaprof.record.sources.finished_stacks import FinishedStacks
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 
 DEPTH = 4
-
-
-class Probes:
-    """Those of a recording, as far as finished stacks need them."""
-
-    depth = DEPTH
-
-    def counters(self) -> dict[Counter, int]:
-        return dict.fromkeys(Counter, 0)
-
-    def __getattr__(self, name: str) -> RingBuffer:
-        """Ring buffers, in which no record had another length."""
-        return type("Ring", (), {"misfits": 0})()  # type: ignore[return-value]
 
 
 def copy(number: int, is_sample: bool = False) -> bytes:
@@ -64,15 +50,15 @@ def spool(tmp_path: Path) -> Spool:
 
 def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> None:
     # given another spool was begun
-    launches, written = Launches(Probes(), None), journal(spool)  # type: ignore[arg-type]
-    launches._journal = written
+    stacks, written = FinishedStacks(DEPTH, None), journal(spool)  # type: ignore[arg-type]
+    stacks._journal = written
     other = Spool(tmp_path / "2.spool")
     written.go_on_in(other)
     began = written._began_ns
     # when
-    launches._keep_finished([stack(1, began - 2 * BOTH_NS), stack(2, began - 1), stack(3, began + 1)])
+    stacks._keep_finished([stack(1, began - 2 * BOTH_NS), stack(2, began - 1), stack(3, began + 1)])
     written.end_before()
-    launches._keep_finished([stack(4, began - 2 * BOTH_NS), stack(5, began - 1)])
+    stacks._keep_finished([stack(4, began - 2 * BOTH_NS), stack(5, began - 1)])
     # then
     assert list(ids(spool, FrameKind.STACKS)) == [1, 2]
     assert list(ids(other, FrameKind.STACKS)) == [2, 3, 5]
@@ -82,13 +68,13 @@ def test_so_many_copies_are_kept_and_the_others_are_counted(spool: Spool, monkey
     # given
     monkeypatch.setattr(module, "MAX_COPIED_BYTES", 3 * COPY.itemsize)
     monkeypatch.setattr(module, "MAX_SAMPLED_BYTES", 2 * COPY.itemsize)
-    launches = Launches(Probes(), None)  # type: ignore[arg-type]
-    launches._journal = journal(spool)
+    stacks = FinishedStacks(DEPTH, None)  # type: ignore[arg-type]
+    stacks._journal = journal(spool)
     # when
     of_samples = [copy(number, is_sample=True) for number in range(11, 15)]
-    launches._keep_finished([*of_samples, *map(copy, range(1, 6)), stack(9, 0)])
-    launches.read_counters()
-    launches.read_counters()
+    stacks._keep_finished([*of_samples, *map(copy, range(1, 6)), stack(9, 0)])
+    stacks.losses()
+    stacks.losses()
     # then
     assert list(ids(spool, FrameKind.COPY, FrameKind.STACKS)) == [11, 12, 1, 2, 3, 9]
     reader = SpoolReader(spool.path)

@@ -26,13 +26,20 @@ class Ring:
         return read
 
 
+class Code:
+    """What takes GPU code, of which there is none."""
+
+    def keep_pieces(self, pieces: Any, now: int) -> None:
+        assert not len(pieces)
+
+
 def test_stacks_of_the_first_launches_come_with_their_python() -> None:
     # given stacks of the new epoch that were sent before the old one's last launches were read
     rings = {name: Ring() for name in ("launches", "list_events", "samples", "waits", "compiled", "pieces", "modules")}
     rings |= {"stacks": Ring(stack_dtype(DEPTH), 2), "python_stacks": Ring(PYTHON_STACK, 2), "codes": Ring(CODE, 3)}
     short = np.zeros(0, WAIT)
     probes = SimpleNamespace(**rings, depth=DEPTH, new_epoch=lambda: None, take_short_waits=lambda: short)
-    launches = Launches(cast(Any, probes), cast(Any, None))
+    launches = Launches(cast(Any, None), cast(Any, probes), cast(Any, Code()), cast(Any, None))
     written: list[tuple[FrameKind, int, int]] = []
     launches._journal = cast(
         Any, SimpleNamespace(write=lambda kind, data, time, part=0: written.append((kind, len(data), part)))
@@ -43,8 +50,8 @@ def test_stacks_of_the_first_launches_come_with_their_python() -> None:
         (FrameKind.CODES, 3 * CODE.itemsize, 0),
     ]
     # when
-    launches.new_epoch(5)
+    launches.end_part(5)
     assert written == sent
-    launches.describe_again(6)
+    launches.begin_part(6)
     # then both files have all of it
     assert written == sent * 2

@@ -173,15 +173,16 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
         "modules",
     )
     rings = {name: SimpleNamespace(misfits=0) for name in names}
-    taking = Launches(SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), **rings), None)  # type: ignore[arg-type]
+    probes = SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), **rings)
+    taking = Launches(None, probes, None, None)  # type: ignore[arg-type]
     spool = Spool(tmp_path / "s")
     taking._journal = Journal(spool, print, print)
     rings["launches"].misfits = 1
     rings["pieces"].misfits = 1
-    taking.read_counters()
+    taking.losses()
     rings["launches"].misfits = 2
-    taking.read_counters()
-    taking.read_counters()
+    taking.losses()
+    taking.losses()
     spool.close()
     # when
     finish(SpoolReader(tmp_path / "s"), tmp_path / "c")

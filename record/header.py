@@ -1,0 +1,75 @@
+"""What a capture says of its recording: the header that its spool begins with, and what is known at its end."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import iaprof
+from iaprof.bpf.perf_event import online_cpus
+from iaprof.record.options import Options
+from iaprof.record.own_cost import cpu_seconds, peak_bytes
+from iaprof.record.sources.source import Source
+from iaprof.symbols.names.boot import boot_id
+
+_ORDER = (
+    "iaprof", "host", "python", "command", "arguments", "part", "clock", "stack_depth", "follows_frame_pointers",
+    "launches_by", "waits_wanted", "cpu_hz", "metric_interval_ns", "streams", "libraries", "scope", "unprobed",
+    "end_ns", "clock_end", "probes", "cost",
+    "cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns",
+)  # fmt: skip
+"""In which order captures have these members; whatever else sources add comes behind them."""
+
+
+def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """The header as it is known when an output file begins: the one with this number."""
+    host = os.uname()
+    told: dict[str, Any] = {
+        "iaprof": iaprof.__version__,
+        "host": {
+            "name": host.nodename,
+            "kernel": host.release,
+            "machine": host.machine,
+            "cpus": len(online_cpus()),
+            "boot_id": boot_id(),
+        },
+        "python": platform.python_version(),
+        "command": list(options.command),
+        "arguments": sys.argv,
+        "part": part,
+        "clock": _clocks(),
+    }
+    for source in sources:
+        told |= source.header()
+    return _in_order(told)
+
+
+def footer(end_ns: int, spool_bytes: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """What the header gets when an output file ends."""
+    told: dict[str, Any] = {"end_ns": end_ns, "clock_end": _clocks()}
+    cost: dict[str, Any] = {}
+    for source in sources:
+        more = source.footer()
+        cost |= more.pop("cost", {})
+        told |= more
+    cost |= {
+        "cpu_s": round(cpu_seconds() + sum(source.cpu_seconds for source in sources), 3),
+        "peak_bytes": peak_bytes(),
+        "spool_bytes": spool_bytes,
+    }
+    return _in_order(told | {"cost": _in_order(cost)})
+
+
+def _in_order(told: dict[str, Any]) -> dict[str, Any]:
+    place = {name: number for number, name in enumerate(_ORDER)}
+    return dict(sorted(told.items(), key=lambda member: place.get(member[0], len(place))))
+
+
+def _clocks() -> dict[str, int]:
+    """One moment on both clocks: the wall clock may be set while recording."""
+    monotonic, realtime = time.monotonic_ns(), time.time_ns()
+    return {"monotonic_ns": monotonic, "realtime_ns": realtime}

@@ -1,0 +1,51 @@
+"""The source of CPU samples: a clock on each CPU. What it makes BPF send comes with the launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from iaprof.basics.errors import IaprofError
+from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.record.sources.source import Source
+
+
+class CpuSamples(Source):
+    """The clocks, and how often they run."""
+
+    def __init__(self, program: int, hz: int) -> None:
+        """Opens them.
+
+        Args:
+            program: descriptor of the BPF program that takes a sample.
+            hz: how often a second on each CPU; 0 for never.
+
+        Raises:
+            IaprofError: CPUs cannot be sampled.
+        """
+        self._hz = hz
+        try:
+            self._clock = CpuClock(program, hz)
+        except OSError as error:
+            raise IaprofError(
+                f"CPUs cannot be sampled (perf_event_open: {error.strerror}): use --cpu-freq=0"
+            ) from error
+
+    def header(self) -> dict[str, Any]:
+        """See Source."""
+        return {"cpu_hz": self._hz}
+
+    def resume(self) -> None:
+        """See Source."""
+        self._clock.enable(True)
+
+    def pause(self) -> None:
+        """See Source: what was sampled is in the ring buffer."""
+        self._clock.enable(False)
+
+    def stop(self) -> None:
+        """See Source: likewise."""
+        self._clock.close()
+
+    def close(self) -> None:
+        """Ends the clocks."""
+        self._clock.close()

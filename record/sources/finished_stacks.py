@@ -1,0 +1,146 @@
+"""The source of stacks that BPF could not walk to their end: a process apart finishes them, and sends them back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from iaprof.bpf import processes
+from iaprof.formats.wire.launches import COPY, INTERPRETER, PYTHON_STACK, stack_dtype
+from iaprof.record.journal import Journal
+from iaprof.record.loop import Loop
+from iaprof.record.sources.source import Source
+from iaprof.record.spool import FrameKind
+from iaprof.record.unwinding.learning import Learning
+
+MAX_INTERPRETERS = 1 << 12  # in processes, of which later files are told
+MOST_PROBLEMS = 16  # with interpreters, that are told
+# Of stacks that are to be finished when the recording has ended, in one recording: of launches, and of CPU samples.
+MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
+
+
+class FinishedStacks(Source):
+    """The learner's messages: finished stacks, copies that it gives back, and the interpreters that it found."""
+
+    def __init__(self, depth: int, learning: Learning) -> None:
+        """Takes the process over.
+
+        Args:
+            depth: frames that a stack can have.
+            learning: the process that finishes them.
+        """
+        self._depth, self._learning = depth, learning
+        self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
+        self._losses_ns = time.monotonic_ns()
+        self._interpreters: list[tuple[int, bytes]] = []  # as the learner told of them, with the processes
+        self._without_python: set[str] = set()  # why the frames of some interpreters are not recorded
+
+    def start(self, journal: Journal, loop: Loop) -> None:
+        """See Source."""
+        self._journal, self._loop = journal, loop
+        self._wait_for_learner()
+
+    def _wait_for_learner(self) -> None:
+        if self._learning.fileno() >= 0:
+            self._learner_fd = self._learning.fileno()
+            self._loop.wait_for(self._learner_fd, self._read_learner)
+
+    def ready(self) -> None:
+        """See Source: until stacks can be finished as they come."""
+        self._keep_finished(self._learning.wait())
+
+    def look_for_python(self, pid: int) -> None:
+        """Has it looked whether a process has an interpreter, before it launches."""
+        self._learning.look_for_python(pid)
+
+    def has_ended_part(self) -> bool:
+        """See Source."""
+        return self._learning.has_finished()
+
+    def _read_learner(self) -> None:
+        self._keep_finished(self._learning.read())
+        if self._learning.fileno() != self._learner_fd:  # it died, and perhaps another one took its place
+            now = time.monotonic_ns()
+            self._loop.forget(self._learner_fd)
+            self._journal.loss("stacks", "learner", None, "the process that finishes stacks died", now, now)
+            self._wait_for_learner()
+
+    def _keep_finished(self, messages: Iterable[bytes]) -> None:
+        for message in messages:  # one a path
+            if message.startswith(INTERPRETER):
+                self._keep_interpreter(message[len(INTERPRETER) :])
+                continue
+            if len(message) == PYTHON_STACK.itemsize:
+                (frames,) = np.frombuffer(message, PYTHON_STACK, 1)
+                self._journal.write_late(FrameKind.PYTHON, message, int(frames["time"]), self._depth)
+                continue
+            is_copy = len(message) == COPY.itemsize
+            (record,) = np.frombuffer(message, COPY if is_copy else stack_dtype(self._depth), 1)
+            if is_copy and not self._has_room_for(record):
+                continue
+            kind = FrameKind.COPY if is_copy else FrameKind.STACKS
+            self._journal.write_late(kind, message, int(record["time"]), self._depth)
+
+    def _keep_interpreter(self, told: bytes) -> None:
+        now, about = time.monotonic_ns(), json.loads(told)
+        problem = about.get("problem")
+        if problem is None:
+            self._journal.write(FrameKind.INTERPRETER, told, time=now)
+            self._interpreters.append((int(about["pid"]), told))
+            if len(self._interpreters) > MAX_INTERPRETERS:
+                self._forget_interpreters()
+        elif problem not in self._without_python and len(self._without_python) < MOST_PROBLEMS:
+            self._without_python.add(problem)
+            self._journal.loss("stacks", "without Python", None, problem, now, now)
+            self._journal.warn(problem)
+
+    def _forget_interpreters(self) -> None:
+        """Those of processes that have ended; but the next file was told of them, as it may have their last stacks."""
+        running = set(processes.running_pids())
+        kept = [(pid, told) for pid, told in self._interpreters if pid in running]
+        self._interpreters = kept[-MAX_INTERPRETERS:]
+
+    def _has_room_for(self, copy: np.void) -> bool:
+        """Whether one more page is kept."""
+        if copy["is_sample"]:
+            self._sampled_bytes += copy.nbytes
+            return self._sampled_bytes <= MAX_SAMPLED_BYTES
+        self._copied_bytes += copy.nbytes
+        self._copies_refused += self._copied_bytes > MAX_COPIED_BYTES
+        return self._copied_bytes <= MAX_COPIED_BYTES
+
+    def losses(self) -> None:
+        """See Source."""
+        now = time.monotonic_ns()
+        if self._copies_refused:
+            detail = f"{MAX_COPIED_BYTES >> 30} GiB of them were kept already: those stacks are cut"
+            self._journal.loss("stacks", "pages not copied", self._copies_refused, detail, self._losses_ns, now)
+            self._copies_refused = 0
+        self._losses_ns = now
+
+    def begin_part(self, since_ns: int) -> None:
+        """See Source."""
+        for _, interpreter in self._interpreters:
+            self._journal.write(FrameKind.INTERPRETER, interpreter, time=since_ns)
+        self._forget_interpreters()
+
+    def finish(self) -> None:
+        """See Source."""
+        self._keep_finished(self._learning.finish())
+
+    def footer(self) -> dict[str, Any]:
+        """See Source."""
+        return {"cost": {"learn_cpu_s": round(self.cpu_seconds, 3)}}
+
+    @property
+    def cpu_seconds(self) -> float:
+        """See Source."""
+        return self._learning.cpu_seconds
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self._learning.close()

@@ -1,0 +1,69 @@
+"""The source of metrics: has them read at intervals while stalls are sampled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from iaprof.record.journal import Journal
+from iaprof.record.loop import Loop
+from iaprof.record.metrics import Metrics
+from iaprof.record.sources.source import Source
+from iaprof.record.sources.stalls import Stalls
+from iaprof.record.spool import FrameKind
+
+
+class Metering(Source):
+    """The metrics of the GPUs whose stalls are recorded, and of the processes that use them."""
+
+    def __init__(self, stalls: Stalls, interval_ns: int) -> None:
+        """Remembers what is wanted: the time between two metrics, 0 for none."""
+        self._stalls, self._interval_ns = stalls, interval_ns
+        self._metrics: Metrics | None = None
+        self._paused = True
+
+    def header(self) -> dict[str, Any]:
+        """See Source."""
+        return {"metric_interval_ns": self._interval_ns}
+
+    def start(self, journal: Journal, loop: Loop) -> None:
+        """See Source."""
+        self._journal = journal
+        if self._interval_ns:
+            self._metrics = Metrics(self._stalls.gts())
+            self._stalls.on_new = self._metrics.add
+            for problem in self._metrics.problems:
+                journal.inform(problem)
+            loop.every(self._interval_ns, self._measure)
+
+    def watch(self, pid: int) -> None:
+        """Measures the CPU use of a process, too."""
+        if self._metrics is not None:
+            self._metrics.watch([pid])
+
+    def resume(self) -> None:
+        """See Source."""
+        self._paused = False
+
+    def pause(self) -> None:
+        """See Source."""
+        self._paused = True
+
+    def _measure(self) -> None:
+        if self._metrics is not None and not self._paused:
+            self._metrics.sample()
+
+    def read(self) -> None:
+        """See Source."""
+        if self._metrics is not None:
+            for meta, rows in self._metrics.take():
+                self._journal.write(FrameKind.METRICS, meta, rows, time=time.monotonic_ns(), part=len(meta))
+
+    def finish(self) -> None:
+        """See Source."""
+        self.read()
+
+    def close(self) -> None:
+        """Measures nothing any more."""
+        if self._metrics is not None:
+            self._metrics.close()
