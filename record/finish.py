@@ -120,11 +120,7 @@ def finish(
                 look(frame)
         work.keep_described(spool)
         work.write_unfinished(spool, finish_stacks)
-        work.write_launches(spool)
-        work.write_lists(spool)
-        work.write_transfers(spool)
-        work.write_samples(spool)
-        work.write_waits(spool)
+        work.write_waiting(spool)
         header = work.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
@@ -148,15 +144,9 @@ class _Finishing:
         self._stall_records = 0
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
-        self._launch_frames = array("Q")  # where they are in the spool
-        self._list_frames = array("Q")  # likewise
-        self._transfer_frames = array("Q")  # likewise
-        self._copy_frames = array("Q")  # likewise
-        self._sample_frames = array("Q")  # likewise
-        self._wait_frames = array("Q")  # likewise
-        self._launches: list[NDArray[np.void]] = []
+        self._copy_frames = array("Q")  # where they are in the spool
+        self._waiting = {kind: array("Q") for kind in _WAITING}  # likewise
         self._waited = WaitTotals()
-        self._launch_rows = 0
         self._sideband = SideBand()
         self._drivers: dict[str, int] = {}  # the first process that mapped each
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
@@ -291,17 +281,10 @@ class _Finishing:
         if self._stall_records >= RECORDS_PER_GROUP or len(self._stalls) >= ROWS_PER_GROUP:
             self._flush_stalls()
 
-    def _add_launches(self, frame: Frame) -> None:
-        np.frombuffer(frame.payload, LAUNCH)  # whether they are some
-        self._launch_frames.append(frame.position)
-
-    def _add_lists(self, frame: Frame) -> None:
-        check_lists(np.frombuffer(frame.payload, LIST_EVENT))
-        self._list_frames.append(frame.position)
-
-    def _add_transfers(self, frame: Frame) -> None:
-        check_transfers(frame.payload)
-        self._transfer_frames.append(frame.position)
+    def _add_waiting(self, frame: Frame) -> None:
+        waiting = _WAITING[frame.kind]
+        waiting.check(np.frombuffer(frame.payload, waiting.dtype))  # whether they are some
+        self._waiting[frame.kind].append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
@@ -364,41 +347,24 @@ class _Finishing:
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
 
-    def write_transfers(self, spool: SpoolReader) -> None:
-        """Writes copies and fills, once all stacks are known."""
-        waiting: list[NDArray[np.void]] = []
-        for position in self._transfer_frames:
-            waiting.append(np.frombuffer(spool.frame_at(position).payload, LAUNCH))
-            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
-                self._write_transfers(np.concatenate(waiting))
-                waiting.clear()
-        if waiting:
-            self._write_transfers(np.concatenate(waiting))
+    def write_waiting(self, spool: SpoolReader) -> None:
+        """Writes what waited until all stacks and modules are known, which have the whole names of kernels."""
+        for kind, waiting in _WAITING.items():
+            records: list[NDArray[np.void]] = []
+            rows = 0
+            for position in self._waiting[kind]:
+                records.append(np.frombuffer(spool.frame_at(position).payload, waiting.dtype))
+                rows += len(records[-1]) * waiting.rows_a_record
+                if rows >= ROWS_PER_GROUP:
+                    waiting.write(self, np.concatenate(records))
+                    records, rows = [], 0
+            if records:
+                waiting.write(self, np.concatenate(records))
 
     def _write_transfers(self, records: NDArray[np.void]) -> None:
         known = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
         self._counts["transferred_bytes"] += sum(known.tolist())
         self._write_rows("transfer", transfer_rows(records, self._stacks.ids(records["stack"])))
-
-    def write_launches(self, spool: SpoolReader) -> None:
-        """Writes the launches, once all modules are known: they have whole names."""
-        for position in self._launch_frames:
-            self._launches.append(np.frombuffer(spool.frame_at(position).payload, LAUNCH))
-            self._launch_rows += len(self._launches[-1])
-            if self._launch_rows >= ROWS_PER_GROUP:
-                self._flush_launches()
-        self._flush_launches()
-
-    def write_lists(self, spool: SpoolReader) -> None:
-        """Writes what happened to command lists, once all stacks are known."""
-        waiting: list[NDArray[np.void]] = []
-        for position in self._list_frames:
-            waiting.append(np.frombuffer(spool.frame_at(position).payload, LIST_EVENT))
-            if sum(map(len, waiting)) >= ROWS_PER_GROUP // LISTS_A_RECORD:
-                self._write_lists(np.concatenate(waiting))
-                waiting.clear()
-        if waiting:
-            self._write_lists(np.concatenate(waiting))
 
     def _write_lists(self, records: NDArray[np.void]) -> None:
         own = (records["event"] == ListEvent.EXECUTE) & (records["flags"] & LaunchFlags.CARRIED == 0)
@@ -408,17 +374,6 @@ class _Finishing:
     def _was_first(self, _frame: Frame) -> None:
         """It was taken before everything else."""
 
-    def write_samples(self, spool: SpoolReader) -> None:
-        """Writes the CPU samples, once all stacks are known."""
-        waiting: list[NDArray[np.void]] = []
-        for position in self._sample_frames:
-            waiting.append(np.frombuffer(spool.frame_at(position).payload, CPU_SAMPLE))
-            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
-                self._write_samples(np.concatenate(waiting))
-                waiting.clear()
-        if waiting:
-            self._write_samples(np.concatenate(waiting))
-
     def _write_samples(self, samples: NDArray[np.void]) -> None:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
         late = self._stacks.late(samples["stack"])
@@ -426,21 +381,6 @@ class _Finishing:
         self._for_symbols.ends.samples(stacks, samples["pid"], presumed, late)
         self._python_counts.add("cpu_samples", stacks, samples["pid"])
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
-
-    def _add_waits(self, frame: Frame) -> None:
-        np.frombuffer(frame.payload, WAIT)  # whether they are some
-        self._wait_frames.append(frame.position)
-
-    def write_waits(self, spool: SpoolReader) -> None:
-        """Writes the waits, once all stacks are known."""
-        waiting: list[NDArray[np.void]] = []
-        for position in self._wait_frames:
-            waiting.append(np.frombuffer(spool.frame_at(position).payload, WAIT))
-            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
-                self._write_waits(np.concatenate(waiting))
-                waiting.clear()
-        if waiting:
-            self._write_waits(np.concatenate(waiting))
 
     def _write_waits(self, waits: NDArray[np.void]) -> None:
         waits = until_exits(waits, self._for_symbols.table("process"))
@@ -462,10 +402,6 @@ class _Finishing:
                 self._lost(min(before, frame.time), frame.time, "side-band", "lost", lost, detail)
             if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
                 self._flush_processes()
-
-    def _add_samples(self, frame: Frame) -> None:
-        np.frombuffer(frame.payload, CPU_SAMPLE)  # whether they are some
-        self._sample_frames.append(frame.position)
 
     def _add_metrics(self, frame: Frame) -> None:
         meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
@@ -542,12 +478,8 @@ class _Finishing:
         if rows:
             self._write_rows("stack", pa.concat_arrays(rows))
 
-    def _flush_launches(self) -> None:
-        if not self._launches:
-            return
-        launches = np.concatenate(self._launches)
+    def _write_launches(self, launches: NDArray[np.void]) -> None:
         stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
-        self._launches, self._launch_rows = [], 0
         # What was launched in the file before this one is counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
         own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
@@ -620,16 +552,32 @@ _PLURALS = {
 TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches", "executions", "transferred_bytes")
 """What the header's totals tell, even where there was none of it."""
 
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Records that become rows when all stacks and modules are known."""
+
+    dtype: np.dtype[np.void]
+    write: Callable[[_Finishing, NDArray[np.void]], None]
+    check: Callable[[NDArray[np.void]], None] = lambda _: None  # raises one of _DAMAGE where BPF cannot have sent them
+    rows_a_record: int = 1  # at most
+
+
+_WAITING = {
+    FrameKind.LAUNCHES: _Waiting(LAUNCH, _Finishing._write_launches),
+    FrameKind.LISTS: _Waiting(LIST_EVENT, _Finishing._write_lists, check_lists, LISTS_A_RECORD),
+    FrameKind.TRANSFERS: _Waiting(LAUNCH, _Finishing._write_transfers, check_transfers),
+    FrameKind.CPU_SAMPLES: _Waiting(CPU_SAMPLE, _Finishing._write_samples),
+    FrameKind.WAITS: _Waiting(WAIT, _Finishing._write_waits),
+}
+"""In the order in which they are written."""
+
 _READERS = {
+    **dict.fromkeys(_WAITING, _Finishing._add_waiting),
     FrameKind.HEADER: _Finishing._add_header,
     FrameKind.STALLS: _Finishing._add_stalls,
-    FrameKind.LAUNCHES: _Finishing._add_launches,
-    FrameKind.TRANSFERS: _Finishing._add_transfers,
     FrameKind.STACKS: _Finishing._add_stacks,
-    FrameKind.LISTS: _Finishing._add_lists,
     FrameKind.KERNEL: _Finishing._add_kernel,
-    FrameKind.CPU_SAMPLES: _Finishing._add_samples,
-    FrameKind.WAITS: _Finishing._add_waits,
     FrameKind.LOSS: _Finishing._add_loss,
     FrameKind.END: _Finishing._add_end,
     FrameKind.APPEND: _Finishing._add_to_header,

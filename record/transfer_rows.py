@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES
-from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.record.launch_rows import decoded_texts
 
 
-def check(payload: bytes) -> None:
-    """Raises ValueError where that is no LAUNCH records of transfers by known functions."""
-    records = np.frombuffer(payload, LAUNCH)
+def check(records: NDArray[np.void]) -> None:
+    """Raises ValueError where records, LAUNCH[n], are no transfers by known functions."""
     if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(FUNCTIONS))).all():
         raise ValueError("it has copies by no known function")
 
