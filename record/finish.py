@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.files import replacing
 from iaprof.formats.capture import metric_values
-from iaprof.formats.capture.schema import KINDS, NULLABLE
+from iaprof.formats.capture.schema import KINDS, NULLABLE, ROWS, in_order
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
@@ -528,28 +528,21 @@ class _Finishing:
             self._write_rows("loss", pa.concat_arrays(rows))
 
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
-        self._counts[_PLURALS[kind]] += len(rows)
+        self._counts[_TOTALS[kind]] += len(rows)
         self._writer.write(kind, rows)
         if kind != "stack" or self._write_symbols is not None:
             self._for_symbols.add(kind, rows)
 
 
-_PLURALS = {
-    "launch": "launches",
-    "command_list": "command_lists",
-    "transfer": "transfers",
-    "python_code": "python_codes",
-    "stack": "stacks",
-    "mapping": "mappings",
-    "process": "process_events",
-    "kernel": "modules",
-    "loss": "losses",
-    "cpu_sample": "cpu_samples",
-    "wait": "waits",
-    "metric": "metrics",
-}
+_TOTALS_ORDER = (
+    "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
+    "wait", "metric",
+)  # fmt: skip
+_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come of no frame
+_TOTALS = {kind.name: kind.count or kind.view for kind in in_order(ROWS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS}
+"""What the header calls the number of rows of a kind."""
 
-TOTALS = ("stalls", "stall_reads", *_PLURALS.values(), "carried_launches", "executions", "transferred_bytes")
+TOTALS = ("stalls", "stall_reads", *_TOTALS.values(), "carried_launches", "executions", "transferred_bytes")
 """What the header's totals tell, even where there was none of it."""
 
 
