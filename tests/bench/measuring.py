@@ -20,13 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from integration.recording import until_recording
 from stacks.without_btf import WITHOUT_BTF
 from standin.hardware import Hardware
 
 IAPROF = [sys.executable, "-m", "iaprof"]
-STARTED_BYTES = 1000  # of a spool whose recorder has written its header and the snapshot of all processes
-SETTLE_S = 0.5  # after that, until the probes are in and the streams run
-LONGEST_WAIT_S = 120.0
+SETTLE_S = 0.5  # for the processes that a recorder has started to begin, too
 _PIDFD_GETFD = 438
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -219,18 +218,16 @@ class Recorder:
     starting_cpu_s: float = field(default=0.0, init=False)  # used before it recorded: importing, loading BPF
 
     def __enter__(self) -> Self:
-        spool = self.capture.with_name(self.capture.name + ".spool")
         words = [*IAPROF, "record", "--quiet", "--force", "--symbols", "none", "-o", str(self.capture), *self.options]
         # Set for itself only: what it starts would not get it from a program that starts it.
         words = ["env", *(f"{name}={value}" for name, value in self.hardware.env().items()), *words]
         words = [*WITHOUT_BTF, *words] if self.frame_pointers_only else words
-        started = time.monotonic()
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-        while not spool.exists() or spool.stat().st_size < STARTED_BYTES:
-            if self.process.poll() is not None or time.monotonic() - started > LONGEST_WAIT_S:
-                self.process.kill()
-                raise RuntimeError("the recorder did not start; what it said is above")
-            time.sleep(0.002)
+        try:
+            until_recording(self.process)
+        except AssertionError as error:
+            self.process.kill()
+            raise RuntimeError("the recorder did not start; what it said is above") from error
         time.sleep(SETTLE_S)
         self.starting_cpu_s = self.cpu_s()
         return self

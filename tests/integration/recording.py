@@ -71,13 +71,18 @@ def start(
     """A recorder that has begun."""
     command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *map(str, words)]
     recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=stderr, text=True)
-    until(lambda: has_begun(recorder), recorder)
+    until_recording(recorder)
     return recorder
 
 
-def has_begun(recorder: subprocess.Popen[str]) -> bool:
-    """Whether it samples, and has started the command: what comes last is that it takes its turn before others."""
-    return os.getpriority(os.PRIO_PROCESS, recorder.pid) == NICE
+def is_recording(recorder: int) -> bool:
+    """Whether that process samples, and has started the command: what comes last is that it raises its priority."""
+    return os.getpriority(os.PRIO_PROCESS, recorder) == NICE
+
+
+def until_recording(recorder: subprocess.Popen[Any]) -> None:
+    """Waits until a recorder that was started records."""
+    until(lambda: is_recording(recorder.pid), recorder)
 
 
 def spool_of(capture: Path) -> Path:
@@ -131,7 +136,7 @@ def has_stalls(capture: Path) -> bool:
         reader.close()
 
 
-def until(is_so: Callable[[], object], recorder: subprocess.Popen[str] | None = None) -> None:
+def until(is_so: Callable[[], object], recorder: subprocess.Popen[Any] | None = None) -> None:
     """Waits for a state, which can no longer come once the recorder has ended."""
     deadline, pause_s = time.monotonic() + LONGEST_WAIT_S, 0.005
     while not is_so():

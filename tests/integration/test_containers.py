@@ -15,7 +15,7 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.containers import describe
 from integration.attacking import PYTHON
-from integration.recording import IAPROF, by_instruction, folded, has_begun, has_met, ledger_by_instruction, until
+from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until, until_recording
 from standin import runtime
 from standin.hardware import Hardware
 
@@ -117,7 +117,7 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        until(lambda: has_begun(recorder), recorder)
+        until_recording(recorder)
         until(lambda: has_met(capture, Path("/tmp/libze_intel_gpu.so.1")), recorder)
         assert container.stdin is not None
         container.stdin.write("\n")

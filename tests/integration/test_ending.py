@@ -15,7 +15,17 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.spool import FrameKind
-from integration.recording import IAPROF, NO_SYMBOLS, ended, has_begun, has_stalls, iaprof, spool_of, spooled, until
+from integration.recording import (
+    IAPROF,
+    NO_SYMBOLS,
+    ended,
+    has_stalls,
+    iaprof,
+    spool_of,
+    spooled,
+    until,
+    until_recording,
+)
 from integration.refused import where_it_is_refused
 from limits import Within
 from standin import runtime
@@ -33,10 +43,6 @@ def start(hardware: Hardware, capture: Path, *words: str, env: dict[str, str] | 
     command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *words]
     environment = os.environ | hardware.env() | (env or {})
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def wait_until_recording(process: subprocess.Popen[str]) -> None:
-    until(lambda: has_begun(process), process)
 
 
 @contextlib.contextmanager
@@ -96,7 +102,7 @@ def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> Non
 def test_a_terminal_that_closes_ends_it_in_good_order_and_nohup_keeps_it(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "c")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         recorder.stderr.close()  # type: ignore[union-attr]
         recorder.send_signal(signal.SIGHUP)
         assert recorder.wait(timeout=120) == 0
@@ -104,7 +110,7 @@ def test_a_terminal_that_closes_ends_it_in_good_order_and_nohup_keeps_it(tmp_pat
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
         recorder = start(hardware, tmp_path / "d")
         signal.signal(signal.SIGHUP, before)
-        wait_until_recording(recorder)
+        until_recording(recorder)
         recorder.send_signal(signal.SIGHUP)
         hung_up = time.monotonic_ns()
         size = spool_of(tmp_path / "d").stat().st_size
@@ -143,7 +149,7 @@ def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=100_000) as hardware:
         # given
         recorder = start(hardware, small / "c")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         with stalling(hardware):
             until(lambda: has_stalls(small / "c"), recorder)
             # when
@@ -171,7 +177,7 @@ def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path
         gate = tmp_path / "gate"
         script = f"until [ -e {gate} ]; do sleep 0.1; done; echo done > {tmp_path}/result"
         recorder = start(hardware, small / "c", "--", "sh", "-c", script)
-        wait_until_recording(recorder)
+        until_recording(recorder)
         # when
         with stopped(recorder):
             leave_room(small, 256)
@@ -192,7 +198,7 @@ def test_a_disk_without_room_for_the_capture(tmp_path: Path, small: Path) -> Non
     with Hardware(tmp_path / "gpu") as hardware:
         # given a spool that just fits
         recorder = start(hardware, small / "c", "--cpu-freq", "0", "--metric-interval", "0")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         with stopped(recorder):  # what the machine's processes do meanwhile needs room, too
             leave_room(small, 16)
             # when
@@ -209,7 +215,7 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "gone" / "c")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         shutil.rmtree(tmp_path / "gone")
         recorder.send_signal(signal.SIGINT)
         _, errors = recorder.communicate(timeout=120)
@@ -222,7 +228,7 @@ def test_a_spool_that_is_swapped_is_not_followed(tmp_path: Path) -> None:
     """In a folder of others, the name may lead elsewhere by the time that the recording ends."""
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "c")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         os.rename(tmp_path / "c.spool", tmp_path / "moved")
         os.mkfifo(tmp_path / "c.spool")
         recorder.send_signal(signal.SIGINT)
@@ -236,7 +242,7 @@ def test_a_gpu_that_vanishes_for_good(tmp_path: Path) -> None:
     with hardware, contextlib.suppress(Exception):
         # given
         recorder = start(hardware, tmp_path / "c")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         # when
         hardware.kill()
         until(lambda: spooled(tmp_path / "c", FrameKind.LOSS), recorder)
@@ -253,7 +259,7 @@ def test_a_gpu_that_vanishes_for_good(tmp_path: Path) -> None:
 def test_launches_without_end_do_not_keep_the_recorder_awake(tmp_path: Path, within: Within) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         recorder = start(hardware, tmp_path / "c")
-        wait_until_recording(recorder)
+        until_recording(recorder)
         # given a program that launches hundreds of thousands of times per second
         environment = os.environ | {"STANDIN_DUMP_DIR": str(tmp_path)}
         command = matmul("--launches", 200_000, "--rate", 0, "--no-gpu")

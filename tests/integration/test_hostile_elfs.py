@@ -37,7 +37,7 @@ from integration.attacking import (
     hanging,
     library,
 )
-from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, ended, environment, has_begun, spool_of, until
+from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, ended, environment, spool_of, until, until_recording
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
@@ -95,7 +95,7 @@ class Attacked:
             options = () if named else NO_SYMBOLS
             words = [*IAPROF, "record", "-q", *options, "-o", str(capture), "--", *at_once(honest, *attacks)]
             recorder = subprocess.Popen(words, env=os.environ | env, stderr=subprocess.PIPE, text=True)
-            until(lambda: has_begun(recorder), recorder)
+            until_recording(recorder)
             until(lambda: answered(capture) >= answers, recorder)
             (folder / GATE).touch()
             ended(recorder, interrupt=False)

@@ -16,12 +16,12 @@ from integration.recording import (
     IAPROF,
     NO_SYMBOLS,
     environment,
-    has_begun,
     has_stalls,
     iaprof,
     record,
     spool_of,
     until,
+    until_recording,
 )
 from standin import runtime
 from standin.hardware import Hardware
@@ -46,7 +46,7 @@ class Recorder:
             text=True,
         )
         self.spool = spool_of(capture)
-        until(lambda: has_begun(self.process), self.process)
+        until_recording(self.process)
 
     def stop(self) -> tuple[int, str]:
         """Its exit code, and what it said."""
