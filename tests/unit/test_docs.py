@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import typer.main
 
+from iaprof.cli.main import app
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS
 from iaprof.formats.writers.registry import FORMATS
@@ -14,6 +16,17 @@ from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT / "tests" / "data" / "captures"
+PAGES = {path.stem: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+OPTIONS = {
+    verb: [{*option.opts, *option.secondary_opts} for option in command.params if option.param_type_name == "option"]
+    for verb, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+}
+"""The names of each option of each verb."""
+OF_OTHERS = {
+    "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
+    "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
+}  # fmt: skip
+"""Options of other programs that the documentation names."""
 FORMAT_PAGE = (ROOT / "docs" / "capture-format.md").read_text()
 
 
@@ -78,3 +91,41 @@ def test_every_format_is_in_the_page_about_report() -> None:
     for name, format_ in FORMATS.items():
         assert name in page
         assert all(f"`{extension}`" in page for extension in format_.extensions)
+
+
+def code_lines(page: str) -> list[str]:
+    """What a page has as code, a line each; a command that goes on in the next line is one."""
+    found = re.finditer(r"^ {4,}(.*)|`([^`\n]+)`", page.replace("\\\n", " "), flags=re.MULTILINE)
+    return [block or inline for block, inline in (each.groups() for each in found)]
+
+
+def options_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_that_a_page_names_exists(page: str) -> None:
+    known = {name for options in OPTIONS.values() for names in options for name in names}
+    for line in code_lines(PAGES[page]):
+        calls = re.findall(r"(?:^|[|;&(] *|sudo |\$ )iaprof ([a-z]\w*)((?:(?! -- |[|;&#)]).)*)", line)
+        for verb, words in calls:
+            assert verb in OPTIONS, line
+            assert options_in(words) <= {"--help"}.union(*OPTIONS[verb]), line
+        if not calls:
+            long = {name for name in options_in(line) if name.startswith("--")}
+            assert long <= known | OF_OTHERS | {"--help", "--version"}, line
+
+
+def test_the_options_of_other_programs_are_still_named() -> None:
+    named = options_in("\n".join(line for page in PAGES.values() for line in code_lines(page)))
+    assert named >= OF_OTHERS
+    assert not OF_OTHERS & {name for options in OPTIONS.values() for names in options for name in names}
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_option_of_a_verb_is_named(verb: str) -> None:
+    """On its page, on one that this links to, or on the page of another verb that has the same option."""
+    for names in OPTIONS[verb]:
+        own = {verb, *re.findall(r"\]\((\w[\w-]*)\.md", PAGES[verb])}
+        pages = own | {other for other, options in OPTIONS.items() if names in options}
+        assert any(names & options_in(line) for page in pages & PAGES.keys() for line in code_lines(PAGES[page])), names
