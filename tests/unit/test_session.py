@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.capture import CaptureReader
-from iaprof.formats.errors import IaprofError
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record import session as module
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
@@ -21,7 +21,7 @@ from iaprof.record.options import Options
 from iaprof.record.session import Audience, Session
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.source import Source
-from iaprof.symbols.which import Symbols
+from iaprof.symbols.names.which import Symbols
 
 STEPS = [name for name, member in vars(Source).items() if callable(member) and not name.startswith("_")]
 OFTEN = {"read", "losses", "has_ended_part"}
