@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,14 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.worker import ONE_THREAD, Worker
 
 REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow
 ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
 LONGEST_DATA = 256 << 20  # bytes
 _DYING_SECONDS = 2.0  # for a killed child to give back its memory
 
-# -I keeps environment and working directory out of the child's imports; it finds modules where this process does.
-_START = "import sys; sys.path[:] = sys.argv[3:]; from iaprof.sandbox.child import main; main(*sys.argv[1:3])"
 _ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python's own library may be found by the second
-_FIXED_ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1"
-}  # NumPy's threads would keep the rights that the main thread gives up
 
 
 class SandboxError(IaprofError):
@@ -80,8 +75,7 @@ class Sandbox(Closing):
         """
         self.reader = reader
         self.limits = limits or Limits()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
+        self._child: Worker | None = None
 
     @property
     def pid(self) -> int | None:
@@ -90,13 +84,9 @@ class Sandbox(Closing):
 
     def close(self) -> None:
         """End the child, whatever it is doing. A later call starts another."""
-        if self._channel is not None:
-            self._channel.close()
         if self._child is not None:
-            self._child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system in user space may keep it
-                self._child.wait(timeout=_DYING_SECONDS)
-        self._child = self._channel = None
+            self._child.close(_DYING_SECONDS)
+            self._child = None
 
     def call(
         self,
@@ -122,7 +112,7 @@ class Sandbox(Closing):
             raise SandboxError(f"it has {len(data)} bytes; more than {LONGEST_DATA} are not read")
         if len(fds) > self.limits.files:
             raise SandboxError(f"the reader process takes {self.limits.files} open files at most, not {len(fds)}")
-        if self._child is not None and self._child.poll() is not None:
+        if self._child is not None and self._child.has_ended():
             self.close()  # it ended between two requests: that is nobody's fault now
         if self._child is None:
             self._start()
@@ -149,23 +139,16 @@ class Sandbox(Closing):
     def _start(self) -> None:
         if not sys.executable:
             raise SandboxError("the reader process cannot be started: this Python does not know its own path")
-        ours, its = socket.socketpair()
-        with its:
-            paths = [path for path in sys.path if os.path.isabs(path)]
-            options = ["-I", *(["-B"] if sys.dont_write_bytecode else [])]
-            try:
-                self._child = subprocess.Popen(
-                    [sys.executable, *options, "-c", _START, self.reader, json.dumps(asdict(self.limits)), *paths],
-                    stdin=its.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _FIXED_ENVIRONMENT,
-                    start_new_session=True,  # Ctrl-C is this process's to handle
-                )
-            except OSError as error:
-                ours.close()
-                raise SandboxError(f"the reader process cannot be started: {error}") from None
-        self._channel = ours
+        try:
+            self._child = Worker(
+                "iaprof.sandbox.child:main",
+                self.reader,
+                json.dumps(asdict(self.limits)),
+                channel=socket.SOCK_STREAM,
+                environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | ONE_THREAD,
+            )
+        except OSError as error:
+            raise SandboxError(f"the reader process cannot be started: {error}") from None
         try:
             self._result(self._exchange(self.limits.seconds))  # it says when it is ready, or why it never will be
         except SandboxDied as error:
@@ -179,9 +162,8 @@ class Sandbox(Closing):
 
     def _exchange(self, seconds: float, fds: Sequence[int] = (), *request: bytes) -> Any:
         """Send the request's parts, files with the first, and take one answer, within the time allowed."""
-        channel = self._channel
-        if channel is None:
-            raise SandboxDied("the reader process is gone")
+        assert self._child is not None
+        channel = self._child.channel
         deadline = time.monotonic() + seconds
         try:
             for part in request:
@@ -190,10 +172,10 @@ class Sandbox(Closing):
                     sent = socket.send_fds(channel, [part], fds, socket.MSG_NOSIGNAL)
                     part, fds = part[sent:], ()
                 channel.sendall(part, socket.MSG_NOSIGNAL)  # whatever the process does about SIGPIPE
-            (length,) = ANSWER.unpack(self._receive(channel, ANSWER.size, deadline))
+            (length,) = ANSWER.unpack(receive(channel, ANSWER.size, deadline))
             if length > self.limits.answer_bytes:
                 raise SandboxDied("the reader process answered too much")
-            return json.loads(self._receive(channel, length, deadline))
+            return json.loads(receive(channel, length, deadline))
         except TimeoutError:
             self.close()
             raise SandboxDied(f"the reader process took longer than {seconds:g} s") from None
@@ -202,27 +184,32 @@ class Sandbox(Closing):
         except (ValueError, RecursionError):
             raise SandboxDied("the reader process answered nonsense") from None
 
-    def _receive(self, channel: socket.socket, length: int, deadline: float) -> bytearray:
-        received = bytearray(length)
-        view = memoryview(received)
-        while view:
-            channel.settimeout(max(deadline - time.monotonic(), 0.001))
-            count = channel.recv_into(view)
-            if count == 0:
-                raise ConnectionResetError
-            view = view[count:]
-        return received
-
     def _end(self) -> str:
         """How the child ended, which it is doing or has done."""
-        child = self._child
-        if child is None:
-            return "is gone"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=5)
-        code = child.returncode
+        assert self._child is not None
+        self._child.wait(5)
+        code = self._child.status
         self.close()
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
                 return f"died of {signal.Signals(-code).name}"
         return "ended" if code is None else f"ended with status {code}"
+
+
+def receive(channel: socket.socket, length: int, deadline: float | None = None) -> bytearray:
+    """So many bytes of a stream, before a time.monotonic().
+
+    Raises:
+        ConnectionResetError: the other end was closed.
+        OSError: it is late, or dead.
+    """
+    received = bytearray(length)
+    view = memoryview(received)
+    while view:
+        if deadline is not None:
+            channel.settimeout(max(deadline - time.monotonic(), 0.001))
+        count = channel.recv_into(view)
+        if count == 0:
+            raise ConnectionResetError
+        view = view[count:]
+    return received

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.report.gpu.sandbox import gpu_sandbox
-from iaprof.sandbox import parent as sandbox_module
+from iaprof.sandbox import parent as sandbox_module, worker
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
 from unit import fakeiga
 from unit.zebins import debug_elf, read_zebin_code
@@ -154,7 +154,7 @@ def child_saying(monkeypatch, *answers: bytes):
     code = f"import os\nos.write(0, {framed(json.dumps({'ok': None}).encode())!r})\n"
     for answer in answers:
         code += f"os.read(0, 1 << 20); os.write(0, {answer!r})\n"
-    monkeypatch.setattr(sandbox_module, "_START", code + "while os.read(0, 1 << 20): pass")
+    monkeypatch.setattr(worker, "_program", lambda *_: code + "while os.read(0, 1 << 20): pass")
 
 
 def framed(text: bytes) -> bytes:
@@ -182,7 +182,8 @@ def test_nonsense_is_taken_for_a_death(monkeypatch, sandbox, answer):
 
 
 def test_a_child_that_ends_in_the_middle_of_its_answer(monkeypatch, sandbox):
-    monkeypatch.setattr(sandbox_module, "_START", f"import os; os.write(0, {framed(b'x' * 50)[:20]!r})")
+    code = f"import os; os.write(0, {framed(b'x' * 50)[:20]!r})"
+    monkeypatch.setattr(worker, "_program", lambda *_: code)
     with pytest.raises(SandboxError, match="could not start: the reader process ended with status 0"):
         sandbox.call("disasm", XE2, bytes(16))
 

@@ -1,0 +1,179 @@
+"""What a child process gets and does not get, and what becomes of it and of what it started."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import iaprof
+from iaprof.sandbox.worker import Worker
+
+LONGEST_S = 120.0
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Starts a child that runs a script."""
+    started = []
+
+    def start(source, *arguments, **how):
+        script = tmp_path / f"script{len(started)}.py"
+        script.write_text(source)
+        started.append(Worker("runpy:run_path", script, **how))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.close()
+
+
+def told(run, source, **how):
+    """What a script prints as JSON."""
+    with tempfile.TemporaryFile() as output:
+        worker = run(source, output=output, errors=None, **how)
+        assert worker.wait(LONGEST_S)
+        output.seek(0)
+        return json.load(output)
+
+
+STATE = """
+import json, os, sys
+files = {int(name): os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if int(name) > 2
+         and os.path.exists(f"/proc/self/fd/{name}")}
+print(json.dumps({"files": files, "stdin": os.readlink("/proc/self/fd/0"), "environment": dict(os.environ),
+                  "session": os.getsid(0) == os.getpid(), "folder": os.getcwd(), "path": sys.path,
+                  "modules": sorted(sys.modules)}))
+"""
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_child_has_what_it_is_given_and_nothing_else(run, tmp_path, monkeypatch, bare):
+    # given a process with an environment and open files that children would inherit
+    monkeypatch.setenv("SECRET", "1")
+    secret, given = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("secret", "given"))
+    os.set_inheritable(secret, True)
+    # when
+    child = told(run, STATE, bare=bare, files=[given], environment={"GIVEN": "1"}, folder="/")
+    os.close(secret), os.close(given)
+    # then
+    assert child["files"] == {str(given): str(tmp_path / "given")}
+    assert child["stdin"] == "/dev/null"
+    assert set(child["environment"]) <= {"GIVEN", "LC_CTYPE"}  # Python sets the second one where there is no locale
+    assert child["session"], "Ctrl-C in a terminal would reach it"
+    assert child["folder"] == "/"
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_neither_environment_nor_folder_change_what_a_child_imports(run, tmp_path, monkeypatch, bare):
+    (tmp_path / "json.py").write_text("raise SystemExit('mine')")
+    (tmp_path / "runpy.py").write_text("raise SystemExit('mine')")
+    planted = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py"), "PYTHONHOME": str(tmp_path)}
+    child = told(run, STATE, bare=bare, environment=planted, folder=str(tmp_path))
+    assert str(tmp_path) not in child["path"]
+
+
+def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(run, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    assert told(run, STATE)["path"][0] == str(tmp_path / "elsewhere")
+    bare = told(run, "import iaprof.record.intake_child" + STATE, bare=True)
+    assert bare["path"][-1] == str(Path(iaprof.__file__).parents[1])
+    assert all(path.startswith((sys.base_prefix, sys.prefix)) for path in bare["path"][:-1])
+    assert not {"site", "numpy", "subprocess"} & set(bare["modules"])
+
+
+def test_messages_take_open_files_along(run, tmp_path):
+    worker = run(
+        """
+import json, os, socket
+channel = socket.socket(fileno=0)
+message, (file,), *_ = socket.recv_fds(channel, 1000, 1)
+copy = os.memfd_create("copy")
+os.write(copy, json.loads(message)["word"].encode() + os.pread(file, 100, 0))
+socket.send_fds(channel, [b'{"done": true}'], [copy])
+""",
+        channel=socket.SOCK_SEQPACKET,
+    )
+    worker.channel.settimeout(LONGEST_S)
+    (tmp_path / "file").write_text(" there")
+    with open(tmp_path / "file", "rb") as file:
+        worker.send({"word": "hello"}, [file.fileno()])
+        answer, (copy,) = worker.receive()
+    assert answer == {"done": True}
+    with open(copy, "rb") as file:
+        assert os.pread(file.fileno(), 100, 0) == b"hello there"
+    # and when it has ended
+    assert worker.wait(LONGEST_S)
+    with pytest.raises(ConnectionResetError):
+        worker.receive()
+    with pytest.raises(OSError, match="Broken pipe"):
+        worker.send({})
+
+
+def test_how_it_ended_and_what_it_took(run):
+    worker = run("import time\nwhile time.process_time() < 0.1: pass\nraise SystemExit(3)")
+    assert worker.wait(LONGEST_S)
+    assert worker.has_ended()
+    assert worker.status == 3
+    assert 0.1 <= worker.cpu_seconds == worker.cpu_seconds_so_far()
+    worker.close()
+    assert worker.status == 3
+    with pytest.raises(ChildProcessError):  # it is not even a zombie
+        os.waitpid(worker.pid, os.WNOHANG)
+
+
+def test_nobody_waits_longer_than_he_says(run, within):
+    worker = run("import time\nwhile True: pass")
+    with within(1):
+        assert not worker.wait(0.05)
+    assert worker.status is None
+    while worker.cpu_seconds_so_far() == 0:
+        assert not worker.has_ended()
+    worker.kill()
+    assert worker.wait(LONGEST_S)
+    assert worker.status == -signal.SIGKILL
+
+
+STARTS = "import os, subprocess, sys\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_what_it_started_ends_with_it(run, ends):
+    with tempfile.TemporaryFile() as output:
+        worker = run(STARTS + ("" if ends == "by itself" else "while True: pass"), output=output)
+        deadline = time.monotonic() + LONGEST_S
+        while not (said := os.pread(output.fileno(), 100, 0)).endswith(b"\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    if ends == "by itself":
+        assert worker.wait(LONGEST_S)
+    else:
+        worker.close(LONGEST_S)
+    while is_running(int(said)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_without_room_for_a_process_nothing_stays_open(monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(BlockingIOError):
+        Worker("runpy:run_path", channel=socket.SOCK_STREAM)
+    assert os.listdir("/proc/self/fd") == before
