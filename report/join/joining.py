@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import multiprocessing
 import os
-import subprocess
-import sys
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from multiprocessing.connection import Connection
@@ -28,10 +26,10 @@ from iaprof.report.join.memory import keep_little
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC, limit, limit_memory
+from iaprof.sandbox.worker import Worker
 
 _FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
 _PROCESSES = 2
-_START = "import sys; from iaprof.report.join.joining import help_other; help_other(int(sys.argv[2]), int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -108,18 +106,13 @@ class Helper:
             OSError: there is no room for another process.
         """
         self._path = capture.path
-        self._pipe, theirs = multiprocessing.Pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: not from whatever folder the user stands in.
-                [sys.executable, "-P", "-c", _START, str(limit() or 0), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | MALLOC,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is this process's to handle
-            )
+        self._process = Worker(
+            "iaprof.report.join.joining:help_other",
+            limit() or 0,
+            channel=socket.SOCK_STREAM,
+            environment=os.environ | MALLOC,
+        )
+        self._pipe = Connection(self._process.channel.detach())
         self._send((capture.path, capture.number, _digest(capture)))
 
     def give(self, task: Task) -> None:
@@ -153,8 +146,7 @@ class Helper:
 
     def close(self) -> None:
         """Ends it, whatever it does."""
-        self._process.kill()
-        self._process.wait()
+        self._process.close()
         self._pipe.close()
 
 
@@ -190,15 +182,15 @@ def _digest(capture: CaptureReader) -> bytes:
     return hashlib.sha256(repr(capture.header).encode()).digest()
 
 
-def help_other(pipe_fd: int, memory_bytes: int = 0) -> None:
+def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
     """The second process.
 
     Args:
-        pipe_fd: the connection to the first one.
         memory_bytes: how much it may take; 0 for no limit.
+        pipe_fd: the connection to the first one.
     """
-    if memory_bytes:
-        limit_memory(memory_bytes)
+    if int(memory_bytes):
+        limit_memory(int(memory_bytes))
     keep_little()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # nobody needs it any more
         path, number, digest = pipe.recv()

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -77,22 +78,20 @@ def written(path: Path, launches: list[dict[str, Any]], groups: list[list[dict[s
 class Thread(threading.Thread):
     """What looks like a process and is none."""
 
-    def __init__(self, command: list[str], **_: Any) -> None:
-        super().__init__(target=joining.help_other, args=[os.dup(int(command[-1]))], daemon=True)
+    def __init__(self, _: str, memory_bytes: int, **__: Any) -> None:
+        self.channel, theirs = socket.socketpair()
+        super().__init__(target=joining.help_other, args=[str(memory_bytes), theirs.detach()], daemon=True)
         self.start()
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """It ends by itself."""
-
-    def wait(self) -> None:
-        """Until then."""
         self.join(0.001)
 
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads do what two processes would."""
-    monkeypatch.setattr(joining.subprocess, "Popen", Thread)
+    monkeypatch.setattr(joining, "Worker", Thread)
     in_two(monkeypatch)
 
 
@@ -257,7 +256,7 @@ def test_without_room_for_a_process_one_does_it_all(tmp_path: Path, monkeypatch:
     path = made(tmp_path / "c")
     expected = reported(path, Wanted())
     in_two(monkeypatch)
-    monkeypatch.setattr(joining.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     assert reported(path, Wanted()) == expected
 
 
