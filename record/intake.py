@@ -8,23 +8,18 @@ that is not taken is told, with the reason.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.record.own_cost import ended_cpu_seconds
+from iaprof.sandbox.worker import Worker
 
 TIMEOUT_NS = 2_000_000_000
 LOOK_NS = 500_000_000  # that count of the time between two looks: when we stood still, the child perhaps did too
@@ -32,7 +27,6 @@ MAX_WAITING = 8192
 MAX_WAITING_OF_ONE_USER = 4096
 MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and so its memory, for ever
 _LAST_WAIT_S = 0.2  # for a killed child to be gone, when the recording ends
-_CHILD = Path(__file__).with_name("intake_child.py")
 MAX_TOTAL_BYTES = 4 << 30  # of different contents in one recording
 
 
@@ -65,21 +59,9 @@ class RefusedElf:
     reason: str
 
 
-def start_child() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts intake_child.py; gives it, and the channel to it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        # An interpreter of its own, not a fork: it stays small, and has none of our descriptors.
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD), str(theirs.fileno())],  # -S: keeps the start short
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={},
-        )
-    return child, ours
+def start_child() -> Worker:
+    """Starts intake_child.py."""
+    return Worker("iaprof.record.intake_child:main", channel=socket.SOCK_SEQPACKET, bare=True)
 
 
 class Intake:
@@ -93,7 +75,7 @@ class Intake:
         self._count = 0  # of all users'
         self._refused: deque[RefusedElf] = deque()  # without asking the child
         self._hangs: Counter[int] = Counter()  # by user
-        self._killed: list[subprocess.Popen[bytes]] = []  # and perhaps not gone yet
+        self._killed: list[Worker] = []  # and perhaps not gone yet
         self._current: Compiled | None = None
         self._waited_ns = self._looked_ns = 0  # for the current one
         self._seen: set[str] = set()
@@ -101,12 +83,12 @@ class Intake:
         self._start()
 
     def _start(self) -> None:
-        self._child, self._channel = start_child()
-        self._channel.setblocking(False)  # recv_fds does not pass MSG_DONTWAIT on
+        self._child = start_child()
+        self._child.channel.setblocking(False)  # recv_fds does not pass MSG_DONTWAIT on
 
     def fileno(self) -> int:
         """Readable when an answer is there. Changes when the child is replaced."""
-        return self._channel.fileno()
+        return self._child.channel.fileno()
 
     @property
     def idle(self) -> bool:
@@ -160,7 +142,7 @@ class Intake:
             "ours": os.path.dirname(self._current.path) == self.own_folder,
         }
         with contextlib.suppress(OSError):  # a dead child is noticed by `read`
-            self._channel.send(json.dumps(request).encode())
+            self._child.send(request)
 
     def read(self) -> TakenElf | RefusedElf | None:
         """The answer to one module, if it is there; to be called until it gives None."""
@@ -169,7 +151,7 @@ class Intake:
         if self._current is None:
             return None
         try:
-            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
+            answer, fds = self._child.receive()
         except BlockingIOError:
             now = time.monotonic_ns()
             self._waited_ns += min(now - self._looked_ns, LOOK_NS)
@@ -179,11 +161,9 @@ class Intake:
             return self._replace("reading it took too long")
         except OSError:
             return self._replace("the process that reads it died")
-        if not data:
-            return self._replace("the process that reads it died")
         compiled, self._current = self._current, None
         try:
-            return self._answer(compiled, json.loads(data), fds)
+            return self._answer(compiled, answer, fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -205,9 +185,9 @@ class Intake:
     def _replace(self, reason: str) -> RefusedElf:
         assert self._current is not None
         compiled, self._current = self._current, None
-        channel, child = self._channel, self._child
+        child = self._child
         self._start()  # while the old channel is open, so that the new one's descriptor is another
-        self._kill(channel, child)
+        self._kill(child)
         self._hangs[compiled.uid] += 1
         if self._hangs[compiled.uid] == MAX_HANGS_OF_ONE_USER:
             left = self._waiting.pop(compiled.uid, ())
@@ -216,18 +196,15 @@ class Intake:
         self._next()
         return RefusedElf(compiled, reason)
 
-    def _kill(self, channel: socket.socket, child: subprocess.Popen[bytes]) -> None:
-        channel.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
+    def _kill(self, child: Worker) -> None:
+        child.close(0)
         self._killed.append(child)
-        self._killed = [child for child in self._killed if not self._reaped(child)]
+        self._forget_ended()
 
-    def _reaped(self, child: subprocess.Popen[bytes]) -> bool:
-        """Whether it is gone; never waits for that."""
-        used = ended_cpu_seconds(child)
-        self.cpu_seconds += used or 0.0
-        return used is not None
+    def _forget_ended(self) -> None:
+        """Of those that were killed; never waits for one."""
+        self.cpu_seconds += sum(child.cpu_seconds for child in self._killed if child.has_ended())
+        self._killed = [child for child in self._killed if child.status is None]
 
     def forget_contents(self) -> None:
         """Contents that came before are handed out again: they go into another file."""
@@ -246,9 +223,9 @@ class Intake:
         self._current = None
         self._waiting.clear()
         self._refused.clear()
-        self._kill(self._channel, self._child)
+        self._kill(self._child)
         deadline = time.monotonic() + _LAST_WAIT_S
         while self._killed and time.monotonic() < deadline:
             time.sleep(0.001)
-            self._killed = [child for child in self._killed if not self._reaped(child)]
+            self._forget_ended()
         return refused

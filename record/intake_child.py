@@ -1,10 +1,10 @@
-"""The process that opens what profiled processes name: run as `python intake_child.py FD`.
+"""The process that opens what profiled processes name: a bare sandbox.worker.Worker.
 
 The recorder is root and the path comes from anyone, so the file is opened as its process would open it: below that
 process's root, with the user and group that the kernel saw when the probe fired, and no capability to read more. A
 file system in user space can make any of these calls hang: that hangs this process, which the recorder replaces.
 
-It takes requests (JSON, and perhaps the descriptor of a root) from a SOCK_SEQPACKET socket and answers each with JSON
+It takes requests (JSON, and perhaps the descriptor of a root) from its SOCK_SEQPACKET channel, and gives JSON for each
 and, when all is well, a descriptor: of a memory file that holds what was read, or of the file itself for who asks to
 `open` it. It imports nothing heavy: it is started anew after each hang.
 """
@@ -20,7 +20,6 @@ import os
 import socket
 import stat
 import struct
-import sys
 from typing import Any
 
 MAX_ELF_BYTES = 256 << 20
@@ -212,7 +211,7 @@ def _serve(request: dict[str, Any], root: int | None) -> tuple[dict[str, Any], i
 def main() -> None:
     """Serves until the recorder goes."""
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # it works for anybody: the recorder's precedence is not for it
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel = socket.socket(fileno=0)
     while (received := socket.recv_fds(channel, 1 << 16, 1))[0]:
         data, roots = received[:2]
         answer, memory = _serve(json.loads(data), roots[0] if roots else None)
@@ -224,7 +223,3 @@ def main() -> None:
         else:
             socket.send_fds(channel, [payload], [memory])
             os.close(memory)
-
-
-if __name__ == "__main__":
-    main()

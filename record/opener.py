@@ -6,11 +6,8 @@ For the end of a recording, one file after the other. A file that cannot be open
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import socket
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +15,10 @@ from typing import Any
 from iaprof.record.intake import start_child
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.worker import Worker
 
 TIMEOUT_S = 2.0
+_LAST_WAIT_S = 0.2  # for a killed child to be gone: a file system in user space may keep it
 MAX_HANGS = 8  # of one user: a file system in user space may hang at every file
 LATE, DIED = "opening it took too long", "the process that opens it died"
 OTHERS_LATE = "other files of its user took too long to open"
@@ -41,7 +40,7 @@ class Opener(Closing):
     """The child that opens; also a context manager. It is started when it is needed."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Worker | None = None
         self._hangs: Counter[int] = Counter()  # by user
 
     def open(
@@ -99,12 +98,12 @@ class Opener(Closing):
         if self._hangs[rights.uid] >= MAX_HANGS:
             return OTHERS_LATE
         if self._child is None:
-            self._start()
+            self._child = start_child()
+            self._child.channel.settimeout(TIMEOUT_S)
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
         try:
-            socket.send_fds(self._channel, [json.dumps(request).encode()], [] if root is None else [root])
-            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 16, 1)
-            answer = json.loads(data) if data else {"refused": DIED}
+            self._child.send(request, [] if root is None else [root])
+            answer, fds = self._child.receive()
         except (OSError, ValueError) as error:
             self._hangs[rights.uid] += 1
             self.close()
@@ -119,17 +118,10 @@ class Opener(Closing):
         """From now on files of all users are opened again, whatever took too long."""
         self._hangs.clear()
 
-    def _start(self) -> None:
-        self._child, self._channel = start_child()
-        self._channel.settimeout(TIMEOUT_S)
-
     def close(self) -> None:
         """Ends the child; another call starts another one."""
         if self._child is not None:
-            self._channel.close()
-            self._child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system in user space may keep it
-                self._child.wait(timeout=0.2)
+            self._child.close(_LAST_WAIT_S)
             self._child = None
 
 
