@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
 from pathlib import Path
 
 
@@ -17,21 +15,6 @@ def cpu_seconds() -> float:
 def children_cpu_seconds() -> float:
     """User and system time of this process's children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def ended_cpu_seconds(child: subprocess.Popen[bytes]) -> float | None:
-    """User and system time of a child that has ended; None if it has not, and without waiting for that.
-
-    To be called until it gives a number, and for a child that nobody else waits for: Popen.kill and Popen.poll do.
-    """
-    try:
-        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-    except ChildProcessError:
-        return 0.0
-    if not pid:
-        return None
-    child.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_utime + usage.ru_stime
 
 

@@ -14,7 +14,6 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -336,7 +335,7 @@ def main(settings: str) -> None:
     given = json.loads(settings)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    channel = socket.socket(fileno=given["channel"])
+    channel = socket.socket(fileno=0)
     ring = RingBuffer(given["copies"], given["copies_bytes"], COPY)
     table = RuleTable(given["rules"], given["bits"])
     spaces = Spaces(given["spaces"], given["loads"], given["ways"])
@@ -372,7 +371,3 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
         if is_asked and learner.is_done_with(asked):
             is_asked = False
             channel.send(SYNC)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

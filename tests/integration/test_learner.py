@@ -45,12 +45,11 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     # given a recorder that ends before it reads the answer to what it asked
     probes = LaunchProbes()
     learning = Learning(probes)
-    channel, child = learning._channel, learning._child
-    assert channel is not None
+    child = learning._child
     assert child is not None
     # when
-    channel.send(SYNC)
-    channel.close()
+    child.channel.send(SYNC)
+    child.channel.close()
     # then
     with within(LONGEST_S):
         ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
