@@ -1,7 +1,7 @@
-"""The process that makes a capture of a spool: `python -m iaprof.record.finish_child`.
+"""The process that makes a capture of a spool: a sandbox.worker.Worker with a stream channel.
 
-A request comes as JSON on stdin: the spool's, the carry's and the folder's descriptor, those of processes' roots, where
-to, and which names. Lines of JSON go to stdout: how the naming goes, and last the answer. SIGINT ends the naming. The
+A request comes as a line of JSON: the spool's, the carry's and the folder's descriptor, those of processes' roots,
+where to, and which names. Lines of JSON go back: how the naming goes, and last the answer. SIGINT ends the naming. The
 recorder starts it early, so that what it has to import is there when there is something to do; and it stays apart so
 that the recorder itself stays small.
 """
@@ -25,6 +25,8 @@ from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
 from iaprof.record.spool import SpoolReader
 from iaprof.sandbox.memory import limit_memory, share
 from iaprof.symbols.names.which import Symbols
+
+_CHANNEL = 0  # its descriptor
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
@@ -56,8 +58,8 @@ def _say_progress(done: int, total: int) -> None:
 
 
 def _say(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
+    with open(_CHANNEL, "w", closefd=False) as channel:
+        channel.write(json.dumps(line) + "\n")
 
 
 def _leave(number: int, _: FrameType | None) -> None:
@@ -73,7 +75,3 @@ def main() -> None:
     if line:
         limit_memory(share())  # this is root's process on somebody's production machine; the spool stays
         _say(_serve(json.loads(line)))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import folder_of
 from iaprof.record.spool import Spool
 from iaprof.sandbox.memory import MALLOC
+from iaprof.sandbox.worker import Worker
 from iaprof.symbols.names.which import Symbols
 
 
@@ -43,15 +43,11 @@ class Finisher:
         self.naming: tuple[int, int] | None = None  # modules that were named, and all of them, once that began
         fds = [spool.fileno(), self._folder, *([] if carry is None else [carry]), *set(self._roots.values())]
         try:
-            self._child = subprocess.Popen(
-                # -P: not from whatever folder the user stands in.
-                [sys.executable, "-P", "-m", "iaprof.record.finish_child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | MALLOC,
-                pass_fds=fds,
-                start_new_session=True,  # Ctrl-C is the recorder's business
+            self._child = Worker(
+                "iaprof.record.finish_child:main",
+                channel=socket.SOCK_STREAM,
+                files=fds,
+                environment=os.environ | MALLOC,
             )
         except OSError as error:
             raise IaprofError(f"the process that finishes captures cannot be started: {error.strerror}") from error
@@ -66,19 +62,19 @@ class Finisher:
             "symbols": self._symbols.value,
             "roots": self._roots,
         }
-        assert self._child.stdin is not None
         with contextlib.suppress(OSError):  # it died: `result` says so
-            self._child.stdin.write(json.dumps(request).encode() + b"\n")
-            self._child.stdin.flush()
+            self._child.channel.sendall(json.dumps(request).encode() + b"\n")
 
     def fileno(self) -> int:
         """Readable when `read` has something to read."""
-        assert self._child.stdout is not None
-        return self._child.stdout.fileno()
+        return self._child.channel.fileno()
 
     def read(self) -> bool:
         """Reads a piece of what it says; gives whether that was the last."""
-        piece = os.read(self.fileno(), 1 << 16)
+        try:
+            piece = self._child.channel.recv(1 << 16)
+        except ConnectionError:  # it died before it read what it is to do
+            piece = b""
         *told, self._line = (self._line + piece).split(b"\n")
         for line in told:
             said = json.loads(line)
@@ -90,8 +86,7 @@ class Finisher:
 
     def skip_names(self) -> None:
         """Lets it end with the names that it has."""
-        with contextlib.suppress(ProcessLookupError):
-            self._child.send_signal(signal.SIGINT)
+        self._child.send_signal(signal.SIGINT)
 
     def result(self) -> tuple[dict[str, Any], int]:
         """Header and bytes of the capture that was made; waits for it.
@@ -101,19 +96,15 @@ class Finisher:
         """
         while not self.read():
             pass
-        status = self._child.wait()
+        self._child.wait()
         if self._answer is None:
-            raise IaprofError(f"the process that finishes the capture died (exit status {status})")
+            raise IaprofError(f"the process that finishes the capture died (exit status {self._child.status})")
         if "error" in self._answer:
             raise IaprofError(self._answer["error"])
         return self._answer["header"], self._answer["size"]
 
     def close(self) -> None:
         """Ends it, whatever it does; an unfinished capture is taken away."""
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        if self._child.poll() is None:
-            self._child.terminate()
-            self._child.wait()
+        self._child.channel.close()
+        self._child.send_signal(signal.SIGTERM)
+        self._child.wait()
