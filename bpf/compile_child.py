@@ -1,14 +1,13 @@
-"""The process that compiles the BPF programs for the recorder, and ends: `compile_child.main()`, see compilation.py.
+"""The process that compiles the BPF programs for the recorder, and ends: see compilation.py.
 
-Its first argument is a folder that only root can enter. The file REQUEST in it says what to compile; the process writes
-the result to the file ANSWER.
+It gets a folder that only root can enter. The file REQUEST in it says what to compile; the process writes the result to
+the file ANSWER.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from iaprof.bpf.headers import find_headers
 REQUEST, ANSWER = "request", "answer"
 
 
-def main() -> None:
+def main(folder: str) -> None:
     """Serves one request."""
-    private = Path(sys.argv[1])
+    private = Path(folder)
     tempfile.tempdir = str(private)
     request = json.loads((private / REQUEST).read_text())
     try:
