@@ -25,11 +25,11 @@ from iaprof.bpf.driver_layout import CACHE, Layout, LayoutError
 from iaprof.bpf.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.library_file import LibraryFile, ProbeError, exported
 from iaprof.record.calibrate_answer import Answer, Code, Problem
-from iaprof.record.calibrate_child import NOBODY
 from iaprof.record.calibrate_level_zero import level_zero_layout, read_level_zero
 from iaprof.record.calibrate_opencl import opencl_layout, read_opencl
 from iaprof.record.calibrate_opencl_driver import OF_OPENCL
 from iaprof.record.calibrate_process import DYNAMIC_LINKER, Kind, Process
+from iaprof.sandbox.privileges import NOBODY
 
 # What the driver calls the devices, and their slices x subslices x EUs.
 DEVICES = {"bmg": "5x4x8", "lnl": "1x8x8", "ptl-h": "3x4x8", "pvc": "2x8x8"}

@@ -6,7 +6,6 @@ version, places in its file, and paths; or why there are none. The parent believ
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import json
@@ -22,9 +21,9 @@ from iaprof.record.calibrate_driver import Driver, DriverError
 from iaprof.record.calibrate_opencl_child import search_opencl
 from iaprof.record.calibrate_own import ENDS_COPYING, OwnKernels, OwnKernelsError
 from iaprof.record.calibrate_search import MOST_TOLD, Memory, Search
+from iaprof.sandbox.privileges import give_up_privileges
 
-NOBODY = 65534
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MODULES = Path(__file__).with_name("calibration")
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
@@ -41,7 +40,9 @@ def main(library: str, device: str, kind: str) -> None:
     os.dup2(2, 1)  # what the driver prints is no answer
     searched, checked = ((_MODULES / f"{name}.{device}.zebin").read_bytes() for name in ("searched", "checked"))
     memory = Memory()
-    _lower()
+    give_up_privileges(_LIMITS)
+    # Ends with its parent. A change of the user would undo this.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
     try:
         with open(library, "rb") as file:
             search = search_opencl if kind == "opencl" else _search
@@ -49,25 +50,6 @@ def main(library: str, device: str, kind: str) -> None:
     except DriverError as error:
         _tell(answer, {"problem": str(error)})
     os._exit(0)  # the driver's own end is not needed, and may wait for a GPU that there is not
-
-
-def _lower() -> None:
-    for limit, value in _LIMITS.items():
-        highest = resource.getrlimit(limit)[1]
-        value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(limit, (value, value))
-    process = ctypes.CDLL(None)
-    process.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # of this thread: there must be no other
-    if os.geteuid() == 0:
-        # In a user namespace nobody may not exist, and groups may be kept: what can be given up is given up.
-        with contextlib.suppress(OSError):
-            os.setgroups([])
-        with contextlib.suppress(OSError):
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-        with contextlib.suppress(OSError):
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-    # Ends with its parent. A change of the user would undo this.
-    process.prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
 
 
 def _tell(answer: int, found: dict[str, Any]) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +14,7 @@ from typing import IO, Any
 from iaprof.formats.profile import clean
 from iaprof.record.calibrate_answer import MAX_PROBLEM, Problem
 from iaprof.record.calibrate_opencl_driver import GPUS
+from iaprof.sandbox.worker import Worker, interpreter
 
 DYNAMIC_LINKER = "ld-linux-x86-64.so.2"
 
@@ -51,22 +48,16 @@ _OF_KIND: dict[Kind, dict[str, str]] = {
         "EnableBlitterForEnqueueOperations": "0",  # kernels copy, not a copy engine
     },
 }
-_START = "import sys; sys.path[:] = sys.argv[4:]; from iaprof.record.calibrate_child import main; main(*sys.argv[1:4])"
 _SECONDS_TO_END = 5.0  # after SIGKILL
 _MAX_ANSWER = 1 << 20  # bytes; calibrate_child.py's limit of a file
-
-
-def _linked(folder: str) -> list[str]:
-    """What runs a program with the dynamic linker and the libraries of a folder."""
-    return [f"{folder}/{DYNAMIC_LINKER}", "--library-path", folder]
 
 
 class Process:
     """The driver, running as one device."""
 
-    def __init__(self, device: str, process: subprocess.Popen[bytes], answer: IO[bytes], errors: IO[bytes]) -> None:
+    def __init__(self, device: str, worker: Worker, answer: IO[bytes], errors: IO[bytes]) -> None:
         self.device = device
-        self._process = process
+        self._worker = worker
         self._answer, self._errors = answer, errors
 
     @classmethod
@@ -92,32 +83,29 @@ class Process:
             private: the working folder.
             user: as whom to run what is in `folder`, from its first instruction on; None for who runs this.
         """
-        python = [sys.executable, "-I", "-c", _START, f"/proc/self/fd/{library}", device, driver]
-        linked = [] if folder is None else _linked(f"/proc/self/fd/{folder}")
+        libraries = f"/proc/self/fd/{folder}"
+        linked = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
         # Our own Python gives up its rights itself, in calibrate_child.py: who is nobody may be unable to read it.
         # Another system's dynamic linker and C library never have them: root of a container could have written these.
-        lowered = folder is not None and user is not None
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-        with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(
-                [*linked, *python, *(path for path in sys.path if os.path.isabs(path))],
-                stdin=subprocess.DEVNULL,
-                stdout=answer,
-                stderr=errors,
-                cwd=private,
-                env=inherited | _SETTINGS | _OF_KIND[driver] | settings | {"HOME": private},
-                pass_fds=(library,) if folder is None else (library, folder),
-                start_new_session=True,
-                user=user if lowered else None,
-                group=user if lowered else None,
-                extra_groups=() if lowered else None,
-            )
-            running = cls(device, process, answer, errors)
-            try:
-                yield running
-            finally:
-                running._kill()
-                process.wait()
+        with (
+            tempfile.TemporaryFile() as answer,
+            tempfile.TemporaryFile() as errors,
+            Worker(
+                "iaprof.record.calibrate_child:main",
+                f"/proc/self/fd/{library}",
+                device,
+                driver,
+                files=(library,) if folder is None else (library, folder),
+                environment=inherited | _SETTINGS | _OF_KIND[driver] | settings | {"HOME": private},
+                folder=private,
+                output=answer,
+                errors=errors,
+                user=None if folder is None else user,
+                python=[*linked, *interpreter()],
+            ) as worker,
+        ):
+            yield cls(device, worker, answer, errors)
 
     def answer(self, seconds: float, deadline: float) -> Any:
         """What it found, as it wrote it, which can be anything.
@@ -131,25 +119,14 @@ class Process:
             Problem: nothing.
         """
         late = f"it has not ended after {seconds:.0f} s"
-        ended = os.pidfd_open(self._process.pid)
-        try:
-            is_late = not select.select([ended], [], [], max(0.0, deadline - time.monotonic()))[0]
-            if is_late:
-                self._kill()
-                select.select([ended], [], [], _SECONDS_TO_END)
-        finally:
-            os.close(ended)
-        if not is_late:
+        if self._worker.wait(deadline - time.monotonic()):
             return self._told()
+        self._worker.close(_SECONDS_TO_END)
         with contextlib.suppress(Problem):
             told = self._told()
             if isinstance(told, dict) and "no_own" in told:
                 return {**told, "no_own": late}
         raise Problem(late)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # as it was not waited for, this is still its session
 
     def _told(self) -> Any:
         self._answer.seek(0)

@@ -55,6 +55,7 @@ class Worker(Closing):
         folder: str | None = None,
         output: int | IO[bytes] = subprocess.DEVNULL,
         errors: int | IO[bytes] | None = subprocess.DEVNULL,
+        user: int | None = None,
         bare: bool = False,
         python: Sequence[str] | None = None,
     ) -> None:
@@ -70,6 +71,7 @@ class Worker(Closing):
             folder: the working directory; None for this process's.
             output: the child's stdout.
             errors: its stderr; None for this process's.
+            user: whose it is from its first instruction on, without other groups; None for this process's.
             bare: without the module site, which keeps the start short.
             python: the interpreter with its options, in place of `interpreter()`.
 
@@ -96,6 +98,9 @@ class Worker(Closing):
                 cwd=folder,
                 pass_fds=files,
                 start_new_session=True,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else (),
             )
             if channel is not None:
                 self.channel = socket.socket(fileno=ours.detach())
