@@ -40,4 +40,4 @@ def test_whatever_runs_in_a_child_is_named_in_one_string():
                 assert isinstance(node.args[0], ast.Constant), (source, node.lineno)
                 started[node.func.id].add(node.args[0].value)
     assert {name for name in NAMED if ":" in name} >= started["Worker"] >= {"iaprof.sandbox.child:main"}
-    assert NAMED >= started["Sandbox"] >= {"iaprof.report.gpu_reader"}
+    assert NAMED >= started["Sandbox"] >= {"iaprof.report.gpu.reader"}
