@@ -7,6 +7,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
+
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xC4CEB9FE1A85EC53)
 
@@ -27,8 +29,7 @@ class StackIds:
             owners: uint64[n], what tells stacks of the same addresses apart.
         """
         starts = np.cumsum(depths) - depths
-        place = (np.arange(len(ips)) - np.repeat(starts, depths)).astype(np.uint64)
-        mixed = _mixed(ips ^ _mixed(place + self._secret))
+        mixed = _mixed(ips ^ _mixed(ranges(0, depths).astype(np.uint64) + self._secret))
         sums = np.zeros(len(depths), np.uint64)
         has = depths > 0
         if has.any():

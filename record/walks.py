@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.modules import Module
 
@@ -33,8 +34,7 @@ class Walked:
     def of(self, chosen: NDArray[np.int64]) -> Walked:
         """Some of the stacks, given by their numbers."""
         starts, depths = (np.cumsum(self.depths) - self.depths)[chosen], self.depths[chosen]
-        which = np.repeat(starts - (np.cumsum(depths) - depths), depths) + np.arange(depths.sum())
-        return Walked(self.pids[chosen], self.times[chosen], depths, self.ips[which])
+        return Walked(self.pids[chosen], self.times[chosen], depths, self.ips[ranges(starts, depths)])
 
     def lists(self) -> pa.Array:
         """The addresses as the column `ips` of `stack` rows."""
@@ -78,7 +78,7 @@ class Walks:
         """The stacks up to the first address that can be no return address, and their last frames."""
         starts = np.cumsum(walked.depths) - walked.depths
         rows = np.repeat(np.arange(len(walked.depths)), walked.depths)
-        within = np.arange(len(walked.ips)) - starts[rows]
+        within = ranges(0, walked.depths)
         is_return = within > 0
         # Where a call is: see symbols.calls.
         places = walked.ips - is_return.astype(np.uint64)

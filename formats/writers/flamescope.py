@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Shape, clean
+from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import by_time, paths, viewer_tree, without
@@ -93,10 +94,8 @@ def _chosen(counts: _Ints, most: int) -> tuple[_Ints, _Ints]:
 
 def _times(interval: _Ints, length: int) -> _Ints:
     """When the events are, in ns, evenly within their intervals: int64[m] for the intervals [m], ascending."""
-    first, each, events = np.unique(interval, return_index=True, return_counts=True)[0:3]
-    number = np.repeat(np.arange(len(first)), events)
-    place = np.arange(len(interval)) - each[number]
-    within = (place * 2 + 1) / (2 * events[number]) * length
+    events = np.unique(interval, return_counts=True)[1]
+    within = (ranges(0, events) * 2 + 1) / (2 * np.repeat(events, events)) * length
     return interval * length + np.minimum(within.astype(np.int64), length - 1)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.ranges import ranges
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 from iaprof.report.join.addresses import Addresses
@@ -204,7 +205,7 @@ class Attribution:
         for some in _chunks(others[several], _ROWS_AT_ONCE):
             repeat = others[several[some]]
             row = np.repeat(several[some], repeat)
-            entry = np.repeat(first[pair_of[several[some]]] + 1, repeat) + _within_each(repeat)
+            entry = ranges(first[pair_of[several[some]]] + 1, repeat)
             _add(tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts])
         if tally.places > _MOST_PLACES:
             self._take(layout, stream.index)
@@ -390,11 +391,6 @@ def _add(
         tally.add(column, target, values)
         total += values
     return total
-
-
-def _within_each(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... for each count."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def added_up(parts: list[Part]) -> Part:

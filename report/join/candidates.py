@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.placements import Placed, Site
 
@@ -234,8 +235,7 @@ class Candidates:
                 "too many launches or processes can have caused each of the capture's stalls: choose a shorter "
                 "--horizon, or a part of the recording with --time"
             )
-        owner = np.repeat(np.arange(len(count)), count)
-        return owner, np.repeat(first, count) + np.arange(size) - np.repeat(np.cumsum(count) - count, count)
+        return np.repeat(np.arange(len(count)), count), ranges(first, count)
 
     def _slices(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
         """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""

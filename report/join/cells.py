@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
 from iaprof.report.join.placements import Placed
 from iaprof.symbols.names.layers import Layers
 
@@ -71,7 +72,7 @@ class Cells:
             self._make_of_one_each(pieces)
             return
         placement = np.repeat(np.arange(len(count)), count)
-        piece = np.repeat(low, count) + np.arange(len(placement)) - np.repeat(np.cumsum(count) - count, count)
+        piece = ranges(low, count)
         order = np.lexsort((self.since[placement], self.pids[placement], piece))
         ends = np.searchsorted(piece[order], np.arange(len(pieces) + 1))
         for index, number in enumerate(pieces.tolist()):

@@ -19,6 +19,7 @@ from iaprof.basics.quantities import counted
 from iaprof.formats.capture.dictionaries import equal, numbered
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.lifetimes import Moments
 
@@ -241,7 +242,7 @@ def _spread(
         first = np.concatenate([[0], np.cumsum(size)])
     repeat = size[filling]
     member = np.repeat(np.arange(len(filling)), repeat)
-    row = np.arange(len(member)) - np.repeat(np.cumsum(repeat) - repeat, repeat) + np.repeat(first[filling], repeat)
+    row = ranges(first[filling], repeat)
     return member, execution[row], last[row], count[row]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
+
 _MOST_PAIRS = 1 << 23  # an honest process has few kernels that overlap
 
 
@@ -28,6 +30,4 @@ def overlaps(
     count = np.maximum(np.searchsorted(first, behind) - np.arange(len(first)) - 1, 0)
     if count.sum() > _MOST_PAIRS:
         return None
-    outer = np.repeat(np.arange(len(first)), count)
-    inner = outer + 1 + np.arange(len(outer)) - np.repeat(np.cumsum(count) - count, count)
-    return order[outer], order[inner]
+    return np.repeat(order, count), order[ranges(np.arange(1, len(first) + 1), count)]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
+
 _SMALLEST_BLOCK = 16
 _BITS = 31  # of a cell, and of a site
 _LOW = (1 << _BITS) - 1
@@ -45,10 +47,11 @@ class CellAddresses:
         count = np.append(self.count, np.zeros(known_cells - len(self.count), np.int64))
         order = np.argsort(cells, kind="stable")
         within = np.empty(len(cells), np.int64)
-        within[order] = np.arange(len(cells)) - np.searchsorted(cells[order], cells[order])
+        added = np.bincount(cells, minlength=len(count))
+        within[order] = ranges(0, added)
         self.cell = np.append(self.cell, cells)
         self.place = np.append(self.place, count[cells] + within)
-        self.count = count + np.bincount(cells, minlength=len(count))
+        self.count = count + added
 
 
 class _Numbers:
@@ -121,7 +124,7 @@ class Tally:
         new_room = np.maximum(needed[first] + (needed[first] >> 2), _SMALLEST_BLOCK)
         new_base = self.places + np.cumsum(new_room) - new_room
         self.places += int(new_room.sum())
-        old, new = _each(base, room), _each(new_base, room)
+        old, new = ranges(base, room), ranges(new_base, room)
         for column, sums in enumerate(self._sums):
             if self.places > len(sums):
                 more = np.zeros(self.places + self.places // 8)
@@ -135,7 +138,7 @@ class Tally:
 
     def _close_gaps(self) -> None:
         """Moves all blocks together."""
-        old = _each(self._base, self._room)
+        old = ranges(self._base, self._room)
         self._base = np.cumsum(self._room) - self._room
         self.places = len(old)
         for column, sums in enumerate(self._sums):
@@ -165,8 +168,3 @@ class Tally:
             self._sums[column] = np.zeros(0)
         self._begin()
         return Sums(group >> _BITS, keys & _LOW, number, values)
-
-
-def _each(first: _Ints, count: _Ints) -> _Ints:
-    """All numbers of ranges that begin at `first` and have `count` each."""
-    return np.repeat(first, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
+from iaprof.formats.ranges import ranges
 from iaprof.report.views.launchers import launcher
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -216,8 +217,7 @@ class _Calls:
         weights = np.bincount(which, samples, len(codes))
         first, last = np.searchsorted(self._code, codes), np.searchsorted(self._code, codes, "right")
         length = last - first
-        pair = np.repeat(first - np.cumsum(length) + length, length) + np.arange(length.sum())
-        found, place = np.unique(self._function[pair], return_inverse=True)
+        found, place = np.unique(self._function[ranges(first, length)], return_inverse=True)
         return found, np.bincount(place, np.repeat(weights, length), len(found)).astype(np.int64)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.ranges import ranges
 from iaprof.sandbox.answers import AnswerError, integer, list_of, sentence, string, strings_of
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
@@ -311,7 +312,7 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
         raise AnswerError
     order = np.lexsort((-sizes, addresses))
     starts = np.cumsum(np.append(0, chains[order]))
-    frame = np.repeat((np.cumsum(chains) - chains)[order] - starts[:-1], chains[order]) + np.arange(len(functions))
+    frame = ranges((np.cumsum(chains) - chains)[order], chains[order])
     names = Names(
         addresses[order].astype(np.uint64),
         sizes[order].astype(np.uint64),

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module
@@ -35,7 +36,7 @@ def calls(stacks: pa.Table | pa.StructArray) -> Calls:
     ends = ips.offsets.to_numpy().astype(np.int64)
     depths = np.diff(ends)
     rows = np.repeat(np.arange(len(depths)), depths)
-    within = np.arange(ends[-1] - ends[0]) - np.repeat(ends[:-1] - ends[0], depths)
+    within = ranges(0, depths)
     addresses = ips.flatten().to_numpy()
     kept = (addresses != 0) & (within < DEEPEST_STACK)
     rows, within, addresses = rows[kept], within[kept], addresses[kept]
@@ -57,10 +58,8 @@ def _interrupted(stacks: pa.Table, depths: NDArray[np.int64]) -> NDArray[np.bool
     values = marks.flatten().to_numpy()
     chosen = np.flatnonzero(has & (depths > 0))
     if len(chosen):
-        count = depths[chosen]
-        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        where = np.repeat((np.cumsum(depths) - depths)[chosen], count) + within
-        found[where] = values[np.repeat(starts[chosen], count) + within] & np.uint8(Mark.INTERRUPTED) > 0
+        where = ranges((np.cumsum(depths) - depths)[chosen], depths[chosen])
+        found[where] = values[ranges(starts[chosen], depths[chosen])] & np.uint8(Mark.INTERRUPTED) > 0
     return found
 
 

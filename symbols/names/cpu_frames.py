@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.formats.profile import Kind, Origin
+from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.calls import DEEPEST_STACK, by_module, calls
@@ -360,7 +361,7 @@ def _guesses(stacks: pa.Table) -> NDArray[np.int64]:
     if "marks" in stacks.column_names:  # which came with format 6
         marks = stacks["marks"].combine_chunks()
         of = pc.list_parent_indices(marks).to_numpy()
-        numbers = np.arange(len(of)) - np.searchsorted(of, of)
+        numbers = ranges(0, np.bincount(of))
         guessed = np.flatnonzero((pc.list_flatten(marks).to_numpy() & Mark.GUESSED) != 0)
         rows, first = np.unique(of[guessed], return_index=True)
         found[rows] = np.maximum(numbers[guessed[first]], 1)

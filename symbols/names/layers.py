@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
+
 
 class Layers:
     """Events, each of which puts one range on top of the others."""
@@ -33,14 +35,13 @@ class Layers:
         # An event's rank is its place in time.
         self._event_at = np.argsort(times, kind="stable")
         self._times = times[self._event_at]
-        nodes, ranges = self._cover(np.searchsorted(self._bounds, starts), np.searchsorted(self._bounds, ends))
+        nodes, owners = self._cover(np.searchsorted(self._bounds, starts), np.searchsorted(self._bounds, ends))
         # Each node has the events of its ranges: as node and rank in one number, sorted.
         range_at = range_of[self._event_at]
         ranks = np.argsort(range_at, kind="stable")
-        first, stop = (np.searchsorted(range_at[ranks], ranges, side=side) for side in ("left", "right"))
+        first, stop = (np.searchsorted(range_at[ranks], owners, side=side) for side in ("left", "right"))
         count = stop - first
-        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        self._keys = np.sort(np.repeat(nodes, count) * (len(times) + 1) + ranks[np.repeat(first, count) + within])
+        self._keys = np.sort(np.repeat(nodes, count) * (len(times) + 1) + ranks[ranges(first, count)])
 
     def _cover(self, low: NDArray[np.int64], high: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The nodes that together make up each range of pieces [low, high): nodes, and whose they are."""

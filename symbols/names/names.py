@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.modules import Module
 
 MOST_INLINED = 256  # functions of one address that are shown
@@ -77,7 +78,7 @@ class Names:
         order = np.lexsort((~sizes, addresses))
         counts, first = counts[order], first[order]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        frames = np.repeat(first - starts[:-1], counts) + np.arange(starts[-1])
+        frames = ranges(first, counts)
         strings = [text for part in parts for text in part.strings]
         return cls(addresses[order], sizes[order], starts, functions[frames], files[frames], lines[frames], strings)
 
@@ -93,7 +94,7 @@ class Names:
         addresses, rows = addresses[rows >= 0], rows[rows >= 0]
         counts = np.diff(self.starts)[rows]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        frames = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
+        frames = ranges(self.starts[rows], counts)
         ones = np.ones(len(addresses), np.uint64)
         columns = (self.functions[frames], self.files[frames], self.lines[frames])
         return Names(addresses, ones, starts, *columns, self.strings)

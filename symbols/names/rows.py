@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import shared
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Named, Names
 
@@ -42,7 +43,7 @@ def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
     """The `symbol` rows of a module's names, at most FRAMES_PER_GROUP at once; functions and files are dictionaries."""
     counts = np.diff(names.starts)
     entries = np.repeat(np.arange(len(names)), counts)
-    depths = np.arange(len(names.functions)) - np.repeat(names.starts[:-1], counts)
+    depths = ranges(0, counts)
     strings = pa.array([_valid(text) for text in names.strings], pa.string())
     for start in range(0, len(entries), FRAMES_PER_GROUP):
         part = slice(start, start + FRAMES_PER_GROUP)
@@ -111,13 +112,13 @@ def _names(capture: CaptureReader) -> dict[int, Names]:
     found = {}
     numbers, lows = np.unique(modules, return_index=True)
     for number, low, high in zip(numbers.tolist(), lows.tolist(), [*lows[1:].tolist(), len(modules)], strict=True):
-        ranges = first[slice(*np.searchsorted(first, [low, high]))]
-        starts = np.append(ranges, high) - low
+        heads = first[slice(*np.searchsorted(first, [low, high]))]
+        starts = np.append(heads, high) - low
         # Each module has its own texts: who goes through all of one's must not go through everybody's.
         texts, indices = np.unique(np.concatenate([function[low:high], file[low:high]]), return_inverse=True)
         functions, files = np.split(indices.astype(np.int32), 2)
         own = [strings[text] for text in texts.tolist()]
-        found[number] = Names(addresses[ranges], sizes[ranges], starts, functions, files, lines[low:high], own)
+        found[number] = Names(addresses[heads], sizes[heads], starts, functions, files, lines[low:high], own)
     return found
 
 

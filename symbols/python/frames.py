@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import in_one
 from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, State
+from iaprof.formats.ranges import ranges
 from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTION
 
 _MISSING = {
@@ -57,8 +58,7 @@ class StacksOfPython:
         lengths = python.value_lengths().fill_null(0).to_numpy().astype(np.int64)
         values, kept_of = python.flatten(), np.minimum(lengths, DEEPEST)
         np.cumsum(kept_of, out=self._starts[1:])
-        before = np.cumsum(lengths) - lengths - self._starts[:-1]  # that are left out
-        kept = np.arange(self._starts[-1]) + np.repeat(before, kept_of)
+        kept = ranges(np.cumsum(lengths) - lengths, kept_of)
         self._code, self._line, self._at = (values.field(name).to_numpy()[kept] for name in ("code", "line", "at"))
         ended = stacks["python_ended"].to_pylist() if "python_ended" in stacks.column_names else []
         self._states = np.array([State.of(each) for each in ended or [None] * len(stacks)], np.uint8)
