@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
-
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
+from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 
 MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
-EM_X86_64 = "EM_X86_64"
 LOADERS = ("dlopen", "dlmopen")
 _BUILD_ID_BYTES = range(8, 33)
+_TOO_MUCH = "it has more headers, notes or symbols than any compiler and linker make"
 
 
 class ProbeError(IaprofError):
     """A library cannot be probed; the text says why."""
-
-
-class _Bounded:
-    """As much of a file as pyelftools needs, which reads from it until that is too much."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._left = MAX_READ_BYTES
-        self.seek, self.tell = file.seek, file.tell
-
-    def read(self, size: int) -> bytes:
-        self._left -= max(size, 1)
-        if size < 0 or self._left < 0:
-            raise ProbeError("it has more headers, notes or symbols than any compiler and linker make")
-        return self._file.read(size)
 
 
 class LibraryFile:
@@ -45,21 +29,27 @@ class LibraryFile:
         Raises:
             ProbeError: it is none.
         """
-        stream: Any = _Bounded(file)
+        self._read, self._left = in_stream(file), MAX_READ_BYTES
         with self.reading():
-            self.elf: Any = ELFFile(stream)
-            if self.elf["e_machine"] != EM_X86_64 or self.elf.elfclass != 64 or not self.elf.little_endian:
+            self.elf = ElfFile(self._bounded)
+            if self.elf.header.machine != EM_X86_64:
                 raise ProbeError("it is not an x86-64 library")
-            self._segments = list(self.elf.iter_segments("PT_LOAD"))
+            self.loads = self.elf.loads
+
+    def _bounded(self, offset: int, size: int) -> bytes:
+        self._left -= max(size, 1)
+        if self._left < 0:
+            raise ProbeError(_TOO_MUCH)
+        return self._read(offset, size)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Within this, whatever is wrong with the file is a ProbeError."""
         try:
             yield
-        except ProbeError:
-            raise
-        except Exception as error:  # pyelftools raises what it likes, and the file is anybody's
+        except TooLarge as error:
+            raise ProbeError(_TOO_MUCH) from error
+        except (ElfError, struct.error, ValueError, IndexError) as error:
             raise ProbeError(f"it is a broken ELF file ({type(error).__name__}: {error})") from error
 
     def build_id(self) -> str:
@@ -69,12 +59,9 @@ class LibraryFile:
             ProbeError: the file is broken.
         """
         with self.reading():
-            section = self.elf.get_section_by_name(".note.gnu.build-id")
-            if isinstance(section, NoteSection):
-                for note in section.iter_notes():
-                    is_build_id = note["n_name"] == "GNU" and note["n_type"] == "NT_GNU_BUILD_ID"
-                    if is_build_id and note["n_descsz"] in _BUILD_ID_BYTES:
-                        return str(note["n_desc"])
+            for note in self.elf.notes_of(".note.gnu.build-id"):
+                if note.is_build_id and len(note.description) in _BUILD_ID_BYTES:
+                    return note.description.hex()
         return ""
 
     def offset(self, address: int, executable: bool) -> int:
@@ -83,12 +70,12 @@ class LibraryFile:
         Raises:
             ProbeError: in none.
         """
-        for segment in self._segments:
-            start = segment["p_vaddr"]
-            flags = segment["p_flags"]
-            right = flags & 1 and not flags & 2 if executable else flags & 2 and not flags & 1
-            if right and start <= address and address + (1 if executable else 2) <= start + segment["p_filesz"]:
-                return int(address - start + segment["p_offset"])
+        wanted = PF_EXECUTE if executable else PF_WRITE
+        for segment in self.loads:
+            within = address - segment.address
+            is_right = segment.flags & (PF_EXECUTE | PF_WRITE) == wanted
+            if is_right and 0 <= within <= segment.size - (1 if executable else 2):
+                return within + segment.offset
         where = "executable" if executable else "writable"
         raise ProbeError(f"a probe of it points outside its {where} segments")
 
@@ -108,11 +95,6 @@ def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
     Raises:
         ProbeError: the file is broken.
     """
-    found = {}
     with library.reading():
-        table = library.elf.get_section_by_name(".gnu.hash") or library.elf.get_section_by_name(".hash")
-        for name in names:
-            symbol = table.get_symbol(name) if table is not None else None
-            if symbol is not None and symbol["st_info"]["type"] == "STT_FUNC":
-                found[name] = library.offset(symbol["st_value"], executable=True)
-    return found
+        found = {name: library.elf.exported(name.encode(), kinds=(STT_FUNC,)) for name in names}
+    return {name: library.offset(at, executable=True) for name, at in found.items() if at is not None}

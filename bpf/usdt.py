@@ -1,6 +1,6 @@
 """USDT probes of a library: where they are, and where their arguments live.
 
-Reads `.note.stapsdt` (written by <sys/sdt.h>) with pyelftools. The library may belong to anyone and we are root:
+Reads `.note.stapsdt` (written by <sys/sdt.h>). The library may belong to anyone and we are root:
 a location is accepted only inside an executable PT_LOAD, a semaphore only inside a writable one, and argument
 specifications become integers here, so that none of the library's text goes anywhere near a compiler.
 """
@@ -13,11 +13,11 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, BinaryIO
-
-from elftools.elf.sections import NoteSection, SymbolTableSection
+from itertools import chain
+from typing import BinaryIO
 
 from iaprof.bpf.library_file import LibraryFile, ProbeError
+from iaprof.formats.elf import SHN_UNDEF
 
 MAX_ARGS = 5  # MAX_ARGS of launches.c
 # Compilers inline a probe's function a few times at most; the injected library has several functions with each probe.
@@ -190,19 +190,17 @@ class _Notes:
 
     def __init__(self, library: LibraryFile) -> None:
         self._library = library
-        self._elf: Any = library.elf
+        self._elf = library.elf
 
     def probes(self, provider: bytes, names: frozenset[bytes]) -> Iterator[Probe]:
-        section = self._elf.get_section_by_name(".note.stapsdt")
-        if not isinstance(section, NoteSection):
-            return
-        base = self._elf.get_section_by_name(".stapsdt.base")
+        base = self._elf.indices.get(".stapsdt.base")
+        moved_to = self._elf.sections[base].address if base is not None else None
         left = MAX_LOCATIONS
         semaphores: dict[int, int] = {}  # by the probe's offset
-        for note in section.iter_notes():
-            if note["n_name"] != "stapsdt" or not left:
+        for note in self._elf.notes_of(".note.stapsdt"):
+            if note.name != b"stapsdt" or not left:
                 continue
-            probe = self._probe(_note_bytes(note["n_desc"]), base["sh_addr"] if base else None, provider, names)
+            probe = self._probe(note.description, moved_to, provider, names)
             if probe:
                 if semaphores.setdefault(probe.offset, probe.semaphore_offset) != probe.semaphore_offset:
                     raise ProbeError("its notes place probes with different semaphores at one instruction")
@@ -231,15 +229,5 @@ class _Notes:
     @functools.cached_property
     def _symbols(self) -> dict[str, int]:
         """Addresses by name; few libraries have arguments that need them."""
-        symbols: dict[str, int] = {}
-        for name in (".dynsym", ".symtab"):
-            section = self._elf.get_section_by_name(name)
-            if not isinstance(section, SymbolTableSection):
-                continue
-            symbols |= {symbol.name: int(symbol["st_value"]) for symbol in section.iter_symbols()
-                        if symbol["st_shndx"] != "SHN_UNDEF"}  # fmt: skip
-        return symbols
-
-
-def _note_bytes(description: str | bytes) -> bytes:
-    return description.encode("latin-1") if isinstance(description, str) else description
+        tables = chain(self._elf.named_symbols(".dynsym"), self._elf.named_symbols(".symtab"))
+        return {name.decode("utf-8", "replace"): each.value for name, each in tables if each.section != SHN_UNDEF}

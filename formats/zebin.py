@@ -3,36 +3,24 @@
 This names kernels and hands out their code. Lines and inlined functions (DWARF) are report.gpu_frames' work,
 instructions report.decoder's. The file may come from anyone: all that it declares is checked before use, and the work
 and memory that reading takes are bounded by its length.
-Sources: the ELF-64 layouts are the System V gABI's; what is Intel's own is in compute-runtime's
+formats.elf says where ELF has what; what is Intel's own is in compute-runtime's
 shared/source/device_binary_format/zebin and shared/source/debugger (the debug form).
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
 from dataclasses import dataclass
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats import elf
 
-EM_INTELGT = 205  # e_machine of Intel Graphics Technology
 ADDRESS_MASK = 0xFFFF_FFFF_FFFF  # GPU addresses have 48 bits
 TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
 CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # the "kernel" whose section holds functions that kernels call
 
-_IDENT_CLASS_64, _IDENT_LITTLE_ENDIAN = 2, 1
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_RELOCATION = struct.Struct("<QII")  # offset, kind, symbol
-_ADDEND_RELOCATION = struct.Struct("<QIIq")
-_PT_LOAD = 1
-_NULL, _PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 0, 1, 2, 4, 8, 9
 _RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
 _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
-_STT_FUNC = 2
-_SHN_XINDEX = 0xFFFF
 
 
 class ZebinError(IaprofError):
@@ -128,14 +116,14 @@ def read_zebin(data: bytes) -> Zebin:
 
 def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
     """Where the loadable segments of a debug ELF lie: canonical address and bytes; nothing where it is no such file."""
-    if len(data) < _HEADER.size:
+    if len(data) < elf.HEADER.size:
         return []
-    header = _HEADER.unpack_from(data)
-    start, size, count = header[5], header[9], header[10]
-    if size != _SEGMENT.size or start + size * count > len(data):
+    header = elf.Header._make(elf.HEADER.unpack_from(data))
+    end = header.segments + header.segment_size * header.segment_count
+    if header.segment_size != elf.SEGMENT.size or end > len(data):
         return []
-    segments = _SEGMENT.iter_unpack(data[start : start + size * count])
-    return [(canonical(segment[3]), min(segment[6], ADDRESS_MASK)) for segment in segments if segment[0] == _PT_LOAD]
+    segments = map(elf.Segment._make, elf.SEGMENT.iter_unpack(data[header.segments : end]))
+    return [(canonical(each.address), min(each.memory, ADDRESS_MASK)) for each in segments if each.type == elf.PT_LOAD]
 
 
 def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, int]]:
@@ -149,72 +137,71 @@ def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, 
     Returns:
         Name and canonical address (0 where the zebin was not placed) of each; nothing where it is no zebin.
     """
-    if len(data) < _HEADER.size or data[:4] != b"\x7fELF":
+    try:
+        file = elf.ElfFile(elf.in_memory(data), most_sections=len(data))
+        names, sections = file.names, file.sections
+    except elf.ElfError:
         return []
-    header = _HEADER.unpack_from(data)
-    table, entry_size, count, names = header[6], header[11], header[12], header[13]
-    if entry_size != _SECTION.size or table + _SECTION.size > len(data):
+    if names is None:
         return []
-    first = _SECTION.unpack_from(data, table)
-    count, names = count or first[5], first[6] if names == _SHN_XINDEX else names
-    if table + count * _SECTION.size > len(data) or not 0 < names < count:
-        return []
-    strings, length = _SECTION.unpack_from(data, table + names * _SECTION.size)[4:6]
     found: list[tuple[bytes, int]] = []
-    left = length  # sections may share their names
-    for name, kind, _, address, *_ in _SECTION.iter_unpack(data[table : table + count * _SECTION.size]):
-        start = strings + name + len(TEXT_PREFIX)
-        last = min(start + longest + 1, strings + length)
-        if kind == _PROGBITS and data.startswith(TEXT_PREFIX.encode(), strings + name):
+    left = names.size  # sections may share their names
+    for section in sections:
+        at = names.offset + section.name
+        start = at + len(TEXT_PREFIX)
+        last = min(start + longest + 1, names.offset + names.size)
+        if section.type == elf.SHT_PROGBITS and data.startswith(TEXT_PREFIX.encode(), at):
             end = data.find(b"\0", start, last)
             left -= max(end - start, 0)
             if end - start >= shortest and left >= 0:
-                found.append((data[start:end], canonical(address)))
+                found.append((data[start:end], canonical(section.address)))
     return found
 
 
 def read_sections(data: bytes) -> list[Section]:
     """The checked section table: every section that has bytes has them inside the file; ZebinError otherwise."""
-    if data[:4] != b"\x7fELF":
+    if data[:4] != elf.MAGIC:
         raise ZebinError("it is not an ELF file")
-    if len(data) < _HEADER.size:
+    if len(data) < elf.HEADER.size:
         raise ZebinError(f"it is cut short: {len(data)} bytes are less than an ELF header")
-    ident, _, machine, _, _, _, table, _, _, _, _, entry_size, count, names = _HEADER.unpack_from(data)
-    if ident[4] != _IDENT_CLASS_64 or ident[5] != _IDENT_LITTLE_ENDIAN:
+    header = elf.Header._make(elf.HEADER.unpack_from(data))
+    if header.ident[4] != elf.CLASS_64 or header.ident[5] != elf.LITTLE_ENDIAN:
         raise ZebinError("it is not a 64-bit little-endian ELF file")
-    if machine != EM_INTELGT:
-        raise ZebinError(f"it is an ELF file for machine {machine}, not for an Intel GPU ({EM_INTELGT})")
+    if header.machine != elf.EM_INTELGT:
+        raise ZebinError(f"it is an ELF file for machine {header.machine}, not for an Intel GPU ({elf.EM_INTELGT})")
+    table = header.sections
     if table == 0:
         raise ZebinError("it has no section table, so nothing in it has a name")
-    if entry_size != _SECTION.size:
-        raise ZebinError(f"its section table has entries of {entry_size} bytes instead of {_SECTION.size}")
-    if table + _SECTION.size > len(data):
+    if header.section_size != elf.SECTION.size:
+        raise ZebinError(f"its section table has entries of {header.section_size} bytes instead of {elf.SECTION.size}")
+    if table + elf.SECTION.size > len(data):
         raise ZebinError(f"it is cut short: its section table starts at byte {table} of {len(data)}")
     # More than 65279 sections are counted in the first section's size, and a names' index as large in its link.
-    first = _SECTION.unpack_from(data, table)
-    count = count or first[5]
-    names = first[6] if names == _SHN_XINDEX else names
-    if table + count * _SECTION.size > len(data):
+    first = elf.Section._make(elf.SECTION.unpack_from(data, table))
+    count = header.section_count or first.size
+    names = first.link if header.names == elf.SHN_XINDEX else header.names
+    if table + count * elf.SECTION.size > len(data):
         raise ZebinError(f"it is cut short: its section table of {count} entries ends outside of its {len(data)} bytes")
-    raw = [_SECTION.unpack_from(data, table + index * _SECTION.size) for index in range(count)]
+    entries = elf.SECTION.iter_unpack(data[table : table + count * elf.SECTION.size])
+    sections = list(map(elf.Section._make, entries))
     if not 0 < names < count:
         raise ZebinError("its section names are missing")
-    for _, kind, _, _, offset, size, *_ in raw:
-        if kind not in (0, _NOBITS) and offset + size > len(data):
-            raise ZebinError(f"it is cut short: a section ends at byte {offset + size} of {len(data)}")
-    strings = Names(data[raw[names][4] : raw[names][4] + raw[names][5]])
+    for each in sections:
+        if each.type not in (elf.SHT_NULL, elf.SHT_NOBITS) and each.offset + each.size > len(data):
+            raise ZebinError(f"it is cut short: a section ends at byte {each.offset + each.size} of {len(data)}")
+    strings = Names(data[sections[names].offset : sections[names].offset + sections[names].size])
     return [
         Section(
-            name=strings.at(name),
-            type=kind,
-            address=address,
-            offset=offset,
-            size=size,
-            link=link,
-            info=info,
-            entry_size=entry_size,
+            strings.at(each.name),
+            each.type,
+            each.address,
+            each.offset,
+            each.size,
+            each.link,
+            each.info,
+            each.entry_size,
         )
-        for name, kind, _, address, offset, size, link, info, _, entry_size in raw
+        for each in sections
     ]
 
 
@@ -223,7 +210,7 @@ def kernels_elsewhere(data: bytes) -> set[str]:
     return {
         section.name.removeprefix(TEXT_PREFIX)
         for section in read_sections(data)
-        if section.type == _NULL and section.name.startswith(TEXT_PREFIX)
+        if section.type == elf.SHT_NULL and section.name.startswith(TEXT_PREFIX)
     }
 
 
@@ -232,25 +219,27 @@ def kernel_sections(sections: list[Section]) -> dict[int, Section]:
     return {
         index: section
         for index, section in enumerate(sections)
-        if section.type == _PROGBITS and section.name.startswith(TEXT_PREFIX) and len(section.name) > len(TEXT_PREFIX)
+        if section.type == elf.SHT_PROGBITS
+        and section.name.startswith(TEXT_PREFIX)
+        and len(section.name) > len(TEXT_PREFIX)
     }
 
 
 def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) -> dict[int, list[ZebinFunction]]:
     """The FUNC symbols of each text section, by that section's index."""
     found: dict[int, list[ZebinFunction]] = {}
-    table = next((section for section in sections if section.type == _SYMTAB), None)
+    table = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
     if table is None:
         return found
-    if table.entry_size != _SYMBOL.size or not 0 < table.link < len(sections):
+    if table.entry_size != elf.SYMBOL.size or not 0 < table.link < len(sections):
         raise ZebinError("its symbol table is damaged")
     names = sections[table.link]
-    if names.type in (0, _NOBITS):
+    if names.type in (elf.SHT_NULL, elf.SHT_NOBITS):
         raise ZebinError("its symbols' names are missing")
     strings = Names(data[names.offset : names.offset + names.size])
-    symbols = memoryview(data)[table.offset : table.offset + table.size // _SYMBOL.size * _SYMBOL.size]
-    for name, info, _, index, value, size in _SYMBOL.iter_unpack(symbols):
-        if info & 0xF != _STT_FUNC or index not in texts:
+    symbols = memoryview(data)[table.offset : table.offset + table.size // elf.SYMBOL.size * elf.SYMBOL.size]
+    for name, info, _, index, value, size in elf.SYMBOL.iter_unpack(symbols):
+        if info & 0xF != elf.STT_FUNC or index not in texts:
             continue
         section = texts[index]
         # Where the driver placed a section, it added the section's address to the symbols in it.
@@ -266,8 +255,10 @@ def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[i
     found: dict[int, dict[int, int]] = {}
     left = len(data)  # sections may overlap
     for section in sections:
-        if section.type in (_REL, _RELA) and section.name.startswith((f".rel{TEXT_PREFIX}", f".rela{TEXT_PREFIX}")):
-            entry = _RELOCATION if section.type == _REL else _ADDEND_RELOCATION
+        if section.type in (elf.SHT_REL, elf.SHT_RELA) and section.name.startswith(
+            (f".rel{TEXT_PREFIX}", f".rela{TEXT_PREFIX}")
+        ):
+            entry = elf.REL if section.type == elf.SHT_REL else elf.RELA
             left -= section.size
             if left < 0:
                 raise ZebinError("its sections overlap: they hold more relocations than the file has bytes")

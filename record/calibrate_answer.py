@@ -13,6 +13,7 @@ import numpy as np
 
 from iaprof.bpf.driver_layout import MAX_ENTRIES
 from iaprof.bpf.library_file import LibraryFile
+from iaprof.formats.elf import PF_EXECUTE
 from iaprof.formats.profile import clean
 from iaprof.record.calibrate_calls import CALL, CALL_BYTES, JUMP, calls_in
 from iaprof.record.calibrate_entry import LENGTH, probe_offset
@@ -171,11 +172,9 @@ def address_of(elf: LibraryFile, place: int, executable: bool) -> int:
     Raises:
         Problem: it is in none.
     """
-    with elf.reading():
-        for segment in elf.elf.iter_segments("PT_LOAD"):
-            start = segment["p_offset"]
-            if start <= place < start + segment["p_filesz"] and bool(segment["p_flags"] & 1) is executable:
-                return int(place - start + segment["p_vaddr"])
+    for segment in elf.loads:
+        if 0 <= place - segment.offset < segment.size and bool(segment.flags & PF_EXECUTE) is executable:
+            return place - segment.offset + segment.address
     raise Problem(_NO_CODE if executable else "it answers with an address that is in no segment of data")
 
 
@@ -217,11 +216,9 @@ class Code:
         Raises:
             Problem: it is in none.
         """
-        with self.elf.reading():
-            for segment in self.elf.elf.iter_segments("PT_LOAD"):
-                start, length = int(segment["p_offset"]), int(segment["p_filesz"])
-                if segment["p_flags"] & 1 and start <= place < start + length:
-                    return start, int(segment["p_vaddr"]), length
+        for segment in self.elf.loads:
+            if segment.flags & PF_EXECUTE and 0 <= place - segment.offset < segment.size:
+                return segment.offset, segment.address, segment.size
         raise Problem(_NO_CODE)
 
     def called(self, places: Set[int]) -> frozenset[int]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.elf import PF_EXECUTE, PT_GNU_EH_FRAME, PT_LOAD, ElfFile, in_memory
 from iaprof.record.calibrate_calls import CALL, CALL_BYTES, calls_in
 from iaprof.record.calibrate_search import Memory
 
@@ -30,7 +31,6 @@ _BREAKPOINT = 0xCC
 _WORDS = 4  # of a note, before the window
 _NOTE = _WORDS * 8 + WINDOW
 _MOST_NOTES = 2_000  # of one call
-_EH_FRAME_HDR, _LOAD = 0x6474E550, 1  # kinds of segments
 _SORTED = b"\x01\x1b\x03\x3b"  # how .eh_frame_hdr begins: a table of 32 bits that count from there
 _SIGINFO, _NODEFER = 4, 0x40000000
 _NO_FUNCTIONS = "it does not say where its functions begin"
@@ -140,16 +140,14 @@ def _code_and_functions(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.i
 
 
 def _headers(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.int64]]:
-    (table,) = struct.unpack_from("<Q", file, 32)
-    (count,) = struct.unpack_from("<H", file, 56)
     code, functions = None, None
-    for number in range(count):
-        kind, flags, place, address, _, length = struct.unpack_from("<IIQQQQ", file, table + 56 * number)
-        if kind == _LOAD and flags & 1:
-            code = (place, address, length)
-        if kind == _EH_FRAME_HDR and file[place : place + 4] == _SORTED:
+    for segment in ElfFile(in_memory(file)).segments:
+        place = segment.offset
+        if segment.type == PT_LOAD and segment.flags & PF_EXECUTE:
+            code = (place, segment.address, segment.size)
+        if segment.type == PT_GNU_EH_FRAME and file[place : place + 4] == _SORTED:
             (many,) = struct.unpack_from("<I", file, place + 8)
-            functions = address + np.frombuffer(file, "<i4", 2 * many, place + 12)[::2].astype(np.int64)
+            functions = segment.address + np.frombuffer(file, "<i4", 2 * many, place + 12)[::2].astype(np.int64)
     if code is None or functions is None:
         raise TrapsError(_NO_FUNCTIONS)
     return code, functions

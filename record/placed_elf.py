@@ -2,8 +2,8 @@
 
 A patched driver hands out a debug ELF: the zebin with the addresses in it at which its kernels lie. Here the same is
 made from the zebin as the compiler wrote it and from what was learnt of the kernels that were launched. formats.zebin
-reads either. Sources: the System V gABI for ELF's tables; compute-runtime's
-shared/source/device_binary_format/zebin/debug_zebin.cpp for what the driver changes.
+reads either. Source for what the driver changes: compute-runtime's
+shared/source/device_binary_format/zebin/debug_zebin.cpp.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats import elf
+from iaprof.formats.elf_tables import HEADER, RELOCATION, SECTION, SEGMENT, SYMBOL
 from iaprof.formats.zebin import (
-    EM_INTELGT,
     TEXT_PREFIX,
     Names,
     Section,
@@ -30,26 +31,9 @@ from iaprof.formats.zebin import (
 MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections have 16 bits
 
 
-def _table(names: str, types: str) -> np.dtype[np.void]:
-    """One of ELF's tables as numpy sees it: the names of its fields, and their types in bytes."""
-    return np.dtype([(name, f"<{kind}") for name, kind in zip(names.split(), types.split(), strict=True)])
-
-
-_HEADER = _table(
-    "ident type machine version entry segments sections flags size"
-    " segment_size segment_count section_size section_count names",
-    "S16 u2 u2 u4 u8 u8 u8 u4 u2 u2 u2 u2 u2 u2",
-)
-_SECTION = _table("name type flags address offset size link info align entry_size", "u4 u4 u8 u8 u8 u8 u4 u4 u8 u8")
-_SEGMENT = _table("type flags offset address physical file_size size align", "u4 u4 u8 u8 u8 u8 u8 u8")
-_SYMBOL = _table("name info other section value size", "u4 u1 u1 u2 u8 u8")
-_RELOCATION = _table("offset kind symbol addend", "u8 u4 u4 u8")
-
 _ET_EXEC = 2
-_NULL, _PROGBITS, _SYMTAB, _STRTAB, _RELA = 0, 1, 2, 3, 4
-_READ_EXECUTE, _PT_LOAD = 5, 1
+_READ_EXECUTE = 5
 _ALLOCATED_CODE = 6  # SHF_ALLOC and SHF_EXECINSTR
-_STT_FUNC = 2
 _RELOCATED = {1: range(8), 2: range(4), 3: range(4, 8)}  # which bytes of the address R_ZE_SYM_ADDR, _32, _32_HI write
 _MOST_DEBUG_SECTIONS = 64  # DWARF has a dozen kinds
 _OTHER_HALF = 1 << 47  # of the 48 bits that an address has
@@ -97,14 +81,14 @@ def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
         raise ZebinError("two of its kernels have one name")
     sections = read_sections(binary)
     out = bytearray(binary)
-    header = np.frombuffer(out, _HEADER, 1)
-    table = np.frombuffer(out, _SECTION, len(sections), int(header["sections"][0]))
+    header = np.frombuffer(out, HEADER, 1)
+    table = np.frombuffer(out, SECTION, len(sections), int(header["sections"][0]))
     elsewhere = next((kernel.address ^ _OTHER_HALF for kernel in kernels), 0)
     added = np.zeros(len(sections) + 1, np.uint64)  # to the symbols of each section; the last: to those of none
     expected, places = [], []
     for (index, section), kernel in zip(kernel_sections(sections).items(), known, strict=True):
         if (placed := launched.get(kernel.name)) is None:
-            table["type"][index], added[index] = _NULL, elsewhere
+            table["type"][index], added[index] = elf.SHT_NULL, elsewhere
             continue
         code = _loaded(kernel, placed)
         out[section.offset : section.offset + section.size] = code
@@ -113,7 +97,7 @@ def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
         expected.append((kernel.name, canonical(placed.address), code))
     _apply(out, sections, _move_symbols(out, sections, added))
     header["type"], header["segments"] = _ET_EXEC, len(out)
-    header["segment_size"], header["segment_count"] = _SEGMENT.itemsize, len(places)
+    header["segment_size"], header["segment_count"] = SEGMENT.itemsize, len(places)
     result = bytes(out) + _segments(places)
     # Sections may lie over each other, or over the tables, so that writing to one has changed another.
     if [(each.name, each.address, each.code) for each in read_zebin(result).kernels] != expected:
@@ -138,10 +122,10 @@ def _move_symbols(out: bytearray, sections: list[Section], added: NDArray[np.uin
     Relocations of DWARF do not go by the kernels' symbols, but by ones in the .debug_ section that they are for, which
     have the names of sections with code.
     """
-    listed = next((section for section in sections if section.type == _SYMTAB), None)
+    listed = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
     if listed is None:
         return np.empty(0, np.uint64)
-    symbols = np.frombuffer(out, _SYMBOL, listed.size // _SYMBOL.itemsize, listed.offset)
+    symbols = np.frombuffer(out, SYMBOL, listed.size // SYMBOL.itemsize, listed.offset)
     of = np.minimum(symbols["section"], len(sections))
     by_name = {section.name: added[index] for index, section in kernel_sections(sections).items()}
     names_at = sections[listed.link].offset
@@ -156,15 +140,15 @@ def _move_symbols(out: bytearray, sections: list[Section], added: NDArray[np.uin
 
 def _apply(out: bytearray, sections: list[Section], values: NDArray[np.uint64]) -> None:
     """Applies the relocations of DWARF, given the symbols' values."""
-    relocations = [each for each in sections if each.type == _RELA and each.name.startswith(".rela.debug_")]
+    relocations = [each for each in sections if each.type == elf.SHT_RELA and each.name.startswith(".rela.debug_")]
     if len(relocations) > _MOST_DEBUG_SECTIONS or sum(each.size for each in relocations) > len(out):
         raise ZebinError("its sections overlap: they hold more relocations than the file has bytes")
     for section in relocations:
         target = sections[section.info] if section.info < len(sections) else None
-        if target is None or target.type != _PROGBITS:
+        if target is None or target.type != elf.SHT_PROGBITS:
             raise ZebinError("it has relocations of nothing")
         places = np.frombuffer(out, np.uint8, target.size, target.offset)
-        entries = np.frombuffer(out, _RELOCATION, section.size // _RELOCATION.itemsize, section.offset)
+        entries = np.frombuffer(out, RELOCATION, section.size // RELOCATION.itemsize, section.offset)
         entries = entries[entries["symbol"] < len(values)]
         for kind, written in _RELOCATED.items():
             own = entries[(entries["kind"] == kind) & (entries["offset"] < max(target.size - len(written) + 1, 0))]
@@ -175,8 +159,8 @@ def _apply(out: bytearray, sections: list[Section], values: NDArray[np.uint64]) 
 
 def _segments(places: Sequence[tuple[int, int, int]]) -> bytes:
     """Program headers for code, given its offset in the file, address and bytes."""
-    rows = [(_PT_LOAD, _READ_EXECUTE, offset, address, 0, size, size, 1) for offset, address, size in places]
-    return np.array(rows, _SEGMENT).tobytes()
+    rows = [(elf.PT_LOAD, _READ_EXECUTE, offset, address, 0, size, size, 1) for offset, address, size in places]
+    return np.array(rows, SEGMENT).tobytes()
 
 
 def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
@@ -188,29 +172,34 @@ def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
     addresses = np.array([kernel.address for kernel in kernels], np.uint64)
     sizes = np.array([len(kernel.code) for kernel in kernels], np.uint64)
 
-    symbols = np.zeros(1 + count, _SYMBOL)
+    symbols = np.zeros(1 + count, SYMBOL)
     symbols["name"][1:] = names + len(TEXT_PREFIX)
-    symbols["info"][1:] = _STT_FUNC
+    symbols["info"][1:] = elf.STT_FUNC
     symbols["section"][1:] = np.arange(3, 3 + count)
     symbols["value"][1:] = addresses
     symbols["size"][1:] = sizes
 
-    sections = np.zeros(3 + count, _SECTION)
+    sections = np.zeros(3 + count, SECTION)
     sections["name"][1:] = [1, 9, *names]
-    sections["type"] = [_NULL, _STRTAB, _SYMTAB, *[_PROGBITS] * count]
+    sections["type"] = [elf.SHT_NULL, elf.SHT_STRTAB, elf.SHT_SYMTAB, *[elf.SHT_PROGBITS] * count]
     sections["flags"][3:] = _ALLOCATED_CODE
     sections["address"][3:] = addresses
     sections["size"][1:] = [len(strings), symbols.nbytes, *sizes]
-    start = _HEADER.itemsize + count * _SEGMENT.itemsize + sections.nbytes
+    start = HEADER.itemsize + count * SEGMENT.itemsize + sections.nbytes
     sections["offset"] = start + sections["size"].cumsum() - sections["size"]
     # Symbols have their names in section 1; the first that is not local would be the one behind them.
-    sections["link"][2], sections["info"][2], sections["entry_size"][2] = 1, len(symbols), _SYMBOL.itemsize
+    sections["link"][2], sections["info"][2], sections["entry_size"][2] = 1, len(symbols), SYMBOL.itemsize
 
-    header = np.zeros(1, _HEADER)
-    header["ident"], header["type"], header["machine"], header["version"] = b"\x7fELF\2\1\1", _ET_EXEC, EM_INTELGT, 1
-    header["segments"], header["sections"] = _HEADER.itemsize, start - sections.nbytes
+    header = np.zeros(1, HEADER)
+    header["ident"], header["type"], header["machine"], header["version"] = (
+        elf.MAGIC + b"\2\1\1",
+        _ET_EXEC,
+        elf.EM_INTELGT,
+        1,
+    )
+    header["segments"], header["sections"] = HEADER.itemsize, start - sections.nbytes
     header["size"], header["segment_size"], header["section_size"] = (
-        each.itemsize for each in (_HEADER, _SEGMENT, _SECTION)
+        each.itemsize for each in (HEADER, SEGMENT, SECTION)
     )
     header["segment_count"], header["section_count"], header["names"] = count, len(sections), 1
     segments = _segments(list(zip(sections["offset"][3:].tolist(), addresses.tolist(), sizes.tolist(), strict=True)))

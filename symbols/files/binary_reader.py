@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.elf import ElfError
 from iaprof.sandbox.reader import Operation, Refusal
-from iaprof.symbols.files.elf import Elf, ElfError, Functions, SymbolTable, functions_of, read_elf
+from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME
 from iaprof.symbols.names.sources import DEBUG_INFORMATION, DYNAMIC_SYMBOLS, SOURCES, SYMBOL_TABLE
@@ -46,7 +47,7 @@ def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> ob
         "has_symbols": elf.has_symbols,
         "has_code": elf.has_code,
         "frame_pointers": openings.kept if openings and openings.functions else None,
-        "debug_bytes": min(int(elf.sections[index]["size"]), os.fstat(files[0]).st_size) if index is not None else 0,
+        "debug_bytes": min(elf.sections[index].size, os.fstat(files[0]).st_size) if index is not None else 0,
         "second_file": elf.section(".gnu_debugaltlink") is not None,
     }
 

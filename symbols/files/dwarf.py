@@ -19,15 +19,25 @@ from symbolic import exceptions
 from symbolic._lowlevel import ffi, lib
 from symbolic.utils import rustcall as _untyped_rustcall
 
+from iaprof.formats.elf import (
+    PT_DYNAMIC,
+    SECTION,
+    SEGMENT,
+    SHF_COMPRESSED,
+    SHT_DYNSYM,
+    SHT_NULL,
+    SHT_SYMTAB,
+    ElfError,
+)
 from iaprof.sandbox.reader import Operation, Refusal
-from iaprof.symbols.files.elf import PT_DYNAMIC, SHF_COMPRESSED, SHT_DYNSYM, SHT_SYMTAB, Elf, ElfError, read_elf
+from iaprof.symbols.files.elf import Elf, read_elf
 from iaprof.symbols.files.symcache import HEADER_BYTES, SymCacheError, range_count
 
 _MOST_UNPACKED_BYTES = 1 << 29  # of compressed debug information
 _MOST_RATIO = 1 << 11  # of packed to unpacked bytes; DEFLATE's own bound is 1,032
 _MOST_ABBREVIATION_BYTES = 1 << 24
 _MOST_UNITS = 1 << 20
-_SHT_NULL = _PT_NULL = 0
+_PT_NULL = 0
 
 # Declarations in .debug_abbrev: code, tag, children, then attribute and form pairs up to two zeros (DWARF 5, 7.5.3).
 # None of the pairs leads to functions of other units: DW_AT_abstract_origin or DW_AT_specification, DW_FORM_ref_addr.
@@ -93,19 +103,19 @@ def _write_symcache(start: Any, length: int, target: int) -> int:
 def _check_sizes(elf: Elf, size: int) -> None:
     """The debug information must be in the file, and compressed sections must not claim more than is unpacked."""
     index = elf.section(".debug_info")
-    if index is not None and int(elf.sections[index]["offset"]) + int(elf.sections[index]["size"]) > size:
+    if index is not None and elf.sections[index].offset + elf.sections[index].size > size:
         raise ElfError("it lies outside the file")
     unpacked = 0
-    for name, index in elf.named():
+    for name, index in elf.indices.items():
         section = elf.sections[index]
         if name.startswith(".zdebug_"):  # "ZLIB", then the size as a big-endian number
             claimed = int.from_bytes(elf.head(index, 12)[4:], "big")
-        elif section["flags"] & SHF_COMPRESSED:  # Elf64_Chdr: type, reserved, size, alignment
+        elif section.flags & SHF_COMPRESSED:  # Elf64_Chdr: type, reserved, size, alignment
             claimed = int.from_bytes(elf.head(index, 16)[8:], "little")
         else:
             continue
         unpacked += claimed
-        if claimed > _MOST_RATIO * max(int(section["size"]), 1) or unpacked > _MOST_UNPACKED_BYTES:
+        if claimed > _MOST_RATIO * max(section.size, 1) or unpacked > _MOST_UNPACKED_BYTES:
             raise ElfError(
                 f"it claims to unpack to {unpacked >> 20} MiB and more, where {_MOST_UNPACKED_BYTES >> 20} are read"
             )
@@ -114,9 +124,9 @@ def _check_sizes(elf: Elf, size: int) -> None:
 def _bounds(elf: Elf, source: int, part: int, parts: int) -> tuple[int, int] | None:
     """From where to where in .debug_info a part's units stand; None where one part must have them all."""
     index = elf.section(".debug_info")
-    if parts == 1 or index is None or elf.sections[index]["flags"] & SHF_COMPRESSED or _across(elf):
+    if parts == 1 or index is None or elf.sections[index].flags & SHF_COMPRESSED or _across(elf):
         return None if part == 0 else (0, 0)
-    offset, size = int(elf.sections[index]["offset"]), int(elf.sections[index]["size"])
+    offset, size = elf.sections[index].offset, elf.sections[index].size
     starts = [0]
     while starts[-1] < size and len(starts) < _MOST_UNITS:
         head = os.pread(source, 12, offset + starts[-1])
@@ -148,16 +158,17 @@ def _edit_headers(elf: Elf, start: Any, bounds: tuple[int, int] | None) -> None:
     The library would name all of a function by the symbol at its lowest address, which may be that of a piece that the
     compiler split off (foo.cold).
     """
-    sections = elf.sections.copy()
-    sections["type"][np.isin(sections["type"], (SHT_SYMTAB, SHT_DYNSYM))] = _SHT_NULL
+    sections = [
+        each._replace(type=SHT_NULL) if each.type in (SHT_SYMTAB, SHT_DYNSYM) else each for each in elf.sections
+    ]
     index = elf.section(".debug_info")
     if bounds is not None and index is not None:
-        sections["offset"][index] += bounds[0]
-        sections["size"][index] = bounds[1] - bounds[0]
-    _write(start, elf.sections_at, sections.tobytes())
-    segments = elf.segments.copy()
-    segments["type"][segments["type"] == PT_DYNAMIC] = _PT_NULL  # it leads to .dynsym, too
-    _write(start, elf.segments_at, segments.tobytes())
+        own = sections[index]
+        sections[index] = own._replace(offset=own.offset + bounds[0], size=bounds[1] - bounds[0])
+    _write(start, elf.header.sections, b"".join(SECTION.pack(*each) for each in sections))
+    # The dynamic section leads to .dynsym, too.
+    segments = [each._replace(type=_PT_NULL) if each.type == PT_DYNAMIC else each for each in elf.segments]
+    _write(start, elf.header.segments, b"".join(SEGMENT.pack(*each) for each in segments))
 
 
 def _write(start: Any, at: int, content: bytes) -> None:

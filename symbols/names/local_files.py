@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.elf import MAGIC
 from iaprof.symbols.files.debug_files import Candidate, build_id_path, debug_files
 from iaprof.symbols.files.debuginfod import Debuginfod, Kind
 from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
@@ -181,7 +182,7 @@ class LocalFiles:
         if file is None:
             return None
         try:
-            return self._binaries.facts(file).build_id if os.pread(file, 4, 0) == b"\x7fELF" else None
+            return self._binaries.facts(file).build_id if os.pread(file, 4, 0) == MAGIC else None
         except (BinaryError, OSError):
             return None
         finally:

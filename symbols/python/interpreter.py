@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from iaprof.symbols.files.exports import Exporting, exported
+from iaprof.formats.elf import ElfFile
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR, Layout, LayoutError, layout_of
 
 _RUNTIME, _VERSION = b"_PyRuntime", b"Py_Version"
@@ -44,16 +44,16 @@ class Interpreter:
     layout: Layout
 
 
-def read_interpreter(image: Exporting) -> Interpreter | None:
+def read_interpreter(image: ElfFile) -> Interpreter | None:
     """The interpreter in a file; None if there is none in it.
 
     Raises:
         InterpreterError: there is one, but its frames cannot be walked.
     """
-    runtime = exported(image, _RUNTIME)
+    runtime = image.exported(_RUNTIME)
     if runtime is None:
         return None
-    version = exported(image, _VERSION)
+    version = image.exported(_VERSION)
     if version is None:
         raise InterpreterError(f"it is older than Python 3.{FIRST_MINOR}, or does not export its version")
     content = image.at(version, _VERSION_BYTES)
@@ -61,7 +61,7 @@ def read_interpreter(image: Exporting) -> Interpreter | None:
         raise InterpreterError("its version lies outside of the file")
     hexversion = int.from_bytes(content, "little")
     checked = _checked(hexversion)
-    text_type, bytes_type = exported(image, _TEXT_TYPE), exported(image, _BYTES_TYPE)
+    text_type, bytes_type = image.exported(_TEXT_TYPE), image.exported(_BYTES_TYPE)
     if text_type is None or bytes_type is None:
         raise InterpreterError("it does not export the types of its objects")
     return Interpreter(checked, runtime, text_type, bytes_type, _layout(image, runtime, hexversion))
@@ -81,7 +81,7 @@ def _checked(hexversion: int) -> Version:
     return version
 
 
-def _layout(image: Exporting, runtime: int, hexversion: int) -> Layout:
+def _layout(image: ElfFile, runtime: int, hexversion: int) -> Layout:
     try:
         return layout_of(hexversion >> 16 & 255, hexversion, lambda count: image.at(runtime, count))
     except LayoutError as error:

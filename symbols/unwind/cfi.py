@@ -20,6 +20,8 @@ from functools import cached_property
 from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
+from iaprof.formats.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
+
 MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the functions with the most have some thousand
 MOST_SCANNED = 1 << 17  # entries of an image without a sorted table: 0.2 s
 MOST_SEGMENTS = 1 << 10
@@ -30,7 +32,6 @@ RBX, RBP, RSP, R12, R13, R14, R15, RETURN_ADDRESS = 3, 6, 7, 12, 13, 14, 15, 16
 """Registers by their numbers in DWARF (System V ABI for x86-64, table 3.36)."""
 _MOST_REGISTERS = 144
 
-_PT_LOAD, _PT_DYNAMIC, _PT_GNU_EH_FRAME = 1, 2, 0x6474E550
 _OMITTED, _USUAL_TABLE = 0xFF, 0x3B  # encodings of pointers: none; relative to the header, 4 bytes
 _PC_RELATIVE, _DATA_RELATIVE = 0x10, 0x30
 _MASK = (1 << 64) - 1
@@ -81,12 +82,6 @@ class Row:
 
 
 OUTERMOST = Row((RSP, 0), {RETURN_ADDRESS: (How.UNDEFINED, 0)})
-
-
-class _Segment(NamedTuple):
-    offset: int
-    address: int
-    size: int
 
 
 class _Cie(NamedTuple):
@@ -163,8 +158,8 @@ class _Reader:
         return value
 
 
-class CallFrames:
-    """The call frame information of one ELF image."""
+class CallFrames(ElfFile):
+    """An ELF image, and its call frame information."""
 
     def __init__(self, data: Bytes) -> None:
         """Reads its headers.
@@ -178,27 +173,14 @@ class CallFrames:
         self.data = data
         self._cies: dict[int, _Cie] = {}
         with _damaged("its headers cannot be read"):
-            self._read_headers()
-
-    def _read_headers(self) -> None:
-        if self.data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", self.data, 18)[0] != 62:
-            raise CfiError("it is no 64-bit ELF image for x86-64")
-        self.entry, headers, self._sections = struct.unpack_from("<QQQ", self.data, 24)
-        size, count, self._section_size, self._section_count, self._names = struct.unpack_from("<5H", self.data, 54)
-        self.segments: list[_Segment] = []
-        self.dynamic: tuple[int, int] | None = None  # address and size of the dynamic section
-        table = None
-        for number in range(min(count, MOST_SEGMENTS)):
-            kind, _, offset, address, _, in_file = struct.unpack_from("<IIQQQQ", self.data, headers + number * size)
-            if kind == _PT_LOAD:
-                self.segments.append(_Segment(offset, address, in_file))
-            elif kind == _PT_DYNAMIC:
-                self.dynamic = address, in_file
-            elif kind == _PT_GNU_EH_FRAME:
-                table = offset, address
-        self._count = 0
-        if table is not None:
-            self._read_table(*table)
+            super().__init__(in_memory(data))
+            if self.header.machine != EM_X86_64:
+                raise CfiError("it is no 64-bit ELF image for x86-64")
+            self.segments = self.segments[:MOST_SEGMENTS]
+            tables = [each for each in self.segments if each.type == PT_GNU_EH_FRAME]
+            self._count = 0
+            if tables:
+                self._read_table(tables[-1].offset, tables[-1].address)
 
     def _read_table(self, offset: int, address: int) -> None:
         """The header of the sorted table; one of another form counts as none."""
@@ -214,29 +196,21 @@ class CallFrames:
 
     def address_of(self, offset: int) -> int | None:
         """Where the byte at an offset of the file is in the image; None if it is not loaded."""
-        for segment in self.segments:
+        for segment in self.loads:
             # The page that a segment begins in is mapped as a whole.
             if segment.offset & ~4095 <= offset < segment.offset + segment.size:
                 return offset - segment.offset + segment.address
         return None
 
     def _offset_of(self, address: int) -> int:
-        for segment in self.segments:
+        for segment in self.loads:
             if segment.address <= address < segment.address + segment.size:
                 return address - segment.address + segment.offset
         raise CfiError("an address outside of the image")
 
-    def at(self, address: int, count: int) -> bytes:
-        """The bytes from an address of the image on; fewer at the end of a segment, none if it is not loaded."""
-        for segment in self.segments:
-            if segment.address <= address < segment.address + segment.size:
-                start, end = address - segment.address + segment.offset, segment.offset + segment.size
-                return bytes(self.data[start : min(start + count, end)])
-        return b""
-
     def code_before(self, address: int, count: int) -> bytes:
         """The bytes before an address of the image; fewer at the beginning of a segment, none if it is not loaded."""
-        for segment in self.segments:
+        for segment in self.loads:
             if segment.address < address <= segment.address + segment.size:
                 end = address - segment.address + segment.offset
                 return bytes(self.data[max(end - count, segment.offset) : end])
@@ -284,7 +258,7 @@ class CallFrames:
         """Likewise, for who has asked for the function."""
         if function is None:
             # The dynamic linker's start may have no entry; the kernel jumps there, and nothing calls it.
-            is_start = self.entry and 0 <= address - self.entry < ENTRY_BYTES
+            is_start = self.header.entry and 0 <= address - self.header.entry < ENTRY_BYTES
             return OUTERMOST if is_start else None
         with _damaged():
             return self._row(function, address)
@@ -322,7 +296,9 @@ class CallFrames:
 
     def _entries(self) -> Iterator[tuple[int, int]]:
         """The start of each function, and the offset of its entry."""
-        at, end = self._section(b".eh_frame") or (0, 0)
+        index = self.indices.get(".eh_frame") if len(self.sections) <= MOST_SECTIONS else None
+        at = 0 if index is None else self.sections[index].offset
+        end = 0 if index is None else min(at + self.sections[index].size, len(self.data))
         for _ in range(MOST_SCANNED):
             if at + 8 > end:
                 break
@@ -338,21 +314,9 @@ class CallFrames:
     @cached_property
     def is_go(self) -> bool:
         """Whether Go's compiler made it: such code keeps frame pointers, and has no call frame information."""
-        with contextlib.suppress(CfiError), _damaged():
-            return self._section(b".go.buildinfo") is not None
+        with contextlib.suppress(ElfError):
+            return len(self.sections) <= MOST_SECTIONS and ".go.buildinfo" in self.indices
         return False
-
-    def _section(self, wanted: bytes) -> tuple[int, int] | None:
-        """Offsets of the start and the end of a section; None if there is none of that name."""
-        if self._section_size != 64 or self._names >= min(self._section_count, MOST_SECTIONS):
-            return None
-        headers = struct.Struct("<IIQQQQ")
-        names = headers.unpack_from(self.data, self._sections + 64 * self._names)[4]
-        for number in range(min(self._section_count, MOST_SECTIONS)):
-            name, _, _, _, offset, size = headers.unpack_from(self.data, self._sections + 64 * number)
-            if self.data[names + name : names + name + len(wanted) + 1] == wanted + b"\0":
-                return offset, min(offset + size, len(self.data))
-        return None
 
     def _bias(self, offset: int) -> int:
         """What is added to an offset to get the address."""

@@ -6,25 +6,29 @@ few instructions more. So what counts is the share of functions, of some size, n
 
 from __future__ import annotations
 
-import os
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from iaprof.formats.elf import (
+    EM_X86_64,
+    PF_EXECUTE,
+    SHT_DYNSYM,
+    SHT_SYMTAB,
+    STT_FUNC,
+    ElfError,
+    ElfFile,
+    in_file,
+)
+from iaprof.formats.elf_tables import SYMBOL
 
 SAMPLED = 256  # functions
 SMALLEST = 64  # bytes of a function: smaller ones need no frame in any build
 _OPENING = 24  # bytes at a function's beginning
 _PROLOGUES = (b"\x55\x48\x89\xe5", b"\x55\x48\x8b\xec")  # the two encodings of that mov
 _MOST_SECTIONS, _MOST_SEGMENTS = 1024, 64
-_MOST_SYMBOLS = 1 << 18
-_X86_64, _PT_LOAD, _EXECUTABLE = 62, 1, 1
-_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
-_STT_FUNC = 2
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+_MOSTSYMBOL = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -51,54 +55,36 @@ def read_openings(fd: int) -> Openings | None:
     The file may be anybody's: everything that is read of it is bounded, and nothing of it is believed.
     """
     try:
-        return _openings(fd)
-    except (struct.error, ValueError, OverflowError, OSError):
+        elf = ElfFile(in_file(fd))
+        return _openings(elf) if elf.header.machine == EM_X86_64 else None
+    except ElfError:
         return None
 
 
-def _openings(fd: int) -> Openings | None:
-    header = os.pread(fd, 64, 0)
-    if header[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", header, 18)[0] != _X86_64:
-        return None
-    segments_at, sections_at = struct.unpack_from("<QQ", header, 32)
-    segment_count, _, section_count = struct.unpack_from("<HHH", header, 56)
-    segments = [
-        (address, offset, size)
-        for kind, flags, offset, address, _, size, _, _ in struct.iter_unpack(
-            "<IIQQQQQQ", _table(fd, segments_at, 56, min(segment_count, _MOST_SEGMENTS))
-        )
-        if kind == _PT_LOAD and flags & _EXECUTABLE
-    ]
-    sections = _table(fd, sections_at, 64, min(section_count, _MOST_SECTIONS))
+def _openings(elf: ElfFile) -> Openings:
     starts: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
-    for _, kind, _, _, offset, size, *_ in struct.iter_unpack("<IIQQQQIIQQ", sections):
-        if kind in (_SHT_SYMTAB, _SHT_DYNSYM):
-            starts.append(
-                _functions(_table(fd, offset, _SYMBOL.itemsize, min(size // _SYMBOL.itemsize, _MOST_SYMBOLS)))
-            )
+    for section in elf.sections[:_MOST_SECTIONS]:
+        if section.type in (SHT_SYMTAB, SHT_DYNSYM):
+            table = elf.read(section.offset, min(section.size // SYMBOL.itemsize, _MOSTSYMBOL) * SYMBOL.itemsize)
+            starts.append(_functions(table[: len(table) // SYMBOL.itemsize * SYMBOL.itemsize]))
     every = np.unique(np.concatenate(starts))
     sampled = every[:: max(1, -(-len(every) // SAMPLED))]
-    openings = [opening for address in sampled if (opening := _opening(fd, segments, int(address)))]
+    openings = [opening for address in sampled.tolist() if (opening := _opening(elf, address))]
     with_frame = sum(any(prologue in opening for prologue in _PROLOGUES) for opening in openings)
     return Openings(with_frame, len(openings))
 
 
-def _table(fd: int, offset: int, entry: int, count: int) -> bytes:
-    """Whole entries, as many as the file has."""
-    data = os.pread(fd, entry * count, offset)
-    return data[: len(data) // entry * entry]
-
-
 def _functions(table: bytes) -> NDArray[np.uint64]:
     """Addresses of the functions that are in this file and large enough: uint64[n]."""
-    symbols = np.frombuffer(table, _SYMBOL)
-    chosen = (symbols["info"] & 0xF == _STT_FUNC) & (symbols["section"] != 0) & (symbols["size"] >= SMALLEST)
+    symbols = np.frombuffer(table, SYMBOL)
+    chosen = (symbols["info"] & 0xF == STT_FUNC) & (symbols["section"] != 0) & (symbols["size"] >= SMALLEST)
     addresses: NDArray[np.uint64] = symbols["value"][chosen].astype(np.uint64)
     return addresses
 
 
-def _opening(fd: int, segments: list[tuple[int, int, int]], address: int) -> bytes:
-    for start, offset, size in segments:
-        if start <= address and address + _OPENING <= start + size:
-            return os.pread(fd, _OPENING, address - start + offset)
+def _opening(elf: ElfFile, address: int) -> bytes:
+    for segment in elf.loads[:_MOST_SEGMENTS]:
+        within = address - segment.address
+        if segment.flags & PF_EXECUTE and 0 <= within <= segment.size - _OPENING:
+            return elf.read(segment.offset + within, _OPENING)
     return b""

@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from conftest import descendants
 from driver.driver import HERE, Driver
@@ -126,7 +128,7 @@ def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatc
     assert (layout.module, layout.module_bias) == (Field((module,)), bias)
     assert (layout.binary, layout.binary_size) == (Field((module, binary)), Field((module, length)))
     with library.open("rb") as file:
-        symbols = LibraryFile(file).elf.get_section_by_name(".dynsym")
+        symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
         at = {symbol.name: symbol["st_value"] for symbol in symbols.iter_symbols()}
     assert layout.classes == (at["of_immutables"],)
     # push and je are emulated, with an endbr64 of 4 bytes and a test of 3 before them; sub and xor are not.

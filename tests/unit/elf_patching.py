@@ -6,7 +6,14 @@ import struct
 import subprocess
 from pathlib import Path
 
-HEADER = {"ident": (0, "16s"), "machine": (18, "<H"), "shoff": (40, "<Q"), "phnum": (56, "<H"), "shnum": (60, "<H")}
+HEADER = {
+    "ident": (0, "16s"),
+    "machine": (18, "<H"),
+    "phoff": (32, "<Q"),
+    "shoff": (40, "<Q"),
+    "phnum": (56, "<H"),
+    "shnum": (60, "<H"),
+}
 SECTION = {"type": (4, "<I"), "flags": (8, "<Q"), "offset": (24, "<Q"), "size": (32, "<Q"), "link": (40, "<I")}
 
 

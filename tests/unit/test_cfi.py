@@ -78,7 +78,7 @@ def test_what_no_function_holds_has_no_row() -> None:
 
 def test_nothing_called_the_start_of_the_dynamic_linker() -> None:
     frames = CallFrames(LIBRARIES[0].read_bytes())
-    row = frames.row(frames.entry)
+    row = frames.row(frames.header.entry)
     assert row is not None
     assert row.is_outermost
 

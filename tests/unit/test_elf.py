@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import struct
 
 import numpy as np
 import pytest
 
-from iaprof.symbols.files.elf import Elf, ElfError, Functions, SymbolTable, functions_of
+from iaprof.formats.elf import ElfError, in_memory
+from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of
 from iaprof.symbols.files.symcache import HEADER_BYTES, VERSION, SymCache, SymCacheError, range_count
 
 LOCAL, GLOBAL, WEAK = 0, 1, 2
@@ -65,7 +65,7 @@ def segments(*loads: tuple[int, int, int]) -> Elf:
     head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 64, 0, 0, 64, 56, len(loads), 64, 0, 0)
     entries = b"".join(struct.pack("<IIQQQQQQ", 1, 5, at, address, 0, size, size, 0) for at, address, size in loads)
     content = head + entries
-    return Elf(io.BytesIO(content))
+    return Elf(in_memory(content))
 
 
 def test_offsets_and_addresses_turn_into_one_another() -> None:
@@ -149,4 +149,4 @@ def test_headers_are_not_believed() -> None:
         bad = bytes(good[:at]) + struct.pack("<H", value) + bytes(good[at + 2 :])
         bad = bad[:56] + b"\1\0" + bad[58:]
         with pytest.raises(ElfError, match=r"cannot be read|outside"):
-            Elf(io.BytesIO(bad))
+            Elf(in_memory(bad))

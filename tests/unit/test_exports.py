@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 import subprocess
@@ -11,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.files.elf import Elf
-from iaprof.symbols.files.exports import LONGEST_CHAIN, exported
-from iaprof.symbols.unwind.cfi import CallFrames
+from iaprof.formats.elf import LONGEST_CHAIN, ElfFile, in_memory
 
 LIBRARIES = [Path("/lib/x86_64-linux-gnu") / name for name in ("libc.so.6", "libm.so.6", "libstdc++.so.6")]
 
@@ -34,10 +31,10 @@ def test_each_symbol_is_where_readelf_says(library: Path) -> None:
     names = told(library)
     assert len(names) > 500
     with library.open("rb") as file:
-        elf = CallFrames(file.read())
+        elf = ElfFile(in_memory(file.read()))
         for name, addresses in names.items():
-            assert exported(elf, name.encode()) in addresses, name
-        assert [exported(elf, name) for name in (b"", b"_PyRuntime", b"pthread", b"x" * 10_000)] == [None] * 4
+            assert elf.exported(name.encode()) in addresses, name
+        assert [elf.exported(name) for name in (b"", b"_PyRuntime", b"pthread", b"x" * 10_000)] == [None] * 4
 
 
 @pytest.mark.parametrize("style", ["sysv", "gnu"])
@@ -47,16 +44,16 @@ def test_a_chain_without_an_end_is_left(style: str, tmp_path: Path) -> None:
     words = [os.environ.get("CC", "cc"), "-shared", "-nostdlib", f"-Wl,--hash-style={style}", "-x", "c", "-", "-o"]
     subprocess.run([*words, output], input=source.encode(), check=True)
     content = bytearray(output.read_bytes())
-    elf = Elf(io.BytesIO(content))
-    assert exported(CallFrames(content), b"variable_77") is not None
+    elf = ElfFile(in_memory(content))
+    assert elf.exported(b"variable_77") is not None
     index = elf.section(".hash" if style == "sysv" else ".gnu.hash")
     assert index is not None
-    start, size = int(elf.sections[index]["offset"]), int(elf.sections[index]["size"])
+    start, size = elf.sections[index].offset, elf.sections[index].size
     content[start : start + size] = (round_and_round if style == "sysv" else all_the_same)(
         content[start : start + size]
     )
     began = time.process_time()
-    assert exported(CallFrames(content), b"missing") is None
+    assert elf.exported(b"missing") is None
     assert time.process_time() - began < 1
 
 

@@ -97,7 +97,7 @@ def test_damaged_unwind_data_is_no_more_than_wrong(seed: int) -> None:
         places = [elf.sections[elf.section(name)] for name in (".eh_frame", ".eh_frame_hdr")]
     for section in places:
         for _ in range(2000):
-            content[int(section["offset"]) + rng.randrange(int(section["size"]))] = rng.randrange(256)
+            content[section.offset + rng.randrange(section.size)] = rng.randrange(256)
     # when, then
     found = outermost(bytes(content), np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
     assert found is None or len(found) == 500

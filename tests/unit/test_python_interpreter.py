@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import random
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from iaprof.formats.elf import in_memory
 from iaprof.symbols.files.elf import Elf
 from iaprof.symbols.python.interpreter import Interpreter, InterpreterError, Version, read_interpreter
 from iaprof.symbols.python.layout import LARGEST_FRAME, Layout
@@ -29,7 +29,7 @@ VERSION = "import sys; print(*sys.version_info[:3])"
 def walked(python: list[str], file: Path, interpreter: Interpreter) -> dict[str, Any]:
     """What own_memory.py prints."""
     layout = dataclasses.asdict(interpreter.layout) | {"frame_bytes": interpreter.layout.frame_bytes}
-    preferred = Elf(io.BytesIO(file.read_bytes())).first_address
+    preferred = Elf(in_memory(file.read_bytes())).first_address
     numbers = [str(preferred), str(interpreter.runtime), json.dumps(layout)]
     result: dict[str, Any] = json.loads(output_of(python, HERE / "own_memory.py", file, *numbers))
     return result
