@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import time
 from collections import Counter
@@ -24,22 +23,20 @@ from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layo
 from iaprof.bpf.emulation import single_stepped
 from iaprof.bpf.injected import injected_entries
 from iaprof.bpf.library_file import LibraryFile, load_functions
-from iaprof.bpf.processes import MAX_MAPS_BYTES, maps_of, running_pids
+from iaprof.bpf.processes import running_pids
 from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.header.no_launches import driver_at
 from iaprof.formats.header.unprobed import Unprobed
+from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 
-# A line of /proc/PID/maps: an executable mapping of such a library, its range and its path.
-MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +"
-    rb"(.*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?)$",
-    re.MULTILINE,
+MAPPING = lines(
+    rb".*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?", rights=rb"..x."
 )
-C_LIBRARY = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +"
+"""Executable mappings of a driver."""
+C_LIBRARY = lines(
     rb".*/(?:libc\.so\.6|libc-2\.[0-9]+\.so|libdl\.so\.2|libdl-2\.[0-9]+\.so|ld-musl-x86_64\.so\.1|libc\.musl-x86_64\.so\.1)"
-    rb"(?: \(deleted\))?$",
-    re.MULTILINE,
+    rb"(?: \(deleted\))?",
+    rights=rb"..x.",
 )
 """What may have dlopen."""
 NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so")  # of which what MAPPING finds has one
@@ -153,8 +150,7 @@ class Libraries:
 
         Programs that start from now on and have our C library are known to load libraries before they map a driver.
         """
-        with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as file:
-            self._watch_c_libraries(os.getpid(), file.read(MAX_MAPS_BYTES))
+        self._watch_c_libraries(os.getpid(), maps_of())
         for pid in running_pids():
             yield from self.mapped(pid)
 
@@ -167,13 +163,11 @@ class Libraries:
                 missing; None if it is not to be counted.
         """
         maps = maps_of(pid)
-        drivers = list(MAPPING.finditer(maps))
+        drivers = list(mappings(maps, MAPPING))
         since = 0
         for found in drivers:
-            path = found[3].decode("utf-8", "backslashreplace")
-            # Names in map_files have no leading zeros, addresses in maps may have.
-            start, end = int(found[1], 16), int(found[2], 16)
-            since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{start:x}-{end:x}", path)))
+            path = found.name.decode("utf-8", "backslashreplace")
+            since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{found.span}", path)))
         if just is not None and since > just.time_ns:
             self._unprobed.waited(pid, since - just.time_ns)
         elif just is not None and not drivers:
@@ -198,11 +192,10 @@ class Libraries:
 
     def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
         """Sees to it that BPF learns when a process of a driver's loads or unloads libraries."""
-        for found in C_LIBRARY.finditer(maps):
-            start, end = int(found[1], 16), int(found[2], 16)
+        for found in mappings(maps, C_LIBRARY):
             with (
                 contextlib.suppress(OSError, IaprofError),
-                open_regular(f"/proc/{pid}/map_files/{start:x}-{end:x}") as file,
+                open_regular(f"/proc/{pid}/map_files/{found.span}") as file,
             ):
                 status = os.fstat(file.fileno())
                 inode = (status.st_dev, status.st_ino)

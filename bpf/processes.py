@@ -18,16 +18,6 @@ _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, 104 bytes)
 _EXECUTABLE = 0x04
 _COVERING_OR_NEXT = 0x10
 _NAME_BYTES = 4096
-MAX_MAPS_BYTES = 16 << 20  # of a process: 100,000 mappings, and more than it can have unless somebody allowed it
-
-
-def maps_of(pid: int) -> bytes:
-    """What /proc says that a process has mapped; empty if it has ended."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            return file.read(MAX_MAPS_BYTES)
-    except OSError:
-        return b""
 
 
 class _Query(ctypes.Structure):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import bisect
 import os
-import re
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from iaprof.formats.wire.process_maps import Mapping, mappings, maps_of
 
 DEPTH = 4  # offsets of a path: as many as NEO 26.27 needs; earlier ones need fewer
 WINDOW = 4096  # bytes of an object that are looked at
@@ -26,7 +27,6 @@ _PAGE = 4096
 GPU_BITS = (1 << 48) - 1  # some drivers sign-extend GPU addresses, others do not
 _WORD = 8
 _LOWER = (1 << 32) - 1
-_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) (\S+ [0-9]+)", re.MULTILINE)
 
 Path = tuple[int, ...]
 Candidate = tuple[Path, ...]  # one path, two that belong together, or one and a number
@@ -44,22 +44,6 @@ class Kernel:
     binary: bytes  # the module's zebin
 
 
-@dataclass(frozen=True)
-class Mapping:
-    """A line of /proc/PID/maps."""
-
-    start: int
-    end: int
-    rights: bytes
-    offset: int  # in the file
-    file: bytes  # device and inode
-
-    @property
-    def is_allocated(self) -> bool:
-        """Whether it is memory that the process asked for."""
-        return self.rights.startswith(b"rw") and self.file.endswith(b" 0")
-
-
 class Memory:
     """The memory of this very process."""
 
@@ -75,12 +59,7 @@ class Memory:
         """Forgets what was read, and learns what is mapped now."""
         self._numbers.clear()
         self._words.clear()
-        with open("/proc/self/maps", "rb") as file:
-            found = _MAPPING.findall(file.read())
-        self._mappings = [
-            Mapping(int(start, 16), int(end, 16), rights, int(offset, 16), of)
-            for start, end, rights, offset, of in found
-        ]
+        self._mappings = list(mappings(maps_of()))
         self._starts = [mapping.start for mapping in self._mappings]
 
     def mapping(self, address: int) -> Mapping | None:
@@ -123,7 +102,7 @@ class Memory:
 
     def is_object(self, address: int) -> bool:
         """Whether an object may lie there."""
-        return address % _WORD == 0 and (found := self.mapping(address)) is not None and found.is_allocated
+        return address % _WORD == 0 and (found := self.mapping(address)) is not None and _is_allocated(found)
 
 
 class Search:
@@ -243,7 +222,7 @@ class Search:
                 elif mapping.file == self._driver:
                     if self._is_virtual_table(word, mapping):
                         yield "kernel_class", (at,), (word - mapping.start + mapping.offset,)
-                elif mapping.is_allocated and (kind := self._kind(word, kernel)):
+                elif _is_allocated(mapping) and (kind := self._kind(word, kernel)):
                     if kind != "binary":
                         yield kind, (at,), ()
                         continue
@@ -306,3 +285,8 @@ def nearest(candidate: Candidate) -> tuple[int, Candidate]:
 def _spans(size: int, needed: int) -> bool:
     """Whether it can be the size of an allocation that holds so many bytes."""
     return needed <= size <= MAX_ALLOCATION
+
+
+def _is_allocated(mapping: Mapping) -> bool:
+    """Whether it is memory that the process asked for."""
+    return mapping.rights.startswith(b"rw") and not mapping.inode

@@ -5,13 +5,12 @@ For the end of a recording, one file after the other. A file that cannot be open
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.intake import start_child
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.sandbox.closing import Closing
@@ -24,8 +23,6 @@ LATE, DIED = "opening it took too long", "the process that opens it died"
 OTHERS_LATE = "other files of its user took too long to open"
 LATER = (LATE, DIED, OTHERS_LATE)
 """Why a file was not opened that may be opened at another time."""
-_MAPS = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) \S+ \S+ \S+ (\d+) *(.*)$", re.MULTILINE)
-_MOST_MAPS = 1 << 24  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +81,9 @@ class Opener(Closing):
             same: see `open`.
         """
         wanted = path.encode("utf-8", "backslashreplace")
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-            for span, number, name in _MAPS.findall(file.read(_MOST_MAPS)):
-                if name in (wanted, wanted + b" (deleted)") and inode in (0, int(number)):
-                    return self._ask({"pid": pid, "mapped": _unpadded(span), "same": _numbers(same)}, rights)
+        for mapping in mappings(maps_of(pid)):
+            if mapping.name in (wanted, wanted + b" (deleted)") and inode in (0, mapping.inode):
+                return self._ask({"pid": pid, "mapped": mapping.span, "same": _numbers(same)}, rights)
         return "it is not mapped any more"
 
     def open_mapping(self, pid: int, start: int, end: int, rights: Rights, same: FileIdentity) -> int | str:
@@ -127,9 +123,3 @@ class Opener(Closing):
 
 def _numbers(same: FileIdentity | None) -> list[int] | None:
     return None if same is None else [same.device, same.inode, same.before_ns]
-
-
-def _unpadded(span: bytes) -> str:
-    """A range as map_files writes it: without the zeros that maps puts in front."""
-    start, end = span.split(b"-")
-    return f"{int(start, 16):x}-{int(end, 16):x}"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from iaprof.bpf.processes import running_pids
+from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 
-_MOST_BYTES = 16 << 20  # of one process's list of mappings
 _LONGEST_NAME = 120
 
 
@@ -26,16 +26,14 @@ class MappedFile:
 
 def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
     """Executable mappings, one for each process and file, of files whose name (without its folder) matches."""
-    line = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
+    line = lines(rb"/.*", rights=rb"..x.")
     for pid in running_pids():
         seen = set()
-        for found in line.finditer(read_some(f"/proc/{pid}/maps", _MOST_BYTES)):
-            path = found[3].removesuffix(b" (deleted)")
+        for found in mappings(maps_of(pid), line):
+            path = found.name.removesuffix(b" (deleted)")
             if path not in seen and name.fullmatch(os.path.basename(path)):
                 seen.add(path)
-                # map_files has the same numbers without leading zeros
-                location = f"/proc/{pid}/map_files/{int(found[1], 16):x}-{int(found[2], 16):x}"
-                yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), location)
+                yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), f"/proc/{pid}/map_files/{found.span}")
 
 
 @contextlib.contextmanager
@@ -50,19 +48,6 @@ def opened(location: str) -> Iterator[int | None]:
         yield fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
     finally:
         os.close(fd)
-
-
-def read_some(path: str, most: int) -> bytes:
-    """The beginning of a file below /proc; nothing when it cannot be read."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            parts = []
-            while most > 0 and (part := file.read(min(most, 1 << 16))):
-                parts.append(part)
-                most -= len(part)
-            return b"".join(parts)
-    except OSError:
-        return b""
 
 
 def shortened(path: str) -> str:

@@ -12,6 +12,7 @@ from iaprof.bpf.libraries import Mapped, Outcome
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED, sentence
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED
 from iaprof.formats.header.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS
+from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
@@ -50,7 +51,7 @@ class MappedLibraries(Source):
         self._took(self._there)
         self._took(self._probes.libraries.running())
         for pid in processes.running_pids():
-            if b"python" in processes.maps_of(pid):
+            if b"python" in maps_of(pid):
                 self.on_python(pid)
         self._ready_ns = time.monotonic_ns()
 

@@ -6,20 +6,18 @@ Processes with the same mappings share a number of their space: a forked child n
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
 from iaprof.record.mapped_files import FileIdentity
 from iaprof.record.opener import LATER, Opener, Rights
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.walk import PAGE
 
-_MOST_MAPS = 1 << 24  # bytes
 _LOCATIONS = 4  # of a file, where it may be opened
-_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$", re.MULTILINE)
 _NO_FILE = -1
 _ALWAYS_NS = 1 << 62  # before which a file has to have changed last: a program may be built anew while it runs
 
@@ -92,9 +90,9 @@ class Images:
 
 def _spans(pid: int, image: Image) -> Iterator[tuple[int, int]]:
     """Where a process has a file mapped now."""
-    for start, end, _, device, inode, _ in _lines(pid):
-        if inode == image.inode and device == image.device:
-            yield start, end
+    for mapping in mappings(maps_of(pid), EXECUTABLE):
+        if mapping.file == (image.device, image.inode):
+            yield mapping.start, mapping.end
 
 
 def _may_be_python(name: bytes) -> bool:
@@ -114,21 +112,9 @@ def rights_of(pid: int) -> Rights | None:
 def executable(pid: int, images: Images) -> tuple[Mapping, ...]:
     """A process's executable mappings, sorted; none if it has ended."""
     return tuple(
-        Mapping(start, end, offset, images.number(device, inode, name, pid, start, end))
-        for start, end, offset, device, inode, name in _lines(pid)
+        Mapping(each.start, each.end, each.offset, images.number(*each.file, each.name, pid, each.start, each.end))
+        for each in mappings(maps_of(pid), EXECUTABLE)
     )
-
-
-def _lines(pid: int) -> Iterator[tuple[int, int, int, int, int, bytes]]:
-    """Start, end, offset, device, inode and name of each executable mapping."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as file:
-            text = file.read(_MOST_MAPS)
-    except OSError:
-        return
-    for low, high, offset, major, minor, inode, name in _LINE.findall(text):
-        device = int(major, 16) << 32 | int(minor, 16)
-        yield int(low, 16), int(high, 16), int(offset, 16), device, int(inode), name
 
 
 class Memory:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.symbols.names.modules import ModuleKind
 
-_NAME = "[vdso]"
+_LINE = lines(rb"\[vdso\]")
 _MOST_BYTES = 1 << 20  # it has a few pages
 
 
@@ -17,13 +17,11 @@ def open_vdso() -> int | None:
     It is that of every 64-bit process since this machine was started, and of no other: for addresses that were recorded
     on another machine or before the last start, it may give wrong names.
     """
-    for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
-        if line.endswith(f" {_NAME}"):
-            start, end = (int(number, 16) for number in line.split(" ", 1)[0].split("-"))
-            with open("/proc/self/mem", "rb", buffering=0) as memory:
-                content = os.pread(memory.fileno(), min(end - start, _MOST_BYTES), start)
-            file = os.memfd_create("iaprof " + ModuleKind.VDSO)
-            os.write(file, content)
-            os.lseek(file, 0, os.SEEK_SET)
-            return file
+    for mapping in mappings(maps_of(), _LINE):
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            content = os.pread(memory.fileno(), min(mapping.end - mapping.start, _MOST_BYTES), mapping.start)
+        file = os.memfd_create("iaprof " + ModuleKind.VDSO)
+        os.write(file, content)
+        os.lseek(file, 0, os.SEEK_SET)
+        return file
     return None

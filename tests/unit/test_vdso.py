@@ -9,6 +9,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
+from iaprof.symbols.files import vdso
 from iaprof.symbols.files.vdso import open_vdso
 
 
@@ -31,7 +32,6 @@ def test_it_is_the_elf_file_that_is_mapped() -> None:
 
 
 def test_a_process_without_one(monkeypatch) -> None:
-    monkeypatch.setattr(
-        Path, "read_text", lambda *_: "7f00-7f10 r--p 00000000 00:00 0 [vvar]\n7f-80 r 0 0 0 /tmp/x[vdso]\n"
-    )
+    text = b"7f00-7f10 r--p 00000000 00:00 0 [vvar]\n7f10-7f20 r-xp 00000000 00:01 7 /tmp/x [vdso]\n"
+    monkeypatch.setattr(vdso, "maps_of", lambda: text)
     assert open_vdso() is None
