@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import (
@@ -354,8 +355,9 @@ def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-o", tmp_path / "one.so", tmp_path / "one.c"], check=True)
     with (tmp_path / "one.so").open("rb") as file:
         elf = LibraryFile(file)
-        (symbol,) = elf.elf.get_section_by_name(".dynsym").get_symbol_by_name("one")
-        (place,) = elf.elf.address_offsets(symbol["st_value"])
+        symbols = ELFFile(file)
+        (symbol,) = symbols.get_section_by_name(".dynsym").get_symbol_by_name("one")
+        (place,) = symbols.address_offsets(symbol["st_value"])
         with pytest.raises(Problem, match="a call that is none"):
             Code(elf, file).call(place)
 
