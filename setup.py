@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles libiaprof_inject.so of record/inject.c into the package; all else of the build is in pyproject.toml.
+"""Compiles libiaprof_inject.so of record/kernels/inject.c into the package; all else of the build is in pyproject.toml.
 
 Where there is no C compiler, or no <sys/sdt.h> (Debian: systemtap-sdt-dev), iaprof installs without that library, and
 `iaprof record --launches=inject` says what is missing.
@@ -37,9 +37,9 @@ class WheelOfAnyPython(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "iaprof.record.libiaprof_inject",
-            [f"src/iaprof/record/inject{part}.c" for part in ("", "_opencl", "_recording", "_children")],
-            depends=["src/iaprof/record/inject.h"],
+            "iaprof.record.kernels.libiaprof_inject",
+            [f"src/iaprof/record/kernels/inject{part}.c" for part in ("", "_opencl", "_recording", "_children")],
+            depends=["src/iaprof/record/kernels/inject.h"],
             # Frame pointers, because recorded stacks begin in it.
             extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
             # What it calls of its own is its own, whatever a program has by that name.

@@ -13,7 +13,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.processes import parents
 from iaprof.formats.wire.sideband import tasks
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
 
 ORPHAN_NS = 2_000_000_000  # after which a process's parent is not waited for any longer
 

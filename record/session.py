@@ -14,21 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.record.capture.finisher import Finisher
+from iaprof.record.capture.journal import BOTH_NS, Journal, Tell
+from iaprof.record.capture.rotation import OnPart, Rotation, spool_path
+from iaprof.record.capture.spool import FrameKind, Spool
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
-from iaprof.record.finisher import Finisher
 from iaprof.record.header import footer, header
-from iaprof.record.journal import BOTH_NS, Journal, Tell
 from iaprof.record.launched_kernels import Kernels
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds
-from iaprof.record.roots import Roots
-from iaprof.record.rotation import OnPart, Rotation, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.opening import open_sources
-from iaprof.record.spool import FrameKind, Spool
+from iaprof.record.symbolize.roots import Roots
 
 TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible

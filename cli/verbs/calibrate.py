@@ -17,7 +17,7 @@ from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout
-    from iaprof.record.calibrate import Calibration
+    from iaprof.record.calibrate.calibrate import Calibration
 
 EXAMPLES = """\b
 Examples:
@@ -44,7 +44,7 @@ def calibrate(
     what its public calls say, and writes what holds on all of them. Recordings then see the launches of every program
     that uses this build. Needs no GPU; takes a few seconds.
     """
-    from iaprof.record import calibrate as calibration
+    from iaprof.record.calibrate import calibrate as calibration
 
     calibration.check_store(output)
     library = library or calibration.installed_driver()

@@ -16,7 +16,7 @@ from iaprof.cli.terminal.stdout import answering
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from iaprof.record.xe import Device
+    from iaprof.record.sources.xe import Device
 
 EXAMPLES = """\b
 Examples:
@@ -36,7 +36,7 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     Says what they are called, where they sit, and what they can sample, or why they cannot. Needs no root where the
     render nodes can be opened.
     """
-    from iaprof.record import xe
+    from iaprof.record.sources import xe
 
     nodes = xe.render_nodes()
     if not nodes:
@@ -86,7 +86,7 @@ def _show(device: Device) -> None:
 
 def _named(device: Device) -> list[str]:
     """Its rates, as `record --rate` takes them."""
-    from iaprof.record.xe import named_rates
+    from iaprof.record.sources.xe import named_rates
 
     names: dict[int, str] = {}
     for name, rate in named_rates(device).items():
@@ -103,8 +103,8 @@ def _explain(text: str) -> None:
 
 def _other(path: str, problem: str) -> dict[str, str]:
     """What is known of a GPU that cannot be sampled."""
-    from iaprof.record import xe
-    from iaprof.record.pci_ids import device_name
+    from iaprof.record.sources import xe
+    from iaprof.record.sources.pci_ids import device_name
 
     vendor, device = (_sysfs_number(path, name) for name in ("vendor", "device"))
     return {
@@ -126,7 +126,7 @@ def _sysfs_number(path: str, name: str) -> int:
 
 
 def _as_dict(device: Device) -> dict[str, Any]:
-    from iaprof.record.xe import named_rates
+    from iaprof.record.sources.xe import named_rates
 
     known = asdict(device)
     for index, gt in enumerate(known["gts"]):
@@ -150,7 +150,7 @@ def _ip_version(device: Device, gt: int) -> str:
 
 
 def _layout(device: Device, gt: int) -> str:
-    from iaprof.record.xe import DeviceError
+    from iaprof.record.sources.xe import DeviceError
 
     try:
         return device.layout(device.gts[gt]).name

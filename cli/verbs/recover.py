@@ -41,9 +41,9 @@ def recover(
     Turns its spool into a capture. Everything that was read before the recorder died is in it. The spool is kept.
     """
     which = which_symbols(symbols)
-    from iaprof.record.finish import finish
-    from iaprof.record.recorded_symbols import late_stacks, recorded_symbols
-    from iaprof.record.spool import SpoolReader
+    from iaprof.record.capture.finish import finish
+    from iaprof.record.capture.spool import SpoolReader
+    from iaprof.record.symbolize.recorded import late_stacks, recorded_symbols
     from iaprof.symbols.names.which import Symbols
 
     if output is None:

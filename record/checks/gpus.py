@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from iaprof.record import xe
 from iaprof.record.checks.result import Check, Level
+from iaprof.record.sources import xe
 
 GROUP = "GPUs"
 HOLDERS = "sudo find /proc/[0-9]*/fd -lname '*xe_eu_stall*'"  # anon_inode's name in xe_eu_stall.c, Linux 6.15

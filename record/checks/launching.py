@@ -18,14 +18,14 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode
-from iaprof.record.ends import StackEnds
-from iaprof.record.launch_stacks import LaunchStacks
-from iaprof.record.mapped_files import MappedFiles
-from iaprof.record.naming import RecordedNaming
-from iaprof.record.python_stacks import PythonStacks
-from iaprof.record.sideband_rows import sideband_rows
+from iaprof.record.capture.sideband_rows import sideband_rows
+from iaprof.record.stacks.ends import StackEnds
+from iaprof.record.stacks.launch_stacks import LaunchStacks
+from iaprof.record.stacks.python_stacks import PythonStacks
+from iaprof.record.stacks.walks import Walks
+from iaprof.record.symbolize.mapped_files import MappedFiles
+from iaprof.record.symbolize.symbolizer import RecordedNaming
 from iaprof.record.unwinding.learning import Learning
-from iaprof.record.walks import Walks
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
 from iaprof.symbols.unwind.stack_ends import code_of

@@ -16,7 +16,7 @@ from iaprof.formats.header.slow_launches import slow_launches
 from iaprof.formats.header.unrecorded_copies import CLAUSE, OWN_CLAUSE
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.injection import built_library, check_folders
+from iaprof.record.kernels.injection import built_library, check_folders
 
 GROUP = "Runtime"
 MOST_LINES = 16

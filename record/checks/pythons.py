@@ -14,7 +14,7 @@ from iaprof.bpf.launches import kernel_offsets
 from iaprof.bpf.processes import running_pids
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.opener import Opener
+from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import Search
 from iaprof.record.unwinding.mappings import Images, executable
 from iaprof.sandbox.closing import Closing

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import PIECE, PIECE_BYTES, PieceOf
 from iaprof.formats.zebin import placed_ranges
-from iaprof.record.intake import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import FrameKind
+from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
-from iaprof.record.spool import FrameKind
 
 INTAKE_WAIT_S = 3.0
 MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each

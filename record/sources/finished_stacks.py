@@ -11,10 +11,10 @@ import numpy as np
 
 from iaprof.bpf import processes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, PYTHON_STACK, stack_dtype
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
-from iaprof.record.spool import FrameKind
 from iaprof.record.unwinding.learning import Learning
 
 MAX_INTERPRETERS = 1 << 12  # in processes, of which later files are told

@@ -21,15 +21,15 @@ from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,
 )
-from iaprof.record.containers import describe
-from iaprof.record.drivers import Drivers
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import FrameKind
+from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.sources.code_objects import CodeObjects
 from iaprof.record.sources.source import Source
-from iaprof.record.spool import FrameKind
+from iaprof.record.symbolize.containers import describe
 
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 

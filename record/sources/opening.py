@@ -7,10 +7,9 @@ from contextlib import ExitStack, closing
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.record.drivers import Drivers
-from iaprof.record.intake import Intake
+from iaprof.record.kernels.collector import Intake
+from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import Options
-from iaprof.record.roots import Roots
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.code_objects import CodeObjects
@@ -22,6 +21,7 @@ from iaprof.record.sources.metering import Metering
 from iaprof.record.sources.side_band import SideBand
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stalls import Stalls
+from iaprof.record.symbolize.roots import Roots
 from iaprof.record.unwinding.learning import Learning
 
 

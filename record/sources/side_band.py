@@ -14,10 +14,10 @@ from iaprof.bpf.libraries import NAMES
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.sideband import mapped_paths
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
-from iaprof.record.spool import FrameKind
 
 REST_NS = 10_000_000
 TURN_NS = 10_000_000  # of telling what runs, before others get theirs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.gpu.records import RECORD_BYTES, RecordLayout
-from iaprof.record import xe
-from iaprof.record.subsample import Subsample
+from iaprof.record.sources import xe
+from iaprof.record.sources.subsample import Subsample
 
 READ_BYTES = 4 << 20  # more than becomes visible in one of the driver's 5 ms polls on the GPUs there are
 REOPEN_NS = 100_000_000

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.basics.errors import UsageError
-from iaprof.record import xe
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
-from iaprof.record.metrics import MeteredGt
 from iaprof.record.options import Options
+from iaprof.record.sources import xe
+from iaprof.record.sources.metrics import MeteredGt
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
-from iaprof.record.spool import FrameKind
 
 TURN_NS = 10_000_000  # of one stream's reads, before the others get theirs
 GONE_TICK_NS = 100_000_000  # while a stream waits to be opened again

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.naming import RecordedNaming
+from iaprof.record.symbolize.symbolizer import RecordedNaming
 from iaprof.record.unwinding.misses import MOST_FAILURES, Miss
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind

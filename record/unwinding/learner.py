@@ -2,8 +2,8 @@
 
 It reads the ring buffer of copies, and sends finished stacks to the recorder, as records of `stack_dtype` like those of
 BPF; a finished one has the id of the one that BPF sent unfinished. A stack that it cannot finish stays as BPF sent it.
-What could hang or be attacked is done by its children: one opens files (record/intake_child.py), one reads their call
-frame information (symbols/unwind/reader.py).
+What could hang or be attacked is done by its children: one opens files (record/kernels/collector_child.py), one reads
+their call frame information (symbols/unwind/reader.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.rule_table import Generation, RuleTable, Spaces
 from iaprof.formats.wire.launches import COPY
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
-from iaprof.record.opener import Opener
+from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
-from iaprof.record.mapped_files import FileIdentity
-from iaprof.record.opener import LATER, Opener, Rights
+from iaprof.record.symbolize.mapped_files import FileIdentity
+from iaprof.record.symbolize.opener import LATER, Opener, Rights
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.walk import PAGE

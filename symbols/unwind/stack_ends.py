@@ -3,7 +3,7 @@
 Stacks are walked by call frame information, up to a limit of depth, and the capture says how each one ended. Captures
 of formats before 6, and recordings on kernels without BTF, have stacks that were walked by frame pointers. Code built
 without these uses their register for other things, so a stack ends there. False return addresses beyond that are cut
-when a capture is made (record/walks.py); formats before 5 have them.
+when a capture is made (record/stacks/walks.py); formats before 5 have them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from driver.driver import WAYS, Driver, build
 from driver.injecting import Recorder
 from iaprof.bpf import transfers
 from iaprof.bpf.launches import LaunchProbes
-from iaprof.record.injection import Injection
+from iaprof.record.kernels.injection import Injection
 from integration.recording import IN_TURN
 
 _OTHERS = {"lnl", "ptl"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from iaprof.bpf.launches import LaunchProbes
 from iaprof.formats.zebin import canonical
-from iaprof.record.injection import Injection
+from iaprof.record.kernels.injection import Injection
 
 _PIDS = re.compile(r"^\d+(?=-)")
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from iaprof.bpf.driver_layout import find_layout
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.record import calibrate_child
-from iaprof.record.calibrate_copies import find_own_kernels
-from iaprof.record.calibrate_driver import Driver
-from iaprof.record.calibrate_own import OwnKernels
-from iaprof.record.calibrate_search import Memory, Search
+from iaprof.record.calibrate import child as calibrate_child
+from iaprof.record.calibrate.level_zero_copies import find_own_kernels
+from iaprof.record.calibrate.level_zero_driver import Driver
+from iaprof.record.calibrate.level_zero_own import OwnKernels
+from iaprof.record.calibrate.search import Memory, Search
 
 
 class _Handles(OwnKernels):
@@ -40,7 +40,7 @@ def main(library: str, device: str) -> None:
         layout = find_layout(LibraryFile(file).build_id())
     assert layout is not None
     search = Search(memory, next(iter(driver.functions().values())))
-    modules = Path(calibrate_child.__file__).with_name("calibration")
+    modules = Path(calibrate_child.__file__).with_name("modules")
     with driver.module((modules / f"searched.{device}.zebin").read_bytes()) as kernels:
         search.find(kernels)
         classes = [(path, number[0]) for path, number in search.candidates["kernel_class"]]

@@ -19,8 +19,8 @@ from conftest import descendants
 from driver.driver import HERE, Driver
 from iaprof.bpf.driver_layout import Action, Field, Layout, find_layout
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.record import calibrate
-from iaprof.record.calibrate import CalibrationError
+from iaprof.record.calibrate import calibrate
+from iaprof.record.calibrate.calibrate import CalibrationError
 from integration.recording import IAPROF
 from unit.in_process import iaprof
 

@@ -29,7 +29,7 @@ from iaprof.formats.header.transfers import FUNCTIONS
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
-from iaprof.record.injection import built_library
+from iaprof.record.kernels.injection import built_library
 from iaprof.report.join.executions import launched
 from integration.recording import IAPROF
 from standin.hardware import Hardware, LedgerRow

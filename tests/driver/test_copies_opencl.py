@@ -24,7 +24,7 @@ from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
-from iaprof.record.injection import built_library
+from iaprof.record.kernels.injection import built_library
 from integration.recording import IAPROF, NO_SYMBOLS
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, LedgerRow

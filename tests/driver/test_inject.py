@@ -18,7 +18,7 @@ from driver.driver import DEVICES, WAYS, Driver, Kernel, read_ledger, zebin
 from driver.injecting import Recorder, files_of, run
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.zebin import canonical
-from iaprof.record.injection import Injection
+from iaprof.record.kernels.injection import Injection
 
 pytestmark = [pytest.mark.driver, pytest.mark.bpf]
 

@@ -19,7 +19,7 @@ from driver.opencl import MATMUL, WAYS, Kernel, OpenCL, read_ledger
 from iaprof.bpf.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import read_zebin
-from iaprof.record.injection import Injection, built_library
+from iaprof.record.kernels.injection import Injection, built_library
 from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware
 

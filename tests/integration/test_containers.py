@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.containers import describe
+from iaprof.record.symbolize.containers import describe
 from integration.attacking import PYTHON
 from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until, until_recording
 from standin import runtime

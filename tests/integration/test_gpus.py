@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.spool import FrameKind
+from iaprof.record.capture.spool import FrameKind
 from iaprof.report.about import about
 from integration.recording import (
     IN_TURN,

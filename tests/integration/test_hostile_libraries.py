@@ -17,7 +17,7 @@ from iaprof.bpf.launches import LaunchProbes
 from iaprof.bpf.libraries import MAX_OF_ONE_OWNER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
-from iaprof.record.spool import FrameKind
+from iaprof.record.capture.spool import FrameKind
 from integration.recording import IN_TURN, copy_of_build, ended, losses, spooled, start, until
 from standin import runtime
 from standin.hardware import Hardware

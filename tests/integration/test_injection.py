@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record import injection
-from iaprof.record.injection import FOLDERS, Injection
+from iaprof.record.kernels import injection
+from iaprof.record.kernels.injection import FOLDERS, Injection
 
 pytestmark = pytest.mark.beside
 

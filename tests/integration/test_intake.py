@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import COMPILED
-from iaprof.record import intake as intake_module
-from iaprof.record.intake import Intake, RefusedElf, TakenElf
+from iaprof.record.kernels import collector as intake_module
+from iaprof.record.kernels.collector import Intake, RefusedElf, TakenElf
 from integration.attacking import NOBODY, PYTHON, hanging
 from limits import Within
 from standin import runtime

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.record.opener import Opener, Rights
+from iaprof.record.symbolize.opener import Opener, Rights
 from integration.attacking import NOBODY
 
 pytestmark = [pytest.mark.root, pytest.mark.beside]

@@ -17,8 +17,8 @@ import iaprof
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.record.finisher import Finisher
-from iaprof.record.spool import Spool
+from iaprof.record.capture.finisher import Finisher
+from iaprof.record.capture.spool import Spool
 from iaprof.report.archive import rows_of
 from iaprof.symbols.names.which import Symbols
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyarrow as pa
 
-import iaprof.record.finish
+import iaprof.record.capture.finish
 import iaprof.report.profile  # noqa: F401 - with the one before: imported here once, and not by each command
 from bench.measuring import Recorder, machine, needs_root, print_table, scaled
 from iaprof.cli.main import main as iaprof_command
@@ -38,7 +38,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from soak.mutation import chance, mutate, odd_number
 from standin import runtime
 from standin.hardware import Hardware

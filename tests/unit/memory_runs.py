@@ -68,7 +68,7 @@ def _main() -> None:
         "report.merging",
         "report.exporting",
         "report.views.sql",
-        "record.finish",
+        "record.capture.finish",
     ):
         importlib.import_module(f"iaprof.{name}")
     importlib.import_module("duckdb")

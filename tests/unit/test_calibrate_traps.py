@@ -25,8 +25,8 @@ __attribute__((noipa)) long both(void *object, void *other)
 PROGRAM = """
 import ctypes, json, os, struct, sys
 library, *sys.path[:] = sys.argv[1:]
-from iaprof.record.calibrate_search import Memory
-from iaprof.record.calibrate_traps import Traps, TrapsError
+from iaprof.record.calibrate.search import Memory
+from iaprof.record.calibrate.traps import Traps, TrapsError
 memory = Memory()
 loaded = ctypes.CDLL(library)
 address = {ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value: name for name in ("doubled", "tripled", "both")}

@@ -12,9 +12,9 @@ import pytest
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
-from iaprof.record import carried_lists
-from iaprof.record.carry import LINGER_NS, Carry
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture import rotation_lists as carried_lists
+from iaprof.record.capture.rotation_state import LINGER_NS, Carry
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 
 DEPTH = 4
 SECOND = 1_000_000_000

@@ -23,7 +23,7 @@ from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
 from iaprof.record.checks.launching import Launching
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.xe import DeviceError, NotPermitted, StreamBusy
+from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.unwind.frame_pointers import Openings, read_openings
 from limits import Within
 from unit.test_devices import device

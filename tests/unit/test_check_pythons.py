@@ -16,7 +16,7 @@ import pytest
 
 from iaprof.record.checks import pythons
 from iaprof.record.checks.result import Level
-from iaprof.record.opener import Opener
+from iaprof.record.symbolize.opener import Opener
 from pythons.interpreters import NAMES, files_of, started_as
 from unit.test_python_interpreter import SOURCE, built, patched, published
 

@@ -16,12 +16,12 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import PIECE, PieceOf
 from iaprof.formats.zebin import canonical, read_zebin
-from iaprof.record.carry import Carry
-from iaprof.record.described import HEAD, SAME_TIME_NS, Described
-from iaprof.record.finish import IN_MEMORY, finish
-from iaprof.record.journal import Journal
+from iaprof.record.capture.finish import IN_MEMORY, finish
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.rotation_state import Carry
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.kernels.dumped import HEAD, SAME_TIME_NS, Described
 from iaprof.record.sources import code_objects
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.zebins import debug_elf, plain_zebin
 
 PLACE = 0x8001_0000_0000

@@ -10,7 +10,7 @@ import pytest
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
-from iaprof.record import pci_ids, xe
+from iaprof.record.sources import pci_ids, xe
 
 RATES = (251, 502, 753, 1004, 1255, 1506, 1757)
 

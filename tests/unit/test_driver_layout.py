@@ -28,13 +28,13 @@ from iaprof.bpf.driver_layout import (
 )
 from iaprof.bpf.launches import _packed_layout
 from iaprof.bpf.library_file import LibraryFile
-from iaprof.record import calibrate
-from iaprof.record.calibrate_answer import Code, Problem
-from iaprof.record.calibrate_entry import probe_offset
-from iaprof.record.calibrate_level_zero import read_level_zero
-from iaprof.record.calibrate_opencl import OpenCLAnswer, _way, read_opencl
-from iaprof.record.calibrate_opencl_own import Way
-from iaprof.record.calibrate_opencl_search import growing
+from iaprof.record.calibrate import calibrate
+from iaprof.record.calibrate.answer import Code, Problem
+from iaprof.record.calibrate.entry import probe_offset
+from iaprof.record.calibrate.level_zero import read_level_zero
+from iaprof.record.calibrate.opencl import OpenCLAnswer, _way, read_opencl
+from iaprof.record.calibrate.opencl_own import Way
+from iaprof.record.calibrate.opencl_search import growing
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.json"))
 

@@ -16,8 +16,8 @@ from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.libraries import INJECTED, OPENCL, Libraries, Way
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.header.no_launches import LEVEL_ZERO
-from iaprof.record import drivers
-from iaprof.record.drivers import Drivers
+from iaprof.record.kernels import drivers
+from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import LaunchesBy
 from unit.builds import Build, build
 

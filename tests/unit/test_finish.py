@@ -17,9 +17,9 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT
 from iaprof.formats.wire.launches import CODE, LAUNCH, stack_dtype
 from iaprof.formats.wire.sideband import comm_record
-from iaprof.record.finish import finish
-from iaprof.record.for_symbols import ForSymbols
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.symbolize.needed import ForSymbols
 from iaprof.symbols.python.layout import layout_of
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
@@ -143,7 +143,7 @@ def test_stalls_in_are_stalls_out(tmp_path: Path, seed: int) -> None:
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     import os
 
-    from iaprof.record.spool import SpoolError
+    from iaprof.record.capture.spool import SpoolError
 
     os.mkfifo(tmp_path / "s")
     with pytest.raises(SpoolError, match="is not a file"):

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from iaprof.formats.zebin import ZebinKernel, read_sections, read_zebin
-from iaprof.record.placed_elf import PlacedKernel, compose
+from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 from iaprof.report.gpu.frames import read_gpu_frames
 from iaprof.report.gpu.functions import Scope
 from iaprof.report.gpu.lines import LineRange

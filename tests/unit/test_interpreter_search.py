@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from iaprof.record.opener import Opener
+from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import Search
 from iaprof.record.unwinding.mappings import Images
 from iaprof.sandbox.answers import AnswerError

@@ -18,11 +18,11 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
 from iaprof.formats.zebin import kernel_names
-from iaprof.record.finish import finish
-from iaprof.record.kernel_names import KernelNames
-from iaprof.record.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
-from iaprof.record.placed_elf import PlacedKernel, compose
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.kernels.kernel_names import KernelNames
+from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 from unit.test_described import Piece, described
 from unit.zebins import debug_elf, plain_zebin
 
@@ -171,7 +171,7 @@ def test_long_names_of_many_launches_need_little_memory() -> None:
 
 
 def test_names_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iaprof.record.kernel_names.MAX_KEPT_BYTES", 15_000)
+    monkeypatch.setattr("iaprof.record.kernels.kernel_names.MAX_KEPT_BYTES", 15_000)
     names = KernelNames()
     for number in range(20):
         names.add(7, 1, PLACE + 64 * number, f"{PREFIX}{number:03}".encode())
@@ -183,7 +183,7 @@ def test_names_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kept_names_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # given the shortest that are kept, each of another place
     most = 8 << 20
-    monkeypatch.setattr("iaprof.record.kernel_names.MAX_KEPT_BYTES", most)
+    monkeypatch.setattr("iaprof.record.kernels.kernel_names.MAX_KEPT_BYTES", most)
     names = KernelNames()
     tracemalloc.start()
     try:

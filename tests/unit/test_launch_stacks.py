@@ -14,9 +14,9 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import COPY, CPU_SAMPLE, KEPT_SHIFT, LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.wire.sideband import comm_record, mapping_record
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.record.finish import finish
-from iaprof.record.for_symbols import FinishStacks
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.symbolize.needed import FinishStacks
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.rows import CaptureNames

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record
-from iaprof.record import mapped_files
-from iaprof.record.mapped_files import FileIdentity, MappedFiles
+from iaprof.record.symbolize import mapped_files
+from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
 
 PATH, INODE = "/lib/x.so", 77
 SECOND = 1_000_000_000

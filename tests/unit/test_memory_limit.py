@@ -25,7 +25,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, SCHEMA
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.record.spool import FrameKind, Spool, framed
+from iaprof.record.capture.spool import FrameKind, Spool, framed
 from iaprof.sandbox.memory import available
 from unit.bombs import BOMBS, LONGEST
 from unit.capturing import HEADER, capture

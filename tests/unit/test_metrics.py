@@ -23,10 +23,11 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, Shape
 from iaprof.formats.writers.iaprof_text import IaprofText
-from iaprof.record import cpu_use, metrics, pmu, xe
-from iaprof.record.finish import finish
-from iaprof.record.metrics import MeteredGt, Metrics
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record import cpu_use
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.sources import metrics, pmu, xe
+from iaprof.record.sources.metrics import MeteredGt, Metrics
 from iaprof.report.views.gauges import gauges
 from unit.capturing import capture
 from unit.profiles import Row, profile

@@ -15,8 +15,8 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.no_launches import sentence
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.formats.wire.sideband import mapping_record
-from iaprof.record.finish import finish
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.about import about
 from iaprof.report.redaction import redacted_header
 

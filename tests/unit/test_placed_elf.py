@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinFunction, canonical, placed_ranges, read_sections, read_zebin
-from iaprof.record.placed_elf import MOST_KERNELS, PlacedKernel, compose
+from iaprof.record.kernels.placed_elf import MOST_KERNELS, PlacedKernel, compose
 from iaprof.report.gpu.frames import read_gpu_frames
 from unit import elfwriter as elf
 from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin

@@ -12,8 +12,8 @@ import pytest
 
 from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts
 from iaprof.formats.wire.launches import CODE, PYTHON_STACK, PythonState
-from iaprof.record.python_counting import PythonCounting
-from iaprof.record.python_stacks import Interpreter, PythonStacks
+from iaprof.record.stacks.python_counting import PythonCounting
+from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
 from iaprof.symbols.python.layout import Layout, layout_of
 
 Records: TypeAlias = np.ndarray[Any, Any]

@@ -10,10 +10,10 @@ import pytest
 
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.sideband import Mappings
-from iaprof.record import naming
-from iaprof.record.mapped_files import MappedFiles
-from iaprof.record.naming import RecordedNaming
-from iaprof.record.opener import Opener
+from iaprof.record.symbolize import symbolizer as naming
+from iaprof.record.symbolize.mapped_files import MappedFiles
+from iaprof.record.symbolize.opener import Opener
+from iaprof.record.symbolize.symbolizer import RecordedNaming
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
 from iaprof.symbols.names.modules import Module, ModuleKind

@@ -13,10 +13,10 @@ import pytest
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
-from iaprof.record.finish import finish
-from iaprof.record.journal import Journal
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import Spool, SpoolReader
 from iaprof.record.sources.launches import Launches
-from iaprof.record.spool import Spool, SpoolReader
 
 SIZE = mmap.PAGESIZE
 RECORD = np.dtype([("number", "<u8"), ("more", "<u8"), ("last", "<u8")])

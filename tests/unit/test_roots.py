@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from iaprof.record import roots
-from iaprof.record.journal import Journal
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.loop import Loop
-from iaprof.record.roots import LINGER_NS, MOST_KEPT, MOST_OF_ONE_USER, Roots
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.symbolize import roots
+from iaprof.record.symbolize.roots import LINGER_NS, MOST_KEPT, MOST_OF_ONE_USER, Roots
 
 OURS = ("mnt:[1]", "/")
 

@@ -14,7 +14,7 @@ from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.libraries import Libraries, Outcome
 from iaprof.bpf.usdt import Probe
 from iaprof.formats.header.slow_launches import sentence, slow_launches
-from iaprof.record.calibrate_entry import LENGTH, probe_offset
+from iaprof.record.calibrate.entry import LENGTH, probe_offset
 from iaprof.record.checks import libraries as checks
 from iaprof.record.checks.result import Level
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.spool import FrameKind, Spool, SpoolError, SpoolReader
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolError, SpoolReader
 
 
 def write(path: Path) -> list[tuple[FrameKind, bytes]]:

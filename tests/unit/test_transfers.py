@@ -17,8 +17,8 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
-from iaprof.record.finish import finish
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.join.selection import Moments, Selection
 from iaprof.report.views.transfers import Transfers, transfers
 from unit.capturing import HEADER, capture, launch

@@ -12,7 +12,7 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.launches import COPY, stack_dtype
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
-from iaprof.record.opener import Rights
+from iaprof.record.symbolize.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.learner import (

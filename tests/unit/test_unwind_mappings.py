@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from iaprof.record.opener import LATER
+from iaprof.record.symbolize.opener import LATER
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.symbols.unwind.walk import PAGE
 

@@ -16,9 +16,9 @@ from iaprof.cli.main import main
 from iaprof.cli.verbs import record as record_command
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
-from iaprof.record.finish import finish
+from iaprof.record.capture.finish import finish
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.options import Options
-from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.capturing import HEADER, capture
 
 S = 1_000_000_000

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.record.walks import Walked, Walks
+from iaprof.record.stacks.walks import Walked, Walks
 from iaprof.symbols.names.address_space import AddressSpaces
 
 PID = 7

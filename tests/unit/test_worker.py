@@ -83,7 +83,7 @@ def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     assert told(run, STATE)["path"][0] == str(tmp_path / "elsewhere")
-    bare = told(run, "import iaprof.record.intake_child" + STATE, bare=True)
+    bare = told(run, "import iaprof.record.kernels.collector_child" + STATE, bare=True)
     assert bare["path"][-1] == str(Path(iaprof.__file__).parents[1])
     assert all(path.startswith((sys.base_prefix, sys.prefix)) for path in bare["path"][:-1])
     assert not {"site", "numpy", "subprocess"} & set(bare["modules"])

@@ -1,0 +1,212 @@
+"""A Level Zero driver as `iaprof calibrate` uses it: a few of its own exported functions, without loader and headers.
+
+Structures and numbers are those of Level Zero's ze_api.h. Every call that fails is a DriverError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Mapping
+from ctypes import byref, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from iaprof.record.calibrate.search import GPU_BITS, Kernel
+
+MAX_KERNELS = 16  # of a module
+MAX_BYTES = 1 << 20  # of code, or of a module
+_CONTEXT, _MODULE, _KERNEL = 0xD, 0x1B, 0x1D  # ZE_STRUCTURE_TYPE_..._DESC
+_NATIVE = 1  # ZE_MODULE_FORMAT_NATIVE
+_ANY_VERSION = 0x1FFFF  # of ze_api_version_t: 1.65535, so that tables are filled as far as the driver has functions
+_TABLE_WORDS = 1024  # ten times what the largest table has in Level Zero 1.17
+
+# Where in the tables that loaders ask for (ze_ddi.h) the functions are of which a call means something.
+TABLES = {
+    "zeGetCommandListProcAddrTable": {
+        "zeCommandListDestroy": 2,
+        "zeCommandListClose": 3,
+        "zeCommandListReset": 4,
+        "zeCommandListAppendMemoryCopy": 8,
+        "zeCommandListAppendMemoryFill": 9,
+        "zeCommandListAppendMemoryCopyRegion": 10,
+        "zeCommandListAppendMemoryCopyFromContext": 11,
+        "zeCommandListAppendImageCopy": 12,
+        "zeCommandListAppendImageCopyRegion": 13,
+        "zeCommandListAppendImageCopyToMemory": 14,
+        "zeCommandListAppendImageCopyFromMemory": 15,
+        "zeCommandListAppendLaunchKernel": 22,
+        "zeCommandListAppendLaunchCooperativeKernel": 23,
+        "zeCommandListAppendLaunchKernelIndirect": 24,
+        "zeCommandListAppendLaunchMultipleKernelsIndirect": 25,
+        "zeCommandListAppendImageCopyToMemoryExt": 26,
+        "zeCommandListAppendImageCopyFromMemoryExt": 27,
+        "zeCommandListHostSynchronize": 28,
+        "zeCommandListAppendLaunchKernelWithParameters": 36,
+        "zeCommandListAppendLaunchKernelWithArguments": 37,
+        "zeCommandListAppendMemoryCopyWithParameters": 38,
+        "zeCommandListAppendMemoryFillWithParameters": 39,
+        "zeCommandListImmediateAppendCommandListsWithParameters": 40,
+    },
+    "zeGetCommandListExpProcAddrTable": {
+        "zeCommandListImmediateAppendCommandListsExp": 1,
+        "zeCommandListUpdateMutableCommandKernelsExp": 7,
+    },
+    "zeGetCommandQueueProcAddrTable": {"zeCommandQueueExecuteCommandLists": 2},
+    "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
+    "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
+}
+OF_WAITS = {  # without which launches are recorded all the same
+    "zeGetEventProcAddrTable": {"zeEventHostSynchronize": 3},
+    "zeGetCommandQueueProcAddrTable": {"zeCommandQueueSynchronize": 3},
+    "zeGetFenceProcAddrTable": {"zeFenceHostSynchronize": 2},
+    "zeGetDeviceProcAddrTable": {"zeDeviceSynchronize": 22},
+}
+EXTENSIONS = (  # that programs get by name
+    "zexCommandListAppendVariableLaunchKernel",
+    "zexCommandListAppendMemoryCopyWithParameters",
+    "zexCommandListAppendMemoryFillWithParameters",
+)
+
+
+class DriverError(Exception):
+    """The driver does not do what is asked; the text says what."""
+
+
+class _ContextDesc(ctypes.Structure):
+    _fields_ = (("type", c_uint32), ("next", c_void_p), ("flags", c_uint32))
+
+
+class _ModuleDesc(ctypes.Structure):
+    _fields_ = (
+        ("type", c_uint32),
+        ("next", c_void_p),
+        ("format", c_uint32),
+        ("size", c_size_t),
+        ("module", c_char_p),
+        ("flags", c_char_p),
+        ("constants", c_void_p),
+    )
+
+
+class _KernelDesc(ctypes.Structure):
+    _fields_ = (("type", c_uint32), ("next", c_void_p), ("flags", c_uint32), ("name", c_char_p))
+
+
+class Driver:
+    """The driver, with its first device."""
+
+    def __init__(self, library: str) -> None:
+        """Loads and starts it."""
+        try:
+            self._library = ctypes.CDLL(library)
+        except OSError as error:
+            raise DriverError(f"it cannot be loaded: {error}") from error
+        self.call("zeInit", 0)
+        self._driver, self.device, self.context = c_void_p(), c_void_p(), c_void_p()
+        self.call("zeDriverGet", byref(c_uint32(1)), byref(self._driver))
+        self.call("zeDeviceGet", self._driver, byref(c_uint32(1)), byref(self.device))
+        self.call("zeContextCreate", self._driver, byref(_ContextDesc(_CONTEXT)), byref(self.context))
+
+    def version(self) -> str:
+        """What the driver calls itself: 1.15.39122+14 is Level Zero 1.15 and the end of NEO's 26.27.39122.14."""
+        text = ctypes.create_string_buffer(64)
+        with contextlib.suppress(DriverError):
+            name = "zeIntelGetDriverVersionString"
+            self._check(name, self._extension(name)(self._driver, text, byref(c_size_t(len(text) - 1))))
+        return text.value.decode("ascii", "replace") or "unknown"
+
+    def functions(self) -> dict[str, int]:
+        """The addresses at which calls arrive."""
+        found: dict[str, int] = {}
+        for of, places in TABLES.items():
+            found |= self._in_table(of, places)
+        for of, places in OF_WAITS.items():
+            with contextlib.suppress(DriverError):
+                found |= self._in_table(of, places)
+        for name in EXTENSIONS:
+            with contextlib.suppress(DriverError):
+                found[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
+        return {name: address for name, address in found.items() if address}
+
+    def _in_table(self, of: str, places: Mapping[str, int]) -> dict[str, int]:
+        table = (c_uint64 * _TABLE_WORDS)()
+        self.call(of, _ANY_VERSION, table)
+        return {name: table[place] for name, place in places.items()}
+
+    def exports(self) -> dict[str, int]:
+        """The addresses of such functions for programs that open the driver and find them by name."""
+        names = [name for of in TABLES.values() for name in of if hasattr(self._library, name)]
+        return {name: ctypes.cast(getattr(self._library, name), c_void_p).value or 0 for name in names}
+
+    @contextlib.contextmanager
+    def module(self, binary: bytes, copies: int = 1) -> Iterator[list[Kernel]]:
+        """A module, and each of its kernels so many times; both live as long as this lasts."""
+        module = c_void_p()
+        desc = _ModuleDesc(_MODULE, None, _NATIVE, len(binary), binary)
+        self.call("zeModuleCreate", self.context, self.device, byref(desc), byref(module), None)
+        names = (c_char_p * MAX_KERNELS)()
+        count = c_uint32(MAX_KERNELS)
+        self.call("zeModuleGetKernelNames", module, byref(count), names)
+        handles = [(name, self._kernel(module, name)) for name in names[: count.value] * copies if name is not None]
+        yield [self._about(module, name, handle) for name, handle in handles]
+        for _name, handle in handles:
+            self.call("zeKernelDestroy", handle)
+        self.call("zeModuleDestroy", module)
+
+    def _kernel(self, module: c_void_p, name: bytes) -> c_void_p:
+        kernel = c_void_p()
+        self.call("zeKernelCreate", module, byref(_KernelDesc(_KERNEL, None, 0, name)), byref(kernel))
+        return kernel
+
+    def _about(self, module: c_void_p, name: bytes, handle: c_void_p) -> Kernel:
+        """What all the public calls say; they must agree."""
+        pointer = c_void_p()  # the driver leaves it as it is where the name is something else's
+        self.call("zeModuleGetFunctionPointer", module, name, byref(pointer))
+        called, base, code = self.kernel(handle.value or 0)
+        if not base or (base ^ (pointer.value or 0)) & GPU_BITS:
+            raise DriverError(f"its calls do not agree where a kernel lies ({base:#x}, {pointer.value or 0:#x})")
+        if called != name:
+            raise DriverError("its calls do not agree what a kernel is called")
+        return Kernel(
+            handle=handle.value or 0,
+            module=module.value or 0,
+            name=name,
+            address=base,
+            code=code,
+            binary=self._bytes("zeModuleGetNativeBinary", module),
+        )
+
+    def kernel(self, handle: int) -> tuple[bytes, int, bytes]:
+        """What the driver says of a kernel: its name, GPU address and code."""
+        base = c_uint64()
+        what = "zexKernelGetBaseAddress"
+        self._check(what, self._extension(what)(c_void_p(handle), byref(base)))
+        name = self._bytes("zeKernelGetName", c_void_p(handle)).removesuffix(b"\0")
+        return name, base.value, self._bytes("zeKernelGetBinaryExp", c_void_p(handle))
+
+    def _bytes(self, what: str, handle: c_void_p) -> bytes:
+        size = c_size_t()
+        self.call(what, handle, byref(size), None)
+        if not 0 < size.value <= MAX_BYTES:
+            raise DriverError(f"{what} gives {size.value} bytes")
+        found = ctypes.create_string_buffer(size.value)
+        self.call(what, handle, byref(size), found)
+        return found.raw
+
+    def _extension(self, name: str) -> Any:
+        function = c_void_p()
+        self.call("zeDriverGetExtensionFunctionAddress", self._driver, name.encode(), byref(function))
+        return ctypes.CFUNCTYPE(c_uint32)(function.value or 0)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls an exported function, which must succeed."""
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise DriverError(f"it has no function {name}") from None
+        self._check(name, function(*arguments))
+
+    @staticmethod
+    def _check(name: str, result: int) -> None:
+        if result:
+            raise DriverError(f"its {name} fails with {result & 0xFFFFFFFF:#x}")

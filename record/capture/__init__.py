@@ -1,0 +1,1 @@
+"""What a recording is written to: journal, spool, and the capture that is made of a spool."""

@@ -1,0 +1,632 @@
+"""From spool to capture: the frames become columns, streamed, so that memory does not grow with the recording.
+
+The same code ends a recording and recovers one whose recorder died.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.basics.files import replacing
+from iaprof.formats.capture import metric_values
+from iaprof.formats.capture.schema import KINDS, NULLABLE, ROWS, in_order
+from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
+from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
+from iaprof.formats.header.transfers import UNKNOWN_BYTES
+from iaprof.formats.header.waits import MEMBER as WAITS, WAIT, WaitTotals
+from iaprof.formats.wire.launches import (
+    CODE,
+    COPY,
+    CPU_SAMPLE,
+    LAUNCH,
+    LIST_EVENT,
+    LISTS_A_RECORD,
+    MAX_DEPTH,
+    PIECE_BYTES,
+    PYTHON_STACK,
+    LaunchFlags,
+    ListEvent,
+    PieceOf,
+    stack_dtype,
+)
+from iaprof.formats.wire.sideband import Mappings, SideBand, decode
+from iaprof.record.capture.cpu_sample_rows import cpu_sample_rows
+from iaprof.record.capture.launch_rows import launch_rows
+from iaprof.record.capture.list_rows import check as check_lists, list_rows
+from iaprof.record.capture.sideband_rows import sideband_rows
+from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader
+from iaprof.record.capture.transfer_rows import check as check_transfers, transfer_rows
+from iaprof.record.capture.wait_rows import until_exits, wait_rows
+from iaprof.record.kernels.dumped import HEAD, Described, about_piece
+from iaprof.record.kernels.kernel_names import KernelNames
+from iaprof.record.own_cost import cpu_seconds, peak_bytes
+from iaprof.record.stacks.launch_stacks import LaunchStacks
+from iaprof.record.stacks.python_counting import PythonCounting
+from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
+from iaprof.record.stacks.walks import Walks
+from iaprof.record.symbolize.needed import FinishStacks, ForSymbols
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.python.layout import Layout
+
+RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
+ROWS_PER_GROUP = 1 << 18
+KERNEL_BYTES_PER_GROUP = 64 << 20
+STACK_BYTES_PER_GROUP = 8 << 20
+MAX_WORDS = 3
+IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of what a process had
+LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
+_MOST = (1 << 64) - 1
+_KERNELS_UNFINISHED = (
+    "launched kernels whose name or code was not sent before the recording ended: they have no instructions"
+)
+_MODULES_UNFINISHED = "modules of which a part was not sent before the recording ended: their kernels have no lines"
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
+
+
+WriteSymbols = Callable[[ForSymbols, CaptureWriter], dict[str, Any]]
+"""Writes `module` and `symbol` rows, and gives what the header says of them."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A capture that was written."""
+
+    header: dict[str, Any]
+    size: int
+
+
+def finish(
+    spool: SpoolReader,
+    output: Path,
+    look: Callable[[Frame], None] | None = None,
+    write_symbols: WriteSymbols | None = None,
+    finish_stacks: FinishStacks | None = None,
+) -> Finished:
+    """Writes the capture of a spool.
+
+    Args:
+        spool: whole, or cut off by the recorder's death.
+        output: an existing file of that name is replaced.
+        look: is shown each frame.
+        write_symbols: names what the stacks need; without it nothing is named.
+        finish_stacks: finishes those that were not finished while recording; without it they stay cut.
+
+    Raises:
+        IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
+    """
+    with replacing(output) as file:
+        writer = CaptureWriter(file)
+        work = _Finishing(writer, spool, write_symbols)
+        for kinds in _FIRST_KINDS:
+            for frame in spool.frames(kinds):
+                work.add_first(frame)
+        work.all_first_known()
+        for frame in spool.frames():
+            work.add(frame)
+            if look is not None:
+                look(frame)
+        work.keep_described(spool)
+        work.write_unfinished(spool, finish_stacks)
+        work.write_waiting(spool)
+        header = work.end(spool.cut, spool.unknown)
+        writer.close(header)
+        return Finished(header, file.tell())
+
+
+class _Finishing:
+    """What is gathered until it fills a row group."""
+
+    def __init__(self, writer: CaptureWriter, spool: SpoolReader, write_symbols: WriteSymbols | None) -> None:
+        self._writer = writer
+        self._write_symbols = write_symbols
+        self._for_symbols = ForSymbols()
+        self._python = PythonStacks(spool.bytes_at)
+        self._python_counts = PythonCounting(self._python)
+        self._header: dict[str, Any] = {}
+        self._footer: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+        self._losses: list[pa.StructArray] = []
+        self._totals: dict[tuple[str, str], dict[str, Any]] = {}
+        self._stalls: list[Frame] = []
+        self._stall_records = 0
+        self._stack_rows: list[pa.StructArray] = []
+        self._stack_bytes = 0
+        self._copy_frames = array("Q")  # where they are in the spool
+        self._waiting = {kind: array("Q") for kind in _WAITING}  # likewise
+        self._waited = WaitTotals()
+        self._sideband = SideBand()
+        self._drivers: dict[str, int] = {}  # the first process that mapped each
+        self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
+        self._lost_sideband = False
+        self._stacks: LaunchStacks
+        self._kernels: list[pa.StructArray] = []
+        self._kernel_bytes = 0
+        self._digests: set[str] = set()
+        self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
+        self._metric_rows = 0
+        self._described: list[pa.StructArray] = []
+        self._described_kernels = Described()
+        self._kernel_names = KernelNames()
+        self._first_ns = self._last_ns = 0
+
+    def add(self, frame: Frame) -> None:
+        """Takes one frame; what does not have the form of its kind is counted as damaged."""
+        self._first_ns = self._first_ns or frame.time
+        self._last_ns = max(self._last_ns, frame.time)
+        try:
+            _READERS[frame.kind](self, frame)
+        except _DAMAGE as error:
+            self._damaged(frame, error)
+
+    def add_first(self, frame: Frame) -> None:
+        """Takes what stacks depend on, before everything else: where they are cut, and their frames of Python."""
+        self._first_ns = self._first_ns or frame.time
+        try:
+            _FIRST[frame.kind](self, frame)
+        except _DAMAGE as error:
+            self._lost_sideband |= frame.kind is FrameKind.SIDEBAND
+            if frame.kind is not FrameKind.HEADER:  # which is read again
+                self._damaged(frame, error)
+
+    def all_first_known(self) -> None:
+        """Ends `add_first`."""
+        self._flush_processes()
+        known = self._for_symbols
+        known.spaces = AddressSpaces(known.table("mapping"), known.table("process"))
+        walks = Walks(known.spaces, not self._lost_sideband)
+        follows_frame_pointers = bool(self._header.get("follows_frame_pointers"))
+        self._stacks = LaunchStacks(walks, known.ends, self._python, follows_frame_pointers)
+
+    def _add_python(self, frame: Frame) -> None:
+        self._python.add(np.frombuffer(frame.payload, PYTHON_STACK), frame.payload_position)
+
+    def _add_codes(self, frame: Frame) -> None:
+        self._python.add_codes(np.frombuffer(frame.payload, CODE))
+
+    def _add_interpreter(self, frame: Frame) -> None:
+        told = _object(frame.payload)
+        text_type, bytes_type = map(int, told["types"])
+        interpreter = Interpreter((text_type, bytes_type), Layout(**told["layout"]))
+        self._python.add_interpreter(int(told["pid"]), interpreter)
+
+    def _damaged(self, frame: Frame, error: Exception) -> None:
+        self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
+
+    def end(self, cut: int, unknown: int) -> dict[str, Any]:
+        """Writes what is left, and gives the header.
+
+        Args:
+            cut: bytes at the spool's end that are no frame.
+            unknown: frames of unknown kinds.
+        """
+        if cut:
+            self._lost(self._last_ns, self._last_ns, "spool", "cut short", cut, "bytes of a last, unfinished write")
+        if unknown:
+            self._lost(self._last_ns, self._last_ns, "spool", "damaged", unknown, "frames of unknown kinds")
+        if not self._footer:
+            detail = "the recorder died: at most what it had not yet read is missing"
+            self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
+        self._write_rows("python_code", self._python.code_rows())
+        for count, detail in (
+            (self._python.unbelieved, "frames of Python: cut where the memory does not hold code objects"),
+            (self._python.too_many, "code objects of Python, which have no names: there are too many"),
+        ):
+            if count:
+                self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)
+        self._flush_stalls()
+        self._flush_kernels()
+        self._flush_metrics()
+        self._flush_described()
+        self._flush_losses()
+        cost = _cost(self._footer.get("cost"))
+        unseen = None
+        if self._counts["stalls"] and not self._saw_launches():
+            unseen = no_launches(self._header, self._drivers)
+        self._for_symbols.header = self._header
+        symbols = self._write_symbols(self._for_symbols, self._writer) if self._write_symbols else None
+        return {
+            **self._header,
+            **self._footer,
+            "symbols": symbols,
+            "stack_ends": self._for_symbols.ends.header(self._for_symbols.spaces.modules),
+            PYTHON_STACKS: self._python_counts.header(),
+            "recovered": not self._footer,
+            "end_ns": self._footer.get("end_ns", self._last_ns),
+            "cost": cost,
+            "totals": {**dict.fromkeys(TOTALS, 0), **self._counts},
+            "losses": list(self._totals.values()),
+            **({NO_LAUNCHES: unseen} if unseen else {}),
+            **({WAITS: self._waited.to_json()} if self._waited.waits else {}),
+        }
+
+    def _saw_launches(self) -> bool:
+        """Whether there are launches, or were some that were lost."""
+        probes = self._footer.get("probes")
+        fired = probes.get("launches") if isinstance(probes, dict) else 0
+        return bool(fired or self._counts["launches"] or self._counts["carried_launches"])
+
+    # Frames
+
+    def _add_header(self, frame: Frame) -> None:
+        self._header = _object(frame.payload)
+
+    def _add_to_header(self, frame: Frame) -> None:
+        for name, items in _object(frame.payload).items():
+            known = self._header.setdefault(name, [])
+            if name not in LISTS or not isinstance(known, list) or not isinstance(items, list):
+                raise ValueError("it adds to what is no list")
+            known += items
+
+    def _add_end(self, frame: Frame) -> None:
+        self._footer = _object(frame.payload)
+
+    def _add_stalls(self, frame: Frame) -> None:
+        if not 2 <= frame.part <= MAX_WORDS or len(frame.payload) % (8 * frame.part):
+            raise ValueError("its length is not that of records")
+        self._stalls.append(frame)
+        self._stall_records += len(frame.payload) // (8 * frame.part)
+        if self._stall_records >= RECORDS_PER_GROUP or len(self._stalls) >= ROWS_PER_GROUP:
+            self._flush_stalls()
+
+    def _add_waiting(self, frame: Frame) -> None:
+        waiting = _WAITING[frame.kind]
+        waiting.check(np.frombuffer(frame.payload, waiting.dtype))  # whether they are some
+        self._waiting[frame.kind].append(frame.position)
+
+    def _add_stacks(self, frame: Frame) -> None:
+        if not 1 <= frame.part <= MAX_DEPTH:
+            raise ValueError("its stacks have an absurd depth")
+        self._keep_stacks(self._stacks.rows(np.frombuffer(frame.payload, stack_dtype(frame.part)), frame.part))
+
+    def _keep_stacks(self, rows: pa.StructArray) -> None:
+        if len(rows):  # a stack that the learner has finished comes alone
+            self._stack_rows.append(rows)
+            self._stack_bytes += rows.nbytes
+        if self._stack_bytes >= STACK_BYTES_PER_GROUP:
+            self._flush_stacks()
+
+    def _add_copy(self, frame: Frame) -> None:
+        np.frombuffer(frame.payload, COPY)  # whether they are some
+        self._copy_frames.append(frame.position)
+
+    def _add_kernel(self, frame: Frame) -> None:
+        about = _object(frame.payload[: frame.part])
+        content = frame.payload[frame.part :] if about["content"] else None
+        self._keep_elf(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
+
+    def _keep_elf(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
+        self._kernel_names.add_module(pid, time, digest, content)
+        # The same content may come twice: from the file before this one, and again.
+        content = content if digest not in self._digests else None
+        row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
+        self._kernels.append(_row("kernel", row))
+        self._digests.update([digest] if content is not None else [])
+        self._kernel_bytes += len(content or b"")
+        if self._kernel_bytes >= KERNEL_BYTES_PER_GROUP:
+            self._flush_kernels()
+
+    def keep_described(self, spool: SpoolReader) -> None:
+        """Puts modules together whose kernels were described at their launch, once all frames were added."""
+        for module in self._described_kernels.modules(spool):
+            digest = hashlib.sha256(module.elf).hexdigest()
+            self._keep_elf(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
+        unfinished = {
+            "kernels": (self._described_kernels.kernels_unfinished, _KERNELS_UNFINISHED),
+            "modules": (self._described_kernels.modules_unfinished, _MODULES_UNFINISHED),
+        }
+        for source, (count, detail) in unfinished.items():
+            if count:
+                self._lost(self._last_ns, self._last_ns, source, "unfinished", count, detail)
+
+    def write_unfinished(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
+        """Finishes the stacks that were not finished while recording, as far as that can be done."""
+        depth = self._header.get("stack_depth")
+        if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
+            self._for_symbols.header = self._header
+            frames = (spool.frame_at(position).payload for position in self._copy_frames)
+            left = self._stacks.unfinished()
+            copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in left)
+            for record in finish_stacks(self._for_symbols, copies, depth):
+                if len(record) == PYTHON_STACK.itemsize:
+                    self._python.add(np.frombuffer(record, PYTHON_STACK))
+                else:
+                    self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
+        self._keep_stacks(self._stacks.rows_of_unfinished())
+        self._flush_stacks()
+
+    def write_waiting(self, spool: SpoolReader) -> None:
+        """Writes what waited until all stacks and modules are known, which have the whole names of kernels."""
+        for kind, waiting in _WAITING.items():
+            records: list[NDArray[np.void]] = []
+            rows = 0
+            for position in self._waiting[kind]:
+                records.append(np.frombuffer(spool.frame_at(position).payload, waiting.dtype))
+                rows += len(records[-1]) * waiting.rows_a_record
+                if rows >= ROWS_PER_GROUP:
+                    waiting.write(self, np.concatenate(records))
+                    records, rows = [], 0
+            if records:
+                waiting.write(self, np.concatenate(records))
+
+    def _write_transfers(self, records: NDArray[np.void]) -> None:
+        known = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
+        self._counts["transferred_bytes"] += sum(known.tolist())
+        self._write_rows("transfer", transfer_rows(records, self._stacks.ids(records["stack"])))
+
+    def _write_lists(self, records: NDArray[np.void]) -> None:
+        own = (records["event"] == ListEvent.EXECUTE) & (records["flags"] & LaunchFlags.CARRIED == 0)
+        self._counts["executions"] += int(records["count"][own].sum())
+        self._write_rows("command_list", list_rows(records, self._stacks.ids(records["stack"])))
+
+    def _was_first(self, _frame: Frame) -> None:
+        """It was taken before everything else."""
+
+    def _write_samples(self, samples: NDArray[np.void]) -> None:
+        stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
+        late = self._stacks.late(samples["stack"])
+        presumed = samples["flags"] & LaunchFlags.PRESUMED > 0
+        self._for_symbols.ends.samples(stacks, samples["pid"], presumed, late)
+        self._python_counts.add("cpu_samples", stacks, samples["pid"])
+        self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
+
+    def _write_waits(self, waits: NDArray[np.void]) -> None:
+        waits = until_exits(waits, self._for_symbols.table("process"))
+        self._waited += WaitTotals.of(waits)
+        self._write_rows("wait", wait_rows(waits, self._stacks.ids(waits["stack"])))
+
+    def _add_processes(self, frame: Frame) -> None:
+        # The kernel tells of a loss when it has room again: that was between the last two reads.
+        before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
+        self._sideband_reads[frame.source] = last, frame.time
+        try:
+            decode(frame.payload, self._sideband)
+        finally:
+            if self._sideband.lost:
+                detail = "mappings, names, forks or exits that the kernel had no room for"
+                lost = min(self._sideband.lost, _MOST)
+                self._sideband.lost = 0
+                self._lost_sideband = True
+                self._lost(min(before, frame.time), frame.time, "side-band", "lost", lost, detail)
+            if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
+                self._flush_processes()
+
+    def _add_metrics(self, frame: Frame) -> None:
+        meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
+        self._metric_rows += max(metric_values.check(meta, rows), 1)
+        self._metrics.setdefault(meta, []).append(rows)
+        if self._metric_rows >= ROWS_PER_GROUP:
+            self._flush_metrics()
+
+    def _add_process(self, frame: Frame) -> None:
+        about = _object(frame.payload)
+        row = dict.fromkeys(field.name for field in KINDS["process"])
+        row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
+        row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
+        root = about.get("root")
+        if isinstance(root, str):
+            os.fsencode(root)  # whether it is a path: JSON can have what is none
+        self._described.append(_row("process", row))
+        if isinstance(root, str):
+            self._for_symbols.roots[about["pid"]] = root
+        if len(self._described) >= ROWS_PER_GROUP:
+            self._flush_described()
+
+    def _add_piece(self, frame: Frame) -> None:
+        self._described_kernels.add(frame)
+        about = about_piece(frame)
+        if about.what == PieceOf.NAME and about.total < PIECE_BYTES - 1:  # which may be cut, too
+            self._kernel_names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
+
+    def _add_loss(self, frame: Frame) -> None:
+        row = _object(frame.payload)
+        self._lost(frame.begin, frame.time, row["source"], row["what"], row["count"], row["detail"])
+
+    def _lost(self, begin: int, time: int, source: str, what: str, count: int | None, detail: str) -> None:
+        row = {"begin_ns": begin, "time_ns": time, "source": source, "what": what, "count": count, "detail": detail}
+        self._losses.append(_row("loss", row))
+        total = self._totals.setdefault((source, what), {"source": source, "what": what, "count": None, "events": 0})
+        total["events"] += 1
+        if count is not None:
+            total["count"] = (total["count"] or 0) + count
+        if len(self._losses) >= ROWS_PER_GROUP:
+            self._flush_losses()
+
+    # Row groups
+
+    def _flush_stalls(self) -> None:
+        frames, self._stalls, self._stall_records = self._stalls, [], 0
+        if not frames:
+            return
+        columns: list[list[NDArray[np.uint64]]] = []
+        for frame in frames:
+            columns.append(list(np.frombuffer(frame.payload, np.uint64).reshape(frame.part, -1)))
+        lengths = np.array([len(words[0]) for words in columns], np.int64)
+        self._counts["stalls"] += int(lengths.sum())
+        self._counts["stall_reads"] += len(frames)
+        lists = []
+        for word in range(MAX_WORDS):
+            has = np.array([len(words) > word for words in columns])
+            parts = [words[word] for words in columns if len(words) > word]
+            values = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+            lists.append(_lists(np.where(has, lengths, 0), values, ~has))
+        rows = pa.StructArray.from_arrays(
+            [
+                pa.array(np.array([frame.time for frame in frames], np.uint64)),
+                pa.array(np.array([frame.begin for frame in frames], np.uint64)),
+                pa.array(np.array([frame.source for frame in frames], np.uint16)),
+                *lists,
+            ],
+            fields=list(KINDS["stall"]),
+        )
+        self._writer.write("stall", rows)
+
+    def _flush_stacks(self) -> None:
+        rows, self._stack_rows, self._stack_bytes = self._stack_rows, [], 0
+        if rows:
+            self._write_rows("stack", pa.concat_arrays(rows))
+
+    def _write_launches(self, launches: NDArray[np.void]) -> None:
+        stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
+        # What was launched in the file before this one is counted there.
+        is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
+        own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
+        self._for_symbols.ends.launches(stacks[own], launches["pid"][own], presumed[own], late[own])
+        self._python_counts.add("launches", stacks[own], launches["pid"][own])
+        carried = int(np.count_nonzero(is_carried))
+        self._counts["launches"] -= carried
+        self._counts["carried_launches"] += carried
+        launches["stack"] = stacks
+        for rows in launch_rows(launches, self._kernel_names):
+            self._write_rows("launch", rows)
+
+    def _flush_processes(self) -> None:
+        self._for_symbols.files.add(self._sideband.mappings)
+        for kind, rows in sideband_rows(self._sideband):
+            self._write_rows(kind, rows)
+        self._find_drivers(self._sideband.mappings)
+        self._sideband = SideBand()
+
+    def _find_drivers(self, mappings: Mappings) -> None:
+        found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
+        if not set(found.values()) <= self._drivers.keys():
+            for pid, path in zip(mappings.pid, mappings.path, strict=True):
+                if path in found:
+                    self._drivers.setdefault(found[path], pid)
+
+    def _flush_kernels(self) -> None:
+        rows, self._kernels, self._kernel_bytes = self._kernels, [], 0
+        if rows:
+            self._write_rows("kernel", pa.concat_arrays(rows))
+
+    def _flush_metrics(self) -> None:
+        batches, self._metrics, self._metric_rows = self._metrics, {}, 0
+        if batches:
+            decoded = [metric_values.decode(meta, *rows) for meta, rows in batches.items()]
+            self._write_rows("metric", pa.concat_arrays(decoded))
+
+    def _flush_described(self) -> None:
+        rows, self._described = self._described, []
+        if rows:
+            self._write_rows("process", pa.concat_arrays(rows))
+
+    def _flush_losses(self) -> None:
+        rows, self._losses = self._losses, []
+        if rows:
+            self._write_rows("loss", pa.concat_arrays(rows))
+
+    def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
+        self._counts[_TOTALS[kind]] += len(rows)
+        self._writer.write(kind, rows)
+        if kind != "stack" or self._write_symbols is not None:
+            self._for_symbols.add(kind, rows)
+
+
+_TOTALS_ORDER = (
+    "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
+    "wait", "metric",
+)  # fmt: skip
+_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come of no frame
+_TOTALS = {kind.name: kind.count or kind.view for kind in in_order(ROWS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS}
+"""What the header calls the number of rows of a kind."""
+
+TOTALS = ("stalls", "stall_reads", *_TOTALS.values(), "carried_launches", "executions", "transferred_bytes")
+"""What the header's totals tell, even where there was none of it."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Records that become rows when all stacks and modules are known."""
+
+    dtype: np.dtype[np.void]
+    write: Callable[[_Finishing, NDArray[np.void]], None]
+    check: Callable[[NDArray[np.void]], None] = lambda _: None  # raises one of _DAMAGE where BPF cannot have sent them
+    rows_a_record: int = 1  # at most
+
+
+_WAITING = {
+    FrameKind.LAUNCHES: _Waiting(LAUNCH, _Finishing._write_launches),
+    FrameKind.LISTS: _Waiting(LIST_EVENT, _Finishing._write_lists, check_lists, LISTS_A_RECORD),
+    FrameKind.TRANSFERS: _Waiting(LAUNCH, _Finishing._write_transfers, check_transfers),
+    FrameKind.CPU_SAMPLES: _Waiting(CPU_SAMPLE, _Finishing._write_samples),
+    FrameKind.WAITS: _Waiting(WAIT, _Finishing._write_waits),
+}
+"""In the order in which they are written."""
+
+_READERS = {
+    **dict.fromkeys(_WAITING, _Finishing._add_waiting),
+    FrameKind.HEADER: _Finishing._add_header,
+    FrameKind.STALLS: _Finishing._add_stalls,
+    FrameKind.STACKS: _Finishing._add_stacks,
+    FrameKind.KERNEL: _Finishing._add_kernel,
+    FrameKind.LOSS: _Finishing._add_loss,
+    FrameKind.END: _Finishing._add_end,
+    FrameKind.APPEND: _Finishing._add_to_header,
+    FrameKind.METRICS: _Finishing._add_metrics,
+    FrameKind.PROCESS: _Finishing._add_process,
+    FrameKind.PIECE: _Finishing._add_piece,
+    FrameKind.COPY: _Finishing._add_copy,
+    FrameKind.SIDEBAND: _Finishing._was_first,
+    FrameKind.INTERPRETER: _Finishing._was_first,
+    FrameKind.PYTHON: _Finishing._was_first,
+    FrameKind.CODES: _Finishing._was_first,
+}
+_FIRST = {
+    FrameKind.HEADER: _Finishing._add_header,
+    FrameKind.SIDEBAND: _Finishing._add_processes,
+    FrameKind.INTERPRETER: _Finishing._add_interpreter,
+    FrameKind.PYTHON: _Finishing._add_python,
+    FrameKind.CODES: _Finishing._add_codes,
+}
+_OF_STACKS = {FrameKind.PYTHON, FrameKind.CODES}
+_FIRST_KINDS = (_FIRST.keys() - _OF_STACKS, _OF_STACKS)
+"""In this order: a code object is read with what is known of its interpreter, and not kept as it came."""
+
+
+def _cost(recording: object) -> dict[str, Any]:
+    """What recording cost, as the recorder says, and what finishing cost this process."""
+    cost = recording if isinstance(recording, dict) else {}
+    before = cost.get("cpu_s")
+    seconds = cpu_seconds()
+    return {
+        **cost,
+        "finish_cpu_s": round(seconds, 3),
+        "finish_peak_bytes": peak_bytes(),
+        "total_cpu_s": round(seconds + (before if isinstance(before, int | float) else 0), 3),
+    }
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def _row(kind: str, row: dict[str, Any]) -> pa.StructArray:
+    """One row of a kind; ValueError, TypeError or OverflowError where a value is not of its member's type."""
+    missing = [name for name, value in row.items() if value is None and f"{kind}.{name}" not in NULLABLE]
+    if missing:
+        raise ValueError(f"it has no {missing[0]}")
+    return pa.array([row], KINDS[kind])
+
+
+def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray[np.bool_] | None = None) -> pa.Array:
+    """A list array of `lengths[i]` values in row i, null where `null` says so."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    mask = None if null is None else pa.array(null)
+    type_ = KINDS["stall"].field("w0").type
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=type_, mask=mask)

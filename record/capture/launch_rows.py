@@ -1,0 +1,55 @@
+"""The `launch` rows of a capture, made of the records that the BPF programs sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.schema import KINDS
+from iaprof.record.kernels.kernel_names import KernelNames
+
+NAME_BYTES_PER_GROUP = 32 << 20  # whole names may be long
+
+
+def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.StructArray]:
+    """Rows for launches, in groups that need little memory.
+
+    Args:
+        launches: LAUNCH[n].
+        names: of all modules of the recording.
+    """
+    if not len(launches):
+        return
+    found = names.of(launches)
+    lengths = np.array([len(text.encode()) for text in found.texts], np.int64)[found.of]
+    group = np.cumsum(lengths) // NAME_BYTES_PER_GROUP
+    bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(launches)]
+    whole = pa.array(found.texts, pa.string())
+    for start, end in pairwise(bounds):
+        some = launches[start:end]
+        columns = [
+            pa.array(some["time"]),
+            pa.array(some["pid"]),
+            pa.array(some["tid"]),
+            pa.array(some["cpu"]),
+            decoded_texts(some["comm"]),
+            pa.array(some["iba"]),
+            pa.array(some["address"]),
+            pa.array(some["size"]),
+            pa.array(some["stack"]),
+            whole.take(pa.array(found.of[start:end])),
+            pa.array(some["flags"]),
+            pa.array(some["list"]),
+        ]
+        yield pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"]))
+
+
+def decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
+    """Fixed-size names as strings; each distinct one is decoded once."""
+    encoded = pa.array(names, pa.binary()).dictionary_encode()
+    decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]
+    return pa.array(decoded, pa.string()).take(encoded.indices)

@@ -1,0 +1,141 @@
+"""Going on in another output file: when, under which name, and how many earlier ones stay.
+
+What is recorded goes to CAPTURE.spool all the time; an earlier part becomes a capture of its own, named by its end,
+while recording goes on. The last part has the name that the user gave.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import remove
+from iaprof.record.capture.finisher import Finisher
+from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.spool import Spool
+from iaprof.record.loop import Loop
+from iaprof.record.options import Options
+from iaprof.record.symbolize.roots import Roots
+
+OnPart = Callable[[Path, dict[str, Any], int], None]
+
+
+def spool_path(output: Path) -> Path:
+    """Where the spool of a capture lies while it is recorded."""
+    return output.with_name(output.name + ".spool")
+
+
+class Rotation:
+    """The parts of one recording."""
+
+    def __init__(self, options: Options, journal: Journal, loop: Loop, roots: Roots, on_part: OnPart) -> None:
+        """Begins with the first part.
+
+        Args:
+            options: when to rotate.
+            journal: whose spool it changes.
+            loop: tells when a part is finished.
+            roots: of processes whose files are looked for then.
+            on_part: is told of each earlier part that is whole: its path, header and bytes.
+        """
+        self._options, self._journal, self._loop, self._roots = options, journal, loop, roots
+        self._on_part = on_part
+        self._finisher: Finisher | None = None
+        self.is_open = False
+        """Whether a part has ended to which stacks may still be added, see `end_part`."""
+        self._kept: deque[Path] = deque()
+        self._since = time.monotonic()
+        self.number = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another file, and the one before is done with."""
+        options = self._options
+        if self._finisher is not None:
+            return False
+        large = options.switch_bytes is not None and self._journal.spool.size >= options.switch_bytes
+        return large or (options.switch_s is not None and time.monotonic() - self._since >= options.switch_s)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a part is being finished."""
+        return self._finisher is not None
+
+    def rotate(self) -> None:
+        """Begins another part; `end_part` then ends the one before.
+
+        Raises:
+            IaprofError: the disk is full, or the like.
+        """
+        output, old = self._options.output, self._journal.spool
+        self._part = _free_name(output)
+        old.rename(spool_path(self._part))
+        self._old = old
+        self._carry = os.memfd_create("carry", os.MFD_CLOEXEC)
+        self._journal.go_on_in(Spool(spool_path(output)))
+        self._since = time.monotonic()
+        self.number += 1
+        self._finisher = Finisher(old, self._options.symbols, self._carry, self._roots.by_process())
+        self.is_open = True
+
+    def end_part(self) -> None:
+        """Has the part before made a capture: all that belongs to it was written."""
+        assert self._finisher is not None
+        self.is_open = False
+        self._journal.end_before()
+        self._finisher.go(self._part)
+        self._loop.wait_for(self._finisher.fileno(), self._read)
+
+    def _read(self) -> None:
+        assert self._finisher is not None
+        if self._finisher.read():
+            self._loop.forget(self._finisher.fileno())
+            self._take_part()
+
+    def wait(self) -> None:
+        """Until no part is being finished."""
+        if self.is_open:
+            self.end_part()
+        if self._finisher is not None:
+            self._take_part()
+
+    def _take_part(self) -> None:
+        finisher, self._finisher = self._finisher, None
+        assert finisher is not None
+        try:
+            header, size = finisher.result()
+            self._journal.spool.take_over(self._carry)
+            self._old.remove()
+            self._kept.append(self._part)
+            self._on_part(self._part, header, size)
+        except IaprofError as error:
+            spool = self._old.path
+            self._journal.warn(f"{error}; 'iaprof recover {spool}' makes the capture of that part")
+        finally:
+            finisher.close()
+            self._old.close()
+            os.close(self._carry)
+        # The last part, which is still to come, is one of them.
+        while self._options.max_files is not None and len(self._kept) > max(self._options.max_files - 1, 0):
+            remove(self._kept.popleft())
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._finisher is not None:
+            self._finisher.close()
+
+
+def _free_name(output: Path) -> Path:
+    """`cap.parquet` becomes `cap.20261121-0554231.parquet`; the digits after the dash go to tenths of a second."""
+    now = time.time()
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"{int(now * 10) % 10}"
+    for more in ("", *(f"-{number}" for number in range(2, 1000))):
+        path = output.with_name(f"{output.stem}.{stamp}{more}{output.suffix}")
+        if not os.path.lexists(path) and not os.path.lexists(spool_path(path)):
+            return path
+    raise IaprofError(f"the folder of {output} has too many files of that name")

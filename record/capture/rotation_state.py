@@ -1,0 +1,123 @@
+"""What the next output file needs from the one before, when a recording goes on in another file.
+
+A file has to be readable by itself. Mappings and names are told anew from /proc, and stacks travel again. What cannot
+be had again is here: the modules of processes that run; the last launch of each kernel, as what the GPU samples next
+may have been launched before; and the mappings of who launched it and has ended.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
+from iaprof.formats.wire.sideband import records_of, tasks
+from iaprof.record.capture.rotation_lists import CarriedLists, carried
+from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
+from iaprof.record.kernels.dumped import about_piece
+
+LINGER_NS = 2_000_000_000  # what a process launched may still run so long after its end
+MAX_LAUNCHES = 1 << 16
+_DROPPED = "command lists of before this file hold more than is carried over: what they launch lacks them"
+
+
+class Carry:
+    """Looks at frames as they are finished, then picks what is to be carried over."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], NDArray[np.void]] = {}  # by process and kernel, in order of time
+        self._ended: dict[int, int] = {}  # when
+        self._parents: dict[int, int] = {}
+        self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
+        self._now = 0
+        self._lists = CarriedLists()
+
+    def add(self, frame: Frame) -> None:
+        """Notes what a frame says of launches and of processes that end."""
+        self._now = max(self._now, frame.time)
+        if frame.kind is FrameKind.LAUNCHES and len(frame.payload) % LAUNCH.itemsize == 0:
+            self._add_launches(np.frombuffer(frame.payload, LAUNCH))
+        elif frame.kind is FrameKind.LISTS and len(frame.payload) % LIST_EVENT.itemsize == 0:
+            self._lists.add_events(np.frombuffer(frame.payload, LIST_EVENT))
+        elif frame.kind is FrameKind.KERNEL:
+            about = json.loads(frame.payload[: frame.part])
+            self._users.setdefault(about["digest"], set()).add(about["pid"])
+        elif frame.kind is FrameKind.SIDEBAND:
+            for time, pid, parent, begins in tasks(frame.payload):
+                if begins:
+                    self._ended.pop(pid, None)
+                    self._parents[pid] = parent
+                else:
+                    self._ended[pid] = time
+
+    def _add_launches(self, launches: NDArray[np.void]) -> None:
+        self._lists.add_launches(launches)
+        reverse = launches[::-1]
+        which = reverse[["pid", "address"]].copy()
+        for index in np.unique(which, return_index=True)[1]:
+            launch = reverse[index]
+            key = (int(launch["pid"]), int(launch["address"]))
+            self._last.pop(key, None)
+            self._last[key] = launch.copy()
+        while len(self._last) > MAX_LAUNCHES:
+            del self._last[next(iter(self._last))]
+
+    def _lives(self, pid: int) -> bool:
+        return self._now - self._ended.get(pid, self._now) < LINGER_NS
+
+    def write(self, spool: SpoolReader, out: int) -> None:
+        """Writes the frames that are carried over.
+
+        Args:
+            spool: the same that `add` has seen, whole.
+            out: descriptor to write to.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        held, events = (self._of_living(rows) for rows in self._lists.current())
+        in_lists = set(held[["pid", "list", "time"]].tolist())
+        launches = [launch for (pid, _), launch in self._last.items() if self._lives(pid)]
+        launches = [launch for launch in launches if launch[["pid", "list", "time"]].item() not in in_lists]
+        for launch in launches:
+            launch["list"] = 0  # which was emptied since
+        # What ended cannot be asked for its mappings any more; what it has not mapped itself, it has of its parents.
+        ended: set[int] = set()
+        pids = {int(launch["pid"]) for launch in launches} | set(held["pid"].tolist()) | set(events["pid"].tolist())
+        for pid in pids & self._ended.keys():
+            while pid in self._parents and pid not in ended:
+                ended.add(pid)
+                pid = self._parents[pid]
+        stacks = np.array([launch["stack"] for launch in launches], np.uint64)
+        stacks = np.concatenate([stacks, held["stack"], events["stack"]])
+        with open(out, "wb", closefd=False) as file:
+            kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
+            for frame in spool.frames(kinds):
+                if frame.kind is FrameKind.SIDEBAND:
+                    if told := records_of(frame.payload, ended):
+                        file.writelines(framed(frame.kind, told, time=frame.time))
+                elif frame.kind is FrameKind.STACKS:
+                    records = np.frombuffer(frame.payload, stack_dtype(frame.part))
+                    records = records[np.isin(records["id"], stacks)].copy()
+                    records["time"] = self._now  # mappings are told anew, as they are now
+                    if len(records):
+                        file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
+                elif frame.kind is FrameKind.PIECE:
+                    if self._lives(about_piece(frame).pid):
+                        file.writelines(framed(frame.kind, frame.payload, time=frame.time))
+                elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
+                    file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
+            if launches or len(held):
+                all_ = carried(np.concatenate([np.array(launches, LAUNCH), held]))
+                file.writelines(framed(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
+            if len(events):
+                file.writelines(framed(FrameKind.LISTS, carried(events).tobytes(), time=self._now))
+            if self._lists.dropped:
+                row = {"source": "launches", "what": "not carried", "count": self._lists.dropped, "detail": _DROPPED}
+                file.writelines(framed(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
+
+    def _of_living(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        living = [pid for pid in np.unique(rows["pid"]).tolist() if self._lives(pid)]
+        return rows[np.isin(rows["pid"], living)]

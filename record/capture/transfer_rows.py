@@ -1,0 +1,40 @@
+"""The `transfer` rows of a capture, made of the records that the BPF programs sent of copies and fills."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES
+from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.record.capture.launch_rows import decoded_texts
+
+
+def check(records: NDArray[np.void]) -> None:
+    """Raises ValueError where records, LAUNCH[n], are no transfers by known functions."""
+    if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(FUNCTIONS))).all():
+        raise ValueError("it has copies by no known function")
+
+
+def transfer_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructArray:
+    """Rows for transfers.
+
+    Args:
+        records: LAUNCH[n], as `check` takes them.
+        stacks: uint64[n], under which id the stack of each was kept.
+    """
+    functions = pa.array(FUNCTIONS, pa.string()).take(pa.array(records["iba"].astype(np.int64) - 1))
+    columns = [
+        pa.array(records["time"]),
+        pa.array(records["pid"]),
+        pa.array(records["tid"]),
+        pa.array(records["cpu"]),
+        decoded_texts(records["comm"]),
+        pa.array(stacks),
+        functions,
+        pa.array(records["size"], mask=records["size"] == np.uint64(UNKNOWN_BYTES)),
+        pa.array(records["flags"] & np.uint32(~LaunchFlags.TRANSFER & 0xFFFFFFFF)),
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(KINDS["transfer"]))

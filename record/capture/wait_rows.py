@@ -1,0 +1,58 @@
+"""Waits for the GPU as rows of a capture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
+from iaprof.record.capture.launch_rows import decoded_texts
+
+_FLAGS = int(sum(WaitFlags))
+
+
+def until_exits(waits: NDArray[np.void], processes: pa.Table) -> NDArray[np.void]:
+    """WAIT[n] of which those that did not end go on until their thread ended, if it did.
+
+    Args:
+        waits: WAIT[n]; they stay as they are.
+        processes: `process` rows.
+    """
+    unended = np.flatnonzero(waits["flags"] & WaitFlags.NOT_ENDED)
+    if not len(unended):
+        return waits
+    exits = processes.filter(pc.equal(processes["event"], "exit"))
+    order = np.lexsort((exits["time_ns"].to_numpy(), exits["tid"].to_numpy()))
+    times, tids = (exits[name].to_numpy()[order] for name in ("time_ns", "tid"))
+    waits = waits.copy()
+    for at in unended.tolist():
+        first, last = np.searchsorted(tids, waits["tid"][at], "left"), np.searchsorted(tids, waits["tid"][at], "right")
+        own = times[first:last]
+        later = own[own >= waits["begin"][at]]
+        if len(later) and later[0] < waits["end"][at]:
+            waits["end"][at] = later[0]
+            waits["waited"][at] = later[0] - waits["begin"][at]
+    return waits
+
+
+def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructArray:
+    """Rows of kind `wait`.
+
+    Args:
+        waits: WAIT[n].
+        stacks: uint64[n], the ids in the capture of their stacks.
+    """
+    numbers, which = np.unique(waits["function"], return_inverse=True)
+    functions = pa.array([FUNCTIONS.get(number, UNKNOWN_FUNCTION) for number in numbers.tolist()], pa.string())
+    columns = [
+        *(pa.array(np.ascontiguousarray(waits[name])) for name in ("begin", "end", "waited", "count", "pid", "tid")),
+        decoded_texts(waits["comm"]),
+        functions.take(pa.array(which)),
+        pa.array(np.ascontiguousarray(waits["handle"])),
+        pa.array(stacks),
+        pa.array(waits["flags"] & np.uint32(_FLAGS)),
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(KINDS["wait"]))

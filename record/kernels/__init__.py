@@ -1,0 +1,1 @@
+"""How launches and code objects become known: drivers, the injected library, the debug-ELF collector."""

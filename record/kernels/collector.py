@@ -1,0 +1,231 @@
+"""The intake of debug ELFs: what `compile_kernel` names goes into the capture, once per content.
+
+Opening is done by a child process (intake_child.py); this side hands it one path at a time, never waits for it, and
+replaces it when it takes too long. Users take turns, so that none waits for all that another one named. Everything
+that is not taken is told, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.sandbox.worker import Worker
+
+TIMEOUT_NS = 2_000_000_000
+LOOK_NS = 500_000_000  # that count of the time between two looks: when we stood still, the child perhaps did too
+MAX_WAITING = 8192
+MAX_WAITING_OF_ONE_USER = 4096
+MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and so its memory, for ever
+_LAST_WAIT_S = 0.2  # for a killed child to be gone, when the recording ends
+MAX_TOTAL_BYTES = 4 << 30  # of different contents in one recording
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A module that a process compiled."""
+
+    time_ns: int
+    pid: int
+    uid: int
+    gid: int
+    path: bytes
+
+
+@dataclass(frozen=True)
+class TakenElf:
+    """A debug ELF. `content` is None when the same one came before."""
+
+    compiled: Compiled
+    digest: str
+    size: int
+    content: memoryview | None
+
+
+@dataclass(frozen=True)
+class RefusedElf:
+    """A debug ELF that was not taken, and why."""
+
+    compiled: Compiled
+    reason: str
+
+
+def start_child() -> Worker:
+    """Starts intake_child.py."""
+    return Worker("iaprof.record.kernels.collector_child:main", channel=socket.SOCK_SEQPACKET, bare=True)
+
+
+class Intake:
+    """The child, and what waits for it."""
+
+    def __init__(self) -> None:
+        """Starts the child."""
+        self.cpu_seconds = 0.0  # of children that ended
+        self.own_folder = b""  # what programs leave there can be read when they have ended
+        self._waiting: dict[int, deque[Compiled]] = {}  # by user, the next one first
+        self._count = 0  # of all users'
+        self._refused: deque[RefusedElf] = deque()  # without asking the child
+        self._hangs: Counter[int] = Counter()  # by user
+        self._killed: list[Worker] = []  # and perhaps not gone yet
+        self._current: Compiled | None = None
+        self._waited_ns = self._looked_ns = 0  # for the current one
+        self._seen: set[str] = set()
+        self._taken_bytes = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._child = start_child()
+        self._child.channel.setblocking(False)  # recv_fds does not pass MSG_DONTWAIT on
+
+    def fileno(self) -> int:
+        """Readable when an answer is there. Changes when the child is replaced."""
+        return self._child.channel.fileno()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything asked for was answered."""
+        return self._current is None and not self._waiting and not self._refused
+
+    def ask(self, records: NDArray[np.void]) -> int:
+        """Queues modules.
+
+        Args:
+            records: COMPILED[n].
+
+        Returns:
+            For how many there is no room.
+        """
+        full = 0
+        for record in records:  # compilations, not launches: a process has few
+            compiled = Compiled(
+                int(record["time"]),
+                int(record["pid"]),
+                int(record["uid"]),
+                int(record["gid"]),
+                bytes(record["path"]).split(b"\0", 1)[0],  # behind it lies what the ring buffer held before
+            )
+            queue = self._waiting.get(compiled.uid, ())
+            if len(queue) >= MAX_WAITING_OF_ONE_USER or self._count + len(self._refused) >= MAX_WAITING:
+                full += 1
+            elif self._hangs[compiled.uid] >= MAX_HANGS_OF_ONE_USER:
+                self._refused.append(RefusedElf(compiled, "other files of its user took too long"))
+            else:
+                self._waiting.setdefault(compiled.uid, deque()).append(compiled)
+                self._count += 1
+        self._next()
+        return full
+
+    def _next(self) -> None:
+        if self._current is not None or not self._waiting:
+            return
+        uid = next(iter(self._waiting))
+        queue = self._waiting.pop(uid)
+        self._current = queue.popleft()
+        self._count -= 1
+        if queue:
+            self._waiting[uid] = queue  # behind the other users
+        self._waited_ns, self._looked_ns = 0, time.monotonic_ns()
+        request = {
+            "pid": self._current.pid,
+            "uid": self._current.uid,
+            "gid": self._current.gid,
+            "path": self._current.path.hex(),
+            "ours": os.path.dirname(self._current.path) == self.own_folder,
+        }
+        with contextlib.suppress(OSError):  # a dead child is noticed by `read`
+            self._child.send(request)
+
+    def read(self) -> TakenElf | RefusedElf | None:
+        """The answer to one module, if it is there; to be called until it gives None."""
+        if self._refused:
+            return self._refused.popleft()
+        if self._current is None:
+            return None
+        try:
+            answer, fds = self._child.receive()
+        except BlockingIOError:
+            now = time.monotonic_ns()
+            self._waited_ns += min(now - self._looked_ns, LOOK_NS)
+            self._looked_ns = now
+            if self._waited_ns < TIMEOUT_NS:
+                return None
+            return self._replace("reading it took too long")
+        except OSError:
+            return self._replace("the process that reads it died")
+        compiled, self._current = self._current, None
+        try:
+            return self._answer(compiled, answer, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+            self._next()
+
+    def _answer(self, compiled: Compiled, answer: dict[str, Any], fds: list[int]) -> TakenElf | RefusedElf:
+        if "refused" in answer or not fds:
+            return RefusedElf(compiled, str(answer.get("refused", "it could not be read")))
+        digest, size = str(answer["digest"]), int(answer["size"])
+        if digest in self._seen:
+            return TakenElf(compiled, digest, size, None)
+        if self._taken_bytes + size > MAX_TOTAL_BYTES:
+            return RefusedElf(compiled, f"{MAX_TOTAL_BYTES >> 30} GiB of debug ELFs were taken already")
+        content = memoryview(mmap.mmap(fds[0], size, prot=mmap.PROT_READ))  # it goes to the spool without a copy
+        self._seen.add(digest)
+        self._taken_bytes += size
+        return TakenElf(compiled, digest, size, content)
+
+    def _replace(self, reason: str) -> RefusedElf:
+        assert self._current is not None
+        compiled, self._current = self._current, None
+        child = self._child
+        self._start()  # while the old channel is open, so that the new one's descriptor is another
+        self._kill(child)
+        self._hangs[compiled.uid] += 1
+        if self._hangs[compiled.uid] == MAX_HANGS_OF_ONE_USER:
+            left = self._waiting.pop(compiled.uid, ())
+            self._count -= len(left)
+            self._refused += [RefusedElf(other, "other files of its user took too long") for other in left]
+        self._next()
+        return RefusedElf(compiled, reason)
+
+    def _kill(self, child: Worker) -> None:
+        child.close(0)
+        self._killed.append(child)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Of those that were killed; never waits for one."""
+        self.cpu_seconds += sum(child.cpu_seconds for child in self._killed if child.has_ended())
+        self._killed = [child for child in self._killed if child.status is None]
+
+    def forget_contents(self) -> None:
+        """Contents that came before are handed out again: they go into another file."""
+        self._seen.clear()
+        self._taken_bytes = 0
+
+    def close(self) -> list[RefusedElf]:
+        """Ends the child.
+
+        Returns:
+            What was still unanswered.
+        """
+        left = [self._current] if self._current else []
+        left += [compiled for queue in self._waiting.values() for compiled in queue]
+        refused = [*self._refused, *(RefusedElf(compiled, "the recording ended first") for compiled in left)]
+        self._current = None
+        self._waiting.clear()
+        self._refused.clear()
+        self._kill(self._child)
+        deadline = time.monotonic() + _LAST_WAIT_S
+        while self._killed and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self._forget_ended()
+        return refused

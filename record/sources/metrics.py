@@ -1,0 +1,214 @@
+"""Metrics of GPUs and of the processes that are recorded: raw numbers here, values in formats/capture/metric_values.py.
+
+What there is differs from card to card and from kernel to kernel; what is missing is told once and left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, FREQUENCY_REQUESTED, How, Metric, busy, describe
+from iaprof.record.cpu_use import CpuUse
+from iaprof.record.sources.hwmon import sensors
+from iaprof.record.sources.pmu import EventGroup, Pmu
+from iaprof.record.sources.sysfs import NumberFiles
+from iaprof.record.sources.xe import Device, Gt
+
+DRM = Path("/sys/class/drm")
+ENERGY_NS = 100_000_000  # the firmware counts energy in its own rhythm: spans near to it would give steps, not power
+SLOW_NS = 1_000_000_000
+
+_FREQUENCIES = (
+    (FREQUENCY_ACTUAL, "gt-actual-frequency", "act_freq"),
+    (FREQUENCY_REQUESTED, "gt-requested-frequency", "cur_freq"),
+)
+"""Their names; the PMU's events; the files below freq0 that say the same (drivers/gpu/drm/xe/xe_gt_freq.c)."""
+
+_NEVER = sys.maxsize
+
+_CLASSES = {0: "render", 1: "copy", 2: "video-decode", 3: "video-enhance", 4: "compute"}
+"""DRM_XE_ENGINE_CLASS_* of xe_drm.h, Linux 6.15, whose others are no hardware."""
+
+
+@dataclass(frozen=True)
+class MeteredGt:
+    """A GT whose metrics are wanted."""
+
+    stream: int  # index in the capture's header
+    device: Device
+    gt: Gt
+
+
+class Metrics:
+    """All that is measured at intervals."""
+
+    def __init__(self, gts: Sequence[MeteredGt]) -> None:
+        """Opens what there is of these GTs and their cards; nothing is measured before the first `sample`."""
+        self.problems: list[str] = []  # what is not measured, a sentence each; grows when a device vanishes
+        self._cpu = CpuUse()
+        self._counters: list[_Counters] = []
+        for gt in gts:
+            self.add(gt)
+
+    def add(self, metered: MeteredGt) -> None:
+        """Measures one more GT, and with a card's first GT the card."""
+        first = all(counters.card != metered.device.pci_address for counters in self._counters)
+        self._open_gt(metered)
+        if first:
+            self._open_card(metered)
+
+    def watch(self, pids: Iterable[int]) -> None:
+        """Tells the CPU use of these processes too; of many, that of those that were named last."""
+        self._cpu.watch(pids, time.monotonic_ns())
+
+    def sample(self) -> None:
+        """Reads what is due. Never raises: a device that is gone is a problem."""
+        now = time.monotonic_ns()
+        for source in self._sources():
+            if now >= source.due:
+                source.due = now + source.period_ns
+                try:
+                    source.sample(now)
+                except OSError as error:
+                    self.problems.append(f"{source} cannot be measured any more: {error.strerror}")
+                    source.close()
+                    source.due = _NEVER
+
+    def take(self) -> Iterator[tuple[bytes, bytes]]:
+        """What was read since the last call: descriptions and rows, as formats.metric_values.decode takes them."""
+        for source in self._sources():
+            if rows := source.take():
+                yield source.meta, rows
+        self._counters = [counters for counters in self._counters if counters.due < _NEVER]
+
+    def close(self) -> None:
+        """Measures nothing any more; `take` still gives what there is."""
+        for source in self._sources():
+            source.close()
+            source.due = _NEVER
+
+    def _sources(self) -> list[_Counters | CpuUse]:
+        return [*self._counters, self._cpu]
+
+    def _open_gt(self, metered: MeteredGt) -> None:
+        try:
+            pmu = Pmu(metered.device.pci_address)
+        except (OSError, ValueError) as error:
+            pmu = None
+            self._missing(metered, "its engines' use", f"the card's perf PMU is needed for it: {_why(error)}")
+        events, files = EventGroup(), NumberFiles()
+        counted: list[Metric] = []
+        shown: list[Metric] = []
+        folder = _folder(metered) / f"tile{metered.gt.tile}" / f"gt{metered.gt.id}" / "freq0"
+        for name, event, file in _FREQUENCIES:
+            with contextlib.suppress(OSError, ValueError):
+                if pmu is not None and pmu.unit(event) == "MHz":
+                    counted.append(Metric(name, How.STEP, (1 + events.add(pmu, event, gt=metered.gt.id),)))
+                    continue
+            try:
+                shown.append(Metric(name, How.VALUE, (1 + files.add(folder / file),)))
+            except OSError as error:
+                self._missing(metered, name, _why(error))
+        if pmu is not None:
+            counted += self._engines(metered, pmu, events)
+        self._measure(metered, "the counters", events, counted, 0)
+        self._measure(metered, "the frequency", files, shown, 0)
+
+    def _engines(self, metered: MeteredGt, pmu: Pmu, events: EventGroup) -> Iterator[Metric]:
+        ticks: dict[int, list[tuple[int, int]]] = {}
+        for engine in metered.device.engines:
+            if engine.gt != metered.gt.id or engine.engine_class not in _CLASSES:
+                continue
+            fields = {"gt": engine.gt, "engine_class": engine.engine_class, "engine_instance": engine.instance}
+            try:
+                active = 1 + events.add(pmu, "engine-active-ticks", **fields)
+                total = 1 + events.add(pmu, "engine-total-ticks", **fields)
+            except (OSError, ValueError) as error:
+                self._missing(metered, f"the use of its {_CLASSES[engine.engine_class]} engine", _why(error))
+            else:
+                ticks.setdefault(engine.engine_class, []).append((active, total))
+        for engine_class, pairs in ticks.items():
+            active_columns, total_columns = zip(*pairs, strict=True)
+            yield Metric(busy(_CLASSES[engine_class]), How.SHARE, active_columns, total_columns, 100.0)
+
+    def _open_card(self, metered: MeteredGt) -> None:
+        energy, rest = NumberFiles(), NumberFiles()
+        energies: list[Metric] = []
+        others: list[Metric] = []
+        for sensor in sensors(_folder(metered)):
+            files = energy if sensor.kind == "energy" else rest
+            try:
+                column = (1 + files.add(sensor.path),)
+            except OSError as error:
+                self._missing(metered, str(sensor.path), _why(error))
+                continue
+            match sensor.kind:
+                case "energy":
+                    energies.append(Metric(f"energy-{sensor.place}-J", How.VALUE, column, scale=1e-6))
+                    energies.append(Metric(f"power-{sensor.place}-W", How.RATE, column, scale=1e-6))
+                case "temp":
+                    others.append(Metric(f"temperature-{sensor.place}-C", How.VALUE, column, scale=1e-3))
+                case "fan":
+                    others.append(Metric(f"fan-{sensor.place}-RPM", How.VALUE, column))
+        self._measure(metered, "the energy", energy, energies, ENERGY_NS)
+        self._measure(metered, "temperature and fan", rest, others, SLOW_NS)
+
+    def _measure(
+        self, metered: MeteredGt, what: str, numbers: EventGroup | NumberFiles, metrics: list[Metric], period_ns: int
+    ) -> None:
+        if metrics:
+            self._counters.append(_Counters(metered, what, numbers, metrics, period_ns))
+        else:
+            numbers.close()
+
+    def _missing(self, metered: MeteredGt, what: str, why: str) -> None:
+        self.problems.append(f"{_name(metered)}: {what} is not measured: {why}")
+
+
+class _Counters:
+    """Numbers that are read together every `period_ns` (0: at each chance), and the rows that came of it."""
+
+    def __init__(
+        self, metered: MeteredGt, what: str, numbers: EventGroup | NumberFiles, metrics: list[Metric], period_ns: int
+    ) -> None:
+        self.card = metered.device.pci_address
+        self.meta = describe(metered.stream, 1 + len(numbers), metrics)
+        self.period_ns, self.due = period_ns, 0
+        self._name = f"{_name(metered)}: {what}"
+        self._numbers = numbers
+        self._rows = bytearray()
+        self._row = b""
+
+    def __str__(self) -> str:
+        return self._name
+
+    def sample(self, now: int) -> None:
+        self._row = now.to_bytes(8, "little") + self._numbers.read()
+        self._rows += self._row
+
+    def take(self) -> bytes:
+        if len(self._rows) <= len(self._row):  # nothing to compare the last one with
+            return b""
+        rows, self._rows = bytes(self._rows), bytearray(self._row)
+        return rows
+
+    def close(self) -> None:
+        self._numbers.close()
+
+
+def _name(metered: MeteredGt) -> str:
+    return f"{metered.device.path} (GT {metered.gt.id})"
+
+
+def _folder(metered: MeteredGt) -> Path:
+    return DRM / os.path.basename(metered.device.path) / "device"
+
+
+def _why(error: Exception) -> str:
+    return f"{error.filename or 'perf'}: {error.strerror}" if isinstance(error, OSError) else str(error)

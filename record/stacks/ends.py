@@ -1,0 +1,269 @@
+"""Where the stacks of a recording end, counted by launches and by CPU samples for the capture's header."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.header.whole_stacks import KINDS, ProcessEnd, WholeStacks
+from iaprof.formats.wire.unwind_rules import Walked
+from iaprof.record.stacks.walks import UNKNOWN, Ends
+from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Named
+from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
+
+_AT_ONCE = 1 << 20  # rows of counts that wait to be added up
+
+
+class _Counts:
+    """Counts of ids."""
+
+    def __init__(self) -> None:
+        self._ids, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._waiting: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+
+    def add(self, ids: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
+        self._waiting.append((ids, counts))
+        if sum(len(each) for each, _ in self._waiting) > max(_AT_ONCE, len(self._ids)):
+            self.total()
+
+    def total(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """The distinct ids, sorted, and the count of each."""
+        ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
+        counts = np.concatenate([self._counts, *(counts for _, counts in self._waiting)])
+        self._waiting.clear()
+        self._ids, which = np.unique(ids, return_inverse=True)
+        self._counts = np.bincount(which, counts, len(self._ids)).astype(np.int64)
+        return self._ids, self._counts
+
+
+NO_GUESS = -2
+"""In place of the module in whose code a caller was guessed."""
+_PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("walked", "u1"), ("guessed_in", "<i4")])
+"""Where and how a stack ends: of the modules that `Ends` means, see there; and where a caller was guessed first."""
+
+
+class _Counted:
+    """Launches, or samples: how many have each stack, and whose have the stack of another one or a late one."""
+
+    def __init__(self) -> None:
+        self.stacks, self.presumed, self.late = _Counts(), _Counts(), _Counts()  # by stack, process and process
+
+    def add(
+        self,
+        stacks: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        presumed: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> None:
+        self.stacks.add(stacks, np.ones(len(stacks), np.int64))
+        for counts, chosen in ((self.presumed, presumed), (self.late, late)):
+            of = pids[chosen].astype(np.uint64)
+            counts.add(of, np.ones(len(of), np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class _Stacks:
+    """n distinct stacks."""
+
+    ids: NDArray[np.uint64]  # [n]
+    pids: NDArray[np.uint32]  # [n]
+    places: NDArray[np.void]  # _PLACE[n]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What stacks have in common that end at one place."""
+
+    end: End
+    library: str  # where they end
+    truncated: bool
+    guessed_in: str | None  # where a caller was guessed first
+
+    @property
+    def is_deep(self) -> bool:
+        return self.truncated and self.end is End.CUT
+
+
+class StackEnds:
+    """Collects where stacks end, and then what the files say about these places."""
+
+    def __init__(self) -> None:
+        self._stacks: list[_Stacks] = []
+        self._launches, self._samples = _Counted(), _Counted()
+        self._named: dict[tuple[object, ...], Named] = {}
+        self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
+
+    def stacks(
+        self,
+        ids: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        ends: Ends,
+        truncated: NDArray[np.bool_],
+        guessed_in: NDArray[np.int32],
+    ) -> None:
+        """Adds the ends of distinct stacks.
+
+        Args:
+            ids: of the stacks.
+            pids: whose they are.
+            ends: where they end.
+            truncated: whether each is as deep as the limit.
+            guessed_in: in which module the caller of each was guessed first, NO_GUESS if none was.
+        """
+        places = np.empty(len(ids), _PLACE)
+        columns = (ends.modules, ends.addresses, truncated, ends.walked, guessed_in)
+        for name, column in zip(_PLACE.names or (), columns, strict=True):
+            places[name] = column
+        self._stacks.append(_Stacks(ids, pids, places))
+
+    def launches(
+        self,
+        stacks: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        presumed: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> None:
+        """Counts launches.
+
+        Args:
+            stacks: uint64[n], the ids of their stacks.
+            pids: uint32[n], whose they are.
+            presumed: bool[n], whether each has the stack of another one.
+            late: bool[n], whether its stack was finished when the recording had ended.
+        """
+        self._launches.add(stacks, pids, presumed, late)
+
+    def samples(
+        self,
+        stacks: NDArray[np.uint64],
+        pids: NDArray[np.uint32],
+        presumed: NDArray[np.bool_],
+        late: NDArray[np.bool_],
+    ) -> None:
+        """Counts CPU samples; see `launches`."""
+        self._samples.add(stacks, pids, presumed, late)
+
+    def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
+        """Each module in which stacks end, and the distinct addresses where they do, sorted.
+
+        Args:
+            modules: those that `Ends` means.
+        """
+        found: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
+        for each in self._stacks:
+            numbers, addresses = each.places["module"], each.places["address"]
+            for number in np.unique(numbers[numbers >= 0]).tolist():
+                module = modules[number]
+                found.setdefault(module.identity, (module, []))[1].append(addresses[numbers == number])
+        for module, parts in found.values():
+            yield module, np.unique(np.concatenate(parts))
+
+    def completed(self, module: Module, named: Named) -> Named:
+        """Keeps what was found of a module, and gives it."""
+        self._named[module.identity] = named
+        self._outermost[module.identity] = frozenset(() if named.outermost is None else named.outermost.tolist())
+        return named
+
+    def header(self, modules: list[Module]) -> dict[str, Any]:
+        """For the capture's header: `launches` and `cpu_samples`, see WholeStacks.to_json.
+
+        Args:
+            modules: those that `Ends` means.
+        """
+        ids = np.concatenate([np.empty(0, np.uint64), *(stacks.ids for stacks in self._stacks)])
+        pids = np.concatenate([np.empty(0, np.uint32), *(stacks.pids for stacks in self._stacks)])
+        places = np.concatenate([np.empty(0, _PLACE), *(stacks.places for stacks in self._stacks)])
+        distinct, which = np.unique(places, return_inverse=True)
+        kinds = [
+            _Kind(*self._kind(modules, number, address, truncated, walked), truncated, _guesser(modules, guessed_in))
+            for number, address, truncated, walked, guessed_in in distinct.tolist()
+        ]
+        order = np.argsort(ids, kind="stable")
+        found = {}
+        for name, counted in zip(KINDS, (self._launches, self._samples), strict=True):
+            met, times = counted.stacks.total()
+            at = np.searchsorted(ids[order], met)
+            there = at < len(ids)
+            there[there] = ids[order[at[there]]] == met[there]
+            rows, times = order[at[there]], times[there]
+            by_place = np.bincount(which[rows], times, len(distinct)).astype(np.int64)
+            processes = [*_by_process(kinds, pids[rows], which[rows], times), *_by_finishing(counted)]
+            found[name] = _added_up(kinds, by_place.tolist(), processes).to_json()
+        return found
+
+    def _kind(self, modules: list[Module], number: int, address: int, truncated: bool, walked: int) -> tuple[End, str]:
+        """How a stack ends whose last frame is there, and in what."""
+        if walked != UNKNOWN:
+            end = End.WHOLE if walked == Walked.WHOLE else End.CUT
+            return end, code_of(modules[number] if number >= 0 else None)
+        if number < 0:
+            return End.UNKNOWN, code_of(None)
+        module = modules[number]
+        named = self._named.get(module.identity)
+        name = ""
+        is_outermost = False if has_no_beginning(module) else None
+        if named is not None:
+            row = int(named.names.find(np.array([address], np.uint64))[0])
+            name = named.names.frames(row)[0].function if row >= 0 else ""
+            is_outermost = is_outermost if named.outermost is None else address in self._outermost[module.identity]
+        end = end_of(name, module, is_outermost, named.frame_pointers if named else None)
+        return End.CUT if truncated and end is not End.WHOLE else end, code_of(module)
+
+
+def _guesser(modules: list[Module], number: int) -> str | None:
+    """What the code is called in which a caller was guessed."""
+    return None if number == NO_GUESS else code_of(modules[number] if number >= 0 else None)
+
+
+def _by_process(
+    kinds: list[_Kind], pids: NDArray[np.uint32], which: NDArray[np.int64], times: NDArray[np.int64]
+) -> Iterator[ProcessEnd]:
+    """Each process once; rows are of stacks: whose, of which kind, and how many have it."""
+    early, deep, guessed = (
+        np.array(flags, bool)[which]
+        for flags in (
+            [kind.end is not End.WHOLE for kind in kinds],
+            [kind.is_deep for kind in kinds],
+            [kind.guessed_in is not None for kind in kinds],
+        )
+    )
+    distinct, process = np.unique(pids, return_inverse=True)
+    counts = (
+        np.bincount(process, times * flags, len(distinct)).astype(np.int64).tolist()
+        for flags in (1, early, deep, guessed)
+    )
+    return map(ProcessEnd, distinct.tolist(), *counts)
+
+
+def _by_finishing(counted: _Counted) -> Iterator[ProcessEnd]:
+    """How many were presumed and finished late, by process."""
+    for pid, count in zip(*(each.tolist() for each in counted.presumed.total()), strict=True):
+        yield ProcessEnd(pid, 0, 0, presumed=count)
+    for pid, count in zip(*(each.tolist() for each in counted.late.total()), strict=True):
+        yield ProcessEnd(pid, 0, 0, late=count)
+
+
+def _added_up(kinds: list[_Kind], counts: list[int], processes: list[ProcessEnd]) -> WholeStacks:
+    whole = unknown = deep = 0
+    ends: Counter[str] = Counter()
+    deep_in: Counter[str] = Counter()
+    guesses: Counter[str] = Counter()
+    for kind, count in zip(kinds, counts, strict=True):
+        if kind.guessed_in is not None:
+            guesses[kind.guessed_in] += count
+        if kind.end is End.WHOLE:
+            whole += count
+        elif count:
+            deep += count * kind.is_deep
+            unknown += count * (kind.end is End.UNKNOWN)
+            ends[kind.library] += count
+            deep_in[kind.library] += count * kind.is_deep
+    late, presumed = (sum(getattr(each, name) for each in processes) for name in ("late", "presumed"))
+    sums = {"deep": deep, "guessed": guesses.total(), "late": late, "presumed": presumed}
+    return WholeStacks.of(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)

@@ -1,0 +1,51 @@
+"""What is needed to name the stacks of a recording, gathered while its capture is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.schema import KINDS
+from iaprof.record.stacks.ends import StackEnds
+from iaprof.record.symbolize.mapped_files import MappedFiles
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.calls import Needed
+from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Named
+
+
+class ForSymbols:
+    """What is needed to name the stacks of one recording."""
+
+    def __init__(self) -> None:
+        self.needed = Needed()
+        self.header: dict[str, Any] = {}
+        self.files = MappedFiles()
+        self.roots: dict[int, str] = {}  # of processes whose root is not ours: see Roots
+        self.ends = StackEnds()
+        self.spaces: AddressSpaces  # once all mappings are known
+        self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
+
+    def add(self, kind: str, rows: pa.StructArray) -> None:
+        """Adds rows that are written to the capture."""
+        if kind == "stack":
+            self.needed.add(rows)
+        elif kind in self._rows:
+            self._rows[kind].append(rows)
+
+    def completed(self, module: Module, named: Named) -> tuple[Module, Named]:
+        """A named module as it is written."""
+        return module, self.ends.completed(module, named)
+
+    def table(self, kind: str) -> pa.Table:
+        """All `mapping` or `process` rows."""
+        schema = pa.schema(list(KINDS[kind]))
+        return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
+
+
+FinishStacks = Callable[[ForSymbols, Iterator[NDArray[np.void]], int], Iterator[bytes]]
+"""Finishes stacks: given COPY records, those of one stack behind one another, and the limit of addresses."""

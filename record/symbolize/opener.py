@@ -1,0 +1,125 @@
+"""Opening files that profiled processes name, by the rules of the intake (intake_child.py): with their rights.
+
+For the end of a recording, one file after the other. A file that cannot be opened in time costs its names only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from iaprof.formats.wire.process_maps import mappings, maps_of
+from iaprof.record.kernels.collector import start_child
+from iaprof.record.symbolize.mapped_files import FileIdentity
+from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.worker import Worker
+
+TIMEOUT_S = 2.0
+_LAST_WAIT_S = 0.2  # for a killed child to be gone: a file system in user space may keep it
+MAX_HANGS = 8  # of one user: a file system in user space may hang at every file
+LATE, DIED = "opening it took too long", "the process that opens it died"
+OTHERS_LATE = "other files of its user took too long to open"
+LATER = (LATE, DIED, OTHERS_LATE)
+"""Why a file was not opened that may be opened at another time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Whose files may be opened."""
+
+    uid: int
+    gid: int
+
+
+class Opener(Closing):
+    """The child that opens; also a context manager. It is started when it is needed."""
+
+    def __init__(self) -> None:
+        self._child: Worker | None = None
+        self._hangs: Counter[int] = Counter()  # by user
+
+    def open(
+        self,
+        path: str,
+        rights: Rights,
+        pid: int = 0,
+        owner: int | None = None,
+        below: int | str | None = None,
+        same: FileIdentity | None = None,
+    ) -> int | str:
+        """A regular file below the root of a process, or below ours without one.
+
+        Args:
+            path: absolute, as the process saw it.
+            rights: with which it is opened.
+            pid: whose root; 0 for ours.
+            owner: it has to be this user's; None for anybody's.
+            below: the root instead, of a process that is gone: a descriptor, or the path of a folder.
+            same: it has to be this one; None for any.
+
+        Returns:
+            A descriptor for reading, which the caller closes; or why there is none.
+        """
+        name = path.encode("utf-8", "surrogateescape")
+        request: dict[str, Any] = {"pid": pid, "path": name.hex(), "owner": owner, "same": _numbers(same)}
+        if isinstance(below, str):
+            request["below"] = below.encode("utf-8", "surrogateescape").hex()
+        return self._ask(request, rights, below if isinstance(below, int) else None)
+
+    def open_mapped(
+        self, pid: int, path: str, inode: int, rights: Rights, same: FileIdentity | None = None
+    ) -> int | str:
+        """The file that a living process has mapped from that path, even if it was deleted since.
+
+        Args:
+            pid: the process.
+            path: of the mapping.
+            inode: of the file; 0 when unknown.
+            rights: see `open`.
+            same: see `open`.
+        """
+        wanted = path.encode("utf-8", "backslashreplace")
+        for mapping in mappings(maps_of(pid)):
+            if mapping.name in (wanted, wanted + b" (deleted)") and inode in (0, mapping.inode):
+                return self._ask({"pid": pid, "mapped": mapping.span, "same": _numbers(same)}, rights)
+        return "it is not mapped any more"
+
+    def open_mapping(self, pid: int, start: int, end: int, rights: Rights, same: FileIdentity) -> int | str:
+        """The file that a living process has mapped at an address; see `open_mapped`."""
+        return self._ask({"pid": pid, "mapped": f"{start:x}-{end:x}", "same": _numbers(same)}, rights)
+
+    def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
+        if self._hangs[rights.uid] >= MAX_HANGS:
+            return OTHERS_LATE
+        if self._child is None:
+            self._child = start_child()
+            self._child.channel.settimeout(TIMEOUT_S)
+        request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
+        try:
+            self._child.send(request, [] if root is None else [root])
+            answer, fds = self._child.receive()
+        except (OSError, ValueError) as error:
+            self._hangs[rights.uid] += 1
+            self.close()
+            return LATE if isinstance(error, TimeoutError) else DIED
+        if fds and "refused" not in answer:
+            return fds[0]
+        for fd in fds:
+            os.close(fd)
+        return str(answer.get("refused", "it cannot be opened"))
+
+    def forgive(self) -> None:
+        """From now on files of all users are opened again, whatever took too long."""
+        self._hangs.clear()
+
+    def close(self) -> None:
+        """Ends the child; another call starts another one."""
+        if self._child is not None:
+            self._child.close(_LAST_WAIT_S)
+            self._child = None
+
+
+def _numbers(same: FileIdentity | None) -> list[int] | None:
+    return None if same is None else [same.device, same.inode, same.before_ns]

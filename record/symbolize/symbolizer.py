@@ -1,0 +1,248 @@
+"""Names for what was recorded, on the machine where it was recorded: from the files and maps of the processes.
+
+Everything is opened by record.opener with the rights of the process that named it, or, when that is gone, of the user
+who gets the capture; everything is read in sandboxes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import behind_sudo
+from iaprof.record.symbolize.containers import describe
+from iaprof.record.symbolize.entry_names import with_entry_names
+from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
+from iaprof.record.symbolize.opener import Opener, Rights
+from iaprof.sandbox.closing import Closing
+from iaprof.symbols.files.debug_files import debug_files
+from iaprof.symbols.files.vdso import open_vdso
+from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.names.boot import is_same_boot
+from iaprof.symbols.names.generated import GeneratedCode
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.this_boot import ThisBoot
+
+_MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
+_MOST_JITDUMPS = 8
+_USER_SECONDS = 120.0  # for all files and maps of one user: each may be made to take long
+_JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
+_NOT_SINCE = "it has no build-id, and this machine was restarted after the recording, or is another one"
+_SYSTEM = (Path("/"),)  # below which debug files are looked for
+
+
+class RecordedNaming(Closing):
+    """A Naming for the end of a recording; also a context manager."""
+
+    def __init__(
+        self,
+        header: dict[str, Any],
+        spaces: AddressSpaces,
+        mappings: pa.Table,
+        processes: pa.Table,
+        everything: bool,
+        files: MappedFiles | None = None,
+        roots: Mapping[int, int | str] | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            header: of the recording; where it was made before this machine was started, only files name anything.
+            spaces: of the recording.
+            mappings: its `mapping` rows.
+            processes: its `process` rows.
+            everything: names every function of each file, not only the addresses that are asked for.
+            files: its files without a build-id; without this, none of them is named.
+            roots: of processes whose root is not ours: a descriptor, the path of a folder, or an empty path for one
+                that went with its processes.
+        """
+        self._header, self._spaces, self._everything = header, spaces, everything
+        self._files, self._roots = files or MappedFiles(), roots or {}
+        self._is_here = is_same_boot(header)
+        self._opened = contextlib.ExitStack()
+        self._opener = self._opened.enter_context(Opener())
+        self._binaries = self._opened.enter_context(Binaries())
+        self._generated = self._opened.enter_context(GeneratedCode())
+        self._this_boot = ThisBoot(header, self._binaries, self._generated, everything)
+        described = [row for row in processes.select(["pid", "event", "ns_pid", "uid", "gid"]).to_pylist()
+                     if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
+        self._described = {row["pid"]: row for row in described}
+        self._rights = cache(self._find_rights)
+        self._receiver = Rights(*(behind_sudo() or (os.getuid(), os.getgid())))
+        self._spent: defaultdict[int, float] = defaultdict(float)  # seconds, by user
+        self._jitdumps: dict[int, dict[str, None]] = {}
+        for pid, path in zip(mappings["pid"].to_pylist(), mappings["path"].to_pylist(), strict=True):
+            if _JITDUMP.fullmatch(path):
+                self._jitdumps.setdefault(pid, {})[path] = None
+
+    def close(self) -> None:
+        """Ends the child processes."""
+        self._opened.close()
+
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        """See Naming."""
+        pids = self._processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
+        uid = self._rights(pids[0] if pids else 0).uid
+        if self._spent[uid] > _USER_SECONDS:
+            return Named(problem="other files of its user took too long to read")
+        begun = time.monotonic()
+        try:
+            return self._name(module, addresses, times)
+        finally:
+            self._spent[uid] += time.monotonic() - begun
+
+    def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        try:
+            if module.kind is ModuleKind.FILE:
+                return self._name_file(module, addresses)
+            if not self._is_here:
+                return Named(problem="this machine was restarted after the recording, or is another one")
+            if module.kind is ModuleKind.GENERATED:
+                return self._name_generated(module.pid, addresses, times)
+            return self._this_boot.name(module, addresses, times) or Named(problem="the recorder has no vDSO")
+        except (IaprofError, OSError) as error:
+            return Named(problem=str(error))
+
+    # Files
+
+    def open(self, module: Module) -> int | None:
+        """A file whose code was recorded, or the vDSO, which the caller closes; None if it cannot be had."""
+        if module.kind is ModuleKind.VDSO:
+            return open_vdso() if self._is_here else None
+        if module.kind is ModuleKind.FILE:
+            for file, _ in self._files_of(module, {}):
+                return os.dup(file)
+        return None
+
+    def _name_file(self, module: Module, addresses: NDArray[np.uint64]) -> Named:
+        problems: dict[str, None] = {}
+        for file, facts in self._files_of(module, problems):
+            with self._debug_file(module, facts) as debug:
+                named = self._binaries.name(file, addresses, debug, self._everything)
+            return with_entry_names(named, self._binaries, file, facts.build_id, addresses)
+        return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
+
+    def _files_of(self, module: Module, problems: dict[str, None]) -> Iterator[tuple[int, Facts]]:
+        """Open files that are the module's."""
+        for file in self._candidates(module, problems):
+            with _closing(file):
+                try:
+                    facts = self._binaries.facts(file)
+                except BinaryError as error:
+                    problems[str(error)] = None
+                    continue
+                if module.build_id is not None and facts.build_id != module.build_id:
+                    problems[f"{module.path} was replaced by another build"] = None
+                    continue
+                yield file, facts
+
+    def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:
+        """Open files that may be the module's: what living processes have mapped, then what lies at its path."""
+        pids = self._processes_of(module)[:_MOST_PROCESSES] if self._is_here else []
+        same: FileIdentity | str | None = None
+        if module.build_id is None:
+            same = self._files.find(module.path, module.inode, self._header) if self._is_here else _NOT_SINCE
+        if isinstance(same, str):
+            problems[f"{module.path}: {same}"] = None
+            return
+        for pid in pids:
+            found = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid), same)
+            if isinstance(found, int):
+                yield found
+        for user, pid, below in self._places(pids, problems):
+            found = self._opener.open(module.path, self._rights(user), pid, below=below, same=same)
+            if isinstance(found, int):
+                yield found
+            else:
+                problems[f"{module.path}: {found}"] = None
+
+    def _places(self, pids: Sequence[int], problems: dict[str, None]) -> Iterator[tuple[int, int, int | str | None]]:
+        """Where a file of these processes may lie: whose rights to use there, whose root, or which other."""
+        for pid in pids:
+            lives, root = os.path.exists(f"/proc/{pid}"), self._roots.get(pid)
+            if lives:
+                yield pid, pid, None
+            if root:
+                yield pid, 0, root
+            elif root is not None and not lives:
+                problems[f"process {pid} is gone, and its mount namespace with it"] = None
+        yield pids[0] if pids else 0, 0, None
+
+    def _processes_of(self, module: Module) -> list[int]:
+        """Those that mapped it, root's first: a user's own file may carry the build-id of another's."""
+        return sorted(self._spaces.processes_of(module), key=lambda pid: self._rights(pid).uid != 0)
+
+    @contextlib.contextmanager
+    def _debug_file(self, module: Module, facts: Facts) -> Iterator[int | None]:
+        if facts.has_debug_info:
+            yield None
+            return
+
+        def open_(path: Path) -> int | None:
+            found = self._opener.open(str(path), self._receiver)
+            return found if isinstance(found, int) else None
+
+        for candidate in debug_files(module.path, facts, _SYSTEM, open_, self._binaries):
+            with _closing(candidate.file):
+                yield candidate.file
+            return
+        yield None
+
+    # Code that processes made
+
+    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+        rights = self._rights(pid)
+        lives = os.path.exists(f"/proc/{pid}")
+        ns_pid = self._described.get(pid, {}).get("ns_pid")
+        below = None if lives else self._roots.get(pid) or None
+        if ns_pid and not lives and below is None:  # what has its map's name here is another process's
+            return Named(problem=f"process {pid} is gone, and its container's files with it")
+        inside = ns_pid or pid  # the process calls its map by its own number
+        # The map is the process's own word: it must be its user's, or another user could write what it likes.
+        name = f"/tmp/perf-{inside}.map"  # noqa: S108
+        found = self._opener.open(name, rights, pid if lives else 0, owner=rights.uid, below=below)
+        perf_map = found if isinstance(found, int) else None
+        dumps = []
+        for path in list(self._jitdumps.get(pid, ()))[:_MOST_JITDUMPS]:
+            dump = self._opener.open(path, rights, pid if lives else 0, owner=rights.uid, below=below)
+            dumps += [dump] if isinstance(dump, int) else []
+        try:
+            if perf_map is None and not dumps:
+                return Named(problem=f"process {pid} has no perf map: {found}")
+            return self._generated.name(perf_map, dumps, addresses, times)
+        finally:
+            for fd in (*dumps, *(() if perf_map is None else (perf_map,))):
+                os.close(fd)
+
+    def _find_rights(self, pid: int) -> Rights:
+        """Those of a living process, or of one that was described; else those of who gets the capture.
+
+        Who was not root while it was recorded is not root now: it executed a program that is, or the pid is another's.
+        """
+        known = []
+        for each in (describe(pid), self._described.get(pid, {})):
+            uid, gid = each.get("uid"), each.get("gid")
+            known += [Rights(uid, gid)] if isinstance(uid, int) and isinstance(gid, int) else []
+        return next((rights for rights in known if rights.uid), known[0] if known else self._receiver)
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
