@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from iaprof.formats.wire.sideband import Mappings
+
 MEMBER = "no_launches"
 LEVEL_ZERO, OPENCL = "libze_intel_gpu.so", "libigdrcl.so"
 DRIVERS = (LEVEL_ZERO, OPENCL)
@@ -21,6 +23,15 @@ def driver_at(path: str) -> str:
     """The driver that a library is, one of DRIVERS; empty if it is none."""
     name = os.path.basename(path)
     return next((driver for driver in DRIVERS if name.startswith(driver)), "")
+
+
+def add_drivers(drivers: dict[str, int], mappings: Mappings) -> None:
+    """Adds the first process that mapped each driver, by driver, to those of earlier mappings."""
+    found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
+    if not set(found.values()) <= drivers.keys():
+        for pid, path in zip(mappings.pid, mappings.path, strict=True):
+            if path in found:
+                drivers.setdefault(found[path], pid)
 
 
 def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[str, object] | None:

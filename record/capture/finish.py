@@ -5,9 +5,6 @@ The same code ends a recording and recovers one whose recorder died.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -21,9 +18,8 @@ from numpy.typing import NDArray
 
 from iaprof.basics.files import replacing
 from iaprof.formats.capture import metric_values
-from iaprof.formats.capture.schema import KINDS, NULLABLE, ROWS, in_order
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, driver_at, no_launches
+from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.header.transfers import UNKNOWN_BYTES
 from iaprof.formats.header.waits import MEMBER as WAITS, WAIT, WaitTotals
@@ -35,24 +31,24 @@ from iaprof.formats.wire.launches import (
     LIST_EVENT,
     LISTS_A_RECORD,
     MAX_DEPTH,
-    PIECE_BYTES,
     PYTHON_STACK,
     LaunchFlags,
     ListEvent,
-    PieceOf,
     stack_dtype,
 )
-from iaprof.formats.wire.sideband import Mappings, SideBand, decode
+from iaprof.formats.wire.sideband import SideBand, decode
+from iaprof.record.capture.code_object_rows import CodeObjectRows
 from iaprof.record.capture.cpu_sample_rows import cpu_sample_rows
 from iaprof.record.capture.launch_rows import launch_rows
 from iaprof.record.capture.list_rows import check as check_lists, list_rows
-from iaprof.record.capture.sideband_rows import sideband_rows
+from iaprof.record.capture.loss_rows import LossRows
+from iaprof.record.capture.sideband_rows import described_process, sideband_rows
+from iaprof.record.capture.single_rows import json_object
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader
+from iaprof.record.capture.stall_rows import StallRows
+from iaprof.record.capture.totals import COUNTED, TOTALS, cost_of
 from iaprof.record.capture.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.capture.wait_rows import until_exits, wait_rows
-from iaprof.record.kernels.dumped import HEAD, Described, about_piece
-from iaprof.record.kernels.kernel_names import KernelNames
-from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.stacks.launch_stacks import LaunchStacks
 from iaprof.record.stacks.python_counting import PythonCounting
 from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
@@ -61,18 +57,10 @@ from iaprof.record.symbolize.needed import FinishStacks, ForSymbols
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
 
-RECORDS_PER_GROUP = 1 << 20  # of stalls, in a row group
 ROWS_PER_GROUP = 1 << 18
-KERNEL_BYTES_PER_GROUP = 64 << 20
 STACK_BYTES_PER_GROUP = 8 << 20
-MAX_WORDS = 3
-IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF: put together of what a process had
 LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
 _MOST = (1 << 64) - 1
-_KERNELS_UNFINISHED = (
-    "launched kernels whose name or code was not sent before the recording ended: they have no instructions"
-)
-_MODULES_UNFINISHED = "modules of which a part was not sent before the recording ended: their kernels have no lines"
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
 
@@ -138,10 +126,8 @@ class _Finishing:
         self._header: dict[str, Any] = {}
         self._footer: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
-        self._losses: list[pa.StructArray] = []
-        self._totals: dict[tuple[str, str], dict[str, Any]] = {}
-        self._stalls: list[Frame] = []
-        self._stall_records = 0
+        self._losses = LossRows()
+        self._stalls = StallRows()
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
         self._copy_frames = array("Q")  # where they are in the spool
@@ -152,14 +138,10 @@ class _Finishing:
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
         self._lost_sideband = False
         self._stacks: LaunchStacks
-        self._kernels: list[pa.StructArray] = []
-        self._kernel_bytes = 0
-        self._digests: set[str] = set()
+        self._code_objects = CodeObjectRows()
         self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
         self._metric_rows = 0
         self._described: list[pa.StructArray] = []
-        self._described_kernels = Described()
-        self._kernel_names = KernelNames()
         self._first_ns = self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
@@ -167,7 +149,8 @@ class _Finishing:
         self._first_ns = self._first_ns or frame.time
         self._last_ns = max(self._last_ns, frame.time)
         try:
-            _READERS[frame.kind](self, frame)
+            if reader := _READERS.get(frame.kind):
+                reader(self, frame)
         except _DAMAGE as error:
             self._damaged(frame, error)
 
@@ -197,7 +180,7 @@ class _Finishing:
         self._python.add_codes(np.frombuffer(frame.payload, CODE))
 
     def _add_interpreter(self, frame: Frame) -> None:
-        told = _object(frame.payload)
+        told = json_object(frame.payload)
         text_type, bytes_type = map(int, told["types"])
         interpreter = Interpreter((text_type, bytes_type), Layout(**told["layout"]))
         self._python.add_interpreter(int(told["pid"]), interpreter)
@@ -231,7 +214,7 @@ class _Finishing:
         self._flush_metrics()
         self._flush_described()
         self._flush_losses()
-        cost = _cost(self._footer.get("cost"))
+        cost = cost_of(self._footer.get("cost"))
         unseen = None
         if self._counts["stalls"] and not self._saw_launches():
             unseen = no_launches(self._header, self._drivers)
@@ -247,7 +230,7 @@ class _Finishing:
             "end_ns": self._footer.get("end_ns", self._last_ns),
             "cost": cost,
             "totals": {**dict.fromkeys(TOTALS, 0), **self._counts},
-            "losses": list(self._totals.values()),
+            "losses": list(self._losses.sums.values()),
             **({NO_LAUNCHES: unseen} if unseen else {}),
             **({WAITS: self._waited.to_json()} if self._waited.waits else {}),
         }
@@ -261,24 +244,21 @@ class _Finishing:
     # Frames
 
     def _add_header(self, frame: Frame) -> None:
-        self._header = _object(frame.payload)
+        self._header = json_object(frame.payload)
 
     def _add_to_header(self, frame: Frame) -> None:
-        for name, items in _object(frame.payload).items():
+        for name, items in json_object(frame.payload).items():
             known = self._header.setdefault(name, [])
             if name not in LISTS or not isinstance(known, list) or not isinstance(items, list):
                 raise ValueError("it adds to what is no list")
             known += items
 
     def _add_end(self, frame: Frame) -> None:
-        self._footer = _object(frame.payload)
+        self._footer = json_object(frame.payload)
 
     def _add_stalls(self, frame: Frame) -> None:
-        if not 2 <= frame.part <= MAX_WORDS or len(frame.payload) % (8 * frame.part):
-            raise ValueError("its length is not that of records")
-        self._stalls.append(frame)
-        self._stall_records += len(frame.payload) // (8 * frame.part)
-        if self._stall_records >= RECORDS_PER_GROUP or len(self._stalls) >= ROWS_PER_GROUP:
+        self._stalls.add(frame)
+        if self._stalls.is_full:
             self._flush_stalls()
 
     def _add_waiting(self, frame: Frame) -> None:
@@ -303,33 +283,15 @@ class _Finishing:
         self._copy_frames.append(frame.position)
 
     def _add_kernel(self, frame: Frame) -> None:
-        about = _object(frame.payload[: frame.part])
-        content = frame.payload[frame.part :] if about["content"] else None
-        self._keep_elf(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
-
-    def _keep_elf(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
-        self._kernel_names.add_module(pid, time, digest, content)
-        # The same content may come twice: from the file before this one, and again.
-        content = content if digest not in self._digests else None
-        row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
-        self._kernels.append(_row("kernel", row))
-        self._digests.update([digest] if content is not None else [])
-        self._kernel_bytes += len(content or b"")
-        if self._kernel_bytes >= KERNEL_BYTES_PER_GROUP:
-            self._flush_kernels()
+        self._code_objects.add_elf(frame)
+        self._flush_full_kernels()
 
     def keep_described(self, spool: SpoolReader) -> None:
         """Puts modules together whose kernels were described at their launch, once all frames were added."""
-        for module in self._described_kernels.modules(spool):
-            digest = hashlib.sha256(module.elf).hexdigest()
-            self._keep_elf(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
-        unfinished = {
-            "kernels": (self._described_kernels.kernels_unfinished, _KERNELS_UNFINISHED),
-            "modules": (self._described_kernels.modules_unfinished, _MODULES_UNFINISHED),
-        }
-        for source, (count, detail) in unfinished.items():
-            if count:
-                self._lost(self._last_ns, self._last_ns, source, "unfinished", count, detail)
+        for _ in self._code_objects.add_dumped(spool):
+            self._flush_full_kernels()
+        for source, count, detail in self._code_objects.unfinished():
+            self._lost(self._last_ns, self._last_ns, source, "unfinished", count, detail)
 
     def write_unfinished(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
         """Finishes the stacks that were not finished while recording, as far as that can be done."""
@@ -371,9 +333,6 @@ class _Finishing:
         self._counts["executions"] += int(records["count"][own].sum())
         self._write_rows("command_list", list_rows(records, self._stacks.ids(records["stack"])))
 
-    def _was_first(self, _frame: Frame) -> None:
-        """It was taken before everything else."""
-
     def _write_samples(self, samples: NDArray[np.void]) -> None:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
         late = self._stacks.late(samples["stack"])
@@ -411,72 +370,37 @@ class _Finishing:
             self._flush_metrics()
 
     def _add_process(self, frame: Frame) -> None:
-        about = _object(frame.payload)
-        row = dict.fromkeys(field.name for field in KINDS["process"])
-        row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
-        row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
-        root = about.get("root")
-        if isinstance(root, str):
-            os.fsencode(root)  # whether it is a path: JSON can have what is none
-        self._described.append(_row("process", row))
-        if isinstance(root, str):
-            self._for_symbols.roots[about["pid"]] = root
+        pid, root, row = described_process(frame)
+        self._described.append(row)
+        if root is not None:
+            self._for_symbols.roots[pid] = root
         if len(self._described) >= ROWS_PER_GROUP:
             self._flush_described()
 
-    def _add_piece(self, frame: Frame) -> None:
-        self._described_kernels.add(frame)
-        about = about_piece(frame)
-        if about.what == PieceOf.NAME and about.total < PIECE_BYTES - 1:  # which may be cut, too
-            self._kernel_names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
+    def _add_chunk(self, frame: Frame) -> None:
+        self._code_objects.add_chunk(frame)
 
     def _add_loss(self, frame: Frame) -> None:
-        row = _object(frame.payload)
+        row = json_object(frame.payload)
         self._lost(frame.begin, frame.time, row["source"], row["what"], row["count"], row["detail"])
 
     def _lost(self, begin: int, time: int, source: str, what: str, count: int | None, detail: str) -> None:
-        row = {"begin_ns": begin, "time_ns": time, "source": source, "what": what, "count": count, "detail": detail}
-        self._losses.append(_row("loss", row))
-        total = self._totals.setdefault((source, what), {"source": source, "what": what, "count": None, "events": 0})
-        total["events"] += 1
-        if count is not None:
-            total["count"] = (total["count"] or 0) + count
+        self._losses.add(begin, time, source, what, count, detail)
         if len(self._losses) >= ROWS_PER_GROUP:
             self._flush_losses()
 
     # Row groups
 
     def _flush_stalls(self) -> None:
-        frames, self._stalls, self._stall_records = self._stalls, [], 0
-        if not frames:
-            return
-        columns: list[list[NDArray[np.uint64]]] = []
-        for frame in frames:
-            columns.append(list(np.frombuffer(frame.payload, np.uint64).reshape(frame.part, -1)))
-        lengths = np.array([len(words[0]) for words in columns], np.int64)
-        self._counts["stalls"] += int(lengths.sum())
-        self._counts["stall_reads"] += len(frames)
-        lists = []
-        for word in range(MAX_WORDS):
-            has = np.array([len(words) > word for words in columns])
-            parts = [words[word] for words in columns if len(words) > word]
-            values = np.concatenate(parts) if parts else np.empty(0, np.uint64)
-            lists.append(_lists(np.where(has, lengths, 0), values, ~has))
-        rows = pa.StructArray.from_arrays(
-            [
-                pa.array(np.array([frame.time for frame in frames], np.uint64)),
-                pa.array(np.array([frame.begin for frame in frames], np.uint64)),
-                pa.array(np.array([frame.source for frame in frames], np.uint16)),
-                *lists,
-            ],
-            fields=list(KINDS["stall"]),
-        )
-        self._writer.write("stall", rows)
+        stalls, self._stalls = self._stalls, StallRows()
+        if stalls.reads:
+            self._counts["stalls"] += stalls.records
+            self._counts["stall_reads"] += stalls.reads
+            self._writer.write("stall", stalls.rows())
 
     def _flush_stacks(self) -> None:
-        rows, self._stack_rows, self._stack_bytes = self._stack_rows, [], 0
-        if rows:
-            self._write_rows("stack", pa.concat_arrays(rows))
+        self._write_all("stack", self._stack_rows)
+        self._stack_rows, self._stack_bytes = [], 0
 
     def _write_launches(self, launches: NDArray[np.void]) -> None:
         stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
@@ -489,27 +413,22 @@ class _Finishing:
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried
         launches["stack"] = stacks
-        for rows in launch_rows(launches, self._kernel_names):
+        for rows in launch_rows(launches, self._code_objects.names):
             self._write_rows("launch", rows)
 
     def _flush_processes(self) -> None:
         self._for_symbols.files.add(self._sideband.mappings)
         for kind, rows in sideband_rows(self._sideband):
             self._write_rows(kind, rows)
-        self._find_drivers(self._sideband.mappings)
+        add_drivers(self._drivers, self._sideband.mappings)
         self._sideband = SideBand()
 
-    def _find_drivers(self, mappings: Mappings) -> None:
-        found = {path: driver for path in set(mappings.path) if (driver := driver_at(path))}
-        if not set(found.values()) <= self._drivers.keys():
-            for pid, path in zip(mappings.pid, mappings.path, strict=True):
-                if path in found:
-                    self._drivers.setdefault(found[path], pid)
+    def _flush_full_kernels(self) -> None:
+        if self._code_objects.is_full:
+            self._flush_kernels()
 
     def _flush_kernels(self) -> None:
-        rows, self._kernels, self._kernel_bytes = self._kernels, [], 0
-        if rows:
-            self._write_rows("kernel", pa.concat_arrays(rows))
+        self._write_all("kernel", self._code_objects.take())
 
     def _flush_metrics(self) -> None:
         batches, self._metrics, self._metric_rows = self._metrics, {}, 0
@@ -518,32 +437,21 @@ class _Finishing:
             self._write_rows("metric", pa.concat_arrays(decoded))
 
     def _flush_described(self) -> None:
-        rows, self._described = self._described, []
-        if rows:
-            self._write_rows("process", pa.concat_arrays(rows))
+        self._write_all("process", self._described)
+        self._described = []
 
     def _flush_losses(self) -> None:
-        rows, self._losses = self._losses, []
+        self._write_all("loss", self._losses.take())
+
+    def _write_all(self, kind: str, rows: list[pa.StructArray]) -> None:
         if rows:
-            self._write_rows("loss", pa.concat_arrays(rows))
+            self._write_rows(kind, pa.concat_arrays(rows))
 
     def _write_rows(self, kind: str, rows: pa.StructArray) -> None:
-        self._counts[_TOTALS[kind]] += len(rows)
+        self._counts[COUNTED[kind]] += len(rows)
         self._writer.write(kind, rows)
         if kind != "stack" or self._write_symbols is not None:
             self._for_symbols.add(kind, rows)
-
-
-_TOTALS_ORDER = (
-    "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
-    "wait", "metric",
-)  # fmt: skip
-_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come of no frame
-_TOTALS = {kind.name: kind.count or kind.view for kind in in_order(ROWS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS}
-"""What the header calls the number of rows of a kind."""
-
-TOTALS = ("stalls", "stall_reads", *_TOTALS.values(), "carried_launches", "executions", "transferred_bytes")
-"""What the header's totals tell, even where there was none of it."""
 
 
 @dataclass(frozen=True)
@@ -565,7 +473,7 @@ _WAITING = {
 }
 """In the order in which they are written."""
 
-_READERS = {
+_READERS = {  # what is not here was read first
     **dict.fromkeys(_WAITING, _Finishing._add_waiting),
     FrameKind.HEADER: _Finishing._add_header,
     FrameKind.STALLS: _Finishing._add_stalls,
@@ -576,12 +484,8 @@ _READERS = {
     FrameKind.APPEND: _Finishing._add_to_header,
     FrameKind.METRICS: _Finishing._add_metrics,
     FrameKind.PROCESS: _Finishing._add_process,
-    FrameKind.PIECE: _Finishing._add_piece,
+    FrameKind.PIECE: _Finishing._add_chunk,
     FrameKind.COPY: _Finishing._add_copy,
-    FrameKind.SIDEBAND: _Finishing._was_first,
-    FrameKind.INTERPRETER: _Finishing._was_first,
-    FrameKind.PYTHON: _Finishing._was_first,
-    FrameKind.CODES: _Finishing._was_first,
 }
 _FIRST = {
     FrameKind.HEADER: _Finishing._add_header,
@@ -593,40 +497,3 @@ _FIRST = {
 _OF_STACKS = {FrameKind.PYTHON, FrameKind.CODES}
 _FIRST_KINDS = (_FIRST.keys() - _OF_STACKS, _OF_STACKS)
 """In this order: a code object is read with what is known of its interpreter, and not kept as it came."""
-
-
-def _cost(recording: object) -> dict[str, Any]:
-    """What recording cost, as the recorder says, and what finishing cost this process."""
-    cost = recording if isinstance(recording, dict) else {}
-    before = cost.get("cpu_s")
-    seconds = cpu_seconds()
-    return {
-        **cost,
-        "finish_cpu_s": round(seconds, 3),
-        "finish_peak_bytes": peak_bytes(),
-        "total_cpu_s": round(seconds + (before if isinstance(before, int | float) else 0), 3),
-    }
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    value = json.loads(data)
-    if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
-    return value
-
-
-def _row(kind: str, row: dict[str, Any]) -> pa.StructArray:
-    """One row of a kind; ValueError, TypeError or OverflowError where a value is not of its member's type."""
-    missing = [name for name, value in row.items() if value is None and f"{kind}.{name}" not in NULLABLE]
-    if missing:
-        raise ValueError(f"it has no {missing[0]}")
-    return pa.array([row], KINDS[kind])
-
-
-def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray[np.bool_] | None = None) -> pa.Array:
-    """A list array of `lengths[i]` values in row i, null where `null` says so."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    mask = None if null is None else pa.array(null)
-    type_ = KINDS["stall"].field("w0").type
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=type_, mask=mask)

@@ -28,7 +28,7 @@ from iaprof.formats.header.transfers import UNKNOWN_BYTES, number_of
 from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES, Counter, LaunchFlags, PieceOf
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
-from iaprof.record.capture.finish import IN_MEMORY
+from iaprof.record.capture.code_object_rows import IN_MEMORY
 from integration.handles.driver import GONE_OFFSET, HEAP, HEAP_BYTES, Built, Driver, LoadedModule, build, copied
 from integration.recording import NO_SYMBOLS, iaprof
 from integration.walking import Walking

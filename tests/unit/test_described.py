@@ -16,7 +16,8 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import PIECE, PieceOf
 from iaprof.formats.zebin import canonical, read_zebin
-from iaprof.record.capture.finish import IN_MEMORY, finish
+from iaprof.record.capture.code_object_rows import IN_MEMORY
+from iaprof.record.capture.finish import finish
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.rotation_state import Carry
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader

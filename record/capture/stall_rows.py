@@ -1,0 +1,72 @@
+"""The `stall` rows of a capture: a row for each read of a stream, with the words of its records as lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.schema import KINDS
+from iaprof.record.capture.spool import Frame
+
+MAX_WORDS = 3
+_RECORDS_PER_GROUP = 1 << 20
+_READS_PER_GROUP = 1 << 18
+
+
+class StallRows:
+    """Reads of EU stalls, until they are enough for a row group."""
+
+    def __init__(self) -> None:
+        """Holds none."""
+        self._reads: list[Frame] = []
+        self.records = 0
+
+    @property
+    def reads(self) -> int:
+        """How many reads it holds."""
+        return len(self._reads)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether they are enough for a row group."""
+        return self.records >= _RECORDS_PER_GROUP or len(self._reads) >= _READS_PER_GROUP
+
+    def add(self, read: Frame) -> None:
+        """Takes a read: its payload is columns of words, uint64[part, records].
+
+        Raises:
+            ValueError: the length is not that of records.
+        """
+        if not 2 <= read.part <= MAX_WORDS or len(read.payload) % (8 * read.part):
+            raise ValueError("its length is not that of records")
+        self._reads.append(read)
+        self.records += len(read.payload) // (8 * read.part)
+
+    def rows(self) -> pa.StructArray:
+        """A row for each read."""
+        columns = [list(np.frombuffer(read.payload, np.uint64).reshape(read.part, -1)) for read in self._reads]
+        lengths = np.array([len(words[0]) for words in columns], np.int64)
+        lists = []
+        for word in range(MAX_WORDS):
+            has = np.array([len(words) > word for words in columns])
+            parts = [words[word] for words in columns if len(words) > word]
+            values = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+            lists.append(_lists(np.where(has, lengths, 0), values, ~has))
+        return pa.StructArray.from_arrays(
+            [
+                pa.array(np.array([read.time for read in self._reads], np.uint64)),
+                pa.array(np.array([read.begin for read in self._reads], np.uint64)),
+                pa.array(np.array([read.source for read in self._reads], np.uint16)),
+                *lists,
+            ],
+            fields=list(KINDS["stall"]),
+        )
+
+
+def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray[np.bool_]) -> pa.Array:
+    """A list array of `lengths[i]` values in row i, null where `null` says so."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    type_ = KINDS["stall"].field("w0").type
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.uint64()), type=type_, mask=pa.array(null))

@@ -1,0 +1,31 @@
+"""What a capture's header says of its rows' numbers, and of what recording and finishing cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from iaprof.formats.capture.schema import ROWS, in_order
+from iaprof.record.own_cost import cpu_seconds, peak_bytes
+
+_TOTALS_ORDER = (
+    "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
+    "wait", "metric",
+)  # fmt: skip
+_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come of no frame
+COUNTED = {kind.name: kind.count or kind.view for kind in in_order(ROWS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS}
+"""What the header calls the number of rows of a kind."""
+TOTALS = ("stalls", "stall_reads", *COUNTED.values(), "carried_launches", "executions", "transferred_bytes")
+"""What the header's totals tell, even where there was none of it."""
+
+
+def cost_of(recording: object) -> dict[str, Any]:
+    """What recording cost, as the recorder says, and what finishing cost this process."""
+    cost = recording if isinstance(recording, dict) else {}
+    before = cost.get("cpu_s")
+    seconds = cpu_seconds()
+    return {
+        **cost,
+        "finish_cpu_s": round(seconds, 3),
+        "finish_peak_bytes": peak_bytes(),
+        "total_cpu_s": round(seconds + (before if isinstance(before, int | float) else 0), 3),
+    }
