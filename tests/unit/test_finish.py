@@ -17,6 +17,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT
 from iaprof.formats.wire.launches import CODE, LAUNCH, stack_dtype
 from iaprof.formats.wire.sideband import comm_record
+from iaprof.record.capture import finish as finishing
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.symbolize.needed import ForSymbols
@@ -184,3 +185,7 @@ def test_code_objects_are_not_kept_as_they_came(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < (tmp_path / "s").stat().st_size / 2
+
+
+def test_every_kind_of_frame_is_read() -> None:
+    assert finishing._READERS.keys() | finishing._FIRST.keys() == set(FrameKind)
