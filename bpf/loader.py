@@ -9,13 +9,13 @@ import os
 import struct
 from collections.abc import Collection, Mapping
 
-from iaprof.bpf import compile_cache
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
-from iaprof.bpf.compilation import Compilation, Interruption
+from iaprof.bpf.compile import cache as compile_cache
+from iaprof.bpf.compile.compilation import Compilation, Interruption
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
+from iaprof.bpf.probes.uprobe import ProgramFor, load_program
 from iaprof.bpf.programs import COPIES, PHASES, SAMPLING, SESSIONS, shipped, source
-from iaprof.bpf.uprobe import ProgramFor, load_program
 
 # What a program is refused with that another compiler's may not be; else it is for want of permission or memory.
 _REFUSALS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
-from iaprof.bpf.compiler import Source
-from iaprof.bpf.driver_layout import MAX_CLASSES
+from iaprof.bpf.compile.compiler import Source
+from iaprof.bpf.probes.driver_layout import MAX_CLASSES
 from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES
 
 MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
@@ -118,7 +118,7 @@ _CONSTANTS = (
 def source() -> Source:
     """The source of the programs."""
     # As one text: bcc does not rewrite included files.
-    text = "\n".join((Path(__file__).parent / name).read_text() for name in _FILES)
+    text = "\n".join((Path(__file__).parent / "c" / name).read_text() for name in _FILES)
     return Source(text, _DEFINES, _CONSTANTS, _FUNCTIONS)
 
 

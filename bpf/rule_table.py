@@ -1,4 +1,4 @@
-"""The rules and spaces of bpf/unwind.c, as user space writes them."""
+"""The rules and spaces of bpf/c/unwind.c, as user space writes them."""
 
 from __future__ import annotations
 

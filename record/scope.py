@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 
 from iaprof.basics.errors import UsageError
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.processes import parents
 from iaprof.formats.wire.sideband import tasks
 from iaprof.record.capture.journal import Journal

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
-from iaprof.bpf.compilation import Compilation
+from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.programs import SHIPPED, shipped, source
 
 RELEASE = "bookworm"

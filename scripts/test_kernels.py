@@ -43,7 +43,7 @@ MEMORY = 2048  # MiB; the initramfs is there twice while it is unpacked
 LIMIT = 1500  # seconds, of an emulated machine on a busy one
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iaprof-tests" / "kernels"
 FAILED = "FAILED"
-SOURCES = sorted((ROOT / "bpf").glob("*.c"))
+SOURCES = sorted((ROOT / "bpf" / "c").glob("*.c"))
 PAGE = ROOT / "docs" / "platforms.md"
 _FIRST_COLUMNS = "| Kernel of | Date |"
 
@@ -175,7 +175,7 @@ def add_python(files: Initramfs, python: Path) -> None:
     source = Path(iaprof.__file__).parent
     files.text(str(packages / "guest.pth"), f"{source.parent}\n{ROOT / 'tests'}\n")
     files.add(source / "__init__.py")
-    for name in ("bpf", "formats", "gpu", "record", "sandbox", "symbols"):
+    for name in ("basics", "bpf", "formats", "gpu", "record", "sandbox", "symbols"):
         files.add(source / name, but=lambda path: path.name == "__pycache__")
     for name in ("kernels/guest.py", "integration/walking.py"):
         files.add(ROOT / "tests" / name)

@@ -1,4 +1,4 @@
-"""Waits for the GPU: what bpf/waits.c sends of them, and what a capture says."""
+"""Waits for the GPU: what bpf/c/waits.c sends of them, and what a capture says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records that the BPF programs send, as NumPy dtypes: what bpf/launches.c and handles.c declare, byte for byte."""
+"""Records of the BPF programs, as NumPy dtypes: what bpf/c/launches.c and handles.c declare, byte for byte."""
 
 from __future__ import annotations
 

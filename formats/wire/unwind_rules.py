@@ -1,4 +1,4 @@
-"""How stacks are walked: the rules of bpf/unwind.c, and how a walk ends."""
+"""How stacks are walked: the rules of bpf/c/unwind.c, and how a walk ends."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, TypeVar
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import can_be_strangers, check_output, make_for_everyone, replacing
-from iaprof.bpf.driver_layout import CACHE, Layout, LayoutError
-from iaprof.bpf.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
-from iaprof.bpf.library_file import LibraryFile, ProbeError, exported
+from iaprof.bpf.probes.driver_layout import CACHE, Layout, LayoutError
+from iaprof.bpf.probes.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
+from iaprof.bpf.probes.library_file import LibraryFile, ProbeError, exported
 from iaprof.record.calibrate.answer import Answer, Code, Problem
 from iaprof.record.calibrate.level_zero import level_zero_layout, read_level_zero
 from iaprof.record.calibrate.opencl import opencl_layout, read_opencl

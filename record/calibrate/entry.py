@@ -1,7 +1,7 @@
 """Where in a function to put a uprobe, so that it costs least, and its arguments are still in their registers.
 
-Some instructions the kernel emulates (bpf/emulation.py): pushes, nops, relative jumps and calls. A uprobe there costs
-1.5 us. Others, such as the endbr64 that begins a function, it single-steps, which costs up to 10 us.
+The kernel emulates some instructions (bpf/probes/emulation.py): pushes, nops, relative jumps and calls. A uprobe there
+costs 1.5 us. Others, such as the endbr64 that begins a function, it single-steps, which costs up to 10 us.
 
 So what a function begins with is followed up to the first that is emulated, as long as it only makes room on the stack
 and moves registers and what is there, or writes numbers there. Encodings are those of Intel's Software Developer's
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from iaprof.bpf.emulation import EMULATED
+from iaprof.bpf.probes.emulation import EMULATED
 
 _ENDBR64 = re.compile(rb"\xf3\x0f\x1e\xfa")
 _SUB_RSP = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(..\x00\x00))", re.DOTALL)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from iaprof.bpf.transfers import MAY_COPY, OPENCL
-from iaprof.bpf.waits import OPENCL as WAITS
+from iaprof.bpf.probes.transfers import MAY_COPY, OPENCL
+from iaprof.bpf.probes.waits import OPENCL as WAITS
 from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, DriverError
 from iaprof.record.calibrate.search import Kernel
 

@@ -24,7 +24,7 @@ from iaprof.record.calibrate.opencl_driver import OpenCLDriver
 from iaprof.record.calibrate.search import MAX_BIAS, Memory, Search
 from iaprof.record.calibrate.traps import Call, Traps, TrapsError
 
-_MOST_TOGETHER = 16  # kernels; bpf/copies.c goes no further
+_MOST_TOGETHER = 16  # kernels; bpf/c/copies.c goes no further
 _LARGEST = 4096  # bytes of a structure
 _MOST_WAYS = 200
 _WORD = 8

@@ -8,9 +8,9 @@ import struct
 import time
 from collections.abc import Iterator
 
-from iaprof.bpf.compiler import bcc_version
+from iaprof.bpf.compile.compiler import bcc_version
+from iaprof.bpf.compile.headers import find_headers
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.headers import find_headers
 from iaprof.bpf.syscall import bpf
 from iaprof.record.checks.packages import install_command
 from iaprof.record.checks.result import Check, Level
@@ -63,8 +63,8 @@ def _headers() -> Check:
 
 def _programs() -> tuple[Check, bool]:
     """The check, and whether bcc has to compile them."""
-    from iaprof.bpf.launches import LaunchProbes  # brings NumPy, which nothing else here needs
     from iaprof.bpf.loader import Origin
+    from iaprof.bpf.probes.launches import LaunchProbes  # brings NumPy, which nothing else here needs
 
     began = time.monotonic()
     try:

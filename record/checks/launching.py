@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.processes import describe
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.whole_stacks import WholeStacks

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.driver_layout import Layout
-from iaprof.bpf.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
-from iaprof.bpf.usdt import Probe
+from iaprof.bpf.probes.driver_layout import Layout
+from iaprof.bpf.probes.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
+from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.slow_launches import slow_launches
 from iaprof.formats.header.unrecorded_copies import CLAUSE, OWN_CLAUSE
 from iaprof.record.checks.processes import shortened

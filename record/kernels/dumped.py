@@ -1,4 +1,4 @@
-"""Kernels that were described at their launch (bpf/handles.c), put together from their pieces to placed modules.
+"""Kernels that were described at their launch (bpf/c/handles.c), put together from their pieces to placed modules.
 
 A module's kernels are described one by one, over the whole recording, so all that is kept of them meanwhile is where in
 the spool their pieces are.

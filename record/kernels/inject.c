@@ -158,7 +158,7 @@ INJECT_JUMP_TO(zexCommandListAppendMemoryFillWithParameters)
 
 /* --- command lists: what is appended to one runs when it is executed, until it is reset or destroyed */
 
-enum { LISTS_EXECUTED, LIST_CLOSED, LIST_RESET, LIST_DESTROYED }; /* as in bpf/lists.c */
+enum { LISTS_EXECUTED, LIST_CLOSED, LIST_RESET, LIST_DESTROYED }; /* as in bpf/c/lists.c */
 
 #define EXECUTED(queue, count, lists)                                                                                  \
     do {                                                                                                               \

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.bpf import processes
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,

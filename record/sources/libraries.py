@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.bpf import processes
-from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.libraries import Mapped, Outcome
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.probes.libraries import Mapped, Outcome
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED, sentence
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED
 from iaprof.formats.header.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS

@@ -6,7 +6,7 @@ import os
 from contextlib import ExitStack, closing
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.record.kernels.collector import Intake
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import Options

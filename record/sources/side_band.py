@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.libraries import NAMES
+from iaprof.bpf.probes.libraries import NAMES
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.sideband import mapped_paths

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.bpf.driver_layout import Layout, LayoutError, find_layout
+from iaprof.bpf.probes.driver_layout import Layout, LayoutError, find_layout
 from iaprof.symbols.names.binaries import Binaries, BinaryError
 from iaprof.symbols.names.names import Frame, Named, Names
 

@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.sandbox.worker import ONE_THREAD, Worker
 
 MOST_STARTS = 4

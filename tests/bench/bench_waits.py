@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, needs_root, print_table
-from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.probes.library_file import LibraryFile
 from integration.handles.driver import Built, build
 
 CALLS = 100_000

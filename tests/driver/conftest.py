@@ -9,8 +9,8 @@ import pytest
 from driver import opencl as opencl_driver
 from driver.driver import WAYS, Driver, build
 from driver.injecting import Recorder
-from iaprof.bpf import transfers
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes import transfers
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.record.kernels.injection import Injection
 from integration.recording import IN_TURN
 

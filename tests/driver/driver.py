@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.library_file import LibraryFile
 
 HERE = Path(__file__).resolve().parent
 ZEBINS = HERE.parent / "data" / "zebin"

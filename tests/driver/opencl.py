@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from driver.driver import LIBRARIES, ZEBINS, Driver, compile_workload, read_lines, run_workload, zebin
-from iaprof.bpf.driver_layout import Field
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.driver_layout import Field
+from iaprof.bpf.probes.library_file import LibraryFile
 
 MATMUL = ZEBINS / "src" / "matmul.cl"
 WAYS = ("in-order", "out-of-order", "task", "count")

@@ -19,8 +19,8 @@ from elftools.elf.elffile import ELFFile
 from driver.copies import Copies, Functions, read_copies
 from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
 from driver.opencl import OpenCL
-from iaprof.bpf.driver_layout import Action, Layout, find_layout
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.driver_layout import Action, Layout, find_layout
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin

@@ -16,7 +16,7 @@ import pytest
 
 from driver.driver import DEVICES, WAYS, Driver, Kernel, read_ledger, zebin
 from driver.injecting import Recorder, files_of, run
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.zebin import canonical
 from iaprof.record.kernels.injection import Injection
 

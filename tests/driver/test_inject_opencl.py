@@ -16,7 +16,7 @@ from driver.copies import Functions
 from driver.driver import DEVICES, zebin
 from driver.injecting import Recorder, files_of, run
 from driver.opencl import MATMUL, WAYS, Kernel, OpenCL, read_ledger
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.kernels.injection import Injection, built_library

@@ -16,7 +16,7 @@ import pytest
 from driver.counters import counted, counting
 from driver.driver import DEVICES, Driver, compile_workload, run_workload
 from driver.opencl import OpenCL
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WaitFlags, WaitTotals
 from integration.recording import IAPROF, NO_SYMBOLS

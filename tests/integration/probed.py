@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.bpf.launches import LaunchProbes, Sizes
-from iaprof.bpf.libraries import LAUNCH
-from iaprof.bpf.usdt import Arg, ArgKind, Probe
+from iaprof.bpf.probes.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.libraries import LAUNCH
+from iaprof.bpf.probes.usdt import Arg, ArgKind, Probe
 from iaprof.formats.wire.launches import Counter, LaunchFlags
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.walking import Walking

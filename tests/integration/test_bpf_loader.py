@@ -16,21 +16,22 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import compilation, compile_cache, loader
-from iaprof.bpf.compilation import Compilation
-from iaprof.bpf.compiler import BCC_FOLDERS, Source
+from iaprof.bpf import loader
+from iaprof.bpf.compile import cache as compile_cache, compilation
+from iaprof.bpf.compile.compilation import Compilation
+from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.launches import LaunchProbes, map_entries
 from iaprof.bpf.loader import Origin
+from iaprof.bpf.probes.launches import LaunchProbes, map_entries
+from iaprof.bpf.probes.uprobe import load_program
 from iaprof.bpf.programs import shipped
-from iaprof.bpf.uprobe import load_program
 from iaprof.record.signals import Interrupted, StopSignals
 from integration.refused import refused, where_it_is_refused
 from limits import Within
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
-WAIT = "from iaprof.bpf.launches import LaunchProbes; p = LaunchProbes(); p.ready()"
+WAIT = "from iaprof.bpf.probes.launches import LaunchProbes; p = LaunchProbes(); p.ready()"
 SAY = f"""
 from iaprof.bpf.errors import BpfUnavailable
 try:

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import compilation, compile_cache, headers
-from iaprof.bpf.compilation import Compilation
+from iaprof.bpf.compile import cache as compile_cache, compilation, headers
+from iaprof.bpf.compile.compilation import Compilation
+from iaprof.bpf.compile.headers import only_root_changes
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.headers import only_root_changes
 from iaprof.bpf.programs import shipped, source
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
 NOBODY = 65534
 COMPILE = """
-from iaprof.bpf.compilation import Compilation
+from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.programs import source
 sends_signals = bytes.fromhex("850000006d000000")  # calls bpf_send_signal
 print(any(sends_signals in program.code for program in Compilation(source()).wait().programs.values()))
@@ -91,7 +91,7 @@ def test_the_planted_headers_would_work(planted: Path) -> None:
     # given that nobody looked whose they are
     allow = "from iaprof.bpf import headers; headers._is_roots = lambda folder: True\n"
     run = f"import os; os.environ['BCC_KERNEL_SOURCE'] = {str(planted)!r}\n" + allow
-    run += "from iaprof.bpf.compiler import compile_source\nfrom iaprof.bpf.programs import source\n"
+    run += "from iaprof.bpf.compile.compiler import compile_source\nfrom iaprof.bpf.programs import source\n"
     run += "compiled = compile_source(source())\n"
     run += "print(any(bytes.fromhex('850000006d000000') in each.code for each in compiled.programs.values()))"
     done = where([":"], run)

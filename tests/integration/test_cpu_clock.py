@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from iaprof.bpf.cpu_clock import CpuClock
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import Counter as Counted
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]

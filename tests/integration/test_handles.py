@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
-from iaprof.bpf.launches import LaunchProbes, Sizes
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
+from iaprof.bpf.probes.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import UNKNOWN_BYTES, number_of

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.libraries import MAX_OF_ONE_OWNER, Outcome
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.probes.libraries import MAX_OF_ONE_OWNER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.capture.spool import FrameKind

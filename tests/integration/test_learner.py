@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.rule_table import Spaces
 from iaprof.record.unwinding.learning import MOST_STARTS, SYNC, Learning
 from integration.recording import until

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.driver_layout import Action
-from iaprof.bpf.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.driver_layout import Action
+from iaprof.bpf.probes.launches import LaunchProbes, Sizes
 from iaprof.formats.wire.launches import LISTS_A_RECORD, Counter, LaunchFlags, ListEvent
 from integration.handles.driver import Built, build, copied
 from integration.test_handles import NOWHERE, Attached

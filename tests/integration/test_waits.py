@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.driver_layout import CACHE
-from iaprof.bpf.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.driver_layout import CACHE
+from iaprof.bpf.probes.launches import LaunchProbes, Sizes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
 from iaprof.formats.wire.launches import Counter

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from iaprof.bpf.launches import LaunchProbes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding.learning import Learning

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.driver_layout import Layout
-from iaprof.bpf.launches import LaunchProbes
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.driver_layout import Layout
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import COPIES
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.unwind_rules import Walked

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf.libraries import Outcome, Way
+from iaprof.bpf.probes.libraries import Outcome, Way
 from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
@@ -90,9 +90,9 @@ def test_without_bcc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BCC_KERNEL_SOURCE", raising=False)
-    monkeypatch.setattr("iaprof.bpf.headers._own_headers", list)
-    monkeypatch.setattr("iaprof.bpf.headers._has_archive", lambda: False)
-    monkeypatch.setattr("iaprof.bpf.headers._split_headers", lambda: None)
+    monkeypatch.setattr("iaprof.bpf.compile.headers._own_headers", list)
+    monkeypatch.setattr("iaprof.bpf.compile.headers._has_archive", lambda: False)
+    monkeypatch.setattr("iaprof.bpf.compile.headers._split_headers", lambda: None)
     monkeypatch.setattr(packages.shutil, "which", lambda name: name == "dnf")
     check = bpf._headers()
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo dnf install kernel-devel-$(uname -r)")

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from iaprof.bpf import driver_layout
-from iaprof.bpf.driver_layout import (
+from iaprof.bpf.probes import driver_layout
+from iaprof.bpf.probes.driver_layout import (
     MAX_ENTRIES,
     MAX_PATH,
     SHIPPED,
@@ -26,8 +26,8 @@ from iaprof.bpf.driver_layout import (
     find_layout,
     known_builds,
 )
-from iaprof.bpf.launches import _packed_layout
-from iaprof.bpf.library_file import LibraryFile
+from iaprof.bpf.probes.launches import _packed_layout
+from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.answer import Code, Problem
 from iaprof.record.calibrate.entry import probe_offset

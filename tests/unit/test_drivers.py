@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf import driver_layout
-from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
-from iaprof.bpf.libraries import INJECTED, OPENCL, Libraries, Way
-from iaprof.bpf.usdt import Probe
+from iaprof.bpf.probes import driver_layout
+from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf.probes.libraries import INJECTED, OPENCL, Libraries, Way
+from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.no_launches import LEVEL_ZERO
 from iaprof.record.kernels import drivers
 from iaprof.record.kernels.drivers import Drivers

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf import driver_layout
+from iaprof.bpf.probes import driver_layout
 from iaprof.record.symbolize.entry_names import with_entry_names
 from iaprof.symbols.names.binaries import Binaries, BinaryError
 from iaprof.symbols.names.names import Frame, Named, Names

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from iaprof.bpf import driver_layout
-from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
-from iaprof.bpf.libraries import Libraries, Outcome
-from iaprof.bpf.usdt import Probe
+from iaprof.bpf.probes import driver_layout
+from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf.probes.libraries import Libraries, Outcome
+from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.slow_launches import sentence, slow_launches
 from iaprof.record.calibrate.entry import LENGTH, probe_offset
 from iaprof.record.checks import libraries as checks

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
-from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
+from iaprof.bpf.probes.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of

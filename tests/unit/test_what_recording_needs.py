@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import headers, uprobe
-from iaprof.bpf.compiler import import_bcc
+from iaprof.bpf.compile import headers
+from iaprof.bpf.compile.compiler import import_bcc
 from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.probes import uprobe
 from iaprof.cli.main import main
 
 

@@ -27,8 +27,8 @@ from types import ModuleType
 from typing import Any
 
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
+from iaprof.bpf.compile.headers import HEADERS_ADVICE
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.headers import HEADERS_ADVICE
 from iaprof.bpf.syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
 
 BCC_FOLDERS = (

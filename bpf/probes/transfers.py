@@ -1,8 +1,8 @@
-"""Which functions of drivers copy and fill, and where they are told how many bytes, as bpf/copies.c is told of it."""
+"""Which functions of drivers copy and fill, and where they are told how many bytes, as bpf/c/copies.c is told of it."""
 
 from __future__ import annotations
 
-from iaprof.bpf.driver_layout import Action
+from iaprof.bpf.probes.driver_layout import Action
 
 LEVEL_ZERO = {
     "zeCommandListAppendMemoryCopy": (Action.TRANSFER, 3),

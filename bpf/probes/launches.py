@@ -15,8 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.bpf.btf import Btf, BtfError
-from iaprof.bpf.compilation import Interruption
-from iaprof.bpf.driver_layout import (
+from iaprof.bpf.compile.compilation import Interruption
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.loader import Loader, Origin, close
+from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
+from iaprof.bpf.perf_event import online_cpus, possible_cpus
+from iaprof.bpf.probes.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
     MAX_GPUS,
@@ -28,16 +32,12 @@ from iaprof.bpf.driver_layout import (
     Layout,
     LayoutError,
 )
-from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
-from iaprof.bpf.loader import Loader, Origin, close
-from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
-from iaprof.bpf.perf_event import online_cpus, possible_cpus
+from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
+from iaprof.bpf.probes.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
+from iaprof.bpf.probes.usdt import Probe
+from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.bpf.programs import FOR_WAITS, MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
-from iaprof.bpf.usdt import Probe
-from iaprof.bpf.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.formats.header.transfers import number_of
 from iaprof.formats.header.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (

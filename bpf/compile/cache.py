@@ -16,8 +16,8 @@ from pathlib import Path
 
 from iaprof.basics.files import make_for_everyone
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
-from iaprof.bpf.compiler import Source, bcc_version
-from iaprof.bpf.headers import only_root_changes
+from iaprof.bpf.compile.compiler import Source, bcc_version
+from iaprof.bpf.compile.headers import only_root_changes
 
 FOLDER = Path("/var/cache/iaprof/bpf")
 _MOST_ENTRIES = 16  # each is a hundred kilobytes

@@ -16,7 +16,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import BinaryIO
 
-from iaprof.bpf.library_file import LibraryFile, ProbeError
+from iaprof.bpf.probes.library_file import LibraryFile, ProbeError
 from iaprof.formats.elf import SHN_UNDEF
 
 MAX_ARGS = 5  # MAX_ARGS of launches.c

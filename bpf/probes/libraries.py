@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
-from iaprof.bpf.emulation import single_stepped
-from iaprof.bpf.injected import injected_entries
-from iaprof.bpf.library_file import LibraryFile, load_functions
+from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
+from iaprof.bpf.probes.emulation import single_stepped
+from iaprof.bpf.probes.injected import injected_entries
+from iaprof.bpf.probes.library_file import LibraryFile, load_functions
+from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids
-from iaprof.bpf.usdt import Probe, read_probes
 from iaprof.formats.header.no_launches import driver_at
 from iaprof.formats.header.unprobed import Unprobed
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of

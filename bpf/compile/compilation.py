@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Protocol
 
 from iaprof.bpf.bytecode import Bytecode, from_text
-from iaprof.bpf.compile_child import ANSWER, REQUEST
-from iaprof.bpf.compiler import BCC_FOLDERS, Source
+from iaprof.bpf.compile.child import ANSWER, REQUEST
+from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
+from iaprof.bpf.compile.headers import VARIABLE, only_root_changes
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.headers import VARIABLE, only_root_changes
 from iaprof.sandbox.worker import Worker
 
 _LOOK_S = 0.05  # between two looks at an interruption
@@ -69,7 +69,7 @@ class Compilation:
             (self._folder / REQUEST).write_text(json.dumps(request))
             # What it imports is the standard library, this package, and bcc by its path.
             self._child = Worker(
-                "iaprof.bpf.compile_child:main",
+                "iaprof.bpf.compile.child:main",
                 self._folder,
                 environment=self._environment(self._folder),
                 folder="/",

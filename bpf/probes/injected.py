@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from iaprof.bpf import transfers, waits
-from iaprof.bpf.driver_layout import Action, Entry
-from iaprof.bpf.library_file import LibraryFile, exported
+from iaprof.bpf.probes import transfers, waits
+from iaprof.bpf.probes.driver_layout import Action, Entry
+from iaprof.bpf.probes.library_file import LibraryFile, exported
 
 PREFIX = "iaprof_"  # begins the names by which the library exports them: programs must not call these
 _FUNCTIONS = {

@@ -1,10 +1,10 @@
-"""Which functions of drivers wait for the GPU, as bpf/waits.c is told of them."""
+"""Which functions of drivers wait for the GPU, as bpf/c/waits.c is told of them."""
 
 from __future__ import annotations
 
 import struct
 
-from iaprof.bpf.driver_layout import ARGUMENTS, Entry, LayoutError
+from iaprof.bpf.probes.driver_layout import ARGUMENTS, Entry, LayoutError
 from iaprof.formats.header.waits import FUNCTIONS
 
 NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Launches in drivers without probes: functions of the driver that are given a kernel's handle (compiled behind launches.c).
  *
- * Where things lie behind a handle is the `layouts` map's, a layout a driver (bpf/driver_layout.py); which argument of which
+ * Where things lie behind a handle is the `layouts` map's, a layout a driver (bpf/probes/driver_layout.py); which argument of which
  * function is the handle is in `entries`, at the slot that the attachment's cookie names.
  *
  * Nothing read this way is believed by itself. A handle's first word that points into the driver must be one of the virtual
@@ -25,7 +25,7 @@
 #define MOST_BINARY_BYTES (1ULL << 26)
 #define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
 #define MOST_AT_ONCE 8 /* kernels of one call that one program sends; the next one goes on */
-#define MOST_GPUS 8 /* of which a handle may have kernels: bpf/driver_layout.py */
+#define MOST_GPUS 8 /* of which a handle may have kernels: bpf/probes/driver_layout.py */
 #define TRIES 3 /* to describe a kernel */
 #define DESCRIBED 255 /* more than TRIES */
 #define HAS_NAME (1ULL << 63)

@@ -11,9 +11,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from iaprof.bpf.compiler import Source, compile_source
+from iaprof.bpf.compile.compiler import Source, compile_source
+from iaprof.bpf.compile.headers import find_headers
 from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.headers import find_headers
 
 REQUEST, ANSWER = "request", "answer"
 

@@ -1,0 +1,1 @@
+"""Compiling the BPF programs, for releases and where a kernel refuses those that ship."""

@@ -1,0 +1,1 @@
+"""Finding drivers in processes, and putting probes into them."""
