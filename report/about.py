@@ -190,10 +190,10 @@ def _only(selection: Selection) -> Iterator[Fact]:
         ("cgroup", selection.cgroups),
     ]
     said = [f"{name} {' or '.join(map(str, values))}" for name, values in chosen if values]
-    if (moments := selection.moments) is not None:
-        unit, scale = ("%", 100) if moments.shares else (" s", 1)
-        end = f"{moments.end * scale:g}{unit}" if math.isfinite(moments.end) else "the end"
-        said.insert(0, f"{moments.begin * scale:g}{unit} to {end}")
+    if (time_range := selection.time_range) is not None:
+        unit, scale = ("%", 100) if time_range.shares else (" s", 1)
+        end = f"{time_range.end * scale:g}{unit}" if math.isfinite(time_range.end) else "the end"
+        said.insert(0, f"{time_range.begin * scale:g}{unit} to {end}")
     if said:
         yield "only", clean(", ".join(said))
 

@@ -37,8 +37,8 @@ def build_imported(
     """
     if not tells(selection):
         raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not tell them")
-    span = selection.span(capture.header, start_ns)
-    profile = _selected(profile_of(capture, interval_ns, (span.begin_ns, span.end_ns)), selection)
+    row_filter = selection.row_filter(capture.header, start_ns)
+    profile = _selected(profile_of(capture, interval_ns, (row_filter.begin_ns, row_filter.end_ns)), selection)
     totals = profile.counts.sum(axis=1).astype(np.int64)
     known_kernel = np.array([kernel is not None for kernel in profile.kernels], bool)[profile.kernel]
     known_launch = np.array([launch is not None for launch in profile.launches], bool)[profile.launch]

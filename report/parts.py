@@ -70,10 +70,10 @@ def of_all(capture: CaptureReader, wanted: Wanted) -> Wanted:
     Raises:
         UsageError: it is a share, and nobody knows of what.
     """
-    moments = wanted.selection.moments
-    if moments is None or len(capture.parts) == 1:
+    time_range = wanted.selection.time_range
+    if time_range is None or len(capture.parts) == 1:
         return wanted
-    return replace(wanted, selection=replace(wanted.selection, moments=moments.of_length(whole_ns(capture))))
+    return replace(wanted, selection=replace(wanted.selection, time_range=time_range.in_seconds(whole_ns(capture))))
 
 
 def _report(

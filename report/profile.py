@@ -93,10 +93,10 @@ def _build(
         by_thread=bool(selection.tids),
     )
     begin_ns = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
-    span = selection.span(capture.header, begin_ns)
+    row_filter = selection.row_filter(capture.header, begin_ns)
     give_back()
     starts = instruction_starts(placed, kernels)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, span, starts, wanted.merged)
+    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, wanted.merged)
     joined, facts.records = join(capture, task, helper, progress)
     give_back()
     joined = _selected(joined, reasons_of(known), selection, placed, capture)

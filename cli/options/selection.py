@@ -152,20 +152,20 @@ def _choice(
         UsageError: one of them makes no sense.
     """
     # Imported here, as the other verbs need not wait for it.
-    from iaprof.report.join.candidates import DEFAULT_HORIZON_S, LONGEST_HORIZON_S, SHORTEST_HORIZON_S, Method, Rule
+    from iaprof.report.join.candidates import DEFAULT_WINDOW_S, LONGEST_WINDOW_S, SHORTEST_WINDOW_S, Method, Rule
     from iaprof.report.join.executions import StackOf
-    from iaprof.report.join.selection import Moments, Selection
+    from iaprof.report.join.selection import Selection, TimeRange
 
     if attribution not in _METHODS:
         raise UsageError(f"--attribution takes {', '.join(_METHODS)}, not '{attribution}'")
     if stack_of not in _STACKS_OF:
         raise UsageError(f"--stack-of takes {', '.join(_STACKS_OF)}, not '{stack_of}'")
-    seconds = DEFAULT_HORIZON_S if horizon is None else horizon
-    if not SHORTEST_HORIZON_S <= seconds <= LONGEST_HORIZON_S:
-        raise UsageError(f"--horizon takes seconds from {SHORTEST_HORIZON_S:g} to {LONGEST_HORIZON_S:g}")
+    seconds = DEFAULT_WINDOW_S if horizon is None else horizon
+    if not SHORTEST_WINDOW_S <= seconds <= LONGEST_WINDOW_S:
+        raise UsageError(f"--horizon takes seconds from {SHORTEST_WINDOW_S:g} to {LONGEST_WINDOW_S:g}")
     selection = Selection(
         Rule(Method(attribution), int(seconds * 1e9), split_ambiguous),
-        None if time is None else Moments.of(time),
+        None if time is None else TimeRange.of(time),
         frozenset(pids_of(_words(pid, "--pid"), "--pid")),
         frozenset(pids_of(_words(tid, "--tid"), "--tid", "thread ids")),
         frozenset(_words(comm, "--comm")),

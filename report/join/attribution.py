@@ -59,7 +59,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Span:
+class RowFilter:
     """Which reads are wanted: those that ended within, and of these streams."""
 
     begin_ns: int = 0
@@ -121,11 +121,11 @@ class Attribution:
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
-        self._layouts: dict[int, _Layout] = {}
-        self._parts: list[Part] = []
+        self._ip_spaces: dict[int, _IpSpace] = {}
+        self._results: list[JoinedShares] = []
         self._rows, self._compact_at = 0, _COMPACT_ROWS
 
-    def add(self, table: pa.Table, known: list[Stream], span: Span = Span()) -> int:
+    def add(self, table: pa.Table, known: list[Stream], row_filter: RowFilter = RowFilter()) -> int:
         """Joins one row group of `stall` rows (columns time_ns, begin_ns, stream, w0, w1, w2).
 
         Returns:
@@ -136,11 +136,11 @@ class Attribution:
         """
         records = 0
         times, stream_of = table["time_ns"].to_numpy(), table["stream"].to_numpy()
-        wanted = (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
+        wanted = (times >= np.uint64(row_filter.begin_ns)) & (times <= np.uint64(row_filter.end_ns))
         for stream in np.unique(stream_of).tolist():
             if stream >= len(known):
                 raise CaptureError("the capture has stalls of a stream that its header does not name")
-            if span.streams is not None and stream not in span.streams:
+            if row_filter.streams is not None and stream not in row_filter.streams:
                 continue
             here = wanted & (stream_of == stream)
             rows = table if here.all() else table.filter(pa.array(here))
@@ -157,27 +157,27 @@ class Attribution:
                     self._join(known[stream], reads.only(some), [word[within] for word in words])
         return records
 
-    def part(self) -> Part:
+    def joined_shares(self) -> JoinedShares:
         """All that was added, as shares."""
-        for layout in self._layouts.values():
-            for stream in layout.tallies:
-                self._take(layout, stream)
+        for space in self._ip_spaces.values():
+            for stream in space.tallies:
+                self._flush(space, stream)
         none = np.empty(0, np.int64)
-        empty = Part(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 1, 0)))
-        self._parts = [added_up(self._parts or [empty])]
-        return self._parts[0]
+        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 1, 0)))
+        self._results = [merge_shares(self._results or [empty])]
+        return self._results[0]
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a few reads: so few that what is worked with stays in the processor's caches."""
-        layout = self._layout(stream)
-        address = layout.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
-        cell = layout.inside.cell[address]
+        space = self._ip_space(stream)
+        address = space.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
+        cell = space.cell_addresses.cell[address]
         # Each read and cell that come together are looked at once.
         read = np.repeat(np.arange(len(reads.lengths)), reads.lengths)
-        pairs, pair_of = _dense(read, cell, len(reads.lengths), len(layout.inside.count))
-        pair_read, pair_cell = np.divmod(pairs, len(layout.inside.count))
+        pairs, pair_of = _dense(read, cell, len(reads.lengths), len(space.cell_addresses.count))
+        pair_read, pair_cell = np.divmod(pairs, len(space.cell_addresses.count))
         try:
-            shares = layout.candidates.weigh(
+            shares = space.candidates.weigh(
                 pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1
             )
         except TooManyAtOnce:
@@ -186,14 +186,22 @@ class Attribution:
             for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
                 self._join(stream, reads.only(some), [word[records] for word in words])
             return
-        tally, subsample = layout.tally(stream.index, len(self._reasons) + 1), float(stream.subsample)
+        tally, subsample = space.tally(stream.index, len(self._reasons) + 1), float(stream.subsample)
         cell_of_share = pair_cell[shares.pair]
         blocks = tally.blocks(
-            reads.intervals[pair_read[shares.pair]], cell_of_share, shares.site, layout.inside.count[cell_of_share]
+            reads.intervals[pair_read[shares.pair]],
+            cell_of_share,
+            shares.site,
+            space.cell_addresses.count[cell_of_share],
         )
         first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
         pair_of, place, counts = _by_pair_and_address(
-            stream.layout, self._reasons, pair_of, layout.inside.place[address], layout.inside.count[pair_cell], words
+            stream.layout,
+            self._reasons,
+            pair_of,
+            space.cell_addresses.place[address],
+            space.cell_addresses.count[pair_cell],
+            words,
         )
         # The first place of each pair, which usually is the only one.
         entry = first[pair_of]
@@ -208,26 +216,26 @@ class Attribution:
             entry = ranges(first[pair_of[several[some]]] + 1, repeat)
             _add(tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts])
         if tally.places > _MOST_PLACES:
-            self._take(layout, stream.index)
+            self._flush(space, stream.index)
 
-    def _layout(self, stream: Stream) -> _Layout:
-        if stream.layout.ip_bits not in self._layouts:
+    def _ip_space(self, stream: Stream) -> _IpSpace:
+        if stream.layout.ip_bits not in self._ip_spaces:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown)
-            self._layouts[stream.layout.ip_bits] = _Layout(cells, candidates, self._merged)
+            self._ip_spaces[stream.layout.ip_bits] = _IpSpace(cells, candidates, self._merged)
             give_back()
-        return self._layouts[stream.layout.ip_bits]
+        return self._ip_spaces[stream.layout.ip_bits]
 
-    def _take(self, layout: _Layout, stream: int) -> None:
+    def _flush(self, space: _IpSpace, stream: int) -> None:
         """Makes room for other sums."""
-        sums = layout.tallies[stream].take(layout.inside)
+        sums = space.tallies[stream].take(space.cell_addresses)
         count = len(sums.site)
-        ips = layout.ips[sums.address]
-        self._parts.append(Part(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
+        ips = space.ips[sums.address]
+        self._results.append(JoinedShares(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
         self._rows += count
         if self._rows > self._compact_at:
-            self._parts = [added_up(self._parts)]
-            self._rows = len(self._parts[0].ip)
+            self._results = [merge_shares(self._results)]
+            self._rows = len(self._results[0].ip)
             self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
 
 
@@ -245,12 +253,12 @@ class _Reads:
         return _Reads(self.begins[some], self.ends[some], self.intervals[some], self.lengths[some])
 
 
-class _Layout:
+class _IpSpace:
     """What is known of the addresses of one layout of records."""
 
     def __init__(self, cells: Cells, candidates: Candidates, merged: bool) -> None:
         self.candidates = candidates
-        self.inside = CellAddresses()
+        self.cell_addresses = CellAddresses()
         self.tallies: dict[int, Tally] = {}  # by stream
         self._cells = cells
         self._addresses = Addresses()
@@ -268,9 +276,9 @@ class _Layout:
         """The number of each address; those of a cell have one number where they are merged."""
         numbers = self._addresses.number(ips)
         if not self._merged:
-            new = self._addresses.ips[len(self.inside.cell) :]
+            new = self._addresses.ips[len(self.cell_addresses.cell) :]
             if len(new):
-                self.inside.add(self._cells.of(new), len(self._cells.members))
+                self.cell_addresses.add(self._cells.of(new), len(self._cells.members))
             return numbers
         new = self._addresses.ips[len(self._first) :]
         if len(new):
@@ -282,7 +290,7 @@ class _Layout:
             for index in unmet:
                 self._of_cell[int(cells[index])] = len(self._merged_ips)
                 self._merged_ips.append(int(new[index]))
-            self.inside.add(cells[unmet], len(self._cells.members))
+            self.cell_addresses.add(cells[unmet], len(self._cells.members))
             self._first = np.append(self._first, [self._of_cell[cell] for cell in cells.tolist()])
         return self._first[numbers]
 
@@ -292,7 +300,7 @@ class _Layout:
 
 
 @dataclass(frozen=True)
-class Part:
+class JoinedShares:
     """Distinct (interval, stream, site, address) of some stalls, and their shares of samples."""
 
     interval: NDArray[np.int64]
@@ -393,40 +401,40 @@ def _add(
     return total
 
 
-def added_up(parts: list[Part]) -> Part:
+def merge_shares(results: list[JoinedShares]) -> JoinedShares:
     """All parts in one, sorted, each (interval, stream, site, address) once; there is at least one."""
     names = ("interval", "stream", "site", "ip")
-    columns: list[Any] = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+    columns: list[Any] = [np.concatenate([getattr(result, name) for result in results]) for name in names]
     order = np.lexsort(columns[::-1])
     columns = [column[order] for column in columns]
     new = np.ones(len(order), bool)
     if len(order):
         new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     first = np.flatnonzero(new)
-    shares = np.empty((len(parts[0].shares), len(first)))
+    shares = np.empty((len(results[0].shares), len(first)))
     for index in range(len(shares) if len(order) else 0):  # one by one: all at once would take several times the memory
-        shares[index] = np.add.reduceat(np.concatenate([part.shares[index] for part in parts])[order], first)
+        shares[index] = np.add.reduceat(np.concatenate([result.shares[index] for result in results])[order], first)
     interval, stream, site, ip = (column[new] for column in columns)
-    return Part(interval, stream, site, ip, shares)
+    return JoinedShares(interval, stream, site, ip, shares)
 
 
-def in_whole_counts(part: Part) -> Joined:
+def to_whole_counts(result: JoinedShares) -> Joined:
     """Shares as whole counts that add up to what was recorded at each address, each less than 1 from its share.
 
     What is left of a sample after rounding down goes to one of the sites that share it, each of which gets it as often
     as its part says: were it always the one with the largest part, the others would lose most of theirs where intervals
     are short and samples few.
     """
-    order = np.lexsort((part.site, part.ip, part.stream, part.interval))
+    order = np.lexsort((result.site, result.ip, result.stream, result.interval))
     new = np.ones(len(order), bool)
     if len(order):
-        new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (part.interval, part.stream, part.ip)], axis=0)
+        new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (result.interval, result.stream, result.ip)], axis=0)
     group = np.cumsum(new) - 1
     first = order[new]
     # Even over the addresses of an interval and over the intervals of an address, and the same in every report.
-    turn = part.interval[first].astype(np.uint64) * np.uint64(_TURNS[0])
-    turn += (part.ip[first] >> np.uint64(3)) * np.uint64(_TURNS[1])
-    *by_reason, alone_shares = part.shares
+    turn = result.interval[first].astype(np.uint64) * np.uint64(_TURNS[0])
+    turn += (result.ip[first] >> np.uint64(3)) * np.uint64(_TURNS[1])
+    *by_reason, alone_shares = result.shares
     whole = np.empty((len(order), len(by_reason)), np.uint64)
     for column, shares in enumerate(by_reason):
         counts = np.floor(shares + _SMALLEST_SHARE)
@@ -437,7 +445,7 @@ def in_whole_counts(part: Part) -> Joined:
         whole[:, column] = counts
     alone = np.minimum(np.rint(alone_shares).astype(np.uint64), whole.sum(axis=1))
     some = whole.any(axis=1)
-    columns: list[Any] = [part.interval, part.stream, part.site, part.ip, whole, alone]
+    columns: list[Any] = [result.interval, result.stream, result.site, result.ip, whole, alone]
     return Joined(*(column if some.all() else column[some] for column in columns))
 
 

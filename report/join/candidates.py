@@ -18,8 +18,8 @@ from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.placements import Placed, Site
 
-DEFAULT_HORIZON_S = 0.5
-SHORTEST_HORIZON_S, LONGEST_HORIZON_S = 0.001, 600.0
+DEFAULT_WINDOW_S = 0.5
+SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 0.001, 600.0
 AMBIGUOUS = "[ambiguous]"
 BEFORE_RECORDING = "[launched before recording]"
 NOT_RECORDED = "[launch not recorded]"
@@ -43,7 +43,7 @@ class Rule:
     """How stalls are joined to launches."""
 
     method: Method = Method.PROPORTIONAL
-    horizon_ns: int = int(DEFAULT_HORIZON_S * 1e9)  # how long after its launch a kernel can be running
+    window_ns: int = int(DEFAULT_WINDOW_S * 1e9)  # how long after its launch a kernel can be running
     split_ambiguous: bool = False  # between processes that cannot be told apart, by their launches
 
 
@@ -67,12 +67,12 @@ class Candidates:
     def __init__(self, placed: Placed, cells: Cells, rule: Rule, unknown: int) -> None:
         """Sorts the launches. `unknown` is the site of what is in no kernel; further sites are added to `placed`."""
         self._placed, self._cells, self._rule, self._unknown = placed, cells, rule, unknown
-        horizon = max(rule.horizon_ns, 1)
-        self._horizon = np.uint64(horizon)
+        window = max(rule.window_ns, 1)
+        self._window = np.uint64(window)
         placement_of_site = [-1 if site.placement is None else site.placement for site in placed.sites]
         self._placement_of_site = np.array(placement_of_site, np.int64)
         placement = self._placement_of_site[placed.site]
-        bucket = (placed.time // self._horizon).astype(np.int64)
+        bucket = (placed.time // self._window).astype(np.int64)
         order = np.lexsort((placed.time, placed.site, bucket, placement))
         placement, bucket, site, time = placement[order], bucket[order], placed.site[order], placed.time[order]
         self._launches_before = np.concatenate([[0], np.cumsum(placed.count[order])])
@@ -87,9 +87,9 @@ class Candidates:
         differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
         self._same_since = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
         # A slice, and a time within its bucket, as one ascending number.
-        self._width = np.uint64(horizon + 1)
+        self._width = np.uint64(window + 1)
         slice_of = (np.cumsum(new) - 1).astype(np.uint64)
-        self._launch_key = slice_of * self._width + time % self._horizon
+        self._launch_key = slice_of * self._width + time % self._window
         # A placement and a bucket as one ascending number.
         self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
         self._slice_key = slice_placement * self._buckets + self._slice_bucket
@@ -206,7 +206,7 @@ class Candidates:
             The entries; and of each (pair, placement) whether one site alone launched it since the horizon.
         """
         until = ends[pair]
-        oldest = begins[pair] - np.minimum(begins[pair], self._horizon)
+        oldest = begins[pair] - np.minimum(begins[pair], self._window)
         rank, _ = self._before(placement, until)
         youngest = until.copy()
         youngest[rank >= 0] = self._by_time[rank[rank >= 0]]
@@ -239,16 +239,16 @@ class Candidates:
 
     def _slices(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
         """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""
-        low, high = ((time // self._horizon).astype(np.int64) for time in (since, until))
+        low, high = ((time // self._window).astype(np.int64) for time in (since, until))
         low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
         first = np.searchsorted(self._slice_key, placement * self._buckets + low)
         return first, np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
 
     def _within(self, slices: _Ints, times: _Times, side: str) -> _Ints:
         """Where in each slice a time would be: the index of a launch."""
-        start = self._slice_bucket[slices].astype(np.uint64) * self._horizon
+        start = self._slice_bucket[slices].astype(np.uint64) * self._window
         inside = np.where(times > start, times - start, np.uint64(0))
-        key = slices.astype(np.uint64) * self._width + np.minimum(inside, self._horizon)
+        key = slices.astype(np.uint64) * self._width + np.minimum(inside, self._window)
         found = np.searchsorted(self._launch_key, key, side=side)  # type: ignore[call-overload]
         return np.where(times < start, self._slice_first[slices], found)
 

@@ -21,7 +21,7 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.join.lifetimes import Moments
+from iaprof.report.join.lifetimes import TimesByPid
 
 MOST_ROWS = 1 << 22  # that appended launches become; executions that follow closely are then one row
 AT_ONCE, NEVER = -1, -2
@@ -246,11 +246,11 @@ def _spread(
     return member, execution[row], last[row], count[row]
 
 
-def _programs(processes: pa.Table) -> Moments:
+def _programs(processes: pa.Table) -> TimesByPid:
     """When processes began, and became other programs."""
     pids, tids, times = (processes[name].to_numpy() for name in ("pid", "tid", "time_ns"))
     begins = (equal(processes["event"], "exec") | equal(processes["event"], "fork")) & (pids == tids)
-    return Moments(pids[begins], times[begins])
+    return TimesByPid(pids[begins], times[begins])
 
 
 def _codes(events: pa.ChunkedArray) -> _Ints:

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.attribution import STALL_COLUMNS, Attribution, Joined, Part, Span, added_up, in_whole_counts
+from iaprof.report.join.attribution import (
+    STALL_COLUMNS,
+    Attribution,
+    Joined,
+    JoinedShares,
+    RowFilter,
+    merge_shares,
+    to_whole_counts,
+)
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.memory import keep_little
 from iaprof.report.join.placements import Placed, Site
@@ -40,7 +48,7 @@ class Task:
     start_ns: int
     interval_ns: int = 0
     rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
-    span: Span = Span()  # noqa: RUF009
+    row_filter: RowFilter = RowFilter()  # noqa: RUF009
     starts: Mapping[int, NDArray[np.uint64]] | None = None
     merged: bool = False  # each kernel's instructions in one
 
@@ -68,15 +76,15 @@ def join(
     """
     placed, known = task.placed, len(task.placed.sites)
     if helper is None:
-        part, records = _share(capture, task, (0, 1), progress)
-        return in_whole_counts(added_up(_numbered([part], placed, known))), records
+        shares, records = _share(capture, task, (0, 1), progress)
+        return to_whole_counts(merge_shares(_numbered([shares], placed, known))), records
     helper.give(task)
     own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
     other, sites, others_records = helper.answer()
     shift = np.where(other.site < known, 0, len(placed.sites) - known)  # behind those that this process added
     placed.sites += sites[known:]
-    parts = _numbered([own, replace(other, site=other.site + shift)], placed, known)
-    return in_whole_counts(added_up(parts)), records + others_records
+    both = _numbered([own, replace(other, site=other.site + shift)], placed, known)
+    return to_whole_counts(merge_shares(both)), records + others_records
 
 
 @contextlib.contextmanager
@@ -125,7 +133,7 @@ class Helper:
         with contextlib.suppress(ConnectionError):  # it died: `answer` tells
             self._pipe.send(what)
 
-    def answer(self) -> tuple[Part, list[Site], int]:
+    def answer(self) -> tuple[JoinedShares, list[Site], int]:
         """Waits for its share, the sites as it numbers them, and how many records it had.
 
         Raises:
@@ -141,8 +149,8 @@ class Helper:
             ) from None
         if isinstance(found, Exception):
             raise found
-        part, sites, records = found
-        return part, sites, records
+        shares, sites, records = found
+        return shares, sites, records
 
     def close(self) -> None:
         """Ends it, whatever it does."""
@@ -152,20 +160,20 @@ class Helper:
 
 def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
-) -> tuple[Part, int]:
+) -> tuple[JoinedShares, int]:
     known = streams(capture.header)
     attribution = Attribution(
         task.placed, task.start_ns, task.interval_ns, task.rule, task.starts, task.merged, reasons_of(known)
     )
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
-        records += attribution.add(table, known, task.span)
+        records += attribution.add(table, known, task.row_filter)
         del table  # while the next one is read
         progress(records)
-    return attribution.part(), records
+    return attribution.joined_shares(), records
 
 
-def _numbered(parts: list[Part], placed: Placed, known: int) -> list[Part]:
+def _numbered(several: list[JoinedShares], placed: Placed, known: int) -> list[JoinedShares]:
     """Parts that number the sites which joining added, all from `known` on, in an order of their own.
 
     Whoever came upon them first, and in whichever process: reports are to be the same on one core and on two.
@@ -174,7 +182,7 @@ def _numbered(parts: list[Part], placed: Placed, known: int) -> list[Part]:
     placed.sites[known:] = sorted(set(added), key=lambda site: (site.placement is not None, *astuple(site)))
     number = {site: index for index, site in enumerate(placed.sites[known:], known)}
     numbers = np.append(np.arange(known), np.array([number[site] for site in added], np.int64))
-    return [replace(part, site=numbers[part.site]) for part in parts]
+    return [replace(shares, site=numbers[shares.site]) for shares in several]
 
 
 def _digest(capture: CaptureReader) -> bytes:
@@ -200,8 +208,8 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
             if number >= len(parts) or _digest(parts[number]) != digest:
                 raise IaprofError(f"{path} was changed while it was read: try again")
             task: Task = pipe.recv()
-            part, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
-            answer = part, task.placed.sites, records
+            shares, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
+            answer = shares, task.placed.sites, records
         except Exception as error:  # noqa: BLE001 (it is raised there)
             answer = error
         pipe.send(answer)

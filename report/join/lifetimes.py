@@ -24,9 +24,9 @@ class Lives:
         times, pids, tids = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
         leader = tids == pids
         is_fork, is_exit = (equal(processes["event"], name) for name in ("fork", "exit"))
-        self._begins = Moments(pids[is_fork & leader], times[is_fork & leader])
-        self._deaths = Moments(pids[is_exit & leader], times[is_exit & leader])
-        self._exits = Moments(pids[is_exit], times[is_exit])
+        self._begins = TimesByPid(pids[is_fork & leader], times[is_fork & leader])
+        self._deaths = TimesByPid(pids[is_exit & leader], times[is_exit & leader])
+        self._exits = TimesByPid(pids[is_exit], times[is_exit])
 
     def ends(self, pids: NDArray[np.uint64], born: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """When the processes ended that had these pids at these times: uint64[n], ns; NEVER where nothing says so.
@@ -44,7 +44,7 @@ class Lives:
         return np.where((died == NEVER) | (last > end), NEVER, end)
 
 
-class Moments:
+class TimesByPid:
     """Times of each pid."""
 
     def __init__(self, pids: NDArray[np.uint32], times: NDArray[np.uint64]) -> None:

@@ -16,7 +16,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.dictionaries import numbered
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct
-from iaprof.report.join.attribution import Span
+from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf
 from iaprof.report.join.placements import Placed
@@ -30,7 +30,7 @@ _MOMENT = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
 
 
 @dataclass(frozen=True)
-class Moments:
+class TimeRange:
     """A part of a recording, as seconds since its start or as shares of its length."""
 
     begin: float = 0.0
@@ -38,7 +38,7 @@ class Moments:
     shares: bool = False
 
     @classmethod
-    def of(cls, text: str) -> Moments:
+    def of(cls, text: str) -> TimeRange:
         """Reads `1s-10s`, `500ms-`, `-2m` or `10%-20%`.
 
         Raises:
@@ -62,7 +62,7 @@ class Moments:
             raise UsageError(f"--time has to end after it begins, and '{text}' does not")
         return cls(begin, end, shares)
 
-    def of_length(self, length_ns: int) -> Moments:
+    def in_seconds(self, length_ns: int) -> TimeRange:
         """The same part of a recording that is so long, in seconds.
 
         Raises:
@@ -74,9 +74,9 @@ class Moments:
             raise UsageError("this capture does not say how long it is: give --time in seconds, not in percent")
         # What is read last, at its end, belongs to a recording.
         end = float("inf") if self.end >= 1 else self.end * length_ns / 1e9
-        return Moments(self.begin * length_ns / 1e9, end)
+        return TimeRange(self.begin * length_ns / 1e9, end)
 
-    def span(self, start_ns: int) -> tuple[int, int]:
+    def bounds_ns(self, start_ns: int) -> tuple[int, int]:
         """The part's first and last ns, by the clock of a recording that started then; none is before the clock's 0.
 
         Its end is the first ns of what comes after, so that parts side by side add up.
@@ -93,7 +93,7 @@ class Selection:
     """What is wanted; None or empty: everything."""
 
     rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
-    moments: Moments | None = None
+    time_range: TimeRange | None = None
     pids: frozenset[int] = frozenset()
     tids: frozenset[int] = frozenset()
     comms: frozenset[str] = frozenset()
@@ -132,7 +132,7 @@ class Selection:
             and (inside is None or pid in inside)
         }
 
-    def span(self, header: dict[str, Any], start_ns: int | None = None) -> Span:
+    def row_filter(self, header: dict[str, Any], start_ns: int | None = None) -> RowFilter:
         """Which reads are wanted.
 
         Args:
@@ -143,10 +143,10 @@ class Selection:
             UsageError: there is no such time.
         """
         begin, end = 0, _LATEST
-        if self.moments:
+        if self.time_range:
             start = begun_ns(header) if start_ns is None else start_ns
-            begin, end = self.moments.of_length(length_ns(header)).span(start)
-        return Span(begin, end, self._streams(header))
+            begin, end = self.time_range.in_seconds(length_ns(header)).bounds_ns(start)
+        return RowFilter(begin, end, self._streams(header))
 
     def check_devices(self, headers: Sequence[dict[str, Any]]) -> None:
         """Makes sure that each wanted device is in one of these headers: parts of a capture may have different ones.

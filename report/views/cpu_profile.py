@@ -58,14 +58,14 @@ def _counted(capture: CaptureReader, wanted: Wanted, names: dict[int, str]) -> l
     start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
     interval_ns = int(wanted.interval_s * 1e9)
     selection = wanted.selection
-    span = selection.span(capture.header, start)
+    row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.processes(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
     parts = [np.empty((0, 5), np.uint64)]
     waiting = 0
     for table in capture.tables("cpu_sample", _COLUMNS):
         time, pid, tid, stack, kernel_stack = (table[name].to_numpy().astype(np.uint64) for name in _COLUMNS)
-        keep = (time >= np.uint64(span.begin_ns)) & (time <= np.uint64(span.end_ns))
+        keep = (time >= np.uint64(row_filter.begin_ns)) & (time <= np.uint64(row_filter.end_ns))
         if pids is not None:
             keep &= np.isin(pid, pids)
         if len(tids):

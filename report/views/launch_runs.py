@@ -73,13 +73,13 @@ def launch_runs(
     for part, start_ns in zip(parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(parts) > 1 else ""
         inside = wanted.selection.pids_in_cgroups(part) if wanted.selection.cgroups else None
-        span = wanted.selection.span(part.header, start_ns)
+        row_filter = wanted.selection.row_filter(part.header, start_ns)
         known = scope(part.header)
         stacks = _calling(part, wanted, places) if wanted.selection.python is not None else None
         for table in _tables(part, wanted.selection.stack_of):
             times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
             keep = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
-            keep &= (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
+            keep &= (times >= np.uint64(row_filter.begin_ns)) & (times <= np.uint64(row_filter.end_ns))
             if known is not None:
                 keep &= np.isin(pids, np.array(known, np.int64))
             if stacks is not None:

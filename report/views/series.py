@@ -96,7 +96,7 @@ class _Part:
     def __init__(self, capture: CaptureReader, start_ns: int, wanted: Wanted) -> None:
         self._capture, self._start_ns = capture, start_ns
         self._host = host_of(capture.header)
-        self._span = wanted.selection.span(capture.header, start_ns)
+        self._row_filter = wanted.selection.row_filter(capture.header, start_ns)
         self._processes = process_names(capture.table("process", ("time_ns", "pid", "tid", "comm")))
         self._pids: _Ints | None = None  # None: of all processes
         if wanted.selection.by_process:
@@ -119,10 +119,10 @@ class _Part:
             )
             stream[_nulls(table["stream"])] = _NO_STREAM
             pid[_nulls(table["pid"])] = _NO_PID
-            keep = (times >= np.uint64(self._span.begin_ns)) & (times <= np.uint64(self._span.end_ns))
+            keep = (times >= np.uint64(self._row_filter.begin_ns)) & (times <= np.uint64(self._row_filter.end_ns))
             keep &= np.abs(values) <= _MOST_VALUE
-            if self._span.streams is not None:
-                keep &= np.isin(stream, [_NO_STREAM, *self._span.streams])
+            if self._row_filter.streams is not None:
+                keep &= np.isin(stream, [_NO_STREAM, *self._row_filter.streams])
             if self._pids is not None:
                 keep &= np.isin(pid, self._pids)
             since = np.minimum(times, np.uint64(_LATEST_NS)).astype(np.int64) - self._start_ns

@@ -95,12 +95,12 @@ def _chosen(
     part: CaptureReader, kind: str, columns: tuple[str, ...], selection: Selection, start_ns: int
 ) -> Iterator[pa.Table]:
     """The rows of a kind that the selection keeps."""
-    span = selection.span(part.header, start_ns)
+    row_filter = selection.row_filter(part.header, start_ns)
     inside = selection.pids_in_cgroups(part) if selection.cgroups else None
     for table in part.tables(kind, columns):
         times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
         keep: NDArray[np.bool_] = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
-        keep &= (times >= np.uint64(span.begin_ns)) & (times <= np.uint64(span.end_ns))
+        keep &= (times >= np.uint64(row_filter.begin_ns)) & (times <= np.uint64(row_filter.end_ns))
         if selection.pids:
             keep &= np.isin(pids, np.fromiter(selection.pids, np.int64))
         if selection.tids:

@@ -38,7 +38,7 @@ def wait_runs(capture: CaptureReader, wanted: Wanted, most: int = MOST_RUNS) -> 
     parts = capture.parts
     for part, start_ns in zip(parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(parts) > 1 else ""
-        span = selection.span(part.header, start_ns)
+        row_filter = selection.row_filter(part.header, start_ns)
         names = process_names(part.table("process"))
         pids = selection.processes(part, names) if selection.by_process else None
         wanted_pids = None if pids is None else np.array(sorted(pids), np.int64)
@@ -47,7 +47,7 @@ def wait_runs(capture: CaptureReader, wanted: Wanted, most: int = MOST_RUNS) -> 
                 table[name].to_numpy() for name in ("time_ns", "end_ns", "pid", "tid", "flags")
             )
             keep = (flags & WaitFlags.ADDED_UP) == 0
-            keep &= (end >= np.uint64(span.begin_ns)) & (begin <= np.uint64(span.end_ns))
+            keep &= (end >= np.uint64(row_filter.begin_ns)) & (begin <= np.uint64(row_filter.end_ns))
             if wanted_pids is not None:
                 keep &= np.isin(pid, wanted_pids)
             if selection.tids:

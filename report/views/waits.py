@@ -115,14 +115,16 @@ def _rows(
     """Interval, pid, stack, function, handle, waited, count, longest and not ended of what is wanted: [9][n]."""
     start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
     selection = wanted.selection
-    span = selection.span(capture.header, start)
+    row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.processes(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
     parts = [np.empty((0, 9), np.uint64)]
     for table in capture.tables("wait", _COLUMNS):
         numbers = {name: table[name].to_numpy().astype(np.uint64) for name in _COLUMNS if name != "function"}
         function = numbered(table["function"], texts).astype(np.uint64)
-        keep = (numbers["end_ns"] >= np.uint64(span.begin_ns)) & (numbers["time_ns"] <= np.uint64(span.end_ns))
+        keep = (numbers["end_ns"] >= np.uint64(row_filter.begin_ns)) & (
+            numbers["time_ns"] <= np.uint64(row_filter.end_ns)
+        )
         if pids is not None:
             keep &= np.isin(numbers["pid"], pids)
         if len(tids):

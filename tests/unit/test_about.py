@@ -15,7 +15,7 @@ from iaprof.formats.export import About
 from iaprof.report.about import about
 from iaprof.report.facts import CpuModule, Facts, Matched
 from iaprof.report.gpu.source_files import SourceFiles
-from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.symbols.names.cpu_frames import ModuleNames
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -159,8 +159,8 @@ def test_sources_changed_since(tmp_path: Path) -> None:
     ("selection", "only"),
     [
         (Selection(), None),
-        (Selection(moments=Moments.of("10%-20%"), pids=frozenset([8, 7])), "10% to 20%, pid 7 or 8"),
-        (Selection(moments=Moments.of("500ms-"), kernel=re.compile("mat.*\x1b"), reasons=frozenset(["sbid"])),
+        (Selection(time_range=TimeRange.of("10%-20%"), pids=frozenset([8, 7])), "10% to 20%, pid 7 or 8"),
+        (Selection(time_range=TimeRange.of("500ms-"), kernel=re.compile("mat.*\x1b"), reasons=frozenset(["sbid"])),
          "0.5 s to the end, kernel mat.*\\x1b, reason sbid"),
         (Selection(tids=frozenset([9]), comms=frozenset("ba"), devices=("card0",), cgroups=("/a",)),
          "tid 9, process a or b, device card0, cgroup /a"),

@@ -13,7 +13,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuKernel, GpuModule
-from iaprof.report.join.attribution import Part, in_whole_counts
+from iaprof.report.join.attribution import JoinedShares, to_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import Compilation, place
@@ -72,7 +72,7 @@ TWO = "[ambiguous: 2 processes]"
 
 def within(ns: int) -> Rule:
     """A rule with this horizon."""
-    return Rule(horizon_ns=ns)
+    return Rule(window_ns=ns)
 
 
 def event(time_ns: int, pid: int, event: str, tid: int = 0) -> dict[str, Any]:
@@ -155,9 +155,9 @@ def test_single_samples_are_shared_as_many_are(intervals: int, addresses: int) -
     shares[REASONS.index("sbid")] = np.tile([1 / 3, 2 / 3], count)
     ips = np.repeat(0x10000 + 8 * address, 2).astype(np.uint64)
     site = np.tile([0, 1], count)
-    part = Part(np.repeat(interval, 2), np.zeros(2 * count, np.int64), site, ips, shares)
+    result = JoinedShares(np.repeat(interval, 2), np.zeros(2 * count, np.int64), site, ips, shares)
     # when
-    found = in_whole_counts(part)
+    found = to_whole_counts(result)
     # then each sample is somebody's, and of all of them each has its part, to within a hundredth
     assert (found.counts.sum(axis=1) == 1).all()
     assert len({*zip(found.interval.tolist(), found.ip.tolist(), strict=True)}) == count == len(found.site)

@@ -21,7 +21,7 @@ from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE3P
 from iaprof.report.gpu.module import GpuKernel, GpuModule
-from iaprof.report.join.attribution import Attribution, Joined, Part, Span, added_up, in_whole_counts
+from iaprof.report.join.attribution import Attribution, Joined, JoinedShares, RowFilter, merge_shares, to_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.placements import Compilation, Placed, place
 from iaprof.report.join.streams import Stream
@@ -62,7 +62,7 @@ class World:
     by_thread: bool
     start_ns: int
     interval_ns: int
-    span: Span
+    row_filter: RowFilter
 
 
 @dataclass
@@ -172,7 +172,7 @@ def shares_of(
                 youngest = max(times[rank] for rank, _ in before[p.key])
                 age = end - youngest
                 together = min(begin, max(end - age - age // 2, 0))
-                since = max(together, begin - world.rule.horizon_ns, 0)
+                since = max(together, begin - world.rule.window_ns, 0)
                 weights += [(p, site, 1) for rank, site in before[p.key] if times[rank] >= since]
         if not weights:
             for pid in {p.pid for p in there}:
@@ -221,9 +221,9 @@ def expected(
     found: dict[Key, dict[tuple[Any, ...], list[Fraction]]] = defaultdict(dict)
     alone: dict[Key, Counter[tuple[Any, ...]]] = defaultdict(Counter)
     for read in world.reads:
-        if not world.span.begin_ns <= read.end <= world.span.end_ns:
+        if not world.row_filter.begin_ns <= read.end <= world.row_filter.end_ns:
             continue
-        if world.span.streams is not None and read.stream not in world.span.streams:
+        if world.row_filter.streams is not None and read.stream not in world.row_filter.streams:
             continue
         stream = world.streams[read.stream]
         interval = max(read.end - world.start_ns, 0) // world.interval_ns if world.interval_ns else 0
@@ -266,7 +266,7 @@ def row(world: World, read: Read) -> dict[str, Any]:
     }
 
 
-def joined(world: World, groups: int) -> tuple[Placed, Part]:
+def joined(world: World, groups: int) -> tuple[Placed, JoinedShares]:
     """What the join makes of it, before rounding; in several row groups."""
     table = {
         "launch": pa.Table.from_pylist(world.launches, pa.schema(list(KINDS["launch"]))),
@@ -284,15 +284,15 @@ def joined(world: World, groups: int) -> tuple[Placed, Part]:
     step = -(-len(world.reads) // groups)
     records = 0
     for first in range(0, len(world.reads), step):
-        records += attribution.add(table["stall"].slice(first, step).combine_chunks(), world.streams, world.span)
+        records += attribution.add(table["stall"].slice(first, step).combine_chunks(), world.streams, world.row_filter)
     wanted = [
         read
         for read in world.reads
-        if world.span.begin_ns <= read.end <= world.span.end_ns
-        and (world.span.streams is None or read.stream in world.span.streams)
+        if world.row_filter.begin_ns <= read.end <= world.row_filter.end_ns
+        and (world.row_filter.streams is None or read.stream in world.row_filter.streams)
     ]
     assert records == sum(len(read.records) for read in wanted)
-    return placed, added_up([attribution.part()])
+    return placed, merge_shares([attribution.joined_shares()])
 
 
 def told(placed: Placed, index: int) -> tuple[Any, ...]:
@@ -313,14 +313,16 @@ def told(placed: Placed, index: int) -> tuple[Any, ...]:
 def check(world: World, groups: int) -> None:
     """Compares everything."""
     found, alone = expected(world)
-    placed, part = joined(world, groups)
+    placed, result = joined(world, groups)
     # The shares.
     shares: dict[Key, dict[tuple[Any, ...], list[float]]] = defaultdict(dict)
-    columns = zip(part.interval.tolist(), part.stream.tolist(), part.ip.tolist(), part.site.tolist(), strict=True)
+    columns = zip(
+        result.interval.tolist(), result.stream.tolist(), result.ip.tolist(), result.site.tolist(), strict=True
+    )
     for index, (interval, stream, ip, site) in enumerate(columns):
         sums = shares[interval, stream, ip].setdefault(told(placed, site), [0.0] * len(REASONS))
         for column in range(len(REASONS)):
-            sums[column] += part.shares[column, index]
+            sums[column] += result.shares[column, index]
     some = {key: {s: c for s, c in sites.items() if any(c)} for key, sites in found.items()}
     some = {key: sites for key, sites in some.items() if sites}
     assert {key: set(sites) for key, sites in shares.items()} == {key: set(sites) for key, sites in some.items()}
@@ -329,8 +331,8 @@ def check(world: World, groups: int) -> None:
             near = [pytest.approx(float(share), rel=1e-9, abs=1e-6) for share in exact]
             assert shares[key][site] == near, (key, site)
     # Whole counts: none is further than 1 from its share, and they add up.
-    whole = in_whole_counts(part)
-    totals = rounded(whole, part)
+    whole = to_whole_counts(result)
+    totals = rounded(whole, result)
     for key, sites in some.items():
         assert totals[key] == [sum(column) for column in zip(*sites.values(), strict=True)]
     # What is called unique was launched from one place alone.
@@ -340,12 +342,12 @@ def check(world: World, groups: int) -> None:
         assert count <= alone[interval, stream, ip][told(placed, site)]
 
 
-def rounded(whole: Joined, part: Part) -> dict[Key, list[int]]:
+def rounded(whole: Joined, result: JoinedShares) -> dict[Key, list[int]]:
     """The sums of whole counts by (interval, stream, ip), each of which was checked against its share."""
     rows = {
         key: index
         for index, key in enumerate(
-            zip(*(c.tolist() for c in (part.interval, part.stream, part.site, part.ip)), strict=True)
+            zip(*(c.tolist() for c in (result.interval, result.stream, result.site, result.ip)), strict=True)
         )
     }
     totals: dict[Key, list[int]] = defaultdict(lambda: [0] * len(REASONS))
@@ -353,10 +355,10 @@ def rounded(whole: Joined, part: Part) -> dict[Key, list[int]]:
     seen = set()
     for interval, stream, site, ip, counts in zip(*columns, strict=True):
         seen.add(key := (interval, stream, site, ip))
-        assert np.abs(np.array(counts) - part.shares[: len(REASONS), rows[key]]).max() < 1
+        assert np.abs(np.array(counts) - result.shares[: len(REASONS), rows[key]]).max() < 1
         totals[interval, stream, ip] = [a + b for a, b in zip(totals[interval, stream, ip], counts, strict=True)]
     for key in rows.keys() - seen:
-        assert part.shares[:, rows[key]].max() < 1
+        assert result.shares[:, rows[key]].max() < 1
     return totals
 
 
@@ -411,9 +413,22 @@ def world_of(rng: random.Random) -> World:
     start, interval = rng.choice((0, base, base + 50 * unit)), rng.choice((0, 0, 10 * unit))
     interval = interval if not odd and base + 100 * unit - start < 10**6 * max(interval, 1) else 0
     chosen = rng.choice((None, None, frozenset({0})))
-    span = Span(streams=chosen) if rng.random() < 0.7 else Span(base + 20 * unit, base + 70 * unit, chosen)
+    row_filter = (
+        RowFilter(streams=chosen) if rng.random() < 0.7 else RowFilter(base + 20 * unit, base + 70 * unit, chosen)
+    )
     return World(
-        streams, reads, launches, compilations, events, starts, rule, scope, rng.random() < 0.3, start, interval, span
+        streams,
+        reads,
+        launches,
+        compilations,
+        events,
+        starts,
+        rule,
+        scope,
+        rng.random() < 0.3,
+        start,
+        interval,
+        row_filter,
     )
 
 
@@ -442,4 +457,4 @@ def test_random_captures_are_joined_by_the_rules(block: int) -> None:
         try:
             check(world, rng.randrange(1, 4))
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {world.rule}, {world.span}") from error
+            raise AssertionError(f"seed {seed}: {world.rule}, {world.row_filter}") from error

@@ -35,7 +35,7 @@ from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import Method, Rule
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
-from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import Wanted, build
@@ -131,10 +131,10 @@ CHOICES = {
     "none": Wanted(Selection(Rule(Method.NONE))),
     "split": Wanted(Selection(Rule(split_ambiguous=True))),
     "none, split": Wanted(Selection(Rule(Method.NONE, split_ambiguous=True))),
-    "a short horizon": Wanted(Selection(Rule(horizon_ns=5 * MS))),
+    "a short horizon": Wanted(Selection(Rule(window_ns=5 * MS))),
     "intervals": Wanted(interval_s=0.25),
-    "a time": Wanted(Selection(moments=Moments.of("300ms-2s")), interval_s=0.5),
-    "a share of the time": Wanted(Selection(moments=Moments.of("10%-60%"))),
+    "a time": Wanted(Selection(time_range=TimeRange.of("300ms-2s")), interval_s=0.5),
+    "a share of the time": Wanted(Selection(time_range=TimeRange.of("10%-60%"))),
     "a device": Wanted(Selection(devices=("card1",))),
     "a process": Wanted(Selection(pids=frozenset({8}))),
     "threads": Wanted(Selection(tids=frozenset({7, 9, 10}))),

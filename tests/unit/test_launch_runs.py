@@ -18,7 +18,7 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
-from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted
 from iaprof.report.views.launch_runs import launch_runs
@@ -128,7 +128,7 @@ def test_kernels_are_called_as_in_the_profile(tmp_path: Path) -> None:
         (Selection(tids=frozenset({9})), [3]),
         (Selection(comms=frozenset({"b"})), [1]),
         (Selection(kernel=re.compile("^foo")), [2]),
-        (Selection(moments=Moments(1, 2)), [1]),
+        (Selection(time_range=TimeRange(1, 2)), [1]),
         (Selection(cgroups=("/job",)), [2, 3]),
         (Selection(pids=frozenset({4711})), []),
     ],

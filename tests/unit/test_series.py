@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted
 from iaprof.report.views.series import MOST_PROCESSES, MOST_SERIES, series
@@ -92,7 +92,7 @@ def test_energy_is_left_out_where_there_is_its_power(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("selection", "expected"),
     [
-        (Selection(moments=Moments(1, 2)), {("power-a-W", "card1"): [(1, 2.0)]}),
+        (Selection(time_range=TimeRange(1, 2)), {("power-a-W", "card1"): [(1, 2.0)]}),
         (
             Selection(devices=("card1",)),
             {

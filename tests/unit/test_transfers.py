@@ -19,7 +19,7 @@ from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
-from iaprof.report.join.selection import Moments, Selection
+from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.views.transfers import Transfers, transfers
 from unit.capturing import HEADER, capture, launch
 from unit.in_process import iaprof
@@ -131,7 +131,7 @@ def test_functions_are_ranked_by_bytes(copied: Path) -> None:
         (Selection(tids=frozenset({7})), {FUNCTIONS[0]: (2, 3), FUNCTIONS[5]: (1, 1), FUNCTIONS[8]: (1, 0)}),
         (Selection(comms=frozenset({"app8"})), {FUNCTIONS[5]: (1, 0), FUNCTIONS[8]: (1, 0)}),
         (Selection(kernel=re.compile("Fill")), {FUNCTIONS[5]: (2, 2)}),
-        (Selection(moments=Moments.of("0.000000002s-0.000000004s")), {FUNCTIONS[0]: (1, 0), FUNCTIONS[5]: (1, 1)}),
+        (Selection(time_range=TimeRange.of("0.000000002s-0.000000004s")), {FUNCTIONS[0]: (1, 0), FUNCTIONS[5]: (1, 1)}),
     ],
     ids=["pid", "tid", "comm", "kernel", "time"],
 )
