@@ -25,7 +25,7 @@ from iaprof.formats.header.waits import WaitTotals
 from iaprof.formats.header.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.formats.profile import clean
 from iaprof.gpu.intel.generations import generation, guessed_layout
-from iaprof.report.join.executions import totals, unknown_executions
+from iaprof.report.join.executions import count_launches, describe_unknown_executions
 
 _MOST = 1 << 64  # above every count and time that is one
 _STALLS = "totals", "stalls"
@@ -172,7 +172,7 @@ def _part(capture: CaptureReader) -> Part:
     libraries = map(_Header, header.items("libraries"))
     streams = [_stream(each) for each in map(_Header, header.items("streams"))]
     counts = _counts(capture, header)
-    said = [*_warnings(capture.header, header), unknown_executions(counts["unknown_executions"] or 0)]
+    said = [*_warnings(capture.header, header), describe_unknown_executions(counts["unknown_executions"] or 0)]
     return Part(
         label=clean(capture.label),
         file=header.text("file"),
@@ -317,7 +317,7 @@ def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
     stalls = header.number("totals", "stalls") if rows["stall_reads"] else 0
     executed: dict[str, int | None] = {"executions": 0, "unknown_executions": 0}
     try:
-        if (lists := totals(capture)) is not None:
+        if (lists := count_launches(capture)) is not None:
             executed = {"executions": lists.executions, "unknown_executions": lists.unknown}
             rows["launches"] = lists.launches
     except CaptureError:  # all else can be told of a capture that is damaged there

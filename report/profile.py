@@ -21,7 +21,7 @@ from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModules
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
-from iaprof.report.join.executions import launched
+from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.memory import give_back
@@ -86,7 +86,7 @@ def _build(
     platforms = [platform_of(*stream.ip_version) for stream in known]
     kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
     placed = place(
-        launched(capture, LAUNCH_COLUMNS, selection.stack_of),
+        read_launches(capture, LAUNCH_COLUMNS, selection.stack_of),
         kernels.compilations(),
         scope(capture.header),
         capture.table("process", ("time_ns", "pid", "tid", "event")),

@@ -1,7 +1,7 @@
-"""Small numbers for instruction addresses, in the order in which they come.
+"""Numbers instruction addresses 0, 1, 2, ... in the order in which they first appear.
 
-Hashing a hundred million addresses would take longer than everything else. Kernels are compact, so addresses are looked
-up in tables of pages instead; and what is looked up is at most a page's number.
+Hashing a hundred million addresses would take longer than the rest of the join. Kernels are compact, so a page table
+maps addresses to numbers; only the page numbers of addresses beyond 4 GiB are hashed.
 """
 
 from __future__ import annotations
@@ -10,36 +10,40 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_PAGE_BITS = 10  # of addresses / 8: 8 KiB of code
-_LOW_PAGES = 1 << 19  # those of 4 GiB, which is all that most GPUs' records tell apart
+_PAGE_BITS = 10  # in units of 8 bytes: a page is 8 KiB of code
+_LOW_PAGES = 1 << 19  # the pages of 4 GiB: records of most GPUs hold no more than 32 bits of an address
 
 
 class Addresses:
-    """The addresses of one layout of records that were met so far."""
+    """The numbers of the addresses seen so far, for records that hold the same number of address bits."""
 
     def __init__(self) -> None:
-        """None yet."""
-        self._pages: dict[int, int] = {}  # the number of each page
-        self._low = np.full(_LOW_PAGES, -1, np.int32)  # the same of the first pages
-        self._table = np.empty(0, np.int32)  # the number at each place of each page; -1 for none
+        """Starts without addresses."""
+        self._pages: dict[int, int] = {}  # page -> its number
+        self._low_pages = np.full(_LOW_PAGES, -1, np.int32)  # the same for the first 4 GiB; -1: not seen yet
+        self._table = np.empty(0, np.int32)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
         self.ips = np.empty(0, np.uint64)
-        """The address of each number, bytes."""
+        """uint64[numbers]: the address, in bytes, that has each number."""
 
     def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of each address (bytes, multiples of 8): int64[n]. New ones get numbers above all others."""
+        """Returns the number of each address: int64[n]. New addresses get the next free numbers.
+
+        Args:
+            ips: uint64[n], bytes, multiples of 8.
+        """
         places = ips >> np.uint64(3)
-        if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low):
-            places = places.astype(np.int32)  # half the bytes to move
+        if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low_pages):
+            places = places.astype(np.int32)  # halves the memory traffic
             page = places >> _PAGE_BITS
-            number = self._low[page]
+            number = self._low_pages[page]
             if (number < 0).any():
-                self._meet(np.unique(page[number < 0]))
-                number = self._low[page]
+                self._number_pages(np.unique(page[number < 0]))
+                number = self._low_pages[page]
         else:
             encoded = pa.array(places >> np.uint64(_PAGE_BITS)).dictionary_encode()
-            met = encoded.dictionary.to_pylist()
-            of_page = np.array([self._pages.setdefault(each, len(self._pages)) for each in met], np.int32)
-            number = of_page[encoded.indices.to_numpy()]
+            distinct = encoded.dictionary.to_pylist()
+            page_numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in distinct], np.int32)
+            number = page_numbers[encoded.indices.to_numpy()]
             places = (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int32)
         slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
@@ -53,9 +57,9 @@ class Addresses:
         numbers: NDArray[np.int64] = found.astype(np.int64)
         return numbers
 
-    def _meet(self, pages: NDArray[np.int64]) -> None:
+    def _number_pages(self, pages: NDArray[np.int64]) -> None:
         for page in pages.tolist():
-            self._low[page] = self._pages.setdefault(page, len(self._pages))
+            self._low_pages[page] = self._pages.setdefault(page, len(self._pages))
 
     def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
         new, first = np.unique(slot, return_index=True)

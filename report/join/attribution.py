@@ -1,8 +1,9 @@
-"""Joining stalls to launches: for each read of stalls and each kernel, who launched it.
+"""Joins stalls to launches: finds which launch sites caused the stalls of each read and kernel.
 
-A record says no more than an address, and a read no more than when it was made. Who can have launched what it saw is
-worked out once for each read and cell of addresses (report.candidates); here records are counted by read and address,
-shared out, and added up, row group by row group on all cores. docs/attribution.md describes the rules and their limits.
+A stall record holds only an address, and a read only its time. `candidates` finds the launches that can have caused the
+stalls of a read in a cell of addresses, once for each pair. This module counts records by read and address, divides the
+counts among the candidates, and adds them up, one row group at a time. docs/attribution.md describes the rules and
+their limits.
 """
 
 from __future__ import annotations
@@ -30,55 +31,55 @@ from iaprof.report.join.tally import CellAddresses, Tally
 MAX_INTERVALS = 1 << 20
 STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
 _COMPACT_ROWS = 1 << 19
-_RECORDS_AT_ONCE = 1 << 18
-_ROWS_AT_ONCE = 1 << 18  # that become of records which are shared out among several places
-_SMALLEST_SHARE = 1e-6  # of a sample that counts
-_MOST_PLACES = 1 << 21  # of sums, 88 bytes each
-_DENSEST = 8  # places of a table for each record that goes into it
+_MAX_RECORDS_AT_ONCE = 1 << 18
+_MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
+_MIN_SHARE = 1e-6  # of a sample; smaller differences are rounding errors
+_MAX_SLOTS = 1 << 21  # of a tally before it is flushed; about 88 bytes each
+_MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 _STEP_BITS = 20
-_STEPS = 1 << _STEP_BITS  # of a sample: finer than shares are
-# 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, odd: their multiples fill 64 bits evenly in three dimensions, as those of
-# the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
-_TURNS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
+_STEPS = 1 << _STEP_BITS  # into which a sample is divided: finer than any share
+# 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, made odd: their multiples fill 64 bits evenly in three dimensions, as
+# those of the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
+_R3_MULTIPLIERS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Distinct (interval, stream, site, address) and their counts, sorted in that order."""
+    """Counts of samples by (interval, stream, site, address): each combination once, sorted in that order."""
 
     interval: NDArray[np.int64]  # [n]
     stream: NDArray[np.int64]  # [n]
     site: NDArray[np.int64]  # [n], index into Placed.sites
-    ip: NDArray[np.uint64]  # [n], bytes; as much of the address as the records hold
-    counts: NDArray[np.uint64]  # [n, m], by reason
-    alone: NDArray[np.uint64]  # [n], samples for which there was no other site
+    ip: NDArray[np.uint64]  # [n], bytes; only the address bits that the records hold
+    counts: NDArray[np.uint64]  # [n, reasons]
+    alone: NDArray[np.uint64]  # [n], samples for which this site was the only candidate
 
     def only(self, rows: NDArray[np.bool_]) -> Joined:
-        """The same with some of the rows: bool[n]."""
+        """Returns the rows that the mask selects: bool[n]."""
         return Joined(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which reads are wanted: those that ended within, and of these streams."""
+    """Selects rows of a capture by time and, where they have one, by stream; for stalls, by the end of the read."""
 
-    begin_ns: int = 0
-    end_ns: int = (1 << 64) - 1
-    streams: frozenset[int] | None = None  # None for all
+    begin_ns: int = 0  # CLOCK_MONOTONIC
+    end_ns: int = (1 << 64) - 1  # inclusive
+    streams: frozenset[int] | None = None  # None: all
 
 
 def intervals_of(times: NDArray[np.uint64], start_ns: int, interval_ns: int, what: str = "stalls") -> NDArray[np.int64]:
-    """The number of the interval in which each time is: int64[n]. What was before the first is the first's.
+    """Returns the number of the interval that contains each time: int64[n]. Earlier times belong to interval 0.
 
     Args:
         times: uint64[n], CLOCK_MONOTONIC ns.
-        start_ns: when interval 0 starts. Before the clock's 0, where a machine was started later than the first of a
-            merged capture's parts.
-        interval_ns: length of an interval; 0 for everything in one.
-        what: has these times.
+        start_ns: when interval 0 starts. Negative in a merged capture if this part's machine was booted after the
+            first part began.
+        interval_ns: length of an interval; 0: a single interval.
+        what: the kind of rows, for the message.
 
     Raises:
-        CaptureError: there are too many intervals.
+        CaptureError: the times span MAX_INTERVALS intervals or more.
     """
     if not interval_ns:
         return np.zeros(len(times), np.int64)
@@ -93,7 +94,7 @@ def intervals_of(times: NDArray[np.uint64], start_ns: int, interval_ns: int, wha
 
 
 class Attribution:
-    """Joins the stalls of one capture, row group by row group."""
+    """Joins the stalls of one capture, one row group at a time."""
 
     def __init__(
         self,
@@ -105,17 +106,17 @@ class Attribution:
         merged: bool = False,
         reasons: Sequence[str] = REASONS,
     ) -> None:
-        """Prepares the search for kernels by address.
+        """Prepares the join.
 
         Args:
-            placed: kernels and launches. Sites for what has no launch are added to it.
+            placed: kernels and launches. The join adds sites to it for stalls without a launch.
             start_ns: when interval 0 starts, CLOCK_MONOTONIC ns.
-            interval_ns: length of an interval; 0 for all stalls in one.
+            interval_ns: length of an interval; 0: a single interval.
             rule: how stalls are joined to launches.
             starts: by placement: the offsets in bytes at which its instructions start, to tell processes apart.
-            merged: addresses that can belong to the same kernels are added up at one of them: what is wanted is
-                where time went, and a row for each instruction in each of many intervals would be too many.
-            reasons: that are counted, as `reasons_of` has them.
+            merged: count all addresses of a cell at one of them. For time lines, where a row for each instruction in
+                each of many intervals would be too many.
+            reasons: the reasons to count, as `reasons_of` returns them.
         """
         self._merged, self._reasons = merged, reasons
         self._placed, self._rule, self._starts = placed, rule, starts or {}
@@ -126,13 +127,18 @@ class Attribution:
         self._rows, self._compact_at = 0, _COMPACT_ROWS
 
     def add(self, table: pa.Table, known: list[Stream], row_filter: RowFilter = RowFilter()) -> int:
-        """Joins one row group of `stall` rows (columns time_ns, begin_ns, stream, w0, w1, w2).
+        """Joins one row group.
+
+        Args:
+            table: STALL_COLUMNS of `stall` rows.
+            known: the capture's streams, by index.
+            row_filter: the reads to join.
 
         Returns:
-            How many records it had.
+            The number of records in the joined reads.
 
         Raises:
-            CaptureError: its columns do not fit together.
+            CaptureError: the lists of words differ in length, or the header lacks a stream.
         """
         records = 0
         times, stream_of = table["time_ns"].to_numpy(), table["stream"].to_numpy()
@@ -144,21 +150,21 @@ class Attribution:
                 continue
             here = wanted & (stream_of == stream)
             rows = table if here.all() else table.filter(pa.array(here))
-            words, lengths = _flat(rows, known[stream].layout.words)
+            words, lengths = _flatten(rows, known[stream].layout.words)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
             reads = _Reads(
                 rows["begin_ns"].to_numpy(), ends, intervals_of(ends, self._start_ns, self._interval_ns), lengths
             )
             until = np.cumsum(lengths)
-            for some in _chunks(lengths, _RECORDS_AT_ONCE):
+            for some in _batches(lengths, _MAX_RECORDS_AT_ONCE):
                 within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
                 if within.start < within.stop:
                     self._join(known[stream], reads.only(some), [word[within] for word in words])
         return records
 
     def joined_shares(self) -> JoinedShares:
-        """All that was added, as shares."""
+        """Returns the sums of all row groups added so far, as shares of samples."""
         for space in self._ip_spaces.values():
             for stream in space.tallies:
                 self._flush(space, stream)
@@ -168,11 +174,11 @@ class Attribution:
         return self._results[0]
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
-        """Joins a few reads: so few that what is worked with stays in the processor's caches."""
+        """Joins a batch of reads of one stream, which is small enough for the CPU's caches."""
         space = self._ip_space(stream)
         address = space.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
         cell = space.cell_addresses.cell[address]
-        # Each read and cell that come together are looked at once.
+        # The candidates are found once for each distinct (read, cell).
         read = np.repeat(np.arange(len(reads.lengths)), reads.lengths)
         pairs, pair_of = _dense(read, cell, len(reads.lengths), len(space.cell_addresses.count))
         pair_read, pair_cell = np.divmod(pairs, len(space.cell_addresses.count))
@@ -195,7 +201,7 @@ class Attribution:
             space.cell_addresses.count[cell_of_share],
         )
         first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
-        pair_of, place, counts = _by_pair_and_address(
+        pair_of, place, counts = _sum_by_address(
             stream.layout,
             self._reasons,
             pair_of,
@@ -203,19 +209,21 @@ class Attribution:
             space.cell_addresses.count[pair_cell],
             words,
         )
-        # The first place of each pair, which usually is the only one.
+        # The first candidate of each pair, which usually is the only one ...
         entry = first[pair_of]
-        alone = _add(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
+        alone = _add_shares(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
         tally.add(len(counts), blocks[entry] + place, alone * shares.alone[pair_of])
-        # And what other places there are.
+        # ... and the others.
         others = np.diff(first)[pair_of] - 1
         several = np.flatnonzero(others)
-        for some in _chunks(others[several], _ROWS_AT_ONCE):
+        for some in _batches(others[several], _MAX_SHARED_ROWS):
             repeat = others[several[some]]
             row = np.repeat(several[some], repeat)
             entry = ranges(first[pair_of[several[some]]] + 1, repeat)
-            _add(tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts])
-        if tally.places > _MOST_PLACES:
+            _add_shares(
+                tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts]
+            )
+        if tally.places > _MAX_SLOTS:
             self._flush(space, stream.index)
 
     def _ip_space(self, stream: Stream) -> _IpSpace:
@@ -227,7 +235,7 @@ class Attribution:
         return self._ip_spaces[stream.layout.ip_bits]
 
     def _flush(self, space: _IpSpace, stream: int) -> None:
-        """Makes room for other sums."""
+        """Moves a stream's sums to `_results` and empties its tally; merges the results when they have doubled."""
         sums = space.tallies[stream].take(space.cell_addresses)
         count = len(sums.site)
         ips = space.ips[sums.address]
@@ -243,18 +251,18 @@ class Attribution:
 class _Reads:
     """Reads of one stream."""
 
-    begins: NDArray[np.uint64]  # [n], ns
+    begins: NDArray[np.uint64]  # [n], ns; no record was sampled before
     ends: NDArray[np.uint64]  # [n], ns
     intervals: NDArray[np.int64]  # [n]
     lengths: NDArray[np.int64]  # [n], records
 
     def only(self, some: slice) -> _Reads:
-        """Some of them."""
+        """Returns a slice of the reads."""
         return _Reads(self.begins[some], self.ends[some], self.intervals[some], self.lengths[some])
 
 
 class _IpSpace:
-    """What is known of the addresses of one layout of records."""
+    """Addresses, cells, candidates and sums for all streams whose records hold the same number of address bits."""
 
     def __init__(self, cells: Cells, candidates: Candidates, merged: bool) -> None:
         self.candidates = candidates
@@ -263,59 +271,64 @@ class _IpSpace:
         self._cells = cells
         self._addresses = Addresses()
         self._merged = merged
-        self._first = np.empty(0, np.int64)  # of each address: the number of the one at which it is added up
-        self._of_cell: dict[int, int] = {}  # the number of that address of each cell
-        self._merged_ips: list[int] = []
+        # With `merged`, all addresses of a cell have one number, and the cell's first address stands for them.
+        self._merged_number = np.empty(0, np.int64)  # [addresses]
+        self._number_of_cell: dict[int, int] = {}
+        self._merged_ips: list[int] = []  # by that number
 
     @property
     def ips(self) -> NDArray[np.uint64]:
-        """The address of each number."""
+        """uint64[numbers]: the address that has each number."""
         return np.array(self._merged_ips, np.uint64) if self._merged else self._addresses.ips
 
     def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of each address; those of a cell have one number where they are merged."""
+        """Returns the number of each address: int64[n]. With `merged`, all addresses of a cell share one."""
         numbers = self._addresses.number(ips)
         if not self._merged:
             new = self._addresses.ips[len(self.cell_addresses.cell) :]
             if len(new):
-                self.cell_addresses.add(self._cells.of(new), len(self._cells.members))
+                self.cell_addresses.add(self._cells.cells_of(new), len(self._cells.members))
             return numbers
-        new = self._addresses.ips[len(self._first) :]
+        new = self._addresses.ips[len(self._merged_number) :]
         if len(new):
-            cells = self._cells.of(new)
-            met, first = np.unique(cells, return_index=True)
-            unmet = [
-                index for index, cell in zip(first.tolist(), met.tolist(), strict=True) if cell not in self._of_cell
+            cells = self._cells.cells_of(new)
+            distinct, first = np.unique(cells, return_index=True)
+            new_cells = [
+                index
+                for index, cell in zip(first.tolist(), distinct.tolist(), strict=True)
+                if cell not in self._number_of_cell
             ]
-            for index in unmet:
-                self._of_cell[int(cells[index])] = len(self._merged_ips)
+            for index in new_cells:
+                self._number_of_cell[int(cells[index])] = len(self._merged_ips)
                 self._merged_ips.append(int(new[index]))
-            self.cell_addresses.add(cells[unmet], len(self._cells.members))
-            self._first = np.append(self._first, [self._of_cell[cell] for cell in cells.tolist()])
-        return self._first[numbers]
+            self.cell_addresses.add(cells[new_cells], len(self._cells.members))
+            self._merged_number = np.append(
+                self._merged_number, [self._number_of_cell[cell] for cell in cells.tolist()]
+            )
+        return self._merged_number[numbers]
 
     def tally(self, stream: int, columns: int) -> Tally:
-        """The sums of a stream."""
+        """Returns the stream's tally."""
         return self.tallies.setdefault(stream, Tally(columns))
 
 
 @dataclass(frozen=True)
 class JoinedShares:
-    """Distinct (interval, stream, site, address) of some stalls, and their shares of samples."""
+    """Fractional counts of samples by (interval, stream, site, address); `Joined` has whole counts."""
 
-    interval: NDArray[np.int64]
-    stream: NDArray[np.int64]
-    site: NDArray[np.int64]
-    ip: NDArray[np.uint64]
-    shares: NDArray[np.float64]  # [m + 1, n]: by reason, and those of all reasons that only this site can have launched
+    interval: NDArray[np.int64]  # [n]
+    stream: NDArray[np.int64]  # [n]
+    site: NDArray[np.int64]  # [n]
+    ip: NDArray[np.uint64]  # [n], bytes
+    shares: NDArray[np.float64]  # [reasons + 1, n]; the last row: of all reasons, with this site the only candidate
 
 
 def _dense(
     read: NDArray[np.int64], cell: NDArray[np.int64], reads: int, cells: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct read * cells + cell, ascending; and which of them each row is."""
+    """Returns the distinct values of read * cells + cell, ascending, and the index among these for each record."""
     key = read * cells + cell
-    if reads * cells > _DENSEST * len(key) + _DENSEST:
+    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
         found, which = np.unique(key, return_inverse=True)
         return found, which.astype(np.int64)
     there = np.zeros(reads * cells, bool)
@@ -323,7 +336,7 @@ def _dense(
     return np.flatnonzero(there), (np.cumsum(there, dtype=np.int64) - 1)[key]
 
 
-def _by_pair_and_address(
+def _sum_by_address(
     layout: RecordLayout,
     reasons: Sequence[str],
     pair_of: NDArray[np.int64],
@@ -331,25 +344,28 @@ def _by_pair_and_address(
     places: NDArray[np.int64],
     words: list[NDArray[np.uint64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
-    """Records of a pair with one address added up: pair, place of the address in its cell, counts by reason.
+    """Adds up the records of each (pair, address).
 
     Args:
-        layout: of the records.
-        reasons: that are counted.
-        pair_of: int64[records].
-        place: int64[records].
-        places: int64[pairs], how many each pair's cell has.
-        words: of the records.
+        layout: the records' layout.
+        reasons: the reasons to count.
+        pair_of: int64[records], the record's (read, cell) pair.
+        place: int64[records], the number of the record's address within its cell.
+        places: int64[pairs], the number of addresses in the pair's cell.
+        words: the records' words, uint64[records] each.
+
+    Returns:
+        The rows' pairs, places, and counts by reason. A record may have a row of its own.
     """
     first = np.cumsum(places) - places
     size = int(places.sum())
-    if size > _DENSEST * len(pair_of):  # too sparse for a table: each record for itself
+    if size > _MAX_SLOTS_PER_RECORD * len(pair_of):  # too sparse for a table
         return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in reasons]
     key = first[pair_of] + place
     records = np.bincount(key, minlength=size)
     rows = np.flatnonzero(records)
     counts: list[NDArray[np.float64]] = []
-    # Several counters as digits of one number: a sum of numbers below 2^53 is exact in floating point.
+    # Several counters are digits of one number, to save passes: sums below 2^53 are exact in floating point.
     bits = int(records.max() * 255).bit_length()
     together = max(1, min(53 // bits, len(reasons)))
     for group in range(0, len(reasons), together):
@@ -363,7 +379,7 @@ def _by_pair_and_address(
     return pair, rows - first[pair], counts
 
 
-def _flat(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
+def _flatten(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
     columns, lengths = [], np.empty(0, np.int64)
     for word in range(words):
         column = rows[f"w{word}"]
@@ -378,8 +394,8 @@ def _flat(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray
     return columns, lengths
 
 
-def _chunks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """Rows, which become so many each, in parts that do not become more than `most`; a single row may."""
+def _batches(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
+    """Yields slices of rows whose sizes add up to at most `most`; a larger row gets a slice of its own."""
     until = np.cumsum(sizes)
     first = 0
     while first < len(sizes):
@@ -389,10 +405,10 @@ def _chunks(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
         first = stop
 
 
-def _add(
+def _add_shares(
     tally: Tally, target: NDArray[np.int64], share: NDArray[np.float64], counts: list[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Adds shares of columns of counts to sums; gives what was added for all reasons together."""
+    """Adds counts times share to the slots at `target`; returns what it added, summed over all reasons."""
     total = np.zeros(len(target))
     for column, each in enumerate(counts):
         values = each * share
@@ -402,7 +418,7 @@ def _add(
 
 
 def merge_shares(results: list[JoinedShares]) -> JoinedShares:
-    """All parts in one, sorted, each (interval, stream, site, address) once; there is at least one."""
+    """Merges one or more results: sorted, each (interval, stream, site, address) once."""
     names = ("interval", "stream", "site", "ip")
     columns: list[Any] = [np.concatenate([getattr(result, name) for result in results]) for name in names]
     order = np.lexsort(columns[::-1])
@@ -412,18 +428,18 @@ def merge_shares(results: list[JoinedShares]) -> JoinedShares:
         new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     first = np.flatnonzero(new)
     shares = np.empty((len(results[0].shares), len(first)))
-    for index in range(len(shares) if len(order) else 0):  # one by one: all at once would take several times the memory
+    for index in range(len(shares) if len(order) else 0):  # row by row: all at once takes several times the memory
         shares[index] = np.add.reduceat(np.concatenate([result.shares[index] for result in results])[order], first)
     interval, stream, site, ip = (column[new] for column in columns)
     return JoinedShares(interval, stream, site, ip, shares)
 
 
 def to_whole_counts(result: JoinedShares) -> Joined:
-    """Shares as whole counts that add up to what was recorded at each address, each less than 1 from its share.
+    """Rounds shares to whole counts: each within 1 of its share, and the sum at each address exact.
 
-    What is left of a sample after rounding down goes to one of the sites that share it, each of which gets it as often
-    as its part says: were it always the one with the largest part, the others would lose most of theirs where intervals
-    are short and samples few.
+    Rounding down leaves fractions of samples. Each such sample goes to one of the sites that share it, which wins as
+    often as its fraction says. If the largest fraction always won, the other sites would lose most of their samples
+    where intervals are short and samples few.
     """
     order = np.lexsort((result.site, result.ip, result.stream, result.interval))
     new = np.ones(len(order), bool)
@@ -431,17 +447,19 @@ def to_whole_counts(result: JoinedShares) -> Joined:
         new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (result.interval, result.stream, result.ip)], axis=0)
     group = np.cumsum(new) - 1
     first = order[new]
-    # Even over the addresses of an interval and over the intervals of an address, and the same in every report.
-    turn = result.interval[first].astype(np.uint64) * np.uint64(_TURNS[0])
-    turn += (result.ip[first] >> np.uint64(3)) * np.uint64(_TURNS[1])
+    # The phases are even over the addresses of an interval and over the intervals of an address, and reproducible.
+    turn = result.interval[first].astype(np.uint64) * np.uint64(_R3_MULTIPLIERS[0])
+    turn += (result.ip[first] >> np.uint64(3)) * np.uint64(_R3_MULTIPLIERS[1])
     *by_reason, alone_shares = result.shares
     whole = np.empty((len(order), len(by_reason)), np.uint64)
     for column, shares in enumerate(by_reason):
-        counts = np.floor(shares + _SMALLEST_SHARE)
+        counts = np.floor(shares + _MIN_SHARE)
         left = np.rint((shares - counts)[order] * _STEPS).astype(np.int64)
         sharing = np.flatnonzero(left > 0)
-        phase = (turn + np.uint64(column * _TURNS[2] % (1 << 64)) >> np.uint64(64 - _STEP_BITS)).astype(np.int64)
-        counts[order[sharing[_drawn(left[sharing], group[sharing], phase)]]] += 1
+        phase = (turn + np.uint64(column * _R3_MULTIPLIERS[2] % (1 << 64)) >> np.uint64(64 - _STEP_BITS)).astype(
+            np.int64
+        )
+        counts[order[sharing[_winners(left[sharing], group[sharing], phase)]]] += 1
         whole[:, column] = counts
     alone = np.minimum(np.rint(alone_shares).astype(np.uint64), whole.sum(axis=1))
     some = whole.any(axis=1)
@@ -449,14 +467,15 @@ def to_whole_counts(result: JoinedShares) -> Joined:
     return Joined(*(column if some.all() else column[some] for column in columns))
 
 
-def _drawn(left: NDArray[np.int64], group: NDArray[np.int64], phase: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which rows get one of the samples that are left: of each group as many as its parts add up to.
+def _winners(left: NDArray[np.int64], group: NDArray[np.int64], phase: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Selects the rows that get one of their group's remaining samples: bool[n].
 
-    The parts of a group lie side by side on a line, on which there is a mark at every whole number of samples, moved by
-    the phase: who has a mark in its part is drawn.
+    This is systematic sampling: a group's fractions lie side by side on a line that has a mark at every whole number
+    plus the phase, and a row wins if a mark falls on its fraction. So a group has as many winners as its fractions add
+    up to.
 
     Args:
-        left: int64[n], parts of a sample in _STEPS, above 0 and at most _STEPS.
+        left: int64[n], fractions of a sample in units of 1 / _STEPS, above 0 and at most _STEPS.
         group: int64[n], ascending.
         phase: int64[groups], 0 to _STEPS - 1.
     """
@@ -464,7 +483,7 @@ def _drawn(left: NDArray[np.int64], group: NDArray[np.int64], phase: NDArray[np.
     number = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(group))))
     reach = np.cumsum(left)
     reach -= (reach - left)[begins][number]
-    # What a group's parts add up to is whole, but for what rounding each of them made of it.
+    # A group's fractions add up to whole samples, but for the rounding of each to steps.
     total = np.maximum.reduceat(reach, begins)[number] if len(begins) else reach
     exact = (total + _STEPS // 2) // _STEPS * _STEPS
     reach = np.where(reach == total, exact, np.minimum(reach, exact))

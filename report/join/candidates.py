@@ -24,8 +24,11 @@ AMBIGUOUS = "[ambiguous]"
 BEFORE_RECORDING = "[launched before recording]"
 NOT_RECORDED = "[launch not recorded]"
 ANY_LAUNCH = "[any launch]"
-_MOST_AT_ONCE = 1 << 22  # (pair, process) and (pair, place of launch), of which each takes some hundred bytes
-_MOST, _MOST_EACH = 1 << 27, 256  # of them in all: a minute's work, and so many for each pair; honest pairs have a few
+_MAX_ENTRIES_AT_ONCE = 1 << 22  # (pair, process) and (pair, place of launch), of which each takes some hundred bytes
+_MAX_ENTRIES, _MAX_ENTRIES_PER_PAIR = (
+    1 << 27,
+    256,
+)  # of them in all: a minute's work, and so many for each pair; honest pairs have a few
 _Ints = NDArray[np.int64]
 _Times = NDArray[np.uint64]
 
@@ -85,19 +88,19 @@ class Candidates:
         # Of each slice: the first of those, side by side, that are of its placement and site.
         differs = np.ones(len(first), bool)
         differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
-        self._same_since = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
+        self._first_of_same_site = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
         # A slice, and a time within its bucket, as one ascending number.
-        self._width = np.uint64(window + 1)
+        self._slice_width = np.uint64(window + 1)
         slice_of = (np.cumsum(new) - 1).astype(np.uint64)
-        self._launch_key = slice_of * self._width + time % self._window
+        self._launch_key = slice_of * self._slice_width + time % self._window
         # A placement and a bucket as one ascending number.
         self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
         self._slice_key = slice_placement * self._buckets + self._slice_bucket
         # The launches of a placement by time: as a placement and a rank in time.
         order = np.lexsort((placed.time, self._placement_of_site[placed.site]))
         self._by_time = placed.time
-        self._late_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
-        self._late_site = placed.site[order].astype(np.int32)
+        self._rank_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
+        self._rank_site = placed.site[order].astype(np.int32)
         known = self._placement_of_site[self._placement_of_site >= 0]
         self._only_site = np.bincount(known, minlength=len(placed.placements)) == 1
         # When placements are there, as ranks.
@@ -105,8 +108,8 @@ class Candidates:
         self._begin_rank = np.searchsorted(self._begins, cells.since)
         self._end_rank = np.searchsorted(self._ends, placed.ended)
         self._known_cells = 0
-        self._left, self._divisible = _MOST, False
-        self._notes: dict[tuple[int, int], int] = {}
+        self._entries_left, self._divisible = _MAX_ENTRIES, False
+        self._labelled_sites: dict[tuple[int, int], int] = {}
 
     def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
         """Who can have launched what ran in these cells between these times.
@@ -124,36 +127,36 @@ class Candidates:
         self._number_versions()
         self._divisible = divisible
         begins = np.minimum(begins, ends)  # whatever a stranger's capture says
-        asked = np.flatnonzero(cells != NOWHERE)
+        in_kernel = np.flatnonzero(cells != NOWHERE)
         nowhere = np.flatnonzero(cells == NOWHERE)
-        parts = [_Entries.of(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
+        found = [_Entries.of_equal_weight(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
         alone = np.zeros(len(cells), bool)
         if self._rule.method is Method.LATEST:
-            parts.append(self._latest(*self._all(asked, cells), ends))
+            found.append(self._latest_of_any_process(*self._all_placements(in_kernel, cells), ends))
         else:
-            pair, placement = self._there(asked, cells, begins, ends)
-            running, sure = self._running(pair, placement, begins, ends)
-            running = running.merged(len(self._placed.sites))
+            pair, placement = self._present_placements(in_kernel, cells, begins, ends)
+            running, only_one_site = self._running_launches(pair, placement, begins, ends)
+            running = running.summed(len(self._placed.sites))
             count = np.bincount(running.pair, minlength=len(cells))
-            alone[pair[sure]] = count[pair[sure]] == 1
-            parts.append(running)
-            rest = asked[~np.isin(asked, running.pair)]
+            alone[pair[only_one_site]] = count[pair[only_one_site]] == 1
+            found.append(running)
+            rest = in_kernel[~np.isin(in_kernel, running.pair)]
             keep = np.isin(pair, rest)
-            parts.append(late := self._last(pair[keep], placement[keep], ends))
+            found.append(late := self._last_of_each_process(pair[keep], placement[keep], ends))
             alone[late.pair] = self._only_site[late.placement] & (np.bincount(late.pair)[late.pair] == 1)
             rest = rest[~np.isin(rest, late.pair)]
             # What has ended runs no more; but if nothing else is there, it was what ran last.
-            parts.append(self._latest(*self._all(rest, cells), ends, ended_last=True))
-        rest = asked[~np.isin(asked, np.concatenate([part.pair for part in parts]))]
-        parts.append(self._not_launched(*self._all(rest, cells), begins, ends))
-        entries = self._labelled(_Entries.joined(parts))
+            found.append(self._latest_of_any_process(*self._all_placements(rest, cells), ends, ended_last=True))
+        rest = in_kernel[~np.isin(in_kernel, np.concatenate([part.pair for part in found]))]
+        found.append(self._last_compiled(*self._all_placements(rest, cells), begins, ends))
+        entries = self._label_ambiguous(_Entries.concatenated(found))
         if self._rule.method is Method.NONE:
             entries = self._kernels_only(entries)
             alone[:] = False
-        entries = entries.merged(len(self._placed.sites))
+        entries = entries.summed(len(self._placed.sites))
         alone &= np.bincount(entries.pair, minlength=len(cells)) == 1
         total = np.bincount(entries.pair, entries.weight, len(cells))
-        self._left += _MOST_EACH * len(cells)
+        self._entries_left += _MAX_ENTRIES_PER_PAIR * len(cells)
         return Shares(entries.pair, entries.site, entries.weight / total[entries.pair], alone)
 
     def _number_versions(self) -> None:
@@ -175,26 +178,26 @@ class Candidates:
         self._version_begin = lane * self._lane_width + self._begin_rank[self._version]
         self._version_end = np.maximum.accumulate(lane * self._lane_width + self._end_rank[self._version])
 
-    def _all(self, pairs: _Ints, cells: _Ints) -> tuple[_Ints, _Ints]:
+    def _all_placements(self, pairs: _Ints, cells: _Ints) -> tuple[_Ints, _Ints]:
         """All placements of each pair's cell: pairs, placements."""
         first, stop = self._first_version[cells[pairs]], self._first_version[cells[pairs] + 1]
-        owner, index = self._spread(first, stop)
+        owner, index = self._expand_ranges(first, stop)
         return pairs[owner], self._version[index]
 
-    def _there(self, pairs: _Ints, cells: _Ints, begins: _Times, ends: _Times) -> tuple[_Ints, _Ints]:
+    def _present_placements(self, pairs: _Ints, cells: _Ints, begins: _Times, ends: _Times) -> tuple[_Ints, _Ints]:
         """The placements that were there in the time of each pair: pairs, placements."""
-        owner, lane = self._spread(self._first_lane[cells[pairs]], self._first_lane[cells[pairs] + 1])
+        owner, lane = self._expand_ranges(self._first_lane[cells[pairs]], self._first_lane[cells[pairs] + 1])
         pair = pairs[owner]
         begun = np.searchsorted(self._begins, ends[pair], side="right")  # so many had begun
         gone = np.searchsorted(self._ends, begins[pair])  # so many had ended
         first = np.searchsorted(self._version_end, lane * self._lane_width + gone)
         stop = np.searchsorted(self._version_begin, lane * self._lane_width + begun)
-        owner, index = self._spread(first, np.maximum(first, stop))
+        owner, index = self._expand_ranges(first, np.maximum(first, stop))
         pair, placement = pair[owner], self._version[index]
-        there = self._placed.ended[placement] >= begins[pair]
-        return pair[there], placement[there]
+        present = self._placed.ended[placement] >= begins[pair]
+        return pair[present], placement[present]
 
-    def _running(
+    def _running_launches(
         self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times
     ) -> tuple[_Entries, NDArray[np.bool_]]:
         """Launches that can be running in the time of each pair: how many, by site.
@@ -207,113 +210,113 @@ class Candidates:
         """
         until = ends[pair]
         oldest = begins[pair] - np.minimum(begins[pair], self._window)
-        rank, _ = self._before(placement, until)
+        rank, _ = self._last_launch(placement, until)
         youngest = until.copy()
         youngest[rank >= 0] = self._by_time[rank[rank >= 0]]
         since = np.minimum(begins[pair], youngest - np.minimum((until - youngest) // np.uint64(2), youngest))
-        first, stop = self._slices(placement, oldest, until)
+        first, stop = self._slices_between(placement, oldest, until)
         last = np.maximum(stop - 1, 0)
-        sure = (stop > first) & (self._same_since[last] <= first)
-        first, stop = self._slices(placement, since := np.maximum(since, oldest), until)
-        owner, slice_ = self._spread(first, stop)
-        begin = self._within(slice_, since[owner], "left")
-        end = self._within(slice_, until[owner], "right")
+        only_one_site = (stop > first) & (self._first_of_same_site[last] <= first)
+        first, stop = self._slices_between(placement, since := np.maximum(since, oldest), until)
+        owner, slice_ = self._expand_ranges(first, stop)
+        begin = self._position_in_slice(slice_, since[owner], "left")
+        end = self._position_in_slice(slice_, until[owner], "right")
         some = end > begin
         owner, slice_ = owner[some], slice_[some]
         count = (self._launches_before[end] - self._launches_before[begin])[some].astype(np.float64)
-        return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), sure
+        return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), only_one_site
 
-    def _spread(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
+    def _expand_ranges(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
         """Ranges one after the other: which range, and the index in it."""
         count = stop - first
         size = int(count.sum())
-        if size > _MOST_AT_ONCE and self._divisible:
+        if size > _MAX_ENTRIES_AT_ONCE and self._divisible:
             raise TooManyAtOnce
-        self._left -= size
-        if self._left < 0:
+        self._entries_left -= size
+        if self._entries_left < 0:
             raise CaptureError(
                 "too many launches or processes can have caused each of the capture's stalls: choose a shorter "
                 "--horizon, or a part of the recording with --time"
             )
         return np.repeat(np.arange(len(count)), count), ranges(first, count)
 
-    def _slices(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
+    def _slices_between(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
         """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""
         low, high = ((time // self._window).astype(np.int64) for time in (since, until))
         low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
         first = np.searchsorted(self._slice_key, placement * self._buckets + low)
         return first, np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
 
-    def _within(self, slices: _Ints, times: _Times, side: str) -> _Ints:
+    def _position_in_slice(self, slices: _Ints, times: _Times, side: str) -> _Ints:
         """Where in each slice a time would be: the index of a launch."""
         start = self._slice_bucket[slices].astype(np.uint64) * self._window
         inside = np.where(times > start, times - start, np.uint64(0))
-        key = slices.astype(np.uint64) * self._width + np.minimum(inside, self._window)
+        key = slices.astype(np.uint64) * self._slice_width + np.minimum(inside, self._window)
         found = np.searchsorted(self._launch_key, key, side=side)  # type: ignore[call-overload]
         return np.where(times < start, self._slice_first[slices], found)
 
-    def _before(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
+    def _last_launch(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
         """The last launch of each placement up to a time: its rank among all launches, -1 for none; and its site."""
         rank = np.searchsorted(self._by_time, ends, side="right")
         width = len(self._by_time) + 1
-        index = np.searchsorted(self._late_key, placement * width + rank) - 1
-        if not len(self._late_key):
+        index = np.searchsorted(self._rank_key, placement * width + rank) - 1
+        if not len(self._rank_key):
             return np.full(len(placement), -1), np.zeros(len(placement), np.int64)
-        owner, found = np.divmod(self._late_key[np.maximum(index, 0)], width)
-        there = (index >= 0) & (owner == placement)
-        return np.where(there, found, -1), self._late_site[np.maximum(index, 0)].astype(np.int64)
+        owner, found = np.divmod(self._rank_key[np.maximum(index, 0)], width)
+        present = (index >= 0) & (owner == placement)
+        return np.where(present, found, -1), self._rank_site[np.maximum(index, 0)].astype(np.int64)
 
-    def _last(self, pair: _Ints, placement: _Ints, ends: _Times) -> _Entries:
+    def _last_of_each_process(self, pair: _Ints, placement: _Ints, ends: _Times) -> _Entries:
         """Of each pair and process, the last launch up to the pair's end."""
-        rank, site = self._before(placement, ends[pair])
+        rank, site = self._last_launch(placement, ends[pair])
         order = np.lexsort((rank, self._cells.pids[placement], pair))
         order = order[rank[order] >= 0]
         pids = self._cells.pids[placement[order]]
         last = _last_of_each(pair[order], pids)
-        return _Entries.of(pair[order][last], placement[order][last], site[order][last])
+        return _Entries.of_equal_weight(pair[order][last], placement[order][last], site[order][last])
 
-    def _latest(self, pair: _Ints, placement: _Ints, ends: _Times, ended_last: bool = False) -> _Entries:
+    def _latest_of_any_process(self, pair: _Ints, placement: _Ints, ends: _Times, ended_last: bool = False) -> _Entries:
         """Of each pair the last launch up to its end, of whatever process; or of the placement that ended last."""
-        rank, site = self._before(placement, ends[pair])
+        rank, site = self._last_launch(placement, ends[pair])
         ended = self._placed.ended[placement] if ended_last else np.zeros(len(pair), np.uint64)
         order = np.lexsort((rank, ended, pair))
         order = order[rank[order] >= 0]
         last = _last_of_each(pair[order])
-        return _Entries.of(pair[order][last], placement[order][last], site[order][last])
+        return _Entries.of_equal_weight(pair[order][last], placement[order][last], site[order][last])
 
-    def _not_launched(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> _Entries:
+    def _last_compiled(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> _Entries:
         """Of each pair and process the kernel that was compiled last: nothing is known to have launched it before."""
-        there = (self._placed.ended[placement] >= begins[pair]) & (self._cells.since[placement] <= ends[pair])
+        present = (self._placed.ended[placement] >= begins[pair]) & (self._cells.since[placement] <= ends[pair])
         any_there = np.zeros(int(pair.max()) + 1 if len(pair) else 0, bool)
-        any_there[pair[there]] = True
-        keep = there | ~any_there[pair]
+        any_there[pair[present]] = True
+        keep = present | ~any_there[pair]
         pair, placement = pair[keep], placement[keep]
         pids = self._cells.pids[placement]
         order = np.lexsort((placement, self._cells.since[placement], pids, pair))
         last = order[_last_of_each(pair[order], pids[order])]
         pair, placement = pair[last], placement[last]
-        kinds, kind_of = np.unique(placement, return_inverse=True)
-        sites = np.array([self._without_launch(each) for each in kinds.tolist()], np.int64)
-        return _Entries.of(pair, placement, sites[kind_of] if len(kinds) else np.empty(0, np.int64))
+        distinct, which = np.unique(placement, return_inverse=True)
+        sites = np.array([self._site_without_launch(each) for each in distinct.tolist()], np.int64)
+        return _Entries.of_equal_weight(pair, placement, sites[which] if len(distinct) else np.empty(0, np.int64))
 
-    def _without_launch(self, placement: int) -> int:
+    def _site_without_launch(self, placement: int) -> int:
         """Where stalls go that no launch came before: to the kernel, with a label instead of a stack."""
         placed = self._placed
         where = placed.placements[placement]
         if not placed.launched[placement]:
-            return self._note(placement, 0, Site(placement, where.pid, "", 0, NOT_RECORDED))
-        index = int(np.searchsorted(self._late_key, placement * (len(self._by_time) + 1)))
-        comm = placed.sites[self._late_site[index]].comm
-        return self._note(placement, 0, Site(placement, where.pid, comm, 0, BEFORE_RECORDING))
+            return self._labelled_site(placement, 0, Site(placement, where.pid, "", 0, NOT_RECORDED))
+        index = int(np.searchsorted(self._rank_key, placement * (len(self._by_time) + 1)))
+        comm = placed.sites[self._rank_site[index]].comm
+        return self._labelled_site(placement, 0, Site(placement, where.pid, comm, 0, BEFORE_RECORDING))
 
-    def _note(self, placement: int, processes: int, site: Site) -> int:
+    def _labelled_site(self, placement: int, processes: int, site: Site) -> int:
         """A site with a label instead of a stack."""
         key = (placement, processes)
-        if key not in self._notes:
-            self._notes[key] = self._placed.add_site(site)
-        return self._notes[key]
+        if key not in self._labelled_sites:
+            self._labelled_sites[key] = self._placed.add_site(site)
+        return self._labelled_sites[key]
 
-    def _labelled(self, entries: _Entries) -> _Entries:
+    def _label_ambiguous(self, entries: _Entries) -> _Entries:
         """What several processes can have launched goes under a label instead."""
         if self._rule.split_ambiguous or self._rule.method is Method.LATEST or not len(entries.pair):
             return entries
@@ -333,27 +336,27 @@ class Candidates:
         kernel = np.where(same, placement[first], -1)
         number = processes[pair[first]]
         keys, key_of = np.unique(np.stack([kernel, number], axis=1), axis=0, return_inverse=True)
-        sites = np.array([self._ambiguous(*key) for key in keys.tolist()], np.int64)
-        labelled = _Entries.of(pair[first], kernel, sites[key_of.reshape(-1)])
-        return _Entries.joined([entries.only(~doubtful), labelled])
+        sites = np.array([self._ambiguous_site(*key) for key in keys.tolist()], np.int64)
+        labelled = _Entries.of_equal_weight(pair[first], kernel, sites[key_of.reshape(-1)])
+        return _Entries.concatenated([entries.only(~doubtful), labelled])
 
-    def _ambiguous(self, placement: int, processes: int) -> int:
+    def _ambiguous_site(self, placement: int, processes: int) -> int:
         comm = f"[ambiguous: {processes:,} processes]"
         if placement >= 0:
-            return self._note(placement, processes, Site(placement, 0, comm, 0, AMBIGUOUS))
-        return self._note(-1, processes, Site(None, 0, comm, 0, AMBIGUOUS, kernel_note="[ambiguous kernel]"))
+            return self._labelled_site(placement, processes, Site(placement, 0, comm, 0, AMBIGUOUS))
+        return self._labelled_site(-1, processes, Site(None, 0, comm, 0, AMBIGUOUS, kernel_note="[ambiguous kernel]"))
 
     def _kernels_only(self, entries: _Entries) -> _Entries:
         """One site for each kernel in place of those that launch it."""
-        kinds, kind_of = np.unique(entries.site, return_inverse=True)
-        sites = np.array([self._any_launch(each) for each in kinds.tolist()], np.int64)
-        return _Entries(entries.pair, entries.placement, sites[kind_of], entries.weight)
+        distinct, which = np.unique(entries.site, return_inverse=True)
+        sites = np.array([self._any_launch_site(each) for each in distinct.tolist()], np.int64)
+        return _Entries(entries.pair, entries.placement, sites[which], entries.weight)
 
-    def _any_launch(self, index: int) -> int:
+    def _any_launch_site(self, index: int) -> int:
         site = self._placed.sites[index]
         if site.placement is None or site.note == AMBIGUOUS:
             return index
-        return self._note(site.placement, -1, Site(site.placement, site.pid, site.comm, 0, ANY_LAUNCH))
+        return self._labelled_site(site.placement, -1, Site(site.placement, site.pid, site.comm, 0, ANY_LAUNCH))
 
 
 @dataclass(frozen=True)
@@ -366,21 +369,21 @@ class _Entries:
     weight: NDArray[np.float64]
 
     @classmethod
-    def of(cls, pair: _Ints, placement: _Ints, site: _Ints) -> _Entries:
+    def of_equal_weight(cls, pair: _Ints, placement: _Ints, site: _Ints) -> _Entries:
         """All of the same weight."""
         return cls(pair, placement.astype(np.int64), site.astype(np.int64), np.ones(len(pair)))
 
     @classmethod
-    def joined(cls, parts: list[_Entries]) -> _Entries:
+    def concatenated(cls, found: list[_Entries]) -> _Entries:
         """One after the other."""
         names = ("pair", "placement", "site", "weight")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        return cls(*(np.concatenate([getattr(part, name) for part in found]) for name in names))
 
     def only(self, rows: NDArray[np.bool_]) -> _Entries:
         """Some of them."""
         return _Entries(self.pair[rows], self.placement[rows], self.site[rows], self.weight[rows])
 
-    def merged(self, sites: int) -> _Entries:
+    def summed(self, sites: int) -> _Entries:
         """Sorted, the weights of the same site of a pair added up."""
         key = self.pair * sites + self.site
         order = np.argsort(key, kind="stable")

@@ -23,15 +23,15 @@ from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.lifetimes import TimesByPid
 
-MOST_ROWS = 1 << 22  # that appended launches become; executions that follow closely are then one row
-AT_ONCE, NEVER = -1, -2
+MAX_ROWS = 1 << 22  # that appended launches become; executions that follow closely are then one row
+RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
 """In place of a filling: not appended to a list that is executed later; appended to one that never was."""
 _EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "stack", "flags")
 _FIRST_STEP_NS = 1 << 20
 _LAST_STEP_NS = 1 << 63
 _APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER = range(7)
 _EVENTS = {"execute": _EXECUTE, "close": _CLOSE, "reset": _RESET, "destroy": _DESTROY}
-_OF_STACK = LaunchFlags.NO_STACK | LaunchFlags.OTHER | LaunchFlags.PRESUMED
+_STACK_FLAGS = LaunchFlags.NO_STACK | LaunchFlags.OTHER | LaunchFlags.PRESUMED
 _Ints = NDArray[np.int64]
 
 
@@ -46,7 +46,7 @@ class StackOf(Enum):
 class Fillings:
     """Which filling each launch is in, and when each filling was executed."""
 
-    of: _Ints  # [launches], AT_ONCE or NEVER for none
+    filling: _Ints  # [launches], AT_ONCE or NEVER for none
     first: _Ints  # [fillings + 1], of each filling its first execution; they follow one another
     time: NDArray[np.uint64]  # of each execution, ns; ascending within a filling
     event: _Ints  # of each execution: its row among the events
@@ -54,7 +54,7 @@ class Fillings:
 
 
 @dataclass(frozen=True)
-class Totals:
+class LaunchTotals:
     """How many there are in a capture; those of the file before it are not counted."""
 
     launches: int  # of kernels: those of a list as often as it was executed
@@ -62,7 +62,7 @@ class Totals:
     unknown: int  # of these, those of lists whose kernels were appended before the recording
 
 
-def unknown_executions(number: int) -> str:
+def describe_unknown_executions(number: int) -> str:
     """What is to be said of so many executions that are not known; nothing of none."""
     if not number:
         return ""
@@ -70,7 +70,7 @@ def unknown_executions(number: int) -> str:
     return f"{executions} of command lists that were filled before the recording: which kernels these are is not known"
 
 
-def fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Fillings:
+def find_fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Fillings:
     """Puts launches into the fillings of their lists.
 
     A list is one that is executed if it was executed, or closed, before it was destroyed; of all others, launches are
@@ -83,43 +83,43 @@ def fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Filli
     """
     lists = launches["list"].fill_null(0).to_numpy()
     own = np.flatnonzero(lists)
-    what = np.concatenate([np.full(len(own), _APPEND), _codes(events["event"])])
+    event_code = np.concatenate([np.full(len(own), _APPEND), _event_codes(events["event"])])
     time, pid = (
         np.concatenate([launches[name].to_numpy()[own], events[name].to_numpy()]) for name in ("time_ns", "pid")
     )
     list_ = np.concatenate([lists[own], events["list"].to_numpy()])
-    process = _programs(processes).at(pid.astype(np.uint64), time)
+    process = _program_starts(processes).at(pid.astype(np.uint64), time)
     order = np.lexsort((time, list_, process, pid))
-    what, new = what[order], _changes(pid[order], process[order], list_[order])
-    before = np.where(new, _BEGIN, np.concatenate([[_BEGIN], what[:-1]])) if len(what) else what
+    event_code, new = event_code[order], _changes(pid[order], process[order], list_[order])
+    before = np.where(new, _BEGIN, np.concatenate([[_BEGIN], event_code[:-1]])) if len(event_code) else event_code
     new_life = new | (before == _DESTROY)
-    reopened = (what == _APPEND) & ((before == _CLOSE) | (before == _EXECUTE))  # its reset was lost
+    reopened = (event_code == _APPEND) & ((before == _CLOSE) | (before == _EXECUTE))  # its reset was lost
     new_filling = new_life | (before == _RESET) | reopened
     life, filling = np.cumsum(new_life) - 1, np.cumsum(new_filling) - 1
 
-    is_regular = _any(life, what == _EXECUTE)
-    is_regular |= _any(life, what == _CLOSE) & ~_any(life, reopened)
-    runs = np.bincount(filling[what == _EXECUTE], minlength=int(new_filling.sum()))
-    has_kernels = _any(filling, what == _APPEND)
+    is_regular = _any_in_group(life, event_code == _EXECUTE)
+    is_regular |= _any_in_group(life, event_code == _CLOSE) & ~_any_in_group(life, reopened)
+    runs = np.bincount(filling[event_code == _EXECUTE], minlength=int(new_filling.sum()))
+    has_kernels = _any_in_group(filling, event_code == _APPEND)
     begins = before[new_filling]
-    is_known = has_kernels | _any(filling, what == _CLOSE) | (begins == _RESET) | (begins == _DESTROY)
+    is_known = has_kernels | _any_in_group(filling, event_code == _CLOSE) | (begins == _RESET) | (begins == _DESTROY)
     used = has_kernels & (runs > 0)
-    number = np.where(used, np.cumsum(used) - 1, NEVER)
+    number = np.where(used, np.cumsum(used) - 1, NEVER_EXECUTED)
 
-    of = np.full(len(launches), AT_ONCE)
-    appended = np.flatnonzero(what == _APPEND)
-    of[own[order[appended]]] = np.where(is_regular[life[appended]], number[filling[appended]], AT_ONCE)
-    executed = np.flatnonzero((what == _EXECUTE) & used[filling]) if len(what) else np.empty(0, np.int64)
+    filling_of = np.full(len(launches), RUNS_AT_ONCE)
+    appended = np.flatnonzero(event_code == _APPEND)
+    filling_of[own[order[appended]]] = np.where(is_regular[life[appended]], number[filling[appended]], RUNS_AT_ONCE)
+    executed = np.flatnonzero((event_code == _EXECUTE) & used[filling]) if len(event_code) else np.empty(0, np.int64)
     first = np.searchsorted(number[filling[executed]], np.arange(int(used.sum()) + 1))
     rows = order[executed]
-    unknown = order[np.flatnonzero((what == _EXECUTE) & ~is_known[filling])] if len(what) else rows
-    return Fillings(of, first, time[rows], rows - len(own), unknown - len(own))
+    unknown = order[np.flatnonzero((event_code == _EXECUTE) & ~is_known[filling])] if len(event_code) else rows
+    return Fillings(filling_of, first, time[rows], rows - len(own), unknown - len(own))
 
 
-def totals(capture: CaptureReader) -> Totals | None:
+def count_launches(capture: CaptureReader) -> LaunchTotals | None:
     """How much was executed in a capture, or a part of one; None where nothing is known of command lists."""
     launches = capture.table("launch", ("time_ns", "pid", "list", "flags"))
-    found = recorded(capture, launches)
+    found = read_fillings(capture, launches)
     if found is None:
         return None
     known, events = found
@@ -127,23 +127,23 @@ def totals(capture: CaptureReader) -> Totals | None:
     own_events = (events["flags"].to_numpy() & LaunchFlags.CARRIED) == 0
     filling = np.repeat(np.arange(len(known.first) - 1), np.diff(known.first))
     runs = np.bincount(filling[own_events[known.event]], minlength=len(known.first) - 1)
-    return Totals(
-        int((own & (known.of == AT_ONCE)).sum()) + int(runs[known.of[known.of >= 0]].sum()),
+    return LaunchTotals(
+        int((own & (known.filling == RUNS_AT_ONCE)).sum()) + int(runs[known.filling[known.filling >= 0]].sum()),
         int((own_events & equal(events["event"], "execute")).sum()),
         int(own_events[known.unknown].sum()),
     )
 
 
-def launched(
-    capture: CaptureReader, columns: tuple[str, ...], stack_of: StackOf = StackOf.APPEND, most: int = MOST_ROWS
+def read_launches(
+    capture: CaptureReader, columns: tuple[str, ...], stack_of: StackOf = StackOf.APPEND, max_rows: int = MAX_ROWS
 ) -> pa.Table:
     """All `launch` rows of a capture, as `ran` has them; without more columns where no list was executed."""
     launches = capture.table("launch", columns)
-    found = recorded(capture, launches)
-    return launches if found is None else ran(launches, *found, stack_of, most)
+    found = read_fillings(capture, launches)
+    return launches if found is None else expand_executions(launches, *found, stack_of, max_rows)
 
 
-def recorded(capture: CaptureReader, launches: pa.Table) -> tuple[Fillings, pa.Table] | None:
+def read_fillings(capture: CaptureReader, launches: pa.Table) -> tuple[Fillings, pa.Table] | None:
     """The fillings of a capture and its `command_list` rows; None where it has none of these.
 
     Args:
@@ -154,11 +154,11 @@ def recorded(capture: CaptureReader, launches: pa.Table) -> tuple[Fillings, pa.T
         return None
     events = capture.table("command_list", _EVENT_COLUMNS)
     processes = capture.table("process", ("time_ns", "pid", "tid", "event"))
-    return fillings(launches, events, processes), events
+    return find_fillings(launches, events, processes), events
 
 
-def ran(
-    launches: pa.Table, known: Fillings, events: pa.Table, stack_of: StackOf = StackOf.APPEND, most: int = MOST_ROWS
+def expand_executions(
+    launches: pa.Table, known: Fillings, events: pa.Table, stack_of: StackOf = StackOf.APPEND, max_rows: int = MAX_ROWS
 ) -> pa.Table:
     """Launches with the times at which they ran: what was appended to a closed list has a row for each execution of it.
 
@@ -176,23 +176,23 @@ def ran(
     Raises:
         CaptureError: too many for their memory have distinct stacks of their executions.
     """
-    at_once = np.flatnonzero(known.of == AT_ONCE)
-    appended = np.flatnonzero(known.of >= 0)
-    alike = [name for name in launches.column_names if name not in ("time_ns", "cpu", "list")]
+    at_once = np.flatnonzero(known.filling == RUNS_AT_ONCE)
+    appended = np.flatnonzero(known.filling >= 0)
+    key_columns = [name for name in launches.column_names if name not in ("time_ns", "cpu", "list")]
     if stack_of is StackOf.EXECUTE:
-        alike = [name for name in alike if name not in ("tid", "comm", "stack")]
-    first, which = _distinct(launches.select(alike).take(pa.array(appended)), known.of[appended])
+        key_columns = [name for name in key_columns if name not in ("tid", "comm", "stack")]
+    first, which = _distinct(launches.select(key_columns).take(pa.array(appended)), known.filling[appended])
     multiple = np.bincount(which, minlength=len(first))
     member = appended[first]
     places = None
     if stack_of is StackOf.EXECUTE:
         own = [name for name in ("tid", "comm", "stack", "flags") if name in launches.column_names]
         places = _distinct(events.select(own).take(pa.array(known.event)))[1]
-    of, execution, last, count = _spread(known, known.of[member], places, most)
-    rows = np.concatenate([at_once, member[of]])
+    row_member, execution, last, count = _executions_of_members(known, known.filling[member], places, max_rows)
+    rows = np.concatenate([at_once, member[row_member]])
     table = launches.take(pa.array(rows))
     times = np.concatenate([launches["time_ns"].to_numpy()[at_once], known.time[execution]])
-    table = _with(table, "time_ns", pa.array(times))
+    table = _with_column(table, "time_ns", pa.array(times))
     event = known.event[execution]
     if stack_of is StackOf.EXECUTE:
         for name in ("tid", "comm", "stack"):
@@ -200,19 +200,23 @@ def ran(
                 theirs = events[name].take(pa.array(event))
                 ours = table[name].slice(0, len(at_once))
                 both = pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)
-                table = _with(table, name, both.unify_dictionaries() if pa.types.is_dictionary(ours.type) else both)
+                table = _with_column(
+                    table, name, both.unify_dictionaries() if pa.types.is_dictionary(ours.type) else both
+                )
     if "flags" in table.column_names:
         flags, theirs = table["flags"].to_numpy().copy(), events["flags"].to_numpy()[event]
-        of_execution = np.uint32(LaunchFlags.CARRIED | (_OF_STACK if stack_of is StackOf.EXECUTE else 0))
+        of_execution = np.uint32(LaunchFlags.CARRIED | (_STACK_FLAGS if stack_of is StackOf.EXECUTE else 0))
         flags[len(at_once) :] = flags[len(at_once) :] & ~of_execution | theirs & of_execution
-        table = _with(table, "flags", pa.array(flags))
+        table = _with_column(table, "flags", pa.array(flags))
     ones = np.ones(len(at_once), np.uint64)
-    table = table.append_column("count", pa.array(np.concatenate([ones, (count * multiple[of]).astype(np.uint64)])))
+    table = table.append_column(
+        "count", pa.array(np.concatenate([ones, (count * multiple[row_member]).astype(np.uint64)]))
+    )
     return table.append_column("last_ns", pa.array(np.concatenate([times[: len(at_once)], last])))
 
 
-def _spread(
-    known: Fillings, filling: _Ints, places: _Ints | None, most: int
+def _executions_of_members(
+    known: Fillings, filling: _Ints, places: _Ints | None, max_rows: int
 ) -> tuple[_Ints, _Ints, NDArray[np.uint64], _Ints]:
     """A row for each member of a filling and execution of it; with `places`, those of each apart.
 
@@ -222,22 +226,22 @@ def _spread(
     size = np.diff(known.first)
     execution, count = np.arange(len(known.time)), np.ones(len(known.time), np.int64)
     first, last, step = known.first, known.time, _FIRST_STEP_NS
-    if int(size[filling].sum()) > most:
-        of = np.repeat(np.arange(len(size)), size)
-        place = np.zeros(len(of), np.int64) if places is None else places
-        order = np.lexsort((known.time, place, of))
-        of, place, time = of[order], place[order], known.time[order]
+    if int(size[filling].sum()) > max_rows:
+        filling_of = np.repeat(np.arange(len(size)), size)
+        place = np.zeros(len(filling_of), np.int64) if places is None else places
+        order = np.lexsort((known.time, place, filling_of))
+        filling_of, place, time = filling_of[order], place[order], known.time[order]
         while True:
-            start = np.flatnonzero(_changes(of, place, time // np.uint64(step)))
-            size = np.bincount(of[start], minlength=len(size))
-            if int(size[filling].sum()) <= most or step == _LAST_STEP_NS:
+            start = np.flatnonzero(_changes(filling_of, place, time // np.uint64(step)))
+            size = np.bincount(filling_of[start], minlength=len(size))
+            if int(size[filling].sum()) <= max_rows or step == _LAST_STEP_NS:
                 break
             step <<= 1
-        if places is not None and int(size[filling].sum()) > max(most, len(filling)):
+        if places is not None and int(size[filling].sum()) > max(max_rows, len(filling)):
             raise CaptureError(
                 "command lists with very many kernels were executed from very many places: choose --stack-of=append"
             )
-        end = np.append(start[1:], len(of))
+        end = np.append(start[1:], len(filling_of))
         execution, count, last = order[start], end - start, time[end - 1]
         first = np.concatenate([[0], np.cumsum(size)])
     repeat = size[filling]
@@ -246,14 +250,14 @@ def _spread(
     return member, execution[row], last[row], count[row]
 
 
-def _programs(processes: pa.Table) -> TimesByPid:
+def _program_starts(processes: pa.Table) -> TimesByPid:
     """When processes began, and became other programs."""
     pids, tids, times = (processes[name].to_numpy() for name in ("pid", "tid", "time_ns"))
     begins = (equal(processes["event"], "exec") | equal(processes["event"], "fork")) & (pids == tids)
     return TimesByPid(pids[begins], times[begins])
 
 
-def _codes(events: pa.ChunkedArray) -> _Ints:
+def _event_codes(events: pa.ChunkedArray) -> _Ints:
     """What happened, as a number; _OTHER for what is not known here, which changes nothing."""
     names: dict[str | None, int] = {}
     number = numbered(events, names)
@@ -268,7 +272,7 @@ def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     return new
 
 
-def _any(group: _Ints, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _any_in_group(group: _Ints, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Of each group, whether it has such a row."""
     found = np.zeros(int(group.max()) + 1 if len(group) else 0, bool)
     found[group[which]] = True
@@ -287,5 +291,5 @@ def _distinct(table: pa.Table, *more: NDArray[Any]) -> tuple[_Ints, _Ints]:
     return np.unique(number, return_index=True)[1], number
 
 
-def _with(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
+def _with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.schema.get_field_index(name), name, column)

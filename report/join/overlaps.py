@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.ranges import ranges
 
-_MOST_PAIRS = 1 << 23  # an honest process has few kernels that overlap
+_MAX_PAIRS = 1 << 23  # an honest process has few kernels that overlap
 
 
 def overlaps(
@@ -28,6 +28,6 @@ def overlaps(
     first, behind = (base + np.searchsorted(bounds, each[order]) for each in (starts, ends))
     # Of two that overlap, the second in this order has its first address in the first.
     count = np.maximum(np.searchsorted(first, behind) - np.arange(len(first)) - 1, 0)
-    if count.sum() > _MOST_PAIRS:
+    if count.sum() > _MAX_PAIRS:
         return None
     return np.repeat(order, count), order[ranges(np.arange(1, len(first) + 1), count)]

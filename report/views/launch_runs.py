@@ -19,7 +19,7 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.cpu_names import Places, naming
-from iaprof.report.join.executions import AT_ONCE, StackOf, ran, recorded
+from iaprof.report.join.executions import RUNS_AT_ONCE, StackOf, expand_executions, read_fillings
 from iaprof.report.join.placements import ADDRESS_MASK
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
@@ -117,21 +117,21 @@ def _launches(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
     """The launches of a part, in tables; with `count` and `last_ns` where closed command lists were executed."""
     found = None
     if part.count("command_list"):
-        found = recorded(part, part.table("launch", ("time_ns", "pid", "list")))
+        found = read_fillings(part, part.table("launch", ("time_ns", "pid", "list")))
     if found is None:
         yield from part.tables("launch", _COLUMNS)
         return
     known, events = found
     appended, of, first = [], [np.empty(0, np.int64)], 0
     for table in part.tables("launch", _COLUMNS):
-        filling = known.of[first : first + len(table)]
+        filling = known.filling[first : first + len(table)]
         first += len(table)
-        yield table.filter(pa.array(filling == AT_ONCE))
+        yield table.filter(pa.array(filling == RUNS_AT_ONCE))
         appended.append(table.filter(pa.array(filling >= 0)))
         of.append(filling[filling >= 0])
     if appended:
         launches = pa.concat_tables(appended).unify_dictionaries()
-        yield ran(launches, replace(known, of=np.concatenate(of)), events, stack_of, _ROWS_AT_ONCE)
+        yield expand_executions(launches, replace(known, filling=np.concatenate(of)), events, stack_of, _ROWS_AT_ONCE)
 
 
 def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], start_ns: int) -> tuple[_Ints, ...]:

@@ -30,7 +30,7 @@ from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record.kernels.injection import built_library
-from iaprof.report.join.executions import launched
+from iaprof.report.join.executions import read_launches
 from integration.recording import IAPROF
 from standin.hardware import Hardware, LedgerRow
 
@@ -160,7 +160,7 @@ def test_kernels_of_a_closed_list_count_by_execution(recording: Recording, ledge
     assert executed[of_them] == EXECUTIONS
 
     ran: Counter[str] = Counter()
-    for row in launched(recording.capture, ("time_ns", "pid", "list", "name")).to_pylist():
+    for row in read_launches(recording.capture, ("time_ns", "pid", "list", "name")).to_pylist():
         if row["pid"] == pid:
             ran[row["name"]] += row["count"]
     assert ran == Counter({name: regular[name] * EXECUTIONS for name in regular}) + immediate

@@ -23,7 +23,7 @@ from elftools.elf.sections import SymbolTableSection
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.join.executions import launched, recorded
+from iaprof.report.join.executions import read_fillings, read_launches
 from integration.recording import IAPROF, NO_SYMBOLS, until
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, Ledger
@@ -70,7 +70,7 @@ class Recording:
 
     def ran(self) -> Counter[str]:
         """How often each kernel of the program was launched: others on the machine may launch some, too."""
-        rows = launched(CaptureReader(self.capture), ("time_ns", "pid", "list", "name", "flags")).to_pylist()
+        rows = read_launches(CaptureReader(self.capture), ("time_ns", "pid", "list", "name", "flags")).to_pylist()
         found: Counter[str] = Counter()
         for row in rows:
             if row["pid"] == self.told["pid"] and not row["flags"] & LaunchFlags.CARRIED:
@@ -80,7 +80,7 @@ class Recording:
     def unknown(self) -> int:
         """Executions by the program of lists of which nothing is known."""
         reader = CaptureReader(self.capture)
-        found = recorded(reader, reader.table("launch", ("time_ns", "pid", "list")))
+        found = read_fillings(reader, reader.table("launch", ("time_ns", "pid", "list")))
         assert found is not None
         known, events = found
         return int((events["pid"].to_numpy()[known.unknown] == self.told["pid"]).sum())

@@ -17,7 +17,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
-from iaprof.report.join.executions import StackOf, fillings, launched, ran, totals
+from iaprof.report.join.executions import StackOf, count_launches, expand_executions, find_fillings, read_launches
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place
 from iaprof.report.join.selection import Selection
@@ -53,7 +53,7 @@ def executed(time_ns: int, list_: int = LIST, stack: int = 21, **more: Any) -> d
 def read(path: Path, stack_of: StackOf = StackOf.APPEND, most: int = 1 << 22) -> Launched:
     """What a capture says was launched."""
     found: Launched = Counter()
-    for row in launched(CaptureReader(path), COLUMNS, stack_of, most).to_pylist():
+    for row in read_launches(CaptureReader(path), COLUMNS, stack_of, most).to_pylist():
         found[row["time_ns"], row["pid"], row["address"], row["stack"], row["comm"]] += row.get("count", 1)
     return found
 
@@ -148,7 +148,7 @@ def test_every_execution_launches_what_its_list_holds(seed: int, tmp_path: Path)
     unknown = open_when_destroyed(program)
     for stack_of in StackOf:
         assert read(path, stack_of) == program.truth[stack_of] + unknown
-    found = totals(reader)
+    found = count_launches(reader)
     assert found is not None
     assert found.launches == (program.truth[StackOf.APPEND] + unknown).total()
     assert (found.executions, found.unknown) == (program.executions, 0)
@@ -179,7 +179,7 @@ def test_a_list_that_is_never_executed_launches_nothing(tmp_path: Path) -> None:
 
 def test_without_lists_launches_are_as_they_were(tmp_path: Path) -> None:
     rows = [appended(1), launch(2, 7, B, 12, name="k")]
-    table = launched(CaptureReader(capture(tmp_path / "c", launch=rows)), COLUMNS)
+    table = read_launches(CaptureReader(capture(tmp_path / "c", launch=rows)), COLUMNS)
     assert table.select(["time_ns", "address", "stack"]).to_pylist() == [
         {"time_ns": row["time_ns"], "address": row["address"], "stack": row["stack"]} for row in rows
     ]
@@ -202,7 +202,7 @@ def test_a_handle_means_nothing_in_the_process_s_next_program(tmp_path: Path) ->
     lists = [executed(2), executed(5)]
     path = capture(tmp_path / "c", launch=[appended(1)], command_list=lists, process=[row])
     assert read(path) == {(2, 7, A, 11, "app"): 1}
-    found = totals(CaptureReader(path))
+    found = count_launches(CaptureReader(path))
     assert found is not None
     assert (found.launches, found.executions, found.unknown) == (1, 2, 1)
 
@@ -212,7 +212,7 @@ def test_executions_of_what_was_appended_before_are_counted_and_said(tmp_path: P
     lists = [executed(1), executed(2), event("reset", 3), executed(4)]
     lists += [event("close", 5, OTHER_LIST), executed(6, OTHER_LIST)]
     path = capture(tmp_path / "c", stall=[stall(9, record(A, sbid=1))], command_list=lists)
-    found = totals(CaptureReader(path))
+    found = count_launches(CaptureReader(path))
     assert found is not None
     assert (found.launches, found.executions, found.unknown) == (0, 4, 2)
     assert "2 executions of command lists that were filled before the recording" in iaprof("info", path).out
@@ -223,10 +223,10 @@ def test_what_comes_of_another_file_is_not_counted_again(tmp_path: Path) -> None
     carried = int(LaunchFlags.CARRIED)
     lists = [event("close", 2, flags=carried), executed(3, flags=carried), executed(12)]
     path = capture(tmp_path / "c", launch=[appended(1, flags=carried)], command_list=lists)
-    found = totals(CaptureReader(path))
+    found = count_launches(CaptureReader(path))
     assert found is not None
     assert (found.launches, found.executions, found.unknown) == (1, 1, 0)
-    flags = {row["time_ns"]: row["flags"] for row in launched(CaptureReader(path), COLUMNS).to_pylist()}
+    flags = {row["time_ns"]: row["flags"] for row in read_launches(CaptureReader(path), COLUMNS).to_pylist()}
     assert flags == {3: carried, 12: 0}
 
 
@@ -243,10 +243,10 @@ def test_a_million_executions_of_ten_thousand_kernels(tmp_path: Path) -> None:
     times = S + np.arange(executions) * 1_000_000
     events = _table("command_list", executions, time_ns=times, event="execute", list=LIST, stack=21)
     empty = pa.Table.from_pylist([], pa.schema(list(KINDS["process"])))
-    known = fillings(launches, events, empty)
+    known = find_fillings(launches, events, empty)
 
     # when
-    table = ran(launches, known, events, most=1 << 20)
+    table = expand_executions(launches, known, events, max_rows=1 << 20)
 
     # then there are no more rows than asked for, and all launches are counted, each no later than it ran
     assert len(table) <= 1 << 20
@@ -293,7 +293,7 @@ def _table(kind: str, rows: int, **columns: Any) -> pa.Table:
 def joined(path: Path, stack_of: StackOf = StackOf.APPEND) -> Counter[tuple[int, str, int]]:
     """Samples by stack, process's name and address."""
     reader = CaptureReader(path)
-    placed = place(launched(reader, LAUNCH_COLUMNS, stack_of), [])
+    placed = place(read_launches(reader, LAUNCH_COLUMNS, stack_of), [])
     result, _ = join(reader, Task(placed, 0))
     found: Counter[tuple[int, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
