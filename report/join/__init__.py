@@ -1,1 +1,1 @@
-"""Who launched what stalled: placements, lifetimes, launches and stalls, joined by whole columns."""
+"""Joins stalls to launches: placements of kernels, their lifetimes, command lists, and the attribution of stalls."""

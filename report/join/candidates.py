@@ -1,8 +1,8 @@
-"""Who can have launched what ran at an address while a read's stalls were sampled, and with which weight.
+"""Finds the sites that can have launched the kernels of a cell while a read's stalls were sampled, and weighs them.
 
-The rules are those of docs/attribution.md. All of it is done for many (cell, read) pairs at once, by columns:
-launches lie sorted by (placement, time bucket, site, time), so that those of one placement in a span of time are a few
-slices, each of one site, whose lengths are found by bisection.
+docs/attribution.md has the rules. They are applied to many (cell, read) pairs at once: launches are sorted by
+(placement, time bucket, site, time), so the launches of a placement in a time range are a few slices of one site each,
+and bisection finds their lengths. A bucket is as long as the attribution window.
 """
 
 from __future__ import annotations
@@ -24,51 +24,56 @@ AMBIGUOUS = "[ambiguous]"
 BEFORE_RECORDING = "[launched before recording]"
 NOT_RECORDED = "[launch not recorded]"
 ANY_LAUNCH = "[any launch]"
-_MAX_ENTRIES_AT_ONCE = 1 << 22  # (pair, process) and (pair, place of launch), of which each takes some hundred bytes
-_MAX_ENTRIES, _MAX_ENTRIES_PER_PAIR = (
-    1 << 27,
-    256,
-)  # of them in all: a minute's work, and so many for each pair; honest pairs have a few
+# Entries are (pair, lane), (pair, placement) or (pair, slice); each takes about a hundred bytes.
+_MAX_ENTRIES_AT_ONCE = 1 << 22
+_MAX_ENTRIES, _MAX_ENTRIES_PER_PAIR = 1 << 27, 256  # about a minute of work, plus 256 a pair; honest pairs have a few
 _Ints = NDArray[np.int64]
 _Times = NDArray[np.uint64]
 
 
 class Method(Enum):
-    """How the samples of a kernel that several places launched are given to them."""
+    """How the samples of a kernel are divided among the sites that launched it."""
 
-    PROPORTIONAL = "proportional"  # to each as many as it has launches that can be running
-    LATEST = "latest"  # all to the last one before the read, whatever process it is of, as Intel's tool does
-    NONE = "none"  # to the kernel; launches tell only the process
+    PROPORTIONAL = "proportional"  # in proportion to each site's launches that can be running
+    LATEST = "latest"  # all to the last launch before the read, of any process, as Intel's tool does
+    NONE = "none"  # not at all: launches only determine the process
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How stalls are joined to launches."""
+    """How stalls are joined to launches: the user's options."""
 
     method: Method = Method.PROPORTIONAL
-    window_ns: int = int(DEFAULT_WINDOW_S * 1e9)  # how long after its launch a kernel can be running
-    split_ambiguous: bool = False  # between processes that cannot be told apart, by their launches
+    window_ns: int = int(DEFAULT_WINDOW_S * 1e9)  # the attribution window
+    split_ambiguous: bool = False  # divide among processes that cannot be told apart, by their launches
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Of each pair, sites and their shares."""
+    """The candidate sites of each pair, and their shares."""
 
     pair: _Ints  # [n], ascending
     site: _Ints  # [n]
-    share: NDArray[np.float64]  # [n], of one pair 1 in all
-    alone: NDArray[np.bool_]  # [pairs]: there was no other place
+    share: NDArray[np.float64]  # [n]; those of a pair add up to 1
+    alone: NDArray[np.bool_]  # [pairs]: there is only one candidate
 
 
 class TooManyAtOnce(Exception):
-    """Pairs that would take too much memory together; fewer at a time will do."""
+    """These pairs need too much memory together: ask for fewer at a time."""
 
 
 class Candidates:
     """Weighs the launches of one capture."""
 
     def __init__(self, placed: Placed, cells: Cells, rule: Rule, unknown: int) -> None:
-        """Sorts the launches. `unknown` is the site of what is in no kernel; further sites are added to `placed`."""
+        """Sorts the launches.
+
+        Args:
+            placed: kernels and launches. Sites with a label instead of a stack are added to it.
+            cells: the cells that `weigh` is asked about.
+            rule: the user's options.
+            unknown: the site for addresses that are in no kernel.
+        """
         self._placed, self._cells, self._rule, self._unknown = placed, cells, rule, unknown
         window = max(rule.window_ns, 1)
         self._window = np.uint64(window)
@@ -85,25 +90,25 @@ class Candidates:
         self._slice_first = np.append(first, len(order))
         self._slice_site, self._slice_bucket = site[first].astype(np.int32), bucket[first]
         slice_placement = placement[first]
-        # Of each slice: the first of those, side by side, that are of its placement and site.
+        # For each slice: the first one of the run of slices with its placement and site.
         differs = np.ones(len(first), bool)
         differs[1:] = (slice_placement[1:] != slice_placement[:-1]) | (self._slice_site[1:] != self._slice_site[:-1])
         self._first_of_same_site = np.append(np.maximum.accumulate(np.where(differs, np.arange(len(first)), 0)), 0)
-        # A slice, and a time within its bucket, as one ascending number.
+        # Ascending keys of launches: the slice, then the time within its bucket.
         self._slice_width = np.uint64(window + 1)
         slice_of = (np.cumsum(new) - 1).astype(np.uint64)
         self._launch_key = slice_of * self._slice_width + time % self._window
-        # A placement and a bucket as one ascending number.
+        # Ascending keys of slices: the placement, then the bucket.
         self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
         self._slice_key = slice_placement * self._buckets + self._slice_bucket
-        # The launches of a placement by time: as a placement and a rank in time.
+        # Ascending keys of launches: the placement, then the rank among all launches by time.
         order = np.lexsort((placed.time, self._placement_of_site[placed.site]))
         self._by_time = placed.time
         self._rank_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
         self._rank_site = placed.site[order].astype(np.int32)
         known = self._placement_of_site[self._placement_of_site >= 0]
         self._only_site = np.bincount(known, minlength=len(placed.placements)) == 1
-        # When placements are there, as ranks.
+        # When placements begin and end, as ranks: they fit into a key beside a lane (see _number_versions).
         self._begins, self._ends = np.sort(cells.since), np.sort(placed.ended)
         self._begin_rank = np.searchsorted(self._begins, cells.since)
         self._end_rank = np.searchsorted(self._ends, placed.ended)
@@ -112,21 +117,21 @@ class Candidates:
         self._labelled_sites: dict[tuple[int, int], int] = {}
 
     def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
-        """Who can have launched what ran in these cells between these times.
+        """Finds the sites that can have launched the kernels of these cells, with their shares.
 
         Args:
             cells: int64[pairs].
-            begins: uint64[pairs], ns, before which nothing was sampled.
-            ends: uint64[pairs], ns, of the read.
-            divisible: fewer pairs can be asked at a time.
+            begins: uint64[pairs], ns; no record of the read was sampled before.
+            ends: uint64[pairs], ns, when the read was made.
+            divisible: whether the caller can ask for fewer pairs at a time.
 
         Raises:
-            TooManyAtOnce: divisible pairs have very many processes or places together.
-            CaptureError: all that was asked so far has absurdly many.
+            TooManyAtOnce: divisible pairs have more than _MAX_ENTRIES_AT_ONCE entries.
+            CaptureError: all calls so far had more than _MAX_ENTRIES entries.
         """
         self._number_versions()
         self._divisible = divisible
-        begins = np.minimum(begins, ends)  # whatever a stranger's capture says
+        begins = np.minimum(begins, ends)  # captures are untrusted
         in_kernel = np.flatnonzero(cells != NOWHERE)
         nowhere = np.flatnonzero(cells == NOWHERE)
         found = [_Entries.of_equal_weight(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
@@ -145,7 +150,7 @@ class Candidates:
             found.append(late := self._last_of_each_process(pair[keep], placement[keep], ends))
             alone[late.pair] = self._only_site[late.placement] & (np.bincount(late.pair)[late.pair] == 1)
             rest = rest[~np.isin(rest, late.pair)]
-            # What has ended runs no more; but if nothing else is there, it was what ran last.
+            # Only placements that have ended are left: the one that ended last, as the stalls arrived late.
             found.append(self._latest_of_any_process(*self._all_placements(rest, cells), ends, ended_last=True))
         rest = in_kernel[~np.isin(in_kernel, np.concatenate([part.pair for part in found]))]
         found.append(self._last_compiled(*self._all_placements(rest, cells), begins, ends))
@@ -160,7 +165,7 @@ class Candidates:
         return Shares(entries.pair, entries.site, entries.weight / total[entries.pair], alone)
 
     def _number_versions(self) -> None:
-        """Takes in cells that came since: each process's versions in a cell, in the order of their compilation."""
+        """Indexes new cells. A lane is the versions of one process in one cell, in the order of their compilation."""
         if self._known_cells == len(self._cells.members):
             return
         members = self._cells.members
@@ -179,17 +184,17 @@ class Candidates:
         self._version_end = np.maximum.accumulate(lane * self._lane_width + self._end_rank[self._version])
 
     def _all_placements(self, pairs: _Ints, cells: _Ints) -> tuple[_Ints, _Ints]:
-        """All placements of each pair's cell: pairs, placements."""
+        """Returns all placements of each pair's cell, as columns of pairs and placements."""
         first, stop = self._first_version[cells[pairs]], self._first_version[cells[pairs] + 1]
         owner, index = self._expand_ranges(first, stop)
         return pairs[owner], self._version[index]
 
     def _present_placements(self, pairs: _Ints, cells: _Ints, begins: _Times, ends: _Times) -> tuple[_Ints, _Ints]:
-        """The placements that were there in the time of each pair: pairs, placements."""
+        """Returns the placements that existed during each pair's time, as columns of pairs and placements."""
         owner, lane = self._expand_ranges(self._first_lane[cells[pairs]], self._first_lane[cells[pairs] + 1])
         pair = pairs[owner]
-        begun = np.searchsorted(self._begins, ends[pair], side="right")  # so many had begun
-        gone = np.searchsorted(self._ends, begins[pair])  # so many had ended
+        begun = np.searchsorted(self._begins, ends[pair], side="right")  # number of placements that had begun
+        gone = np.searchsorted(self._ends, begins[pair])  # number of placements that had ended
         first = np.searchsorted(self._version_end, lane * self._lane_width + gone)
         stop = np.searchsorted(self._version_begin, lane * self._lane_width + begun)
         owner, index = self._expand_ranges(first, np.maximum(first, stop))
@@ -200,13 +205,14 @@ class Candidates:
     def _running_launches(
         self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times
     ) -> tuple[_Entries, NDArray[np.bool_]]:
-        """Launches that can be running in the time of each pair: how many, by site.
+        """Counts the launches that can be running during each pair's time, by site.
 
-        What is launched together waits together: of the launches since the horizon, those count that are about as old
-        as the kernel's youngest, and those that were made within the time.
+        Kernels launched together wait in the queue together. So of the launches within the attribution window, only
+        those count that are at most one and a half times as old as the kernel's latest, or were made while the read
+        was sampled.
 
         Returns:
-            The entries; and of each (pair, placement) whether one site alone launched it since the horizon.
+            The entries, and for each (pair, placement) whether a single site launched it within the window.
         """
         until = ends[pair]
         oldest = begins[pair] - np.minimum(begins[pair], self._window)
@@ -227,7 +233,7 @@ class Candidates:
         return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), only_one_site
 
     def _expand_ranges(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
-        """Ranges one after the other: which range, and the index in it."""
+        """Expands ranges of indices, concatenated: the number of the range, and each index in it."""
         count = stop - first
         size = int(count.sum())
         if size > _MAX_ENTRIES_AT_ONCE and self._divisible:
@@ -241,14 +247,14 @@ class Candidates:
         return np.repeat(np.arange(len(count)), count), ranges(first, count)
 
     def _slices_between(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:
-        """The slices that have each placement's launches of a span of time: the first, and the one behind the last."""
+        """Returns the slices with each placement's launches between two times: the first, and one past the last."""
         low, high = ((time // self._window).astype(np.int64) for time in (since, until))
         low, high = (np.minimum(bucket, self._buckets - 1) for bucket in (low, high))
         first = np.searchsorted(self._slice_key, placement * self._buckets + low)
         return first, np.searchsorted(self._slice_key, placement * self._buckets + high, side="right")
 
     def _position_in_slice(self, slices: _Ints, times: _Times, side: str) -> _Ints:
-        """Where in each slice a time would be: the index of a launch."""
+        """Returns the index of the launch at which a time would be inserted into each slice."""
         start = self._slice_bucket[slices].astype(np.uint64) * self._window
         inside = np.where(times > start, times - start, np.uint64(0))
         key = slices.astype(np.uint64) * self._slice_width + np.minimum(inside, self._window)
@@ -256,7 +262,7 @@ class Candidates:
         return np.where(times < start, self._slice_first[slices], found)
 
     def _last_launch(self, placement: _Ints, ends: _Times) -> tuple[_Ints, _Ints]:
-        """The last launch of each placement up to a time: its rank among all launches, -1 for none; and its site."""
+        """Finds the last launch of each placement up to a time: its rank by time, -1 for none, and its site."""
         rank = np.searchsorted(self._by_time, ends, side="right")
         width = len(self._by_time) + 1
         index = np.searchsorted(self._rank_key, placement * width + rank) - 1
@@ -267,7 +273,7 @@ class Candidates:
         return np.where(present, found, -1), self._rank_site[np.maximum(index, 0)].astype(np.int64)
 
     def _last_of_each_process(self, pair: _Ints, placement: _Ints, ends: _Times) -> _Entries:
-        """Of each pair and process, the last launch up to the pair's end."""
+        """Finds the last launch of each pair and process up to the pair's end."""
         rank, site = self._last_launch(placement, ends[pair])
         order = np.lexsort((rank, self._cells.pids[placement], pair))
         order = order[rank[order] >= 0]
@@ -276,7 +282,7 @@ class Candidates:
         return _Entries.of_equal_weight(pair[order][last], placement[order][last], site[order][last])
 
     def _latest_of_any_process(self, pair: _Ints, placement: _Ints, ends: _Times, ended_last: bool = False) -> _Entries:
-        """Of each pair the last launch up to its end, of whatever process; or of the placement that ended last."""
+        """Finds the last launch of each pair up to its end, of any process, or of the placement that ended last."""
         rank, site = self._last_launch(placement, ends[pair])
         ended = self._placed.ended[placement] if ended_last else np.zeros(len(pair), np.uint64)
         order = np.lexsort((rank, ended, pair))
@@ -285,7 +291,7 @@ class Candidates:
         return _Entries.of_equal_weight(pair[order][last], placement[order][last], site[order][last])
 
     def _last_compiled(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times) -> _Entries:
-        """Of each pair and process the kernel that was compiled last: nothing is known to have launched it before."""
+        """Finds the last compiled kernel of each pair and process, for pairs without an earlier launch."""
         present = (self._placed.ended[placement] >= begins[pair]) & (self._cells.since[placement] <= ends[pair])
         any_there = np.zeros(int(pair.max()) + 1 if len(pair) else 0, bool)
         any_there[pair[present]] = True
@@ -300,7 +306,7 @@ class Candidates:
         return _Entries.of_equal_weight(pair, placement, sites[which] if len(distinct) else np.empty(0, np.int64))
 
     def _site_without_launch(self, placement: int) -> int:
-        """Where stalls go that no launch came before: to the kernel, with a label instead of a stack."""
+        """Returns the kernel's site for stalls without an earlier launch: it has a label instead of a stack."""
         placed = self._placed
         where = placed.placements[placement]
         if not placed.launched[placement]:
@@ -310,14 +316,14 @@ class Candidates:
         return self._labelled_site(placement, 0, Site(placement, where.pid, comm, 0, BEFORE_RECORDING))
 
     def _labelled_site(self, placement: int, processes: int, site: Site) -> int:
-        """A site with a label instead of a stack."""
+        """Returns the index of a site with a label, which is added when it is first asked for."""
         key = (placement, processes)
         if key not in self._labelled_sites:
             self._labelled_sites[key] = self._placed.add_site(site)
         return self._labelled_sites[key]
 
     def _label_ambiguous(self, entries: _Entries) -> _Entries:
-        """What several processes can have launched goes under a label instead."""
+        """Replaces the entries of pairs with several candidate processes by one site labelled as ambiguous."""
         if self._rule.split_ambiguous or self._rule.method is Method.LATEST or not len(entries.pair):
             return entries
         pids = np.append(self._cells.pids, -1)[entries.placement]
@@ -347,7 +353,7 @@ class Candidates:
         return self._labelled_site(-1, processes, Site(None, 0, comm, 0, AMBIGUOUS, kernel_note="[ambiguous kernel]"))
 
     def _kernels_only(self, entries: _Entries) -> _Entries:
-        """One site for each kernel in place of those that launch it."""
+        """Replaces each kernel's launch sites by one site without a stack."""
         distinct, which = np.unique(entries.site, return_inverse=True)
         sites = np.array([self._any_launch_site(each) for each in distinct.tolist()], np.int64)
         return _Entries(entries.pair, entries.placement, sites[which], entries.weight)
@@ -361,7 +367,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _Entries:
-    """Sites of pairs, with weights."""
+    """Candidate sites of pairs, with weights."""
 
     pair: _Ints
     placement: _Ints  # -1 for none
@@ -370,21 +376,21 @@ class _Entries:
 
     @classmethod
     def of_equal_weight(cls, pair: _Ints, placement: _Ints, site: _Ints) -> _Entries:
-        """All of the same weight."""
+        """Makes entries of weight 1."""
         return cls(pair, placement.astype(np.int64), site.astype(np.int64), np.ones(len(pair)))
 
     @classmethod
     def concatenated(cls, found: list[_Entries]) -> _Entries:
-        """One after the other."""
+        """Concatenates entries."""
         names = ("pair", "placement", "site", "weight")
-        return cls(*(np.concatenate([getattr(part, name) for part in found]) for name in names))
+        return cls(*(np.concatenate([getattr(entries, name) for entries in found]) for name in names))
 
     def only(self, rows: NDArray[np.bool_]) -> _Entries:
-        """Some of them."""
+        """Returns the entries that the mask selects."""
         return _Entries(self.pair[rows], self.placement[rows], self.site[rows], self.weight[rows])
 
     def summed(self, sites: int) -> _Entries:
-        """Sorted, the weights of the same site of a pair added up."""
+        """Sorts entries by pair and site, and adds up the weights of equal ones."""
         key = self.pair * sites + self.site
         order = np.argsort(key, kind="stable")
         first = np.flatnonzero(np.diff(key[order], prepend=-1))
@@ -394,12 +400,12 @@ class _Entries:
 
 
 def _first_of_each(*keys: _Ints) -> NDArray[np.bool_]:
-    """Whether each row is the first of those, side by side, with its keys."""
+    """Whether each row begins a run of rows with equal keys: bool[n]. The rows are sorted by the keys."""
     new = np.ones(len(keys[0]), bool)
     new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return new
 
 
 def _last_of_each(*keys: _Ints) -> _Ints:
-    """The last row of those, side by side, with the same keys."""
+    """Returns the last row of each run of rows with equal keys: int64[runs]."""
     return np.flatnonzero(np.append(_first_of_each(*keys)[1:], True)) if len(keys[0]) else np.empty(0, np.int64)

@@ -1,7 +1,7 @@
-"""Which kernels an address can belong to: what lies there in some process at some time, and has an instruction there.
+"""Finds the kernels that an address can belong to: those that contain it at some time and begin an instruction there.
 
-A *cell* is a set of placements that the addresses in it cannot tell apart. Within a cell, the placements of one
-process are *versions*: one after the other, as memory is given to another kernel.
+A *cell* is a set of placements, together with the addresses that can belong to any of them. The placements of one
+process in a cell are *versions*: they follow one another in time, as the process reuses the memory.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from iaprof.formats.ranges import ranges
 from iaprof.report.join.placements import Placed
 from iaprof.symbols.names.layers import Layers
 
-_MAX_ENTRIES = 1 << 24  # placements of cells, added up: honest captures have a few at an address
+_MAX_ENTRIES = 1 << 24  # placements, summed over all cells: honest captures have a few for each address
 NOWHERE = 0
 """The cell of addresses that are in no kernel."""
 
 
 class Cells:
-    """The cells of a capture, made as addresses come that are in them."""
+    """The cells of a capture. A cell is made when an address in it first appears."""
 
     def __init__(self, placed: Placed, mask: int, starts: Mapping[int, NDArray[np.uint64]] | None = None) -> None:
         """Prepares the search.
 
         Args:
             placed: the placements.
-            mask: the bits of an address that records hold.
-            starts: by placement: the offsets in bytes at which its instructions start, of those that lie over others.
+            mask: the address bits that records hold.
+            starts: by placement: the offsets in bytes at which its instructions start; only for placements that
+                overlap another process's.
         """
         self._placed, self._starts = placed, starts or {}
         self._mask = np.uint64(mask)
@@ -45,17 +46,22 @@ class Cells:
             [codes.setdefault((p.fingerprint or (p.name, p.size), p.address), len(codes)) for p in placements],
             np.int64,
         )
-        """Of each placement: a number that those have in common which are the same code at the same address."""
-        self._range_cell = np.full(len(self._bounds) + 1, -1, np.int64)  # the cell of a whole piece; -1: not made yet
+        """int64[placements]: equal for placements with the same code at the same address."""
+        self._range_cell = np.full(len(self._bounds) + 1, -1, np.int64)  # by address range; -1: not made yet
         self._range_cell[0] = NOWHERE  # before the first bound
         self._narrowed: dict[tuple[int, ...], int] = {}
-        self._mixed_ranges: set[int] = set()  # pieces whose addresses are looked at one by one
+        self._mixed_ranges: set[int] = set()  # ranges where each address needs a look at its instructions
         self.members: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        """By cell: its placements, sorted by pid and time of compilation."""
         self._entries = 0
 
     def cells_of(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The cell of each address: int64[n]."""
-        range_ids = np.searchsorted(self._bounds, ips, side="right")  # piece p ends at bound p
+        """Returns the cell of each address: int64[n].
+
+        Args:
+            ips: uint64[n], bytes, masked.
+        """
+        range_ids = np.searchsorted(self._bounds, ips, side="right")  # range i ends at bound i
         self._make_cells(np.unique(range_ids[self._range_cell[range_ids] < 0]))
         cells = self._range_cell[range_ids]
         if self._mixed_ranges:
@@ -64,7 +70,7 @@ class Cells:
         return cells
 
     def _make_cells(self, range_ids: NDArray[np.int64]) -> None:
-        """Makes the cells of these pieces, in ascending order."""
+        """Makes the cells of these address ranges, which are given in ascending order."""
         low, high = np.searchsorted(range_ids, self._low + 1), np.searchsorted(range_ids, self._high + 1)
         count = high - low
         self._entries += int(count.sum())
@@ -83,7 +89,7 @@ class Cells:
                 self._mixed_ranges.add(number)
 
     def _make_cells_of_one(self, range_ids: NDArray[np.int64]) -> None:
-        """Makes cells of absurdly many kernels that lie over each other: of the one that begins last, in each."""
+        """Makes cells of one placement each, the one that begins last: for captures with absurdly many overlaps."""
         ends = np.append(self._bounds, 0)[self._high]
         by_start = np.argsort(self.first, kind="stable")
         layers = Layers(self.first, ends, np.arange(len(by_start), dtype=np.uint64), by_start)
@@ -100,7 +106,7 @@ class Cells:
         return len(self.members) - 1
 
     def _narrow(self, ips: NDArray[np.uint64], cells: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The cells of addresses in several processes' kernels: of those alone that have an instruction there."""
+        """Replaces cells of several processes by those of the placements that begin an instruction at each address."""
         found = cells.copy()
         for cell in np.unique(cells).tolist():
             members = self.members[cell]
@@ -110,7 +116,7 @@ class Cells:
                 starts = self._starts.get(placement)
                 if starts is not None:
                     fits[:, column] = np.isin((ips[here] - self.first[placement]) & self._mask, starts)
-            fits[~fits.any(axis=1)] = True  # nobody's instruction: then anybody's
+            fits[~fits.any(axis=1)] = True  # no instruction begins there: do not exclude any placement
             subsets, subset_of = np.unique(fits, axis=0, return_inverse=True)
             numbers = np.array([self._cell_of_subset(cell, members, subset) for subset in subsets], np.int64)
             found[here] = numbers[subset_of.reshape(-1)]

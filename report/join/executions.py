@@ -1,8 +1,8 @@
-"""What was appended to closed command lists, and when it ran: a launch for each execution of its list.
+"""Turns kernels appended to closed command lists into launches: one for each execution of their list.
 
-A capture keeps appended launches and executions apart, as a list of ten thousand kernels may be executed a million
-times. Here they are put together by whole columns: what a list holds from one reset to the next is a *filling*, all of
-which each execution of the list runs. docs/launches.md says what counts as a launch.
+A capture stores appended kernels and executions separately, as a list of ten thousand kernels may be executed a million
+times. This module combines them. A *filling* is what a list holds from one reset to the next; each execution of the
+list runs all of it. docs/launches.md says what counts as a launch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.lifetimes import TimesByPid
 
-MAX_ROWS = 1 << 22  # that appended launches become; executions that follow closely are then one row
+MAX_ROWS = 1 << 22  # for appended launches; beyond it, a row stands for several executions
 RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
-"""In place of a filling: not appended to a list that is executed later; appended to one that never was."""
+"""Instead of a filling: the launch is not in a closed list; the launch is in a closed list that was never executed."""
 _EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "stack", "flags")
-_FIRST_STEP_NS = 1 << 20
+_FIRST_STEP_NS = 1 << 20  # executions within a step share a row; the step doubles until the rows are few enough
 _LAST_STEP_NS = 1 << 63
 _APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER = range(7)
 _EVENTS = {"execute": _EXECUTE, "close": _CLOSE, "reset": _RESET, "destroy": _DESTROY}
@@ -36,7 +36,7 @@ _Ints = NDArray[np.int64]
 
 
 class StackOf(Enum):
-    """Whose stack, thread and process's name a launch of a closed list has."""
+    """Which call a launch of a closed list takes its stack, thread and process name from."""
 
     APPEND = "append"
     EXECUTE = "execute"
@@ -44,26 +44,26 @@ class StackOf(Enum):
 
 @dataclass(frozen=True)
 class Fillings:
-    """Which filling each launch is in, and when each filling was executed."""
+    """The filling of each launch, and the executions of each filling."""
 
-    filling: _Ints  # [launches], AT_ONCE or NEVER for none
-    first: _Ints  # [fillings + 1], of each filling its first execution; they follow one another
-    time: NDArray[np.uint64]  # of each execution, ns; ascending within a filling
-    event: _Ints  # of each execution: its row among the events
-    unknown: _Ints  # rows of executions of lists whose kernels were appended before the recording
+    filling: _Ints  # [launches]; or RUNS_AT_ONCE or NEVER_EXECUTED
+    first: _Ints  # [fillings + 1]: the index of each filling's first execution
+    time: NDArray[np.uint64]  # [executions], ns; ascending within a filling
+    event: _Ints  # [executions]: the row among the events
+    unknown: _Ints  # events that execute lists whose kernels were appended before the recording
 
 
 @dataclass(frozen=True)
 class LaunchTotals:
-    """How many there are in a capture; those of the file before it are not counted."""
+    """Numbers of launches and executions in a capture, without those carried over from the previous output file."""
 
-    launches: int  # of kernels: those of a list as often as it was executed
+    launches: int  # of kernels; those in a list count once for each execution
     executions: int  # of lists
-    unknown: int  # of these, those of lists whose kernels were appended before the recording
+    unknown: int  # executions of lists whose kernels were appended before the recording
 
 
 def describe_unknown_executions(number: int) -> str:
-    """What is to be said of so many executions that are not known; nothing of none."""
+    """Returns the warning about executions of lists with unknown kernels; "" if there are none."""
     if not number:
         return ""
     executions = counted(number, "execution")
@@ -71,15 +71,16 @@ def describe_unknown_executions(number: int) -> str:
 
 
 def find_fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> Fillings:
-    """Puts launches into the fillings of their lists.
+    """Finds the filling of each launch.
 
-    A list is one that is executed if it was executed, or closed, before it was destroyed; of all others, launches are
-    taken to run at once.
+    A list that was executed or closed before it was destroyed is a regular list. Launches in any other list are taken
+    to run at once.
 
     Args:
         launches: columns time_ns, pid and list of `launch` rows.
         events: columns time_ns, pid, event and list of `command_list` rows.
-        processes: columns time_ns, pid, tid and event of `process` rows: handles mean nothing in another program.
+        processes: columns time_ns, pid, tid and event of `process` rows: a list's handle is only valid within one
+            program of its process.
     """
     lists = launches["list"].fill_null(0).to_numpy()
     own = np.flatnonzero(lists)
@@ -117,7 +118,7 @@ def find_fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> 
 
 
 def count_launches(capture: CaptureReader) -> LaunchTotals | None:
-    """How much was executed in a capture, or a part of one; None where nothing is known of command lists."""
+    """Counts launches and executions of a capture or a part of one; None if it has no `command_list` rows."""
     launches = capture.table("launch", ("time_ns", "pid", "list", "flags"))
     found = read_fillings(capture, launches)
     if found is None:
@@ -137,18 +138,31 @@ def count_launches(capture: CaptureReader) -> LaunchTotals | None:
 def read_launches(
     capture: CaptureReader, columns: tuple[str, ...], stack_of: StackOf = StackOf.APPEND, max_rows: int = MAX_ROWS
 ) -> pa.Table:
-    """All `launch` rows of a capture, as `ran` has them; without more columns where no list was executed."""
+    """Reads the `launch` rows of a capture and expands executions.
+
+    Args:
+        capture: an open capture, or a part of a merged one.
+        columns: the columns to read.
+        stack_of: see `expand_executions`.
+        max_rows: see `expand_executions`.
+
+    Returns:
+        What `expand_executions` returns; without its extra columns if the capture has no `command_list` rows.
+    """
     launches = capture.table("launch", columns)
     found = read_fillings(capture, launches)
     return launches if found is None else expand_executions(launches, *found, stack_of, max_rows)
 
 
 def read_fillings(capture: CaptureReader, launches: pa.Table) -> tuple[Fillings, pa.Table] | None:
-    """The fillings of a capture and its `command_list` rows; None where it has none of these.
+    """Reads the `command_list` rows of a capture and finds the fillings; None if it has no such rows.
 
     Args:
-        capture: it, or a part of a merged one.
-        launches: all of its `launch` rows, of which `fillings` tells the columns.
+        capture: an open capture, or a part of a merged one.
+        launches: all of its `launch` rows, with the columns that `find_fillings` needs.
+
+    Returns:
+        The fillings, and the `command_list` rows.
     """
     if not capture.count("command_list"):
         return None
@@ -160,21 +174,21 @@ def read_fillings(capture: CaptureReader, launches: pa.Table) -> tuple[Fillings,
 def expand_executions(
     launches: pa.Table, known: Fillings, events: pa.Table, stack_of: StackOf = StackOf.APPEND, max_rows: int = MAX_ROWS
 ) -> pa.Table:
-    """Launches with the times at which they ran: what was appended to a closed list has a row for each execution of it.
+    """Gives launches in closed lists a row for each execution, with its time.
 
-    Two columns come to them: `count`, how many launches a row stands for, and `last_ns`, when the last of these was. A
-    row stands for several where a list holds alike launches; and where there would be more than `most` rows, for those
-    of executions that follow closely.
+    Adds two columns: `count`, the number of launches that a row stands for, and `last_ns`, the time of the last of
+    these. A row stands for several launches if a list holds equal ones and, where there would be more than `max_rows`,
+    if executions follow one another closely.
 
     Args:
         launches: any columns of `launch` rows, time_ns among them.
-        known: of these rows.
-        events: the `command_list` rows, from which `known` was made.
-        stack_of: whose tid, comm, stack and flags they have.
-        most: rows that come of appended launches; distinct launches of a filling have at least one each.
+        known: the fillings of these rows.
+        events: the `command_list` rows from which `known` was made.
+        stack_of: which call tid, comm, stack and flags are taken from.
+        max_rows: for launches in closed lists; each distinct launch of a filling has at least one row.
 
     Raises:
-        CaptureError: too many for their memory have distinct stacks of their executions.
+        CaptureError: with `StackOf.EXECUTE`, distinct stacks of executions need more than `max_rows` rows.
     """
     at_once = np.flatnonzero(known.filling == RUNS_AT_ONCE)
     appended = np.flatnonzero(known.filling >= 0)
@@ -218,10 +232,16 @@ def expand_executions(
 def _executions_of_members(
     known: Fillings, filling: _Ints, places: _Ints | None, max_rows: int
 ) -> tuple[_Ints, _Ints, NDArray[np.uint64], _Ints]:
-    """A row for each member of a filling and execution of it; with `places`, those of each apart.
+    """Combines each member of a filling with each execution, or with groups of executions if that is too many rows.
+
+    Args:
+        known: the fillings.
+        filling: int64[members], each member's filling.
+        places: int64[executions], the place in the program that executes; a group has only one. None: do not care.
+        max_rows: when to group executions.
 
     Returns:
-        Of each row: the member, the execution, the time of the last one that it stands for, and how many these are.
+        For each row: the member, the first execution, the time of the last execution, and their number.
     """
     size = np.diff(known.first)
     execution, count = np.arange(len(known.time)), np.ones(len(known.time), np.int64)
@@ -251,14 +271,14 @@ def _executions_of_members(
 
 
 def _program_starts(processes: pa.Table) -> TimesByPid:
-    """When processes began, and became other programs."""
+    """Returns the times at which processes were forked or executed another program."""
     pids, tids, times = (processes[name].to_numpy() for name in ("pid", "tid", "time_ns"))
     begins = (equal(processes["event"], "exec") | equal(processes["event"], "fork")) & (pids == tids)
     return TimesByPid(pids[begins], times[begins])
 
 
 def _event_codes(events: pa.ChunkedArray) -> _Ints:
-    """What happened, as a number; _OTHER for what is not known here, which changes nothing."""
+    """Returns the events as codes: int64[n]. Unknown events are _OTHER, which has no effect."""
     names: dict[str | None, int] = {}
     number = numbered(events, names)
     codes = np.array([_EVENTS.get(name or "", _OTHER) for name in names], np.int64)
@@ -266,21 +286,21 @@ def _event_codes(events: pa.ChunkedArray) -> _Ints:
 
 
 def _changes(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each row differs from the one before."""
+    """Whether each row differs from the one before: bool[n]."""
     new = np.ones(len(columns[0]), bool)
     new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return new
 
 
 def _any_in_group(group: _Ints, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of each group, whether it has such a row."""
+    """Whether each group has a selected row: bool[groups]."""
     found = np.zeros(int(group.max()) + 1 if len(group) else 0, bool)
     found[group[which]] = True
     return found
 
 
 def _distinct(table: pa.Table, *more: NDArray[Any]) -> tuple[_Ints, _Ints]:
-    """The first of the rows of each kind, and of each row which kind it is."""
+    """Groups equal rows: returns the first row of each group, and each row's group."""
     number = np.zeros(len(table), np.int64)
     for column in (*table.columns, *(pa.chunked_array([pa.array(each)]) for each in more)):
         encoded = column.unify_dictionaries().combine_chunks()

@@ -1,4 +1,4 @@
-"""Where the instructions of kernels start, for telling apart processes whose kernels lie over each other."""
+"""Finds where instructions start in kernels that overlap kernels of other processes, to tell the processes apart."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.join.overlaps import overlaps
 from iaprof.report.join.placements import Placed
 
-_LOW = (1 << 32) - 1  # what most GPUs' records hold of an address
+_LOW = (1 << 32) - 1  # the address bits that records of most GPUs hold
 
 
 def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDArray[np.uint64]]:
-    """The offsets in bytes at which instructions start, ascending, of placements that lie over another process's.
+    """Decodes kernels that overlap different code of another process.
 
-    Only such kernels are read, and only those that differ; what cannot be decoded is not in it.
+    Returns:
+        By placement: the offsets at which its instructions start, uint64[n], bytes, ascending. Kernels that cannot be
+        decoded are missing.
     """
     placements = placed.placements
     pids = np.array([placement.pid for placement in placements], np.int64)

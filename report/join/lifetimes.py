@@ -1,7 +1,7 @@
-"""Until when a kernel can have run: its process has ended, or another kernel has taken its place.
+"""Finds until when a kernel can have run: until its process ended, or another kernel took its memory.
 
-Both come late rather than early: a kernel that is thought to run longer than it did competes for stalls, one that is
-thought to have ended loses them.
+The estimates are late rather than early. A kernel whose end is too late competes for stalls; one whose end is too early
+loses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ class Lives:
     """When processes began and ended."""
 
     def __init__(self, processes: pa.Table) -> None:
-        """`processes` has the columns time_ns, pid, tid, event of `process` rows, in any order."""
+        """Sorts the events.
+
+        Args:
+            processes: columns time_ns, pid, tid and event of `process` rows, in any order.
+        """
         times, pids, tids = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
         leader = tids == pids
         is_fork, is_exit = (equal(processes["event"], name) for name in ("fork", "exit"))
@@ -29,30 +33,31 @@ class Lives:
         self._exits = TimesByPid(pids[is_exit], times[is_exit])
 
     def ends(self, pids: NDArray[np.uint64], born: NDArray[np.uint64], last: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """When the processes ended that had these pids at these times: uint64[n], ns; NEVER where nothing says so.
+        """Returns when these processes ended: uint64[n], ns; NEVER if no event says so.
 
-        A process has ended when its last thread has. What it launched after that says that it had not.
+        A process ends when its last thread exits. A launch after that shows that it had not ended.
 
         Args:
             pids: uint64[n].
-            born: uint64[n], a time at which the process was there.
-            last: uint64[n], when it last launched something; 0 for never.
+            born: uint64[n], ns, a time at which the process existed: pids are reused.
+            last: uint64[n], ns, the process's last launch; 0: none.
         """
         died = self._deaths.next(pids, born)
-        following = self._begins.next(pids, np.where(died == NEVER, born, died))  # the pid's next process
+        following = self._begins.next(pids, np.where(died == NEVER, born, died))  # the next process with this pid
         end = np.maximum(self._exits.last(pids, following), died)
         return np.where((died == NEVER) | (last > end), NEVER, end)
 
 
 class TimesByPid:
-    """Times of each pid."""
+    """Times of events, searchable by pid."""
 
     def __init__(self, pids: NDArray[np.uint32], times: NDArray[np.uint64]) -> None:
+        """Sorts the events: pids uint32[n], times uint64[n], ns."""
         order = np.lexsort((times, pids))
         self._pids, self._times = pids[order].astype(np.uint64), times[order]
 
     def at(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """How many moments, of this pid up to that time and of lower pids, there are."""
+        """Counts the events of lower pids, and of this pid up to and including that time: int64[n]."""
         keys = np.concatenate([self._pids, pids])
         moments = np.concatenate([self._times, times])
         asked = np.arange(len(keys)) >= len(self._pids)
@@ -62,7 +67,7 @@ class TimesByPid:
         return found[len(self._pids) :]
 
     def next(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The first moment of each pid after a time; NEVER for none."""
+        """Returns the first event of each pid after a time: uint64[n], ns; NEVER if there is none."""
         index = self.at(pids, times)
         there = index < len(self._pids)
         safe = np.where(there, index, 0)
@@ -70,7 +75,7 @@ class TimesByPid:
         return np.where(there, self._times[safe] if len(self._pids) else NEVER, NEVER)
 
     def last(self, pids: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The last moment of each pid up to a time; 0 for none."""
+        """Returns the last event of each pid up to a time: uint64[n], ns; 0 if there is none."""
         index = self.at(pids, times) - 1
         if not len(self._pids):
             return np.zeros(len(pids), np.uint64)
@@ -85,14 +90,14 @@ def superseded(
     since: NDArray[np.uint64],
     last: NDArray[np.uint64],
 ) -> NDArray[np.uint64]:
-    """When each kernel's memory was given to another kernel of its process: uint64[n], ns; NEVER where it was not.
+    """Returns when each process compiled another kernel over each kernel's memory: uint64[n], ns; NEVER if it did not.
 
     Args:
-        pids: uint64[n], whose kernel.
-        starts: uint64[n], its first address.
-        ends: uint64[n], the address behind its last.
-        since: uint64[n], when it was compiled.
-        last: uint64[n], its last launch: what is launched after another took its place was not replaced by it.
+        pids: uint64[n], the kernel's process.
+        starts: uint64[n], the kernel's first address.
+        ends: uint64[n], one past its last address.
+        since: uint64[n], ns, when it was compiled.
+        last: uint64[n], ns, its last launch: a kernel that is launched after another was compiled was not replaced.
     """
     found = np.full(len(pids), NEVER, np.uint64)
     pairs = overlaps(pids, starts, ends)

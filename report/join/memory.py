@@ -1,6 +1,6 @@
-"""Keeping little memory that is not used: the stages of a report need much of it, one after the other.
+"""Returns freed memory to the system: each stage of a report needs much memory, for arrays of other sizes.
 
-What NumPy and Arrow free would otherwise stay with the process, in pieces of which none fits the next stage.
+Otherwise what NumPy and Arrow free stays with the process, in fragments too small for the next stage.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import ctypes
 
 import pyarrow as pa
 
-_MMAP_THRESHOLD, _LARGE = -3, 16 << 20  # M_MMAP_THRESHOLD of malloc.h: what is larger goes back when it is freed
+_MMAP_THRESHOLD, _LARGE = -3, 16 << 20  # malloc.h's M_MMAP_THRESHOLD: malloc unmaps larger blocks when they are freed
 
 
 def keep_little() -> None:
-    """Has malloc give back at once what was large."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's and musl's
+    """Makes malloc return large blocks to the system as soon as they are freed."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc and musl have it
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def give_back() -> None:
-    """Gives back what is free now."""
+    """Returns memory that is free now to the system."""
     pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it, and only glibc needs it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has and needs it
     if trim is not None:
         trim(0)
