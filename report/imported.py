@@ -60,11 +60,11 @@ def build_imported(
 
 
 def _selected(profile: Profile, selection: Selection) -> Profile:
-    counts = profile.counts * selection.columns(profile.reasons).astype(np.uint64)
+    counts = profile.counts * selection.reason_mask(profile.reasons).astype(np.uint64)
     launches = [
         (not selection.pids or (launch is not None and launch.pid in selection.pids))
         and (not selection.comms or (launch is not None and launch.comm in selection.comms))
-        and selection.calls(launch.stack if launch is not None else ())
+        and selection.matches_stack(launch.stack if launch is not None else ())
         for launch in profile.launches
     ]
     pattern = selection.kernel

@@ -25,8 +25,8 @@ from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.memory import give_back
-from iaprof.report.join.named import columns
-from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
+from iaprof.report.join.named import to_profile
+from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, begun_ns
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.views.gauges import gauges
@@ -85,7 +85,7 @@ def _build(
     known = streams(capture.header)
     platforms = [platform_of(*stream.ip_version) for stream in known]
     kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
-    placed = place(
+    placed = place_kernels(
         read_launches(capture, LAUNCH_COLUMNS, selection.stack_of),
         kernels.compilations(),
         scope(capture.header),
@@ -102,7 +102,7 @@ def _build(
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
     cpu = _frames(capture, joined, placed, wanted.look, naming or CaptureNames(capture))
     if selection.python is not None:
-        calls = [bool(site.stack) and selection.calls(cpu.frames(site.stack)) for site in placed.sites]
+        calls = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
         joined = joined.only(np.array(calls, bool)[joined.site])
     totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())
@@ -117,7 +117,7 @@ def _build(
     intervals = [begin_ns / 1e9 + wanted.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
-    profile, binaries, decoded = columns(joined, placed, kernels, cpu, known, wanted.merged)
+    profile, binaries, decoded = to_profile(joined, placed, kernels, cpu, known, wanted.merged)
     placed_only = np.array([site.placement is not None for site in placed.sites])
     ambiguous = np.array([site.note == AMBIGUOUS for site in placed.sites])
     facts.matched = Matched(
@@ -144,10 +144,10 @@ def _selected(
     joined: Joined, reasons: Sequence[str], selection: Selection, placed: Placed, capture: CaptureReader
 ) -> Joined:
     """What the filters leave that depend on launches and reasons."""
-    counts = joined.counts * selection.columns(reasons).astype(np.uint64)
+    counts = joined.counts * selection.reason_mask(reasons).astype(np.uint64)
     keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
-        keep &= selection.sites(placed, capture)[joined.site]
+        keep &= selection.matching_sites(placed, capture)[joined.site]
     alone = np.minimum(joined.alone, counts.sum(axis=1))
     return replace(joined, counts=counts, alone=alone).only(keep)
 

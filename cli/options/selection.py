@@ -165,7 +165,7 @@ def _choice(
         raise UsageError(f"--horizon takes seconds from {SHORTEST_WINDOW_S:g} to {LONGEST_WINDOW_S:g}")
     selection = Selection(
         Rule(Method(attribution), int(seconds * 1e9), split_ambiguous),
-        None if time is None else TimeRange.of(time),
+        None if time is None else TimeRange.parse(time),
         frozenset(pids_of(_words(pid, "--pid"), "--pid")),
         frozenset(pids_of(_words(tid, "--tid"), "--tid", "thread ids")),
         frozenset(_words(comm, "--comm")),

@@ -223,7 +223,7 @@ class Attribution:
             _add_shares(
                 tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts]
             )
-        if tally.places > _MAX_SLOTS:
+        if tally.slots > _MAX_SLOTS:
             self._flush(space, stream.index)
 
     def _ip_space(self, stream: Stream) -> _IpSpace:

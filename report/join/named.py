@@ -22,7 +22,7 @@ ANY_INSTRUCTION = "[any instruction]"
 """The mnemonic of what is a kernel's instructions together."""
 
 
-def columns(
+def to_profile(
     joined: Joined,
     placed: Placed,
     kernels: SampledKernels,

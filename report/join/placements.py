@@ -24,7 +24,7 @@ ADDRESS_MASK = (1 << 48) - 1
 MAX_KERNEL_BYTES = 1 << 28
 
 LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags", "list")
-"""What `place` needs of `launch` rows."""
+"""What `place_kernels` needs of `launch` rows."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Placed:
         return len(self.sites) - 1
 
 
-def place(
+def place_kernels(
     launches: pa.Table,
     compilations: list[Compilation],
     scope: Sequence[int] | None = None,
@@ -157,15 +157,15 @@ def _place_launches(
     by_thread: bool,
 ) -> set[tuple[int, int]]:
     order = np.argsort(launches["time_ns"].to_numpy(), kind="stable")
-    names_wanted = ("time_ns", "pid", "tid", "stack", "size")
-    times, pids, tids, stacks, sizes = (launches[name].to_numpy()[order] for name in names_wanted)
+    columns = ("time_ns", "pid", "tid", "stack", "size")
+    times, pids, tids, stacks, sizes = (launches[name].to_numpy()[order] for name in columns)
     addresses = launches["address"].to_numpy()[order] & np.uint64(ADDRESS_MASK)
-    comm_texts, comms = _texts(launches["comm"])
-    name_texts, names = _texts(launches["name"])
+    comm_texts, comms = _distinct_texts(launches["comm"])
+    name_texts, names = _distinct_texts(launches["name"])
     comms, names = comms[order], names[order]
-    others = (launches["flags"].to_numpy()[order] & LaunchFlags.OTHER) != 0
+    foreign = (launches["flags"].to_numpy()[order] & LaunchFlags.OTHER) != 0
     if scope is not None:
-        others |= ~np.isin(pids, np.array(scope, np.int64))
+        foreign |= ~np.isin(pids, np.array(scope, np.int64))
 
     # Distinct kernels, then versions of each, then places that launch each version; all in order of their first launch.
     kernels, kernel_of = _distinct(pids, addresses)
@@ -187,10 +187,10 @@ def _place_launches(
         name = kernel.name if kernel else name_texts[names[first]]
         _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
     threads = tids if by_thread else np.zeros(len(times), np.int64)
-    site_firsts, site_of = _distinct(placement_of, np.where(others, 0, stacks), np.where(others, -1, comms), threads)
+    site_firsts, site_of = _distinct(placement_of, np.where(foreign, 0, stacks), np.where(foreign, -1, comms), threads)
     for first in site_firsts.tolist():
         stack, comm, note = int(stacks[first]), comm_texts[comms[first]], "[no stack]"
-        if others[first]:
+        if foreign[first]:
             stack, comm, note = 0, "[other process]", "[not recorded]"
         site = Site(int(placement_of[first]), int(pids[first]), comm, stack, "" if stack else note, int(threads[first]))
         placed.add_site(site)
@@ -200,7 +200,7 @@ def _place_launches(
     return set(keys)
 
 
-def _texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+def _distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
     """Distinct texts, and which of them each row has."""
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)

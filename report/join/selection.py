@@ -23,10 +23,10 @@ from iaprof.report.join.placements import Placed
 from iaprof.symbols.python.without_interpreter import python_function
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
-_LATEST = (1 << 64) - 1  # of times, ns
-_LATEST_S = 1e10  # of times in seconds: no recording takes three hundred years
-_MOST_NAMES = 20  # in a message
-_MOMENT = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
+_MAX_NS = (1 << 64) - 1  # of times, ns
+_MAX_S = 1e10  # of times in seconds: no recording takes three hundred years
+_MAX_NAMES = 20  # in a message
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class TimeRange:
     shares: bool = False
 
     @classmethod
-    def of(cls, text: str) -> TimeRange:
+    def parse(cls, text: str) -> TimeRange:
         """Reads `1s-10s`, `500ms-`, `-2m` or `10%-20%`.
 
         Raises:
             UsageError: it is nothing of the kind.
         """
         parts = text.replace(" ", "").split("-")
-        found = [_MOMENT.fullmatch(part) for part in parts]
+        found = [_TIME.fullmatch(part) for part in parts]
         if (
             len(parts) != 2
             or not any(parts)
@@ -82,10 +82,10 @@ class TimeRange:
         Its end is the first ns of what comes after, so that parts side by side add up.
         """
         begin, after = (
-            _LATEST if seconds >= _LATEST_S else min(max(start_ns + round(seconds * 1e9), 0), _LATEST)
+            _MAX_NS if seconds >= _MAX_S else min(max(start_ns + round(seconds * 1e9), 0), _MAX_NS)
             for seconds in (self.begin, self.end)
         )
-        return begin, after if after == _LATEST else max(after, 1) - 1
+        return begin, after if after == _MAX_NS else max(after, 1) - 1
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class Selection:
         """Whether it depends on the process."""
         return bool(self.pids or self.comms or self.cgroups)
 
-    def calls(self, stack: Sequence[str]) -> bool:
+    def matches_stack(self, stack: Sequence[str]) -> bool:
         """Whether a stack with these frames has a wanted function of Python."""
         if self.python is None:
             return True
         names = filter(None, map(python_function, stack))
         return any(self.python.search(name) is not None for name in names)
 
-    def processes(self, capture: CaptureReader, names: Mapping[int, str]) -> set[int]:
+    def matching_pids(self, capture: CaptureReader, names: Mapping[int, str]) -> set[int]:
         """Those of some processes, by pid, that are wanted: of CPU samples, which know no more than that."""
         inside = self.pids_in_cgroups(capture) if self.cgroups else None
         return {
@@ -142,7 +142,7 @@ class Selection:
         Raises:
             UsageError: there is no such time.
         """
-        begin, end = 0, _LATEST
+        begin, end = 0, _MAX_NS
         if self.time_range:
             start = begun_ns(header) if start_ns is None else start_ns
             begin, end = self.time_range.in_seconds(length_ns(header)).bounds_ns(start)
@@ -158,8 +158,8 @@ class Selection:
         for device in self.devices:
             if device not in known:
                 there = sorted(name for name in known if "/" not in name)  # paths are there by their last part, too
-                more = [f"and {len(there) - _MOST_NAMES:,} more"] if len(there) > _MOST_NAMES else []
-                listed = ", ".join(there[:_MOST_NAMES] + more) or "none that has a name"
+                more = [f"and {len(there) - _MAX_NAMES:,} more"] if len(there) > _MAX_NAMES else []
+                listed = ", ".join(there[:_MAX_NAMES] + more) or "none that has a name"
                 raise UsageError(f"the capture has no device '{device}'; it has: {listed}")
 
     def _streams(self, header: dict[str, Any]) -> frozenset[int] | None:
@@ -168,7 +168,7 @@ class Selection:
         known = _streams_of(header)
         return frozenset(index for device in self.devices for index in known.get(device, ()))
 
-    def sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
+    def matching_sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
         """Which sites are wanted: bool[sites]."""
         pids = self.pids_in_cgroups(capture) if self.cgroups else None
         kernels = [
@@ -197,11 +197,11 @@ class Selection:
             names = list(cgroups), list(containers)
             for pid, cgroup, container in zip(*(column[first].tolist() for column in columns), strict=True):
                 texts = names[0][cgroup] or "", names[1][container] or ""
-                if any(_is_in(*texts, wanted) for wanted in self.cgroups):
+                if any(_matches_cgroup(*texts, wanted) for wanted in self.cgroups):
                     found.add(pid)
         return found
 
-    def columns(self, reasons: Sequence[str]) -> NDArray[np.bool_]:
+    def reason_mask(self, reasons: Sequence[str]) -> NDArray[np.bool_]:
         """Which of these reasons are wanted: bool[n]."""
         return np.array([not self.reasons or reason in self.reasons for reason in reasons])
 
@@ -219,7 +219,7 @@ def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:
     return known
 
 
-def _is_in(cgroup: str, container: str, wanted: str) -> bool:
+def _matches_cgroup(cgroup: str, container: str, wanted: str) -> bool:
     """Whether a cgroup is the wanted one, or below it or one of that pattern; or a container is meant by its id."""
     folder = wanted.rstrip("/") + "/"
     below = cgroup and (f"{cgroup}/".startswith(folder) or fnmatch.fnmatchcase(f"{cgroup}/", f"{folder}*"))

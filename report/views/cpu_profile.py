@@ -46,7 +46,7 @@ def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamp
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
         for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)
     ]
-    calls = np.array([wanted.selection.calls(each.stack) for each in launches], bool)
+    calls = np.array([wanted.selection.matches_stack(each.stack) for each in launches], bool)
     keep, numbers = calls[launch], np.cumsum(calls) - 1
     chosen = [each for each, is_wanted in zip(launches, calls.tolist(), strict=True) if is_wanted]
     columns = (numbers[launch[keep]], interval[keep].astype(np.int64), count[keep].astype(np.int64))
@@ -59,7 +59,7 @@ def _counted(capture: CaptureReader, wanted: Wanted, names: dict[int, str]) -> l
     interval_ns = int(wanted.interval_s * 1e9)
     selection = wanted.selection
     row_filter = selection.row_filter(capture.header, start)
-    pids = np.array(sorted(selection.processes(capture, names)), np.uint64) if selection.by_process else None
+    pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
     parts = [np.empty((0, 5), np.uint64)]
     waiting = 0

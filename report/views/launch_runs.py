@@ -151,7 +151,7 @@ def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.
     with naming(part, places) as names:
         codes = part.table("python_code")
         cpu = CpuFrames(part.stacks(ids), spaces, names, wanted.look, part.has_cut_stacks, codes)
-    return np.array([id_ for id_ in ids.tolist() if wanted.selection.calls(cpu.frames(id_))], np.uint64)
+    return np.array([id_ for id_ in ids.tolist() if wanted.selection.matches_stack(cpu.frames(id_))], np.uint64)
 
 
 class _Pairs:

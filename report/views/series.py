@@ -100,7 +100,7 @@ class _Part:
         self._processes = process_names(capture.table("process", ("time_ns", "pid", "tid", "comm")))
         self._pids: _Ints | None = None  # None: of all processes
         if wanted.selection.by_process:
-            pids = wanted.selection.processes(capture, self._processes)
+            pids = wanted.selection.matching_pids(capture, self._processes)
             self._pids = np.array([_NO_PID, *sorted(pids)], np.int64)
         self._streams = _streams(capture.header)
 

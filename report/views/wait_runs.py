@@ -40,7 +40,7 @@ def wait_runs(capture: CaptureReader, wanted: Wanted, most: int = MOST_RUNS) -> 
         host = host_of(part.header) if len(parts) > 1 else ""
         row_filter = selection.row_filter(part.header, start_ns)
         names = process_names(part.table("process"))
-        pids = selection.processes(part, names) if selection.by_process else None
+        pids = selection.matching_pids(part, names) if selection.by_process else None
         wanted_pids = None if pids is None else np.array(sorted(pids), np.int64)
         for table in part.tables("wait", _COLUMNS):
             begin, end, pid, tid, flags = (

@@ -101,7 +101,7 @@ def _of_part(capture: CaptureReader, naming: Naming, wanted: Wanted, host: str) 
         Launch(names.get(who, ""), who, cpu.frames(user), host=host, origins=cpu.origins(user))
         for who, user in zip(pid[first].tolist(), stack[first].tolist(), strict=True)
     ]
-    is_wanted = np.array([wanted.selection.calls(each.stack) for each in launches], bool)
+    is_wanted = np.array([wanted.selection.matches_stack(each.stack) for each in launches], bool)
     keep, numbers = is_wanted[launch], np.cumsum(is_wanted) - 1
     kept = (numbers[launch[keep]], *(column[keep] for column in (function, handle, interval, *columns[5:])))
     found = [each for each, wants in zip(launches, is_wanted.tolist(), strict=True) if wants]
@@ -116,7 +116,7 @@ def _rows(
     start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
     selection = wanted.selection
     row_filter = selection.row_filter(capture.header, start)
-    pids = np.array(sorted(selection.processes(capture, names)), np.uint64) if selection.by_process else None
+    pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
     parts = [np.empty((0, 9), np.uint64)]
     for table in capture.tables("wait", _COLUMNS):

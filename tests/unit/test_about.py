@@ -159,8 +159,8 @@ def test_sources_changed_since(tmp_path: Path) -> None:
     ("selection", "only"),
     [
         (Selection(), None),
-        (Selection(time_range=TimeRange.of("10%-20%"), pids=frozenset([8, 7])), "10% to 20%, pid 7 or 8"),
-        (Selection(time_range=TimeRange.of("500ms-"), kernel=re.compile("mat.*\x1b"), reasons=frozenset(["sbid"])),
+        (Selection(time_range=TimeRange.parse("10%-20%"), pids=frozenset([8, 7])), "10% to 20%, pid 7 or 8"),
+        (Selection(time_range=TimeRange.parse("500ms-"), kernel=re.compile("mat.*\x1b"), reasons=frozenset(["sbid"])),
          "0.5 s to the end, kernel mat.*\\x1b, reason sbid"),
         (Selection(tids=frozenset([9]), comms=frozenset("ba"), devices=("card0",), cgroups=("/a",)),
          "tid 9, process a or b, device card0, cgroup /a"),

@@ -16,7 +16,7 @@ from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.attribution import JoinedShares, to_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.joining import Task, join
-from iaprof.report.join.placements import Compilation, place
+from iaprof.report.join.placements import Compilation, place_kernels
 from unit.capturing import HEADER, capture, launch, record, stall
 
 
@@ -53,7 +53,7 @@ def joined(
     reader = CaptureReader(capture(path / "c", **kinds))
     launches = pa.Table.from_pylist(kinds.get("launch", []), pa.schema(list(KINDS["launch"])))
     processes = pa.Table.from_pylist(process or [], pa.schema(list(KINDS["process"])))
-    placed = place(launches, compilations or [], processes=processes)
+    placed = place_kernels(launches, compilations or [], processes=processes)
     known = {
         i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in (starts or {})
     }
@@ -388,4 +388,6 @@ def test_stalls_that_do_not_fit_together(tmp_path: Path, row: dict[str, Any], me
 def test_headers_that_make_no_sense(tmp_path: Path, streams: Any) -> None:
     path = capture(tmp_path / "c", {**HEADER, "streams": streams}, stall=[stall(9, record(A, sbid=1))])
     with pytest.raises(CaptureError, match="makes no sense"):
-        join(CaptureReader(path), Task(place(pa.Table.from_pylist([], pa.schema(list(KINDS["launch"]))), []), 0))
+        join(
+            CaptureReader(path), Task(place_kernels(pa.Table.from_pylist([], pa.schema(list(KINDS["launch"]))), []), 0)
+        )

@@ -19,7 +19,7 @@ from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
 from iaprof.report.join.executions import StackOf, count_launches, expand_executions, find_fillings, read_launches
 from iaprof.report.join.joining import Task, join
-from iaprof.report.join.placements import LAUNCH_COLUMNS, place
+from iaprof.report.join.placements import LAUNCH_COLUMNS, place_kernels
 from iaprof.report.join.selection import Selection
 from iaprof.report.profile import Wanted
 from iaprof.report.views.launch_runs import launch_runs
@@ -293,7 +293,7 @@ def _table(kind: str, rows: int, **columns: Any) -> pa.Table:
 def joined(path: Path, stack_of: StackOf = StackOf.APPEND) -> Counter[tuple[int, str, int]]:
     """Samples by stack, process's name and address."""
     reader = CaptureReader(path)
-    placed = place(read_launches(reader, LAUNCH_COLUMNS, stack_of), [])
+    placed = place_kernels(read_launches(reader, LAUNCH_COLUMNS, stack_of), [])
     result, _ = join(reader, Task(placed, 0))
     found: Counter[tuple[int, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):

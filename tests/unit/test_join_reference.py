@@ -23,7 +23,7 @@ from iaprof.gpu.intel.records import XE3P
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.attribution import Attribution, Joined, JoinedShares, RowFilter, merge_shares, to_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
-from iaprof.report.join.placements import Compilation, Placed, place
+from iaprof.report.join.placements import Compilation, Placed, place_kernels
 from iaprof.report.join.streams import Stream
 from unit.capturing import launch
 
@@ -274,7 +274,7 @@ def joined(world: World, groups: int) -> tuple[Placed, JoinedShares]:
         "stall": pa.Table.from_pylist([row(world, read) for read in world.reads], pa.schema(list(KINDS["stall"]))),
     }
     compilations = [Compilation(time, pid, GpuModule(tuple(kernels), ())) for time, pid, kernels in world.compilations]
-    placed = place(table["launch"], compilations, world.scope, table["process"], world.by_thread)
+    placed = place_kernels(table["launch"], compilations, world.scope, table["process"], world.by_thread)
     starts = {
         index: np.array(world.starts[p.name], np.uint64)
         for index, p in enumerate(placed.placements)

@@ -34,7 +34,7 @@ from iaprof.report.join import joining
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import Method, Rule
 from iaprof.report.join.joining import Helper, Task, helping, join
-from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place
+from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
@@ -133,8 +133,8 @@ CHOICES = {
     "none, split": Wanted(Selection(Rule(Method.NONE, split_ambiguous=True))),
     "a short horizon": Wanted(Selection(Rule(window_ns=5 * MS))),
     "intervals": Wanted(interval_s=0.25),
-    "a time": Wanted(Selection(time_range=TimeRange.of("300ms-2s")), interval_s=0.5),
-    "a share of the time": Wanted(Selection(time_range=TimeRange.of("10%-60%"))),
+    "a time": Wanted(Selection(time_range=TimeRange.parse("300ms-2s")), interval_s=0.5),
+    "a share of the time": Wanted(Selection(time_range=TimeRange.parse("10%-60%"))),
     "a device": Wanted(Selection(devices=("card1",))),
     "a process": Wanted(Selection(pids=frozenset({8}))),
     "threads": Wanted(Selection(tids=frozenset({7, 9, 10}))),
@@ -178,7 +178,7 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
 
 
 def joined(reader: CaptureReader, helper: Helper | None) -> tuple[Joined, Placed, int]:
-    placed = place(reader.table("launch", LAUNCH_COLUMNS), [])
+    placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
     found, records = join(reader, Task(placed, S), helper)
     return found, placed, records
 
@@ -226,7 +226,7 @@ def test_a_process_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     launches = [launch(S, 7, address, 1, size=0x100) for address in addresses]
     records = [record(address + 8, sbid=1) for address in addresses]
     reader = CaptureReader(written(tmp_path / "c", launches, [[stall(2 * S, *records)]] * 4))
-    task = Task(place(reader.table("launch", LAUNCH_COLUMNS), []), S)
+    task = Task(place_kernels(reader.table("launch", LAUNCH_COLUMNS), []), S)
     with helping(reader) as helper:
         assert helper is not None
         process = helper._process

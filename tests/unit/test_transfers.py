@@ -131,7 +131,10 @@ def test_functions_are_ranked_by_bytes(copied: Path) -> None:
         (Selection(tids=frozenset({7})), {FUNCTIONS[0]: (2, 3), FUNCTIONS[5]: (1, 1), FUNCTIONS[8]: (1, 0)}),
         (Selection(comms=frozenset({"app8"})), {FUNCTIONS[5]: (1, 0), FUNCTIONS[8]: (1, 0)}),
         (Selection(kernel=re.compile("Fill")), {FUNCTIONS[5]: (2, 2)}),
-        (Selection(time_range=TimeRange.of("0.000000002s-0.000000004s")), {FUNCTIONS[0]: (1, 0), FUNCTIONS[5]: (1, 1)}),
+        (
+            Selection(time_range=TimeRange.parse("0.000000002s-0.000000004s")),
+            {FUNCTIONS[0]: (1, 0), FUNCTIONS[5]: (1, 1)},
+        ),
     ],
     ids=["pid", "tid", "comm", "kernel", "time"],
 )
