@@ -1,7 +1,7 @@
-"""Joining all stalls of a capture on two cores: a second process does every other row group of a large one.
+"""Joins all stalls of a capture, on two cores if it is large: a second process joins every other row group.
 
-Threads would not do: much of the work holds Python's lock. What the second process adds up goes through a pipe once,
-at the end.
+Threads would not help, as much of the work holds the GIL. The second process sends its result through a pipe once, at
+the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PROCESSES = 2
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be joined, and how."""
+    """What to join the stalls to, and the options."""
 
     placed: Placed
     start_ns: int
@@ -50,7 +50,7 @@ class Task:
     rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
     row_filter: RowFilter = RowFilter()  # noqa: RUF009
     starts: Mapping[int, NDArray[np.uint64]] | None = None
-    merged: bool = False  # each kernel's instructions in one
+    merged: bool = False  # count all addresses of a cell at one of them
 
 
 def join(
@@ -59,16 +59,16 @@ def join(
     helper: Helper | None = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> tuple[Joined, int]:
-    """Joins the stalls of a capture. Sites for what has no launch are added to `task.placed`.
+    """Joins the stalls of a capture. Adds sites to `task.placed` for stalls without a launch.
 
     Args:
         capture: the open capture.
-        task: how.
-        helper: does half of it; of this capture.
-        progress: told now and then how many records are done.
+        task: what to join them to.
+        helper: a second process for this capture; None to do all the work here.
+        progress: called now and then with the number of records joined so far.
 
     Returns:
-        The joined stalls, and how many records there were.
+        The joined stalls, and the number of records.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -81,7 +81,7 @@ def join(
     helper.give(task)
     own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
     other, sites, others_records = helper.answer()
-    shift = np.where(other.site < known, 0, len(placed.sites) - known)  # behind those that this process added
+    shift = np.where(other.site < known, 0, len(placed.sites) - known)  # after the sites that this process added
     placed.sites += sites[known:]
     both = _numbered([own, replace(other, site=other.site + shift)], placed, known)
     return to_whole_counts(merge_shares(both)), records + others_records
@@ -89,14 +89,14 @@ def join(
 
 @contextlib.contextmanager
 def helping(capture: CaptureReader) -> Iterator[Helper | None]:
-    """A second process for a large capture, which starts meanwhile; None where it is not worth its start."""
+    """Starts a second process for a large capture, which imports in the background; None for a small one."""
     if capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES:
         yield None
         return
     try:
         helper = Helper(capture)
     except OSError:
-        helper = None  # there may be no more processes: it takes longer
+        helper = None  # a limit on processes, perhaps: one process takes longer
     try:
         yield helper
     finally:
@@ -105,13 +105,13 @@ def helping(capture: CaptureReader) -> Iterator[Helper | None]:
 
 
 class Helper:
-    """A process that does every other row group."""
+    """A process that joins every other row group."""
 
     def __init__(self, capture: CaptureReader) -> None:
-        """Starts it.
+        """Starts the process.
 
         Raises:
-            OSError: there is no room for another process.
+            OSError: the system refuses another process.
         """
         self._path = capture.path
         self._process = Worker(
@@ -124,17 +124,17 @@ class Helper:
         self._send((capture.path, capture.number, _digest(capture)))
 
     def give(self, task: Task) -> None:
-        """Tells it what to do."""
-        # What the modules hold beyond their outlines is not needed there.
+        """Sends the task."""
+        # The process needs no code, only where kernels lie.
         bare = replace(task.placed, placements=[replace(each, kernel=None) for each in task.placed.placements])
         self._send(replace(task, placed=bare))
 
     def _send(self, what: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # it died: `answer` tells
+        with contextlib.suppress(ConnectionError):  # the process died: `answer` reports it
             self._pipe.send(what)
 
     def answer(self) -> tuple[JoinedShares, list[Site], int]:
-        """Waits for its share, the sites as it numbers them, and how many records it had.
+        """Waits for the result: the shares, the sites that their numbers refer to, and the number of records.
 
         Raises:
             CaptureError: the capture is damaged.
@@ -142,7 +142,7 @@ class Helper:
         """
         try:
             found: Any = self._pipe.recv()
-        except (EOFError, OSError):  # OSError in the middle of what it says
+        except (EOFError, OSError):  # OSError: the message is incomplete
             raise IaprofError(
                 f"the second process that joins the stalls of {self._path} was ended, "
                 "as happens when memory runs out: try again"
@@ -153,7 +153,7 @@ class Helper:
         return shares, sites, records
 
     def close(self) -> None:
-        """Ends it, whatever it does."""
+        """Kills the process, whatever it does."""
         self._process.close()
         self._pipe.close()
 
@@ -168,15 +168,15 @@ def _share(
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
         records += attribution.add(table, known, task.row_filter)
-        del table  # while the next one is read
+        del table  # frees it before the next one is read
         progress(records)
     return attribution.joined_shares(), records
 
 
 def _numbered(several: list[JoinedShares], placed: Placed, known: int) -> list[JoinedShares]:
-    """Parts that number the sites which joining added, all from `known` on, in an order of their own.
+    """Sorts the sites that the join added, those from `known` on, and renumbers them in the results.
 
-    Whoever came upon them first, and in whichever process: reports are to be the same on one core and on two.
+    The order must not depend on which process added a site first: reports are the same on one core and on two.
     """
     added = placed.sites[known:]
     placed.sites[known:] = sorted(set(added), key=lambda site: (site.placement is not None, *astuple(site)))
@@ -186,21 +186,21 @@ def _numbered(several: list[JoinedShares], placed: Placed, known: int) -> list[J
 
 
 def _digest(capture: CaptureReader) -> bytes:
-    """What tells a part of a capture from that of another one at the same path."""
+    """Returns a digest of the header, which differs if another capture lies at this path meanwhile."""
     return hashlib.sha256(repr(capture.header).encode()).digest()
 
 
 def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
-    """The second process.
+    """The second process's main function.
 
     Args:
-        memory_bytes: how much it may take; 0 for no limit.
-        pipe_fd: the connection to the first one.
+        memory_bytes: the limit on its memory; 0: none.
+        pipe_fd: the connection to the first process.
     """
     if int(memory_bytes):
         limit_memory(int(memory_bytes))
     keep_little()
-    with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # nobody needs it any more
+    with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # the first process is gone
         path, number, digest = pipe.recv()
         answer: Any
         try:
@@ -210,6 +210,6 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
             task: Task = pipe.recv()
             shares, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
             answer = shares, task.placed.sites, records
-        except Exception as error:  # noqa: BLE001 (it is raised there)
+        except Exception as error:  # noqa: BLE001 (`answer` raises it)
             answer = error
         pipe.send(answer)

@@ -1,4 +1,4 @@
-"""From joined stalls to a profile: what sites and addresses are called, looked up once for all rows that share it."""
+"""Makes a profile of joined stalls: looks up the names of each distinct site and instruction once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from iaprof.report.join.streams import Stream, reasons_of
 from iaprof.symbols.names.cpu_frames import CpuFrames
 
 NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)
-"""The mnemonics of what is no instruction."""
+"""Mnemonics that stand for an unknown instruction."""
 ANY_INSTRUCTION = "[any instruction]"
-"""The mnemonic of what is a kernel's instructions together."""
+"""The mnemonic that stands for all instructions of a kernel together."""
 
 
 def to_profile(
@@ -30,24 +30,24 @@ def to_profile(
     known: Sequence[Stream],
     merged: bool = False,
 ) -> tuple[Profile, list[GpuKernel | None], NDArray[np.bool_]]:
-    """Names what was joined.
+    """Makes a profile of joined stalls.
 
     Args:
-        joined: rows of sites and addresses.
-        placed: what the sites are.
-        kernels: those of the sites have been read.
-        cpu: those stacks of the sites are in it.
-        known: the streams.
-        merged: each kernel's instructions are in one row.
+        joined: counts by site and address.
+        placed: what the sites refer to.
+        kernels: the sites' kernels, already read.
+        cpu: the frames of the sites' stacks.
+        known: the streams, by index.
+        merged: put each kernel's instructions into one row.
 
     Returns:
-        The profile, without intervals; what is known of the code of each of its kernels; and of each of its rows
-        whether there is an instruction: bool[n].
+        The profile, without intervals; the code of each of its kernels, None if unknown; and whether each of its rows
+        has a decoded instruction: bool[n].
     """
     names = KernelNames(kernels)
     sites, launch = np.unique(joined.site, return_inverse=True)
     launches = [_launch(placed.sites[site], cpu) for site in sites.tolist()]
-    # Sites in no known kernel share one; of the others each placement is one.
+    # The profile has a kernel for each placement, and one for all sites without a placement.
     placement_of_site = np.array([-1 if s.placement is None else s.placement for s in placed.sites], np.int64)
     placements, kernel = np.unique(placement_of_site[joined.site], return_inverse=True)
     where = [placed.placements[index] if index >= 0 else None for index in placements.tolist()]
@@ -117,7 +117,7 @@ def _kernel(placement: Placement, names: KernelNames, kernels: SampledKernels) -
 
 
 def _unknown(placed: Placed, sites: NDArray[np.int64], codes: dict[Code, int]) -> NDArray[np.int64]:
-    """The codes of what is in no known kernel, or in one of several."""
+    """Returns the codes of sites without a placement, whose kernel is unknown or one of several: int64[n]."""
     kinds, kind_of = np.unique(sites, return_inverse=True)
     notes = [placed.sites[site].kernel_note for site in kinds.tolist()]
     numbers = [codes.setdefault(Code(NO_BINARY, (note,) if note else (), ()), len(codes)) for note in notes]
@@ -132,14 +132,14 @@ def _codes(
     offsets: NDArray[np.uint64],
     codes: dict[Code, int],
 ) -> NDArray[np.int64]:
-    """The codes of a kernel's instructions."""
+    """Returns the codes of a kernel's instructions at these offsets: int64[n]. Adds new ones to `codes`."""
     name = names.name(placement)
     if placement.kernel is None:
         return np.full(len(offsets), codes.setdefault(Code(NO_BINARY, (name,), (0,)), len(codes)))
     found, which = kernels.on(stream, placement.kernel).codes(offsets)
     numbers = []
     for mnemonic, frames in found:
-        # The kernel itself is called what it is called everywhere.
+        # The outermost function is the kernel itself: it keeps the name that it has everywhere else.
         functions = (name, *(frame.function for frame in frames[1:]))
         lines, files = (tuple(getattr(frame, what) for frame in frames) for what in ("line", "file"))
         numbers.append(codes.setdefault(Code(mnemonic, functions, lines, files), len(codes)))

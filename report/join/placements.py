@@ -1,7 +1,8 @@
-"""Which kernel lies where on the GPU, in which process, from when to when, and which launches it had.
+"""Finds which kernel lies where on the GPU, in which process, from when to when, and its launches.
 
-A *placement* is one kernel of one module at one address in one process. Launches tell address and process; the debug
-ELF that the process compiled before tells the rest. A *site* is a placement and a place in a program that launches it.
+A *placement* is one kernel of one code object at one address in one process. A launch gives the address and the
+process; the debug ELF that the process compiled before it gives the rest. A *site* is a placement and the call stack
+that launches it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.lifetimes import NEVER, Lives, superseded
 
 ADDRESS_MASK = (1 << 48) - 1
-"""GPU addresses come sign-extended on some devices: they are compared by their 48 bits."""
+"""Some devices report GPU addresses sign-extended: only their low 48 bits are compared."""
 MAX_KERNEL_BYTES = 1 << 28
 
 LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags", "list")
-"""What `place_kernels` needs of `launch` rows."""
+"""The columns of `launch` rows that `place_kernels` needs."""
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """A module that a process compiled."""
+    """A code object that a process compiled."""
 
     time_ns: int
     pid: int
@@ -38,52 +39,52 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Placement:
-    """A kernel at its address. Without `kernel` only the launches tell of it."""
+    """A kernel at its address. Without `kernel`, it is only known from launches."""
 
     pid: int
     address: int
     size: int
     kernel: GpuKernel | None
     name: str
-    since: int = 0  # when it was compiled, ns; 0 when that was before the recording
-    fingerprint: str = ""  # of its code; "" where that is not known
+    since: int = 0  # when it was compiled, ns; 0: before the recording
+    fingerprint: str = ""  # of its code; "": unknown
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a program from which a placement is launched."""
+    """A placement and the call stack that launches it."""
 
     placement: int | None  # None: the address is in no known kernel, or in one of several
     pid: int
     comm: str
-    stack: int  # stack id; 0 for none
-    note: str = ""  # why there is no stack
-    tid: int = 0  # 0 unless threads were told apart
-    kernel_note: str = ""  # without a placement: why not
+    stack: int  # stack id; 0: none
+    note: str = ""  # why there is no stack, as a frame
+    tid: int = 0  # 0 unless sites are by thread
+    kernel_note: str = ""  # why there is no placement, as a frame
 
 
 @dataclass
 class Placed:
-    """Everything that stalls can be joined to."""
+    """Everything that stalls can be joined to: placements, sites and launches."""
 
     placements: list[Placement] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
-    time: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # of each launch, ascending
-    site: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of each launch
-    count: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # so many are alike, at that time
+    time: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # [launches], ns, ascending
+    site: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [launches]
+    count: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [launches], equal ones at a time
     ended: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    """Of each placement: when it was known to have run for the last time, ns; NEVER where nothing says so."""
+    """[placements]: until when each can have run, ns; NEVER if nothing says so."""
     launched: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
-    """Of each placement: whether launches of it were recorded."""
+    """[placements]: whether launches of each were recorded."""
 
     def kernels_of(self, sites: Iterable[int]) -> set[GpuKernel]:
-        """The known kernels that these sites, given by index, launch."""
+        """Returns the known kernels that these sites, given by index, launch."""
         placements = {self.sites[site].placement for site in sites}
         kernels = (self.placements[index].kernel for index in placements if index is not None)
         return {kernel for kernel in kernels if kernel is not None}
 
     def add_site(self, site: Site) -> int:
-        """The index of a new site."""
+        """Adds a site and returns its index."""
         self.sites.append(site)
         return len(self.sites) - 1
 
@@ -95,14 +96,14 @@ def place_kernels(
     processes: pa.Table | None = None,
     by_thread: bool = False,
 ) -> Placed:
-    """Brings launches and modules together.
+    """Combines launches and code objects to placements and sites.
 
     Args:
-        launches: LAUNCH_COLUMNS of `launch` rows, in any order; with `count` where a row stands for several launches.
-        compilations: any order.
-        scope: the processes that were to be recorded; None for all.
-        processes: columns time_ns, pid, tid, event of `process` rows: when processes ended.
-        by_thread: launches of different threads are different sites.
+        launches: LAUNCH_COLUMNS of `launch` rows, in any order; with `count` if a row stands for several launches.
+        compilations: in any order.
+        scope: pids of the processes that the user chose to record; None: all.
+        processes: columns time_ns, pid, tid and event of `process` rows, for when processes ended.
+        by_thread: make launches of different threads different sites.
     """
     placed = Placed()
     compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]] = defaultdict(list)
@@ -123,7 +124,7 @@ def place_kernels(
 
 
 def _ends(placed: Placed, processes: pa.Table | None) -> NDArray[np.uint64]:
-    """When each placement is known to have run for the last time."""
+    """Returns until when each placement can have run: uint64[placements], ns."""
     if not placed.placements:
         return np.empty(0, np.uint64)
     pids, starts, sizes, since = (
@@ -167,7 +168,7 @@ def _place_launches(
     if scope is not None:
         foreign |= ~np.isin(pids, np.array(scope, np.int64))
 
-    # Distinct kernels, then versions of each, then places that launch each version; all in order of their first launch.
+    # Distinct kernels, then versions of each, then sites of each version; all in the order of their first launches.
     kernels, kernel_of = _distinct(pids, addresses)
     keys = list(zip(pids[kernels].tolist(), addresses[kernels].tolist(), strict=True))
     by_kernel = np.argsort(kernel_of, kind="stable")
@@ -201,18 +202,18 @@ def _place_launches(
 
 
 def _distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
-    """Distinct texts, and which of them each row has."""
+    """Returns the distinct texts, and for each row the index of its text."""
     encoded = column.combine_chunks().dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
 
 
 def _distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the first row of each distinct combination, in order, and each row's combination."""
+    """Groups equal rows: returns the first row of each group, in order of first appearance, and each row's group."""
     group = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values = pa.array(column).dictionary_encode()
         both = pa.array(group * len(values.dictionary) + values.indices.to_numpy()).dictionary_encode()
         group = both.indices.to_numpy().astype(np.int64)
-    # Dictionaries are in the order in which their values came: a group's first row is where the maximum so far grows.
+    # Arrow numbers dictionary values in order of first appearance: a group begins where the running maximum grows.
     firsts = np.flatnonzero(np.diff(np.maximum.accumulate(group), prepend=-1))
     return firsts, group

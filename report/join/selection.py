@@ -1,4 +1,4 @@
-"""Which stalls a report is about: the filters that all verbs have in common."""
+"""The filters that all verbs share: which stalls, launches and samples a report is about."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from iaprof.report.join.placements import Placed
 from iaprof.symbols.python.without_interpreter import python_function
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
-_MAX_NS = (1 << 64) - 1  # of times, ns
-_MAX_S = 1e10  # of times in seconds: no recording takes three hundred years
+_MAX_NS = (1 << 64) - 1
+_MAX_S = 1e10  # later times in seconds mean the end: no recording takes three hundred years
 _MAX_NAMES = 20  # in a message
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|%|)")
 
 
 @dataclass(frozen=True)
 class TimeRange:
-    """A part of a recording, as seconds since its start or as shares of its length."""
+    """A time range of a recording, in seconds since its start or as shares of its length."""
 
     begin: float = 0.0
     end: float = float("inf")
@@ -39,10 +39,10 @@ class TimeRange:
 
     @classmethod
     def parse(cls, text: str) -> TimeRange:
-        """Reads `1s-10s`, `500ms-`, `-2m` or `10%-20%`.
+        """Parses a range such as `1s-10s`, `500ms-`, `-2m` or `10%-20%`.
 
         Raises:
-            UsageError: it is nothing of the kind.
+            UsageError: the text is not such a range.
         """
         parts = text.replace(" ", "").split("-")
         found = [_TIME.fullmatch(part) for part in parts]
@@ -63,23 +63,23 @@ class TimeRange:
         return cls(begin, end, shares)
 
     def in_seconds(self, length_ns: int) -> TimeRange:
-        """The same part of a recording that is so long, in seconds.
+        """Converts shares to seconds, for a recording of this length.
 
         Raises:
-            UsageError: it is a share, and nobody knows of what: the length is 0.
+            UsageError: the range is in shares, and the length is 0, which means unknown.
         """
         if not self.shares:
             return self
         if not length_ns:
             raise UsageError("this capture does not say how long it is: give --time in seconds, not in percent")
-        # What is read last, at its end, belongs to a recording.
+        # The last read may come after the recording's end, and belongs to it.
         end = float("inf") if self.end >= 1 else self.end * length_ns / 1e9
         return TimeRange(self.begin * length_ns / 1e9, end)
 
     def bounds_ns(self, start_ns: int) -> tuple[int, int]:
-        """The part's first and last ns, by the clock of a recording that started then; none is before the clock's 0.
+        """Returns the range's first and last ns on the clock of a recording that started at `start_ns`, at least 0.
 
-        Its end is the first ns of what comes after, so that parts side by side add up.
+        The last ns is the one before the range's end, so that adjacent ranges add up.
         """
         begin, after = (
             _MAX_NS if seconds >= _MAX_S else min(max(start_ns + round(seconds * 1e9), 0), _MAX_NS)
@@ -90,39 +90,44 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is wanted; None or empty: everything."""
+    """The user's filters: None or empty selects everything."""
 
     rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
     time_range: TimeRange | None = None
     pids: frozenset[int] = frozenset()
     tids: frozenset[int] = frozenset()
     comms: frozenset[str] = frozenset()
-    kernel: re.Pattern[str] | None = None  # found anywhere in a kernel's name
+    kernel: re.Pattern[str] | None = None  # matches anywhere in a kernel's name
     devices: tuple[str, ...] = ()
     reasons: frozenset[str] = frozenset()
-    cgroups: tuple[str, ...] = ()  # patterns of paths, or containers' ids
-    python: re.Pattern[str] | None = None  # found anywhere in the name of a Python function of the launching stack
-    stack_of: StackOf = StackOf.APPEND  # whose stack launches of closed command lists have
+    cgroups: tuple[str, ...] = ()  # patterns of paths, or container ids
+    python: re.Pattern[str] | None = None  # matches anywhere in the name of a Python function of the launch's stack
+    stack_of: StackOf = StackOf.APPEND  # which call launches of closed command lists take their stack from
 
     @property
     def by_site(self) -> bool:
-        """Whether it depends on who launched."""
+        """Whether a filter depends on the site of the launch."""
         return bool(self.pids or self.tids or self.comms or self.kernel or self.cgroups)
 
     @property
     def by_process(self) -> bool:
-        """Whether it depends on the process."""
+        """Whether a filter depends on the process."""
         return bool(self.pids or self.comms or self.cgroups)
 
     def matches_stack(self, stack: Sequence[str]) -> bool:
-        """Whether a stack with these frames has a wanted function of Python."""
+        """Whether a stack with these frames has a Python function that `python` matches."""
         if self.python is None:
             return True
         names = filter(None, map(python_function, stack))
         return any(self.python.search(name) is not None for name in names)
 
     def matching_pids(self, capture: CaptureReader, names: Mapping[int, str]) -> set[int]:
-        """Those of some processes, by pid, that are wanted: of CPU samples, which know no more than that."""
+        """Returns the pids that the filters select, for rows without a launch, such as CPU samples.
+
+        Args:
+            capture: an open capture, or a part of a merged one.
+            names: the process names by pid.
+        """
         inside = self.pids_in_cgroups(capture) if self.cgroups else None
         return {
             pid
@@ -133,14 +138,14 @@ class Selection:
         }
 
     def row_filter(self, header: dict[str, Any], start_ns: int | None = None) -> RowFilter:
-        """Which reads are wanted.
+        """Returns the filter by time and stream.
 
         Args:
             header: of the capture, or of a part of one.
-            start_ns: from when times count; None for the recording's start.
+            start_ns: what the time range is relative to, CLOCK_MONOTONIC ns; None: the recording's start.
 
         Raises:
-            UsageError: there is no such time.
+            UsageError: the time range is in shares, and the recording's length is unknown.
         """
         begin, end = 0, _MAX_NS
         if self.time_range:
@@ -149,15 +154,15 @@ class Selection:
         return RowFilter(begin, end, self._streams(header))
 
     def check_devices(self, headers: Sequence[dict[str, Any]]) -> None:
-        """Makes sure that each wanted device is in one of these headers: parts of a capture may have different ones.
+        """Checks that each selected device is in one of these headers, which are those of a capture's parts.
 
         Raises:
-            UsageError: one is not.
+            UsageError: a device is in none of them.
         """
         known = {name for header in headers for name in _streams_of(header)}
         for device in self.devices:
             if device not in known:
-                there = sorted(name for name in known if "/" not in name)  # paths are there by their last part, too
+                there = sorted(name for name in known if "/" not in name)  # a path's last component is listed, too
                 more = [f"and {len(there) - _MAX_NAMES:,} more"] if len(there) > _MAX_NAMES else []
                 listed = ", ".join(there[:_MAX_NAMES] + more) or "none that has a name"
                 raise UsageError(f"the capture has no device '{device}'; it has: {listed}")
@@ -169,7 +174,7 @@ class Selection:
         return frozenset(index for device in self.devices for index in known.get(device, ()))
 
     def matching_sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
-        """Which sites are wanted: bool[sites]."""
+        """Whether the filters select each site: bool[sites]."""
         pids = self.pids_in_cgroups(capture) if self.cgroups else None
         kernels = [
             self.kernel is None or self.kernel.search(p.kernel.demangled if p.kernel else p.name) is not None
@@ -188,7 +193,7 @@ class Selection:
         )
 
     def pids_in_cgroups(self, capture: CaptureReader) -> set[int]:
-        """The processes that were in the wanted cgroups."""
+        """Returns the pids of processes in the selected cgroups or containers."""
         found = set()
         for rows in capture.tables("process", ("pid", "cgroup", "container")):
             cgroups, containers = dict[str | None, int](), dict[str | None, int]()
@@ -202,12 +207,12 @@ class Selection:
         return found
 
     def reason_mask(self, reasons: Sequence[str]) -> NDArray[np.bool_]:
-        """Which of these reasons are wanted: bool[n]."""
+        """Whether the filters select each of these reasons: bool[n]."""
         return np.array([not self.reasons or reason in self.reasons for reason in reasons])
 
 
 def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:
-    """The streams of each device, by all of its names."""
+    """Returns the indices of each device's streams, by each of the device's names."""
     known: dict[str, set[int]] = {}
     listed = header.get("streams")
     for index, stream in enumerate(listed if isinstance(listed, list) else []):
@@ -220,20 +225,20 @@ def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:
 
 
 def _matches_cgroup(cgroup: str, container: str, wanted: str) -> bool:
-    """Whether a cgroup is the wanted one, or below it or one of that pattern; or a container is meant by its id."""
+    """Whether a filter selects a process by its cgroup (a path, one above it, or a pattern) or its container's id."""
     folder = wanted.rstrip("/") + "/"
     below = cgroup and (f"{cgroup}/".startswith(folder) or fnmatch.fnmatchcase(f"{cgroup}/", f"{folder}*"))
     return bool(below) or container == wanted or (len(wanted) >= 6 and container.startswith(wanted))
 
 
 def begun_ns(header: dict[str, Any]) -> int:
-    """When a recording was begun, CLOCK_MONOTONIC ns; 0 where its header does not say."""
+    """Returns when a recording began, CLOCK_MONOTONIC ns; 0 if its header does not say."""
     clock = header.get("clock")
     start = clock.get("monotonic_ns") if isinstance(clock, dict) else None
     return start if type(start) is int and 0 <= start < 1 << 63 else 0
 
 
 def length_ns(header: dict[str, Any]) -> int:
-    """How long a recording took, ns; 0 where its header does not say."""
+    """Returns the length of a recording, ns; 0 if its header does not say."""
     end, start = header.get("end_ns"), begun_ns(header)
     return end - start if type(end) is int and start < end < 1 << 63 else 0

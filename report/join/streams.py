@@ -1,4 +1,4 @@
-"""The streams of a capture: which GPU each read, and how its records are laid out."""
+"""Reads from a capture's header which GPU each stream belongs to, and its record layout."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _LONGEST_DEVICE = 64
 
 @dataclass(frozen=True)
 class Stream:
-    """What a capture's header says of one stream."""
+    """A stream, as the capture's header describes it."""
 
     index: int
     layout: RecordLayout
     ip_version: tuple[int, int]
-    subsample: int = 1  # each record stands for so many
-    device: str = ""  # what its GPU is called
+    subsample: int = 1  # the number of samples that each record stands for
+    device: str = ""  # the GPU's name
 
 
 def streams(header: dict[str, object]) -> list[Stream]:
-    """The streams of a capture.
+    """Returns the streams of a capture, by index.
 
     Raises:
-        CaptureError: the header is not what a recorder writes.
+        CaptureError: the header describes a stream in a way that no recorder does.
     """
     found = header.get("streams")
     result = []
@@ -48,11 +48,11 @@ def streams(header: dict[str, object]) -> list[Stream]:
 
 
 def _device(entry: dict[str, Any]) -> str:
-    """The name of a stream's GPU: `card0`, or its render node where that is not known."""
+    """Returns the name of a stream's GPU: `card0`, or the render node's name if the card is unknown."""
     names = (entry.get("card"), entry.get("device"))
     return next((os.path.basename(name)[:_LONGEST_DEVICE] for name in names if isinstance(name, str) and name), "")
 
 
 def reasons_of(known: Sequence[Stream]) -> tuple[str, ...]:
-    """All reasons that the records of streams count, in the order of tables; Intel's where there is no stream."""
+    """Returns all reasons that these streams' records count, in the order of tables; Intel's if there is no stream."""
     return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or REASONS

@@ -1,7 +1,7 @@
-"""Adding up shares of samples by (interval, cell, site, address): sums that stay where they are while stalls stream by.
+"""Adds up shares of samples by (interval, cell, site, address) while row groups of stalls stream by.
 
-Each interval, cell and site that come together have a *block*: a place for each address of the cell. Adding is then one
-indexed addition for a column, without sorting or hashing.
+Each distinct (interval, cell, site) has a *block* of slots: one for each address of the cell. So adding is one indexed
+addition for each column, without sorting or hashing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iaprof.formats.ranges import ranges
 
 _MIN_CAPACITY = 16
-_BITS = 31  # of a cell, and of a site
+_BITS = 31  # of a cell's or a site's number in a key
 _LOW = (1 << _BITS) - 1
 _NO_KEY = (1 << 63) - 1
 _Ints = NDArray[np.int64]
@@ -22,28 +22,33 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sums:
-    """What was added up."""
+    """Sums by (interval, site, address)."""
 
     interval: _Ints  # [n]
     site: _Ints  # [n]
-    address: _Ints  # [n], numbers
+    address: _Ints  # [n], the address's number
     values: NDArray[np.float64]  # [columns, n]
 
 
 class CellAddresses:
-    """The addresses of each cell, numbered within it as they come."""
+    """The addresses of each cell, numbered within the cell in the order in which they first appear."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Starts without addresses."""
         self.cell = np.empty(0, np.int64)
-        """Of each address: its cell."""
+        """[addresses]: the address's cell."""
         self.place = np.empty(0, np.int64)
-        """Of each address: which of its cell's it is, in the order in which they came."""
+        """[addresses]: the address's number within its cell."""
         self.count = np.zeros(0, np.int64)
-        """Of each cell: how many there are."""
+        """[cells]: the number of addresses in the cell."""
 
     def add(self, cells: _Ints, known_cells: int) -> None:
-        """Takes in the next addresses, which are in these cells."""
+        """Adds the next addresses.
+
+        Args:
+            cells: int64[n], the address's cell.
+            known_cells: the number of cells made so far.
+        """
         count = np.append(self.count, np.zeros(known_cells - len(self.count), np.int64))
         order = np.argsort(cells, kind="stable")
         within = np.empty(len(cells), np.int64)
@@ -55,17 +60,17 @@ class CellAddresses:
 
 
 class _Numbers:
-    """Small numbers for keys, in the order in which they come."""
+    """Numbers keys 0, 1, 2, ... in the order in which they first appear."""
 
     def __init__(self) -> None:
-        # The keys, ascending, the last of which is none; and their numbers.
+        # The keys, ascending, and their numbers. A sentinel comes last.
         self._keys, self._numbers = np.array([_NO_KEY]), np.array([-1])
 
     def __len__(self) -> int:
         return len(self._keys) - 1
 
     def number(self, keys: _Ints) -> _Ints:
-        """The number of each key: int64[n]. New ones get numbers above all others."""
+        """Returns the number of each key: int64[n]. New keys get the next free numbers."""
         index = np.searchsorted(self._keys, keys)
         missing = self._keys[index] != keys
         if missing.any():
@@ -78,36 +83,36 @@ class _Numbers:
         return self._numbers[index]
 
     def keys(self) -> _Ints:
-        """The key of each number."""
+        """Returns the key that has each number: int64[numbers]."""
         keys = np.empty(len(self), np.int64)
         keys[self._numbers[:-1]] = self._keys[:-1]
         return keys
 
 
 class Tally:
-    """Columns of sums."""
+    """Sums in blocks of slots, with the same number of columns for each slot."""
 
     def __init__(self, columns: int) -> None:
-        """All sums are 0."""
+        """Starts without blocks."""
         self._columns = columns
         self._reset()
 
     def _reset(self) -> None:
-        self._sums = [np.zeros(0) for _ in range(self._columns)]  # apart, so that they grow one after the other
+        self._sums = [np.zeros(0) for _ in range(self._columns)]  # separate, so that one at a time is copied to grow
         self.slots = 0
-        """How many there are, in use or not."""
-        self._groups = _Numbers()  # of intervals and cells
-        self._blocks = _Numbers()  # of groups and sites
+        """The number of slots, in use or not."""
+        self._groups = _Numbers()  # of (interval, cell)
+        self._blocks = _Numbers()  # of (group, site)
         self._first_slot, self._capacity = np.empty(0, np.int64), np.empty(0, np.int64)  # of each block
 
     def blocks(self, intervals: _Ints, cells: _Ints, sites: _Ints, count: _Ints) -> _Ints:
-        """Where the block of each interval, cell and site begins: int64[n].
+        """Returns the first slot of the block of each (interval, cell, site): int64[n]. Makes and grows blocks.
 
         Args:
             intervals: int64[n].
             cells: int64[n].
             sites: int64[n].
-            count: int64[n], how many addresses each cell has by now.
+            count: int64[n], the current number of addresses in the cell.
         """
         blocks = self._blocks.number(self._groups.number(intervals << _BITS | cells) << _BITS | sites)
         new = np.zeros(len(self._blocks) - len(self._first_slot), np.int64)
@@ -118,7 +123,7 @@ class Tally:
         return self._first_slot[blocks]
 
     def _grow(self, blocks: _Ints, needed: _Ints) -> None:
-        """Moves blocks to where they have more room than is needed now: behind all others."""
+        """Moves blocks behind all others, with more capacity than they need now."""
         blocks, first = np.unique(blocks, return_index=True)
         first_slot, capacity = self._first_slot[blocks], self._capacity[blocks]
         new_capacity = np.maximum(needed[first] + (needed[first] >> 2), _MIN_CAPACITY)
@@ -137,7 +142,7 @@ class Tally:
             self._compact()
 
     def _compact(self) -> None:
-        """Moves all blocks together."""
+        """Removes unused slots between blocks."""
         old = ranges(self._first_slot, self._capacity)
         self._first_slot = np.cumsum(self._capacity) - self._capacity
         self.slots = len(old)
@@ -145,20 +150,22 @@ class Tally:
             self._sums[column] = sums[old]
 
     def add(self, column: int, slots: _Ints, values: NDArray[np.float64]) -> None:
-        """Adds values to sums: `places` are the beginning of a block plus an address's place in its cell."""
+        """Adds values to a column. A slot is a block's first slot plus the address's number within its cell."""
         np.add.at(self._sums[column], slots, values)
 
     def take(self, addresses: CellAddresses) -> Sums:
-        """The sums of places where not all are 0; from then on it is empty."""
+        """Returns the sums of slots that are not all 0, and empties the tally."""
         nonzero = np.zeros(len(self._sums[0]), bool)
         for sums in self._sums:
             nonzero |= sums != 0
         used = np.flatnonzero(nonzero)
-        order = np.lexsort((self._capacity, self._first_slot))  # behind those without room that begin there too
+        order = np.lexsort(
+            (self._capacity, self._first_slot)
+        )  # of blocks with the same first slot, the one with slots is last
         block = order[np.searchsorted(self._first_slot[order], used, side="right") - 1]
         keys = self._blocks.keys()[block]
         group = self._groups.keys()[keys >> _BITS]
-        # Addresses by cell and place in it.
+        # Addresses by cell and number within the cell.
         by_cell = np.lexsort((addresses.place, addresses.cell))
         first = np.searchsorted(addresses.cell[by_cell], group & _LOW)
         number = by_cell[first + used - self._first_slot[block]]
