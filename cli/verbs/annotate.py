@@ -25,7 +25,7 @@ from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
-    from iaprof.report.gpu.module import InstructionInfo, SourceFrame
+    from iaprof.report.gpu.module import GpuFrame, InstructionInfo
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.views.annotation import Listing, Row
 
@@ -152,7 +152,7 @@ class _Printer:
         reasons = "".join(f"{_SHORT.get(names[at], names[at]).upper():>{_REASON}}" for at in self._reasons)
         yield self._styled(f"{'SAMPLES':>9}{'%':>6}{reasons}  {'OFFSET':>7}  INSTRUCTION", HEADING)
         yield f"{self._numbers(listing.counts)}  {'':>7}  (all)"
-        before: tuple[SourceFrame, ...] = ()
+        before: tuple[GpuFrame, ...] = ()
         for row in listing.rows:
             yield from self._source(before, row.instruction.frames)
             before = row.instruction.frames
@@ -177,7 +177,7 @@ class _Printer:
     def _called(self, launcher: str) -> str:
         return launcher if self._width is None else short_python(launcher)
 
-    def _source(self, before: tuple[SourceFrame, ...], frames: tuple[SourceFrame, ...]) -> Iterator[str]:
+    def _source(self, before: tuple[GpuFrame, ...], frames: tuple[GpuFrame, ...]) -> Iterator[str]:
         """Where the following instructions are from, as far as it is not where those before them are."""
         functions = [frame.function for frame in frames[1:]]
         if functions != [frame.function for frame in before[1:]]:
@@ -246,7 +246,7 @@ class _Printer:
         return f"\x1b[{style}m{text}\x1b[0m" if self._colours and style else text
 
 
-def _place(frame: SourceFrame) -> str:
+def _place(frame: GpuFrame) -> str:
     return f"{os.path.basename(frame.file) or '?'}:{frame.line}"
 
 

@@ -25,7 +25,7 @@ _MOST_PROBLEMS = 100  # damaged parts; then the rest is not looked at
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFrame:
+class DwarfFrame:
     """One function on the stack of inlined calls: where in it the code, or the call of the next frame, stands."""
 
     function: str  # readable: demangled and qualified
@@ -38,10 +38,10 @@ class Segment:
     """The instructions from `offset` (bytes from the kernel's address) up to the next segment share these frames."""
 
     offset: int
-    frames: tuple[SourceFrame, ...]  # outermost first; the first names the kernel
+    frames: tuple[DwarfFrame, ...]  # outermost first; the first names the kernel
 
 
-class GpuFrames:
+class DebugInfo:
     """What a module's DWARF says about its kernels."""
 
     def __init__(self, lines: LineTable, functions: FunctionTree, problems: tuple[str, ...]) -> None:
@@ -68,7 +68,7 @@ class GpuFrames:
                 first, last = bisect_left(cuts, low), bisect_left(cuts, high)
                 innermost[first:last] = [scope] * max(last - first, 0)
         segments: list[Segment] = []
-        known: dict[tuple[int, str, int, str], tuple[SourceFrame, ...]] = {}
+        known: dict[tuple[int, str, int, str], tuple[DwarfFrame, ...]] = {}
         for cut, inner in zip(cuts, innermost, strict=True):
             row = self._lines.at(cut)
             file, line = (row.file, row.line) if row else ("", 0)
@@ -85,9 +85,9 @@ class GpuFrames:
 
     def _frames(
         self, kernel: ZebinKernel, function: Scope | None, file: str, line: int, subroutine: str
-    ) -> tuple[SourceFrame, ...]:
+    ) -> tuple[DwarfFrame, ...]:
         name = readable_name(kernel)
-        frames: list[SourceFrame] = []
+        frames: list[DwarfFrame] = []
         is_kernel = False
         while function is not None:
             is_kernel = (
@@ -95,14 +95,14 @@ class GpuFrames:
                 and kernel.name != CALLED_FUNCTIONS
                 and any(start == kernel.address for start, _ in function.ranges)
             )
-            frames.append(SourceFrame(name if is_kernel else self._functions.name(function.function), file, line))
+            frames.append(DwarfFrame(name if is_kernel else self._functions.name(function.function), file, line))
             file, line = function.call_file, function.call_line
             function = function.around.innermost_function if function.around else None
         if (frames and not is_kernel) or subroutine:
             # A subroutine: who called it is not known, whose it is is.
-            frames = frames or [SourceFrame(subroutine, file, line)]
-            frames.append(SourceFrame(name, "", 0))
-        return tuple(reversed(frames)) or (SourceFrame(name, file, line),)
+            frames = frames or [DwarfFrame(subroutine, file, line)]
+            frames.append(DwarfFrame(name, "", 0))
+        return tuple(reversed(frames)) or (DwarfFrame(name, file, line),)
 
 
 def readable_name(kernel: ZebinKernel) -> str:
@@ -118,11 +118,11 @@ def _subroutine(kernel: ZebinKernel, offset: int) -> str:
     return ""
 
 
-def no_frames() -> GpuFrames:
+def no_debug_info() -> DebugInfo:
     """What is known of a module without DWARF: symbols."""
     functions = FunctionTree()
     functions.finish()
-    return GpuFrames(LineTable([]), functions, ())
+    return DebugInfo(LineTable([]), functions, ())
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _noting(problems: list[str]) -> Generator[None]:
         problems.append(f"a part of the debug information is damaged ({type(error).__name__}: {error})"[:300])
 
 
-def read_gpu_frames(elf: bytes) -> GpuFrames:
+def read_debug_info(elf: bytes) -> DebugInfo:
     """Read the DWARF of a debug zebin that formats.zebin.read_zebin accepted.
 
     A unit that cannot be read costs its own frames; the problems say so. TooMuchDebugInfo where the limits are passed,
@@ -173,4 +173,4 @@ def read_gpu_frames(elf: bytes) -> GpuFrames:
         functions.add(code.functions)
     functions.finish()
     lines = LineTable(row for code in found for row in code.lines)
-    return GpuFrames(lines, functions, tuple(dict.fromkeys(problems)))
+    return DebugInfo(lines, functions, tuple(dict.fromkeys(problems)))

@@ -45,7 +45,7 @@ _MOST_DEATHS = 8  # of the decoder in one module; then what is left is not tried
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFrame:
+class GpuFrame:
     """One function of the inlined calls that an instruction belongs to."""
 
     function: str  # readable: demangled, qualified, with parameters
@@ -62,7 +62,7 @@ class InstructionInfo:
     mnemonic: str  # of the opcode alone (`send` for send.ugm), or one of the placeholders in brackets
     text: str  # in IGA's syntax; empty without an instruction
     targets: tuple[int, ...]  # offsets that it may jump to
-    frames: tuple[SourceFrame, ...]  # outermost first; the first is the kernel; never empty
+    frames: tuple[GpuFrame, ...]  # outermost first; the first is the kernel; never empty
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class GpuKernel:
     code_size: int  # bytes, with it
     decoded: Instructions | None = field(repr=False, default=None)  # None without a decoder
     segment_offsets: tuple[int, ...] = field(repr=False, default=())
-    segment_frames: tuple[tuple[SourceFrame, ...], ...] = field(repr=False, default=())
+    segment_frames: tuple[tuple[GpuFrame, ...], ...] = field(repr=False, default=())
     fingerprint: str = ""  # a hash of its code in hexadecimal, the same wherever the driver placed it
 
     @cached_property
@@ -96,12 +96,12 @@ class GpuKernel:
         """The source file that the kernel's own code starts in; empty where unknown."""
         return self.frames_at(0)[0].file
 
-    def frames_at(self, offset: int) -> tuple[SourceFrame, ...]:
+    def frames_at(self, offset: int) -> tuple[GpuFrame, ...]:
         """The frames of the code at an offset, whether or not it was decoded; at least the kernel."""
         index = bisect_right(self.segment_offsets, offset) - 1
         if index >= 0 and offset < max(self.code_size, self.size):
             return self.segment_frames[index]
-        return (SourceFrame(self.demangled, "", 0),)
+        return (GpuFrame(self.demangled, "", 0),)
 
     def at(self, offset: int) -> InstructionInfo:
         """What is at an offset; where no instruction starts there, the mnemonic says so or why that is not known."""
@@ -116,7 +116,7 @@ class GpuKernel:
         inside = 0 <= offset < self.code_size
         return UNDECODABLE if inside and self.decoded is not None and offset >= self.decoded.end else NO_INSTRUCTION
 
-    def codes(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[SourceFrame, ...]]], NDArray[np.int64]]:
+    def codes(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[GpuFrame, ...]]], NDArray[np.int64]]:
         """What is at many offsets: distinct (mnemonic, frames), and which of them each offset has.
 
         Args:
@@ -268,7 +268,7 @@ def _module(answer: Any) -> GpuModule:
         function, file, line = integers(place, 1 << 31) if len(list_of(place)) == 3 else (len(strings), 0, 0)
         if max(function, file) >= len(strings):
             raise AnswerError
-        places.append(SourceFrame(strings[function], strings[file], line))
+        places.append(GpuFrame(strings[function], strings[file], line))
     stacks = []
     for stack in list_of(answer.get("stacks")):
         numbers = integers(stack, len(places))
@@ -287,7 +287,7 @@ def _told(problems: list[str]) -> tuple[str, ...]:
     return (*different[:_MOST_PROBLEMS], f"and {len(different) - _MOST_PROBLEMS} more problems")
 
 
-def _kernel(answer: Any, strings: list[str], stacks: list[tuple[SourceFrame, ...]]) -> GpuKernel:
+def _kernel(answer: Any, strings: list[str], stacks: list[tuple[GpuFrame, ...]]) -> GpuKernel:
     match answer:
         case {
             "name": name,

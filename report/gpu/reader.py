@@ -11,7 +11,7 @@ from typing import Any
 
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
 from iaprof.gpu.intel.generations import LONGEST_INSTRUCTION, Platform
-from iaprof.report.gpu.frames import GpuFrames, Segment, no_frames, read_gpu_frames, readable_name
+from iaprof.report.gpu.frames import DebugInfo, Segment, no_debug_info, read_debug_info, readable_name
 from iaprof.report.gpu.functions import TooMuchDebugInfo
 from iaprof.report.gpu.iga import UNDECODABLE, Iga, IgaDecoding, IgaError, IgaUnavailable
 from iaprof.sandbox.reader import Operation, Refusal
@@ -118,12 +118,12 @@ class GpuReader:
         self, data: bytes, zebin: Zebin, wanted: dict[int, ZebinKernel], problems: list[str]
     ) -> dict[int, tuple[Segment, ...]]:
         """Each kernel's frames; without debug information, or as far as it is damaged, those of the symbol table."""
-        frames = no_frames()
+        frames = no_debug_info()
         if zebin.has_debug and not zebin.placed:
             problems.append("it has no GPU addresses, so its debug information was left unread")
         elif zebin.has_debug:
-            read: list[GpuFrames] = []
-            self._stage("its debug information", problems, lambda: read.append(read_gpu_frames(data)))
+            read: list[DebugInfo] = []
+            self._stage("its debug information", problems, lambda: read.append(read_debug_info(data)))
             frames = read[0] if read else frames
         problems.extend(frames.problems)
         found: dict[int, tuple[Segment, ...]] = {}

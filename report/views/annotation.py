@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile
-from iaprof.report.gpu.module import GpuKernel, InstructionInfo, SourceFrame
+from iaprof.report.gpu.module import GpuFrame, GpuKernel, InstructionInfo
 from iaprof.report.gpu.scoreboard import Scoreboard, Wait
 from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.views.launchers import by_launcher
@@ -137,7 +137,7 @@ def _rows(
     instructions = {each.offset: each for each in code.instructions if each.offset < code.size} if code else {}
     for offset in stalled.keys() - instructions.keys():
         if code is None:
-            frames = (SourceFrame(symbol, "", 0),)
+            frames = (GpuFrame(symbol, "", 0),)
             instructions[offset] = InstructionInfo(offset, 0, mnemonics[offset], "", (), frames)
         else:
             instructions[offset] = code.at(offset)

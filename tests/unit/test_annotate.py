@@ -18,7 +18,7 @@ from iaprof.cli.verbs.annotate import chosen, lines
 from iaprof.formats.profile import Code, Kernel, Launch
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.gpu.module import GpuKernel, InstructionInfo, SourceFrame
+from iaprof.report.gpu.module import GpuFrame, GpuKernel, InstructionInfo
 from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.views.annotation import Listing, listings, matching
 from unit.capturing import capture, launch, record, stall
@@ -29,8 +29,8 @@ APP, OTHER = Launch("app", 7, ("main",)), Launch("app", 8, ("main",))
 MATMUL = Kernel(0x1000, "matmul", "/build/src/matmul.cl")
 AGAIN = Kernel(0x9000, "matmul", "/build/src/matmul.cl")
 ELSE = Kernel(0x5000, "dot(float*)", "")
-OUTER = SourceFrame("matmul", "/build/src/matmul.cl", 3)
-INNER = (SourceFrame("matmul", "/build/src/matmul.cl", 4), SourceFrame("dot(float)", "/build/src/vec.h", 1))
+OUTER = GpuFrame("matmul", "/build/src/matmul.cl", 3)
+INNER = (GpuFrame("matmul", "/build/src/matmul.cl", 4), GpuFrame("dot(float)", "/build/src/vec.h", 1))
 LOAD = "send.ugm (32|M0)         r22      r18  null:0  0x0            0x08200580           {I@1,$2} // wr:4+0; load"
 CODE = [
     (0x00, 16, "add", "(W)     add (1|M0)               r3.0<1>:q     r3.0<1;1,0>:q     16:w   {Compacted}", (OUTER,)),
@@ -144,7 +144,7 @@ def test_stalls_where_no_instruction_is() -> None:
 def test_names_and_sources_of_strangers_stay_in_their_line(tmp_path: Path) -> None:
     (tmp_path / "x.cl").write_text("a\x1b[2Jb\r\u202ec 漢字漢字漢字\n")
     evil = Kernel(0x1000, "evil\n\x1b[2J", "/x\r.cl")
-    frames = (SourceFrame("evil\n\x1b[2J", "x.cl", 1),)
+    frames = (GpuFrame("evil\n\x1b[2J", "x.cl", 1),)
     kernel = GpuKernel("evil", "evil", 0x1000, 0x40, 0x50)
     kernel.__dict__["instructions"] = (InstructionInfo(0, 16, "mov", "mov \x1b[2J r1\n{$2.dst}", (), frames),)
     row = Row(0, APP, evil, Code("mov", ("evil",), (1,)), 0, counts(sbid=1))

@@ -16,7 +16,7 @@ from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.instructions import read_instructions
-from iaprof.report.gpu.module import NO_DECODER, GpuKernel, GpuModule, GpuModules, SourceFrame
+from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModules
 from iaprof.report.profile import Wanted, build
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import rows
@@ -99,7 +99,7 @@ class TwoGenerations(GpuModules):
     def load(self, elf: bytes, platform: Platform | None, only: object = None, texts: bool = True) -> GpuModule:
         columns = {"offset": [0], "size": [16], "mnemonic": [0]}
         decoded = None if platform is None else read_instructions(columns, [platform.name.lower()], 64)
-        frames = ((SourceFrame("k", "k.cl", 1),),)
+        frames = ((GpuFrame("k", "k.cl", 1),),)
         return GpuModule((GpuKernel("k", "k", 0x10000, 64, 64, decoded, (0,), frames),), ())
 
 

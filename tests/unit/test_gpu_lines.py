@@ -3,7 +3,7 @@
 import pytest
 
 from iaprof.formats.zebin import read_zebin
-from iaprof.report.gpu.frames import SourceFrame, read_gpu_frames
+from iaprof.report.gpu.frames import DwarfFrame, read_debug_info
 from iaprof.symbols.names.demangle import demangled
 from unit import elfwriter as elf
 from unit.elfwriter import Addr, Die
@@ -14,7 +14,7 @@ START = 0xFFFF_8000_0000_1000
 
 def frames_by_offset(data: bytes, kernel: int = 0):
     """A function that gives the frames at an offset of a kernel."""
-    read = read_gpu_frames(data)
+    read = read_debug_info(data)
     segments = read.segments(read_zebin(data).kernels[kernel])
     assert segments[0].offset == 0
     assert [segment.offset for segment in segments] == sorted({segment.offset for segment in segments})
@@ -48,16 +48,16 @@ def test_inlined_functions_of_the_cpp_kernel(device):
     main, reduce = f"{SOURCES}/attention.clcpp", f"{SOURCES}/lib/reduce.h"
     workgroup = "float reduce::workgroup<float, reduce::{}>(float, float AS3*)"
     dot = "nn::Row<float, 64>::dot(float const AS1*) const"
-    assert (SourceFrame("attention_scores", main, 25), SourceFrame(dot, main, 12)) in stacks
+    assert (DwarfFrame("attention_scores", main, 25), DwarfFrame(dot, main, 12)) in stacks
     assert (
-        SourceFrame("attention_scores", main, 25),
-        SourceFrame("float nn::scale<float>(float, float)", main, 5),
+        DwarfFrame("attention_scores", main, 25),
+        DwarfFrame("float nn::scale<float>(float, float)", main, 5),
     ) in stacks
     for operation, call, line in (("Max", 29, 4), ("Sum", 36, 7)):
         assert (
-            SourceFrame("attention_scores", main, call),
-            SourceFrame(workgroup.format(operation), reduce, 16),
-            SourceFrame(f"reduce::{operation}::apply(float, float)", reduce, line),
+            DwarfFrame("attention_scores", main, call),
+            DwarfFrame(workgroup.format(operation), reduce, 16),
+            DwarfFrame(f"reduce::{operation}::apply(float, float)", reduce, line),
         ) in stacks
     # Whatever stands in reduce.h, or in a function above the kernel, is inside an inlined call.
     for stack in stacks:
@@ -131,20 +131,20 @@ def inlined(origin: Die, line: int, start: int | None = None, size: int = 0, *ch
 def test_rows_last_until_the_next_and_their_sequence_ends():
     rows = [(START, 1, 3), (START + 16, 1, 4), (START + 16, 2, 5), (START + 32, 2, 0), (START + 48, 2, None)]
     frames = frames_by_offset(module(function("k", 0, 64), rows=rows, files=["a.cl", "b.h"]))
-    assert frames(0) == frames(8) == (SourceFrame("k", "/src/a.cl", 3),)
-    assert frames(16) == (SourceFrame("k", "/src/b.h", 5),)
-    assert frames(32) == (SourceFrame("k", "/src/b.h", 0),)
-    assert frames(48) == frames(100) == (SourceFrame("k", "", 0),)
+    assert frames(0) == frames(8) == (DwarfFrame("k", "/src/a.cl", 3),)
+    assert frames(16) == (DwarfFrame("k", "/src/b.h", 5),)
+    assert frames(32) == (DwarfFrame("k", "/src/b.h", 0),)
+    assert frames(48) == frames(100) == (DwarfFrame("k", "", 0),)
 
 
 def test_wrong_file_numbers_name_no_file():
     frames = frames_by_offset(module(rows=[(START, 7, 3), (START + 16, 0, 4), (START + 32, 1, None)]))
-    assert (frames(0), frames(16)) == ((SourceFrame("k", "", 3),), (SourceFrame("k", "", 4),))
+    assert (frames(0), frames(16)) == ((DwarfFrame("k", "", 3),), (DwarfFrame("k", "", 4),))
 
 
 def test_line_numbers_below_zero_are_none():
     frames = frames_by_offset(module(rows=[(START, 1, -5), (START + 32, 1, None)]))
-    assert frames(0) == (SourceFrame("k", "/src/a.cl", 0),)
+    assert frames(0) == (DwarfFrame("k", "/src/a.cl", 0),)
 
 
 def test_calls_inside_calls_are_outermost_first():
@@ -263,7 +263,7 @@ def test_damaged_parts_cost_their_frames_and_are_told(damage, within):
             section.data = damage[1]
     data = elf.zebin([elf.kernel("k", bytes(128), START), *sections])
     with within(5):
-        read = read_gpu_frames(data)
+        read = read_debug_info(data)
         (segment, *_) = read.segments(read_zebin(data).kernels[0])
         assert segment.frames[0].function == "k"
         assert read.problems

@@ -8,7 +8,7 @@ import pytest
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu import module as gpu_module
-from iaprof.report.gpu.module import GpuModules, InstructionInfo, SourceFrame
+from iaprof.report.gpu.module import GpuFrame, GpuModules, InstructionInfo
 from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits, SandboxDied
 from unit import elfwriter as elf, fakeiga
@@ -60,7 +60,7 @@ def test_offsets_at_which_nothing_starts(modules):
     assert inside.frames == kernel.instructions[0].frames
     for offset in (-1, -1 << 60, kernel.code_size, 1 << 60):
         assert kernel.at(offset) == InstructionInfo(
-            offset, 0, "[not an instruction]", "", (), (SourceFrame("multiply_basic", "", 0),)
+            offset, 0, "[not an instruction]", "", (), (GpuFrame("multiply_basic", "", 0),)
         )
 
 
@@ -71,7 +71,7 @@ def test_only_some_kernels(modules):
     assert [kernel.name for kernel in part.kernels] == KERNELS["matmul"]
     assert [bool(kernel.instructions) for kernel in part.kernels] == [False, True, False]
     assert part.kernels[1].instructions == whole.kernels[1].instructions
-    assert part.kernels[0].at(0).frames == (SourceFrame("multiply_basic", "", 0),)
+    assert part.kernels[0].at(0).frames == (GpuFrame("multiply_basic", "", 0),)
 
 
 def test_an_unknown_generation(modules):
@@ -98,14 +98,14 @@ def test_without_debug_information(modules):
     assert loaded.problems == ()
     assert kernel.demangled == "main::{lambda()#1}"
     assert kernel.file == ""
-    assert {each.frames for each in kernel.instructions} == {(SourceFrame("main::{lambda()#1}", "", 0),)}
+    assert {each.frames for each in kernel.instructions} == {(GpuFrame("main::{lambda()#1}", "", 0),)}
 
 
 def test_a_plain_zebin_has_instructions_but_no_lines(modules):
     loaded = modules.load(plain_zebin("bmg", "matmul"), Platform.XE2)
     assert any("no GPU addresses" in problem for problem in loaded.problems)
     assert loaded.kernels[0].instructions
-    assert loaded.kernels[0].instructions[5].frames == (SourceFrame("multiply_basic", "", 0),)
+    assert loaded.kernels[0].instructions[5].frames == (GpuFrame("multiply_basic", "", 0),)
 
 
 def test_code_that_is_none(modules):
@@ -170,7 +170,7 @@ def test_lines_that_take_too_long_cost_only_lines():
     with gpu_sandbox(Limits(stage_seconds=0.0005)) as sandbox:
         loaded = GpuModules(sandbox).load(debug_elf("bmg", "attention"), None)
     assert any("debug information takes too long to read" in problem for problem in loaded.problems)
-    assert loaded.kernels[0].at(0).frames == (SourceFrame("attention_scores", "", 0),)
+    assert loaded.kernels[0].at(0).frames == (GpuFrame("attention_scores", "", 0),)
 
 
 def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatch):

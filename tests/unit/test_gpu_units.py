@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.formats.zebin import ZebinKernel, read_sections, read_zebin
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
-from iaprof.report.gpu.frames import read_gpu_frames
+from iaprof.report.gpu.frames import read_debug_info
 from iaprof.report.gpu.functions import Scope
 from iaprof.report.gpu.lines import LineRange
 from iaprof.report.gpu.units import UnitCode, place_units
@@ -48,7 +48,7 @@ def line_tables(device: str) -> dict[str, list[tuple[int, int | None]]]:
 
 def check(data: bytes, device: str, launched: list[str]) -> None:
     """Each kernel's code has the file and line that readelf gives, and the functions around it hold those lines."""
-    read = read_gpu_frames(data)
+    read = read_debug_info(data)
     assert read.problems == ()
     kernels, tables, functions = read_zebin(data).kernels, line_tables(device), source_lines()
     assert [kernel.name for kernel in kernels] == launched

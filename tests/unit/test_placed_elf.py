@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinFunction, canonical, placed_ranges, read_sections, read_zebin
 from iaprof.record.kernels.placed_elf import MOST_KERNELS, PlacedKernel, compose
-from iaprof.report.gpu.frames import read_gpu_frames
+from iaprof.report.gpu.frames import read_debug_info
 from unit import elfwriter as elf
 from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin
 
@@ -47,7 +47,7 @@ def test_it_is_what_the_driver_would_have_said(device, module):
     assert read_zebin(made) == read_zebin(driver)
     assert contents(made) == contents(driver)
     assert [start for start, _ in placed_ranges(made)] == [start for start, _ in placed_ranges(driver)]
-    ours, theirs = read_gpu_frames(made), read_gpu_frames(driver)
+    ours, theirs = read_debug_info(made), read_debug_info(driver)
     assert ours.problems == theirs.problems == ()
     for kernel in read_zebin(made).kernels:
         segments = ours.segments(kernel)
@@ -92,9 +92,9 @@ def test_kernels_that_were_not_launched_are_not_there(number, address):
     assert placed_ranges(made) == [(canonical(address), len(theirs.code))]
     (ours,) = read_zebin(made).kernels
     assert ours.fingerprint == theirs.fingerprint
-    read = read_gpu_frames(made)
+    read = read_debug_info(made)
     assert read.problems == ()
-    assert read.segments(ours) == read_gpu_frames(debug_elf("lnl", "matmul")).segments(theirs)
+    assert read.segments(ours) == read_debug_info(debug_elf("lnl", "matmul")).segments(theirs)
 
 
 def relocated(*entries: tuple[int, int, int, int], info: int = 2, count: int = 1) -> bytes:
