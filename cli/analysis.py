@@ -46,7 +46,7 @@ def analysed(
         UsageError: it has nothing of what was asked for by name.
     """
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.gpu.module import GpuModules
+    from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.join.memory import keep_little
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import Wanted
@@ -55,7 +55,7 @@ def analysed(
     keep_little()
     reader = CaptureReader(capture)
     wanted = Wanted(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
-    with GpuModules() as modules, joining(reader.stall_records) as progress:
+    with GpuModuleLoader() as modules, joining(reader.stall_records) as progress:
         yield build_parts(reader, modules, wanted, places(choice), progress)
 
 
@@ -91,7 +91,7 @@ def exported(
     from iaprof.formats.export import Export
     from iaprof.report.about import about
     from iaprof.report.exporting import build_export, cpu_samples, fitting_interval, nothing
-    from iaprof.report.gpu.module import GpuModules
+    from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.join.memory import keep_little
     from iaprof.report.profile import Wanted
@@ -110,7 +110,7 @@ def exported(
     if shape.cpu_samples and Needs.CPU not in writer.needs:
         yield Export(nothing(), about(reader), interval, cpu=cpu_samples(reader, wanted, places(choice))), None
         return
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         with joining(reader.stall_records) as progress:
             built = build_export(reader, modules, wanted, places(choice), writer.needs, progress, folders)
         yield built

@@ -17,7 +17,7 @@ from iaprof.formats.capture.dictionaries import few_bytes, in_one
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, MEMBERS, WHOLE
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.imported import build_imported
 from iaprof.report.join.selection import Selection
 from iaprof.report.profile import build
@@ -108,7 +108,7 @@ def _matched(capture: CaptureReader) -> dict[str, float]:
     """How much of the stalls finds its place: shares, so that who opens the archive need not join it to know."""
     if capture.groups("sample"):
         return build_imported(capture, Selection(), 0).profile.matched
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         return build(capture, modules).profile.matched
 
 

@@ -15,7 +15,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Report
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.parts import build_parts, host_of, of_all, starts_ns, whole_ns
 from iaprof.report.profile import Wanted
@@ -32,7 +32,7 @@ _STEPS = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)  # by which intervals grow
 
 def build_export(
     capture: CaptureReader,
-    modules: GpuModules,
+    modules: GpuModuleLoader,
     wanted: Wanted,
     places: Places,
     needs: Needs,

@@ -19,7 +19,7 @@ from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.report.cpu_names import Places, naming
 from iaprof.report.facts import Facts, Matched, Report
-from iaprof.report.gpu.module import GpuKernel, GpuModules
+from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 from iaprof.report.imported import build_imported, tells
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.profile import Wanted, build
@@ -30,7 +30,7 @@ _MOST_LATER = 1 << 62  # ns
 
 def build_parts(
     capture: CaptureReader,
-    modules: GpuModules,
+    modules: GpuModuleLoader,
     wanted: Wanted,
     places: Places,
     progress: Callable[[int], None] = lambda records: None,
@@ -77,7 +77,7 @@ def of_all(capture: CaptureReader, wanted: Wanted) -> Wanted:
 
 
 def _report(
-    part: CaptureReader, modules: GpuModules, wanted: Wanted, places: Places, progress: Callable[[int], None]
+    part: CaptureReader, modules: GpuModuleLoader, wanted: Wanted, places: Places, progress: Callable[[int], None]
 ) -> Report:
     if part.groups("sample"):
         return build_imported(part, wanted.selection, int(wanted.interval_s * 1e9), wanted.start_ns)

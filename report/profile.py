@@ -18,7 +18,7 @@ from iaprof.formats.header.whole_stacks import recorded
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gpu.kernels import SampledKernels
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.join.executions import read_launches
@@ -50,7 +50,7 @@ class Wanted:
 
 def build(
     capture: CaptureReader,
-    modules: GpuModules,
+    modules: GpuModuleLoader,
     wanted: Wanted = Wanted(),
     naming: Naming | None = None,
     progress: Callable[[int], None] = lambda records: None,
@@ -74,7 +74,7 @@ def build(
 
 def _build(
     capture: CaptureReader,
-    modules: GpuModules,
+    modules: GpuModuleLoader,
     wanted: Wanted,
     naming: Naming | None,
     progress: Callable[[int], None],

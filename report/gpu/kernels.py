@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModules
+from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.placements import Compilation, Placement
 
 _MANY = 200  # kernels, for which a second process that reads them is worth its start
@@ -27,7 +27,7 @@ class SampledKernels:
     def __init__(
         self,
         capture: CaptureReader,
-        modules: GpuModules,
+        modules: GpuModuleLoader,
         platforms: list[IntEnum | None],
         problems: dict[str, list[str]],
         texts: bool = False,
@@ -70,7 +70,7 @@ class SampledKernels:
             if sum(map(len, wanted.values())) >= _MANY:
                 readers.append(opened.enter_context(type(self._modules)()))
             workers = opened.enter_context(ThreadPoolExecutor(len(readers)))
-            free = SimpleQueue[GpuModules]()
+            free = SimpleQueue[GpuModuleLoader]()
             for reader in readers:
                 free.put(reader)
             platforms = dict.fromkeys(self._platforms) or dict.fromkeys([None])
@@ -113,7 +113,7 @@ class SampledKernels:
 
 
 def _load(
-    free: SimpleQueue[GpuModules], elf: bytes, platforms: list[IntEnum | None], only: set[int], texts: bool
+    free: SimpleQueue[GpuModuleLoader], elf: bytes, platforms: list[IntEnum | None], only: set[int], texts: bool
 ) -> dict[IntEnum | None, GpuModule]:
     """Reads a module for each platform, by whichever reader has nothing to do."""
     reader = free.get()

@@ -151,7 +151,7 @@ class GpuModule:
     problems: tuple[str, ...]  # what could not, a sentence each
 
 
-class GpuModules(GpuSandboxed):
+class GpuModuleLoader(GpuSandboxed):
     """Reads modules, in one child process; also a context manager."""
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:

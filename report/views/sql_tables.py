@@ -24,7 +24,7 @@ from iaprof.formats.writers.profile_table import SCHEMA, profile_table
 from iaprof.gpu.intel.generations import LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.streams import Stream, streams
 
 WORDS = "stall_words"  # the records as they are; the view `stalls` takes them apart
@@ -201,7 +201,7 @@ class _Part:
 
     def kernels(self) -> Iterator[pa.RecordBatch]:
         """A row per kernel of each module, and one without a kernel for a module that cannot be read."""
-        with GpuModules() as modules:
+        with GpuModuleLoader() as modules:
             for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf")):
                 for index in range(len(table)):  # modules, of which there are few
                     time_ns, pid, path, elf = (table[name][index].as_py() for name in table.column_names)

@@ -13,7 +13,7 @@ from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import Wanted
 from integration.recording import environment, iaprof
 from integration.totals import TOTALS
@@ -40,7 +40,7 @@ def test_from_a_command_to_a_page(tmp_path: Path) -> None:
     assert captured > 0
     assert TOTALS["html"](page) == captured
     assert TOTALS.keys() == WRITERS.keys()
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
         reader = CaptureReader(tmp_path / "app.parquet")
         export, _ = build_export(reader, modules, Wanted(interval_s=0.1), Places(), everything)

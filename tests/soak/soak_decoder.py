@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, print_table
 from iaprof.gpu.intel.generations import Platform
-from iaprof.report.gpu.module import GpuModule, GpuModules
+from iaprof.report.gpu.module import GpuModule, GpuModuleLoader
 from soak.mutation import chance, mutate
 from standin.runtime import debug_elf
 
@@ -46,7 +46,7 @@ def main() -> int:
     slowest = (0.0, 0)
     end = time.monotonic() + arguments.seconds
     case = arguments.case or 0
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         while time.monotonic() < end:
             rng = chance(arguments.seed, case)
             device, module = rng.choice(sorted(whole))

@@ -18,7 +18,7 @@ from iaprof.formats.capture.schema import FORMAT, KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive import archive
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import build
 from iaprof.report.redaction import Redaction, hashed, redacted_path
 from iaprof.symbols.names.in_turn import InTurn
@@ -99,7 +99,7 @@ def archived(capture: CaptureReader, tmp_path: Path, **options: bool) -> Capture
 
 
 def launching_stack(capture: CaptureReader) -> tuple[str, ...]:
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         (row,) = rows(build(capture, modules).profile)
     assert row.launch is not None
     return row.launch.stack

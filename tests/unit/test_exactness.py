@@ -16,7 +16,7 @@ from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.instructions import read_instructions
-from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModules
+from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.profile import Wanted, build
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import rows
@@ -72,7 +72,7 @@ def test_sums(tmp_path: Path, seed: int) -> None:
     for name in ("folded", "iaprof", "json"):  # the others' sums are in their own tests
         writer = WRITERS[name]
         # when
-        with GpuModules() as modules:
+        with GpuModuleLoader() as modules:
             report = build(CaptureReader(path), modules, Wanted(interval_s=0.7 if writer.interval_s else 0.0))
             out = io.StringIO()
             writer.write(Export(report.profile), Shape(), out)
@@ -93,7 +93,7 @@ def test_sums(tmp_path: Path, seed: int) -> None:
         assert report.facts.records == sum(len(stall["w0"]) for stall in stalls)
 
 
-class TwoGenerations(GpuModules):
+class TwoGenerations(GpuModuleLoader):
     """Reads any module as one of one kernel, with an instruction named after the platform."""
 
     def load(self, elf: bytes, platform: Platform | None, only: object = None, texts: bool = True) -> GpuModule:

@@ -8,7 +8,7 @@ import pytest
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu import module as gpu_module
-from iaprof.report.gpu.module import GpuFrame, GpuModules, InstructionInfo
+from iaprof.report.gpu.module import GpuFrame, GpuModuleLoader, InstructionInfo
 from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits, SandboxDied
 from unit import elfwriter as elf, fakeiga
@@ -17,7 +17,7 @@ from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, lin
 
 @pytest.fixture(scope="module")
 def modules():
-    with GpuModules() as made:
+    with GpuModuleLoader() as made:
         yield made
 
 
@@ -83,7 +83,7 @@ def test_an_unknown_generation(modules):
 
 def test_without_a_library(monkeypatch, tmp_path):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(tmp_path / "none.so"))
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         loaded = modules.load(debug_elf("bmg", "matmul"), Platform.XE2)
     assert [problem for problem in loaded.problems if "install libigc2" in problem]
     assert loaded.kernels[0].instructions == ()
@@ -148,7 +148,7 @@ def test_a_decoder_that_dies_on_one_kernel(monkeypatch, tmp_path):
     data = bytearray(debug_elf("bmg", "matmul"))
     code = read_zebin(bytes(data)).kernels[1].code
     data[data.index(code) + 1024 if code == read_zebin(bytes(data)).kernels[0].code else data.index(code)] = ord("E")
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         loaded = modules.load(bytes(data), Platform.XE2)
         assert modules.load(debug_elf("bmg", "matmul"), Platform.XE2).problems == ()
     assert [kernel.at(0x180).mnemonic for kernel in loaded.kernels] == ["nop", "[undecodable]", "nop"]
@@ -159,7 +159,7 @@ def test_a_decoder_that_dies_on_one_kernel(monkeypatch, tmp_path):
 
 def test_a_decoder_that_dies_on_everything(monkeypatch, tmp_path, within):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         data = elf.zebin([elf.kernel(f"k{number}", b"E" * 64, number << 12) for number in range(1, 100)])
         with within(10):  # it stops trying
             loaded = modules.load(data, Platform.XE2)
@@ -168,14 +168,14 @@ def test_a_decoder_that_dies_on_everything(monkeypatch, tmp_path, within):
 
 def test_lines_that_take_too_long_cost_only_lines():
     with gpu_sandbox(Limits(stage_seconds=0.0005)) as sandbox:
-        loaded = GpuModules(sandbox).load(debug_elf("bmg", "attention"), None)
+        loaded = GpuModuleLoader(sandbox).load(debug_elf("bmg", "attention"), None)
     assert any("debug information takes too long to read" in problem for problem in loaded.problems)
     assert loaded.kernels[0].at(0).frames == (GpuFrame("attention_scores", "", 0),)
 
 
 def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatch):
     monkeypatch.setattr(gpu_module, "_LONGEST_TROUBLE", 1e-9)
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         assert modules.load(debug_elf("bmg", "attention"), Platform.XE2).problems == ()
         assert modules.load(b"no zebin", Platform.XE2).problems
         left = modules.load(debug_elf("bmg", "attention"), Platform.XE2)
@@ -185,7 +185,7 @@ def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatc
 
 def test_no_child_at_all(monkeypatch):
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         loaded = modules.load(debug_elf("bmg", "attention"), Platform.XE2)
     assert [kernel.name for kernel in loaded.kernels] == ["attention_scores"]
     assert "cannot be started" in loaded.problems[0]
@@ -263,11 +263,11 @@ def test_answers_of_a_child_in_an_attackers_hands():
     data = debug_elf("bmg", "matmul")
     with gpu_sandbox() as sandbox:
         honest = sandbox.call("module", {"platform": int(Platform.XE2), "only": None, "decode": True}, data)
-    assert len(GpuModules(Liar(honest)).load(data, Platform.XE2).kernels) == 3
+    assert len(GpuModuleLoader(Liar(honest)).load(data, Platform.XE2).kernels) == 3
     generator = random.Random(6)
     refused = 0
     for _ in range(1500):
-        loaded = GpuModules(Liar(damaged(honest, generator))).load(data, Platform.XE2)
+        loaded = GpuModuleLoader(Liar(damaged(honest, generator))).load(data, Platform.XE2)
         refused += any("nonsense" in problem for problem in loaded.problems)
         for kernel in loaded.kernels:
             kernel.name.encode()

@@ -25,7 +25,7 @@ from iaprof.formats.writers.writer import Needs
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import Wanted
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.rows import CaptureNames
@@ -38,7 +38,7 @@ A = 0x8000_0001_0000
 def reports(path: Path, names: Collection[str] = WRITERS) -> dict[str, str]:
     """The text of every format, or of these; those of bytes are made, too."""
     found = {}
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
         export, _ = build_export(CaptureReader(path), modules, Wanted(interval_s=1.0), Places(), everything)
     for name in names:

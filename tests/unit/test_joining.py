@@ -29,7 +29,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.profile import Profile
 from iaprof.report.cpu_names import Places
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join import joining
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import Method, Rule
@@ -117,7 +117,7 @@ def content(profile: Profile) -> dict[str, Any]:
 
 def reported(path: Path, wanted: Wanted) -> tuple[dict[str, Any], int, int]:
     """The profile, the records and the samples."""
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         reader = CaptureReader(path)
         # Without other processes that name frames: there are none.
         report = build_parts(reader, modules, wanted, Places()) if reader.is_merged else build(reader, modules, wanted)

@@ -28,7 +28,7 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import Wanted
@@ -393,7 +393,7 @@ def test_errors(two: list[Path], tmp_path: Path, words: str, code: int, message:
 
 def test_a_report_of_a_merged_capture_is_that_of_its_parts(two: list[Path], tmp_path: Path) -> None:
     merge(two, tmp_path / "m")
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         reports = [build_parts(CaptureReader(path), modules, Wanted(), Places()) for path in (*two, tmp_path / "m")]
     texts = []
     for report in reports:

@@ -20,7 +20,7 @@ from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.archive import archive
-from iaprof.report.gpu.module import GpuModules
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.profile import Wanted, build
 from iaprof.symbols.names.cpu_frames import Look
@@ -383,7 +383,7 @@ def test_pictures_have_a_colour_for_them() -> None:
 def test_an_interpreter_that_is_left_out_lacks_no_names(path: Path, is_shown: bool) -> None:
     # given frames of an interpreter without names, in all stacks; one of them has no function of Python
     capture_, wanted = CaptureReader(path), Wanted(look=Look(interpreter=is_shown))
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         facts = build(capture_, modules, wanted).facts
     # then they are missed where they are shown
     (module,) = facts.cpu_modules
@@ -393,7 +393,7 @@ def test_an_interpreter_that_is_left_out_lacks_no_names(path: Path, is_shown: bo
 
 
 def test_a_frame_of_calls_in_several_lines_has_no_line() -> None:
-    with GpuModules() as modules:
+    with GpuModuleLoader() as modules:
         profile = build(CaptureReader(REAL), modules).profile
     found = {frame.text: frame.line for frame in stall_tree(profile, Shape(), lambda frame: frame.text).frames}
     lines: dict[str, set[int]] = {}
