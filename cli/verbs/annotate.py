@@ -207,20 +207,20 @@ class _Printer:
 
     def _waits(self, row: Row) -> Iterator[str]:
         """Who is waited for, where such stalls are many; of distances, which the instruction itself says, very many."""
-        from iaprof.report.gpu.scoreboard import described
+        from iaprof.report.gpu.scoreboard import describe
 
         counts = dict(zip(self._listing.reasons, row.counts, strict=True))
         for wait in row.waits:
             part = _SHOWN if wait.offsets else _HOT
             if sum(counts[reason] for reason in wait.reasons) >= max(part * self._listing.samples, 1):
                 shown = [self._named(self._by_offset[each]) for each in wait.offsets if each in self._by_offset]
-                yield self._styled(self._cut(f"{'':>11}^ {described(wait, shown)}"), _WAIT)
+                yield self._styled(self._cut(f"{'':>11}^ {describe(wait, shown)}"), _WAIT)
 
     def _named(self, instruction: InstructionInfo) -> str:
-        from iaprof.report.gpu.scoreboard import annotation
+        from iaprof.report.gpu.scoreboard import parse_annotation
 
         place = f" at {_place(instruction.frames[-1])}" if instruction.frames[-1].line else ""
-        return f"0x{instruction.offset:x} {annotation(instruction.text).opcode}{place}"
+        return f"0x{instruction.offset:x} {parse_annotation(instruction.text).opcode}{place}"
 
     def _instruction(self, instruction: InstructionInfo, used: int) -> str:
         """Its text with single spaces, and with less and less of what it says the less room there is."""

@@ -20,7 +20,7 @@ from iaprof.report.gpu.sandbox import GpuSandboxed
 from iaprof.sandbox.answers import AnswerError, strings_of
 from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
 
-SHORTEST_CODE = 8  # bytes: a compacted instruction
+MIN_CODE_BYTES = 8  # bytes: a compacted instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Decoder(GpuSandboxed):
         it is instructions, and where the decoder dies of it; DecoderUnavailable without a library that can do it;
         SandboxError where no child process can be started.
         """
-        if len(code) < SHORTEST_CODE:
-            raise DecodeError(f"{len(code)} bytes are no instruction: the shortest has {SHORTEST_CODE}")
+        if len(code) < MIN_CODE_BYTES:
+            raise DecodeError(f"{len(code)} bytes are no instruction: the shortest has {MIN_CODE_BYTES}")
         try:
             answer = self._sandbox.call("disasm", {"platform": int(self.platform)}, code)
             instructions, message = _read(answer, len(code), address)

@@ -20,8 +20,8 @@ from iaprof.report.gpu.lines import FileTable, LineTable, line_ranges, text
 from iaprof.report.gpu.units import UnitCode, place_units
 from iaprof.symbols.names.demangle import demangled
 
-MOST_SEGMENTS = 2_000_000  # in all of a module's kernels
-_MOST_PROBLEMS = 100  # damaged parts; then the rest is not looked at
+MAX_SEGMENTS = 2_000_000  # in all of a module's kernels
+_MAX_PROBLEMS = 100  # damaged parts; then the rest is not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DebugInfo:
     def __init__(self, lines: LineTable, functions: FunctionTree, problems: tuple[str, ...]) -> None:
         self._lines = lines
         self._functions = functions
-        self._segments_left = MOST_SEGMENTS
+        self._segments_left = MAX_SEGMENTS
         self.problems = problems  # what could not be read, one sentence each
 
     def segments(self, kernel: ZebinKernel) -> tuple[Segment, ...]:
@@ -68,7 +68,7 @@ class DebugInfo:
                 first, last = bisect_left(cuts, low), bisect_left(cuts, high)
                 innermost[first:last] = [scope] * max(last - first, 0)
         segments: list[Segment] = []
-        known: dict[tuple[int, str, int, str], tuple[DwarfFrame, ...]] = {}
+        cached: dict[tuple[int, str, int, str], tuple[DwarfFrame, ...]] = {}
         for cut, inner in zip(cuts, innermost, strict=True):
             row = self._lines.at(cut)
             file, line = (row.file, row.line) if row else ("", 0)
@@ -77,10 +77,10 @@ class DebugInfo:
                 function = self._functions.call_of_line(function, cut, file, line) or function
             subroutine = "" if function else _subroutine(kernel, cut - start)
             key = (id(function), file, line, subroutine)
-            if key not in known:
-                known[key] = self._frames(kernel, function, file, line, subroutine)
-            if not segments or segments[-1].frames != known[key]:
-                segments.append(Segment(cut - start, known[key]))
+            if key not in cached:
+                cached[key] = self._frames(kernel, function, file, line, subroutine)
+            if not segments or segments[-1].frames != cached[key]:
+                segments.append(Segment(cut - start, cached[key]))
         return tuple(segments)
 
     def _frames(
@@ -91,13 +91,13 @@ class DebugInfo:
         is_kernel = False
         while function is not None:
             is_kernel = (
-                function.around is None
+                function.parent is None
                 and kernel.name != CALLED_FUNCTIONS
                 and any(start == kernel.address for start, _ in function.ranges)
             )
             frames.append(DwarfFrame(name if is_kernel else self._functions.name(function.function), file, line))
             file, line = function.call_file, function.call_line
-            function = function.around.innermost_function if function.around else None
+            function = function.parent.innermost_function if function.parent else None
         if (frames and not is_kernel) or subroutine:
             # A subroutine: who called it is not known, whose it is is.
             frames = frames or [DwarfFrame(subroutine, file, line)]
@@ -126,7 +126,7 @@ def no_debug_info() -> DebugInfo:
 
 
 @contextlib.contextmanager
-def _noting(problems: list[str]) -> Generator[None]:
+def _collecting_problems(problems: list[str]) -> Generator[None]:
     """What goes wrong in here costs what is in here, and becomes a problem."""
     try:
         yield
@@ -149,10 +149,10 @@ def read_debug_info(elf: bytes) -> DebugInfo:
     programs: set[int] = set()
     problems: list[str] = []
     units = dwarf.iter_CUs() if dwarf.debug_info_sec is not None else iter(())
-    while len(problems) < _MOST_PROBLEMS:
+    while len(problems) < _MAX_PROBLEMS:
         unit = files = None
         code = UnitCode()
-        with _noting(problems):
+        with _collecting_problems(problems):
             unit = next(units, None)
             if unit is None:
                 break
@@ -165,10 +165,10 @@ def read_debug_info(elf: bytes) -> DebugInfo:
                     code.lines = line_ranges(program, files)
         if unit is None:
             break  # without its header nobody knows where the next one starts
-        with _noting(problems):
+        with _collecting_problems(problems):
             functions.read(unit, files, code.functions)
         found.append(code)
-    problems += place_units(found, read_zebin(elf).kernels, kernels_elsewhere(elf), functions)[:_MOST_PROBLEMS]
+    problems += place_units(found, read_zebin(elf).kernels, kernels_elsewhere(elf), functions)[:_MAX_PROBLEMS]
     for code in found:
         functions.add(code.functions)
     functions.finish()

@@ -16,16 +16,18 @@ from elftools.dwarf.die import DIE
 from elftools.dwarf.ranges import BaseAddressEntry
 
 from iaprof.formats.zebin import canonical
-from iaprof.report.gpu.lines import LARGEST_LINE, FileTable, text
+from iaprof.report.gpu.lines import MAX_LINE, FileTable, text
 from iaprof.symbols.names.demangle import demangled
 
-MOST_ENTRIES = 8_000_000
-MOST_RANGES = 1_000_000
-DEEPEST_SCOPE = 128  # lexical blocks and inlined calls inside each other; what is deeper counts to the scope around it
-LONGEST_CHAIN = 16  # of abstract origins and specifications; compilers make two
+MAX_ENTRIES = 8_000_000
+MAX_RANGES = 1_000_000
+MAX_SCOPE_DEPTH = (
+    128  # lexical blocks and inlined calls inside each other; what is deeper counts to the scope around it
+)
+MAX_CHAIN = 16  # of abstract origins and specifications; compilers make two
 
 _SCOPES = {"DW_TAG_namespace", "DW_TAG_class_type", "DW_TAG_structure_type", "DW_TAG_union_type", "DW_TAG_module"}
-_CLOSURE = "Ul"  # how the mangled name of a lambda's class begins
+_CLOSURE_PREFIX = "Ul"  # how the mangled name of a lambda's class begins
 _LOCAL_REFERENCES = {"DW_FORM_ref1", "DW_FORM_ref2", "DW_FORM_ref4", "DW_FORM_ref8", "DW_FORM_ref", "DW_FORM_ref_udata"}
 _CONSTANTS = {
     "DW_FORM_data1",
@@ -51,14 +53,14 @@ class Function:
     file: str
     line: int  # of its declaration, 0 for unknown
     refers_to: int | None  # another entry's offset in .debug_info
-    local: bool  # inside another function, as lambdas are: what follows its lines may be the other's
+    is_nested: bool  # inside another function, as lambdas are: what follows its lines may be the other's
 
 
 @dataclass(slots=True)
 class Scope:
     """A function, an inlined call or a lexical block; `around` is the scope that it lies in."""
 
-    around: Scope | None
+    parent: Scope | None
     function: int | None  # the entry that says what function this is; None for a block
     ranges: list[tuple[int, int]]  # [start, end)
     call_file: str = ""
@@ -71,14 +73,14 @@ class Scope:
         """This scope, or the nearest around it, that is no block."""
         scope: Scope | None = self
         while scope is not None and scope.function is None:
-            scope = scope.around
+            scope = scope.parent
         return scope
 
     def distance(self, address: int) -> int:
         """Bytes from the address to this scope's code, or to that around it where it has no addresses of its own."""
         scope = self
-        while not scope.ranges and scope.around is not None:
-            scope = scope.around
+        while not scope.ranges and scope.parent is not None:
+            scope = scope.parent
         return min((max(start - address, address - end + 1, 0) for start, end in scope.ranges), default=1 << 64)
 
 
@@ -92,8 +94,8 @@ class FunctionTree:
         self._lines: dict[str, list[int]] = {}  # where functions are declared, by file
         self._names: dict[int, str] = {}
         self._calls: dict[int, dict[tuple[str, int], list[Scope]]] = {}  # by id of the scope
-        self._entries_left = MOST_ENTRIES
-        self._ranges_left = MOST_RANGES
+        self._entries_left = MAX_ENTRIES
+        self._ranges_left = MAX_RANGES
 
     def read(self, unit: Any, files: FileTable | None, into: list[list[Scope]]) -> None:
         """Take in one compile unit (pyelftools' CompileUnit); raises where it is damaged, with what came before in.
@@ -113,7 +115,7 @@ class FunctionTree:
         self._starts = [start for start, _, _ in self._roots]
         lines: dict[str, set[int]] = {}
         for function in self._functions.values():
-            if function.file and function.line and not function.local:
+            if function.file and function.line and not function.is_nested:
                 lines.setdefault(function.file, set()).add(function.line)
         self._lines = {file: sorted(known) for file, known in lines.items()}
 
@@ -179,7 +181,7 @@ class FunctionTree:
     def _chain(self, function: int | None) -> list[Function]:
         """The entries that say something about a function: its own and those that they refer to."""
         chain: list[Function] = []
-        while function is not None and len(chain) < LONGEST_CHAIN:
+        while function is not None and len(chain) < MAX_CHAIN:
             entry = self._functions.get(function)
             if entry is None or any(entry is known for known in chain):
                 break
@@ -187,7 +189,7 @@ class FunctionTree:
             function = entry.refers_to
         return chain
 
-    def _count(self, entries: int = 0, ranges: int = 0) -> None:
+    def _charge(self, entries: int = 0, ranges: int = 0) -> None:
         self._entries_left -= entries
         self._ranges_left -= ranges
         if self._entries_left < 0 or self._ranges_left < 0:
@@ -195,13 +197,13 @@ class FunctionTree:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenEntry:
     """An entry whose children are being read."""
 
     qualifier: str
     scope: Scope | None = None
     scopes: list[Scope] = field(default_factory=list)  # of the function that the scope is in
-    local: bool = False  # this is inside a function
+    is_nested: bool = False  # this is inside a function
 
 
 class _UnitReader:
@@ -212,7 +214,7 @@ class _UnitReader:
         self._unit = unit
         self._files = files
         self._base = 0
-        self._found = roots  # each function that has code: its scopes, itself first, in preorder
+        self._functions_found = roots  # each function that has code: its scopes, itself first, in preorder
 
     def read(self) -> None:
         """Take in the unit's entries."""
@@ -222,76 +224,76 @@ class _UnitReader:
         stream = unit.dwarfinfo.debug_info_sec.stream
         end = unit.cu_offset + unit.size
         offset = unit.cu_die_offset
-        open_entries: list[_Open] = []
+        open_entries: list[_OpenEntry] = []
         while offset < end:
             entry = DIE(unit, stream, offset)
             offset += entry.size
-            self._tree._count(entries=1)
+            self._tree._charge(entries=1)
             if entry.is_null():
                 if len(open_entries) < 2:
                     break  # the unit's own children end: what may follow is padding
                 open_entries.pop()
                 continue
-            inside = self._take(entry, open_entries[-1] if open_entries else _Open(""))
+            opened = self._enter(entry, open_entries[-1] if open_entries else _OpenEntry(""))
             if entry.has_children:
-                open_entries.append(inside)
+                open_entries.append(opened)
             elif not open_entries:
                 break
 
-    def _take(self, entry: Any, around: _Open) -> _Open:
+    def _enter(self, entry: Any, parent: _OpenEntry) -> _OpenEntry:
         """Note what matters of an entry; returns what its children lie in."""
         tag = entry.tag
         if tag in _SCOPES:
             name = self._name(entry, "DW_AT_name") or "(anonymous)"
-            return _Open(f"{around.qualifier}{name}::", local=around.local)
+            return _OpenEntry(f"{parent.qualifier}{name}::", is_nested=parent.is_nested)
         if tag == "DW_TAG_subprogram":
-            self._tree._functions[entry.offset] = self._function(entry, around)
+            self._tree._functions[entry.offset] = self._function(entry, parent)
             ranges = self._ranges(entry)
             if not ranges:
-                return _Open(around.qualifier, local=True)
+                return _OpenEntry(parent.qualifier, is_nested=True)
             scopes = [Scope(None, entry.offset, ranges)]
-            self._found.append(scopes)
-            return _Open(around.qualifier, scopes[0], scopes, local=True)
-        if tag in ("DW_TAG_inlined_subroutine", "DW_TAG_lexical_block") and around.scope is not None:
-            inner = self._inner_scope(entry, around.scope, around.scopes)
-            return _Open(around.qualifier, inner, around.scopes, local=True)
-        return around
+            self._functions_found.append(scopes)
+            return _OpenEntry(parent.qualifier, scopes[0], scopes, is_nested=True)
+        if tag in ("DW_TAG_inlined_subroutine", "DW_TAG_lexical_block") and parent.scope is not None:
+            inner = self._inner_scope(entry, parent.scope, parent.scopes)
+            return _OpenEntry(parent.qualifier, inner, parent.scopes, is_nested=True)
+        return parent
 
-    def _inner_scope(self, entry: Any, around: Scope, scopes: list[Scope]) -> Scope:
-        if around.depth >= DEEPEST_SCOPE:
-            return around
+    def _inner_scope(self, entry: Any, parent: Scope, scopes: list[Scope]) -> Scope:
+        if parent.depth >= MAX_SCOPE_DEPTH:
+            return parent
         ranges = self._ranges(entry)
         if entry.tag == "DW_TAG_lexical_block":
             if not ranges:
-                return around
-            scope = Scope(around, None, ranges, depth=around.depth + 1)
+                return parent
+            scope = Scope(parent, None, ranges, depth=parent.depth + 1)
         else:
             origin = self._reference(entry, "DW_AT_abstract_origin")
             scope = Scope(
-                around,
+                parent,
                 -1 if origin is None else origin,
                 ranges,
                 call_file=self._file(entry, "DW_AT_call_file"),
                 call_line=self._number(entry, "DW_AT_call_line"),
-                depth=around.depth + 1,
+                depth=parent.depth + 1,
             )
-            caller = around.innermost_function
+            caller = parent.innermost_function
             if caller is not None:
                 caller.calls.append(scope)
         scopes.append(scope)
         return scope
 
-    def _function(self, entry: Any, around: _Open) -> Function:
+    def _function(self, entry: Any, parent: _OpenEntry) -> Function:
         name = self._name(entry, "DW_AT_name")
         linkage_name = self._name(entry, "DW_AT_linkage_name") or self._name(entry, "DW_AT_MIPS_linkage_name")
         origin = self._reference(entry, "DW_AT_abstract_origin")
         return Function(
-            name=around.qualifier + name if name else "",
+            name=parent.qualifier + name if name else "",
             linkage_name=linkage_name,
             file=self._file(entry, "DW_AT_decl_file"),
             line=self._number(entry, "DW_AT_decl_line"),
             refers_to=origin if origin is not None else self._reference(entry, "DW_AT_specification"),
-            local=around.local or _CLOSURE in linkage_name,
+            is_nested=parent.is_nested or _CLOSURE_PREFIX in linkage_name,
         )
 
     def _ranges(self, entry: Any) -> list[tuple[int, int]]:
@@ -304,7 +306,7 @@ class _UnitReader:
             if start is None or end is None or not isinstance(end.value, int):
                 return []
             found = [(start, start + end.value if end.form in _CONSTANTS else end.value)]
-        self._tree._count(ranges=len(found))
+        self._tree._charge(ranges=len(found))
         placed = [(canonical(start), canonical(end - 1) + 1) for start, end in found if start < end]
         return [(start, end) for start, end in placed if start < end]
 
@@ -335,7 +337,7 @@ class _UnitReader:
     def _number(self, entry: Any, name: str) -> int:
         attribute = entry.attributes.get(name)
         value = attribute.value if attribute is not None else 0
-        return value if isinstance(value, int) and 0 <= value <= LARGEST_LINE else 0
+        return value if isinstance(value, int) and 0 <= value <= MAX_LINE else 0
 
     def _file(self, entry: Any, name: str) -> str:
         return self._files.path(self._number(entry, name)) if self._files and name in entry.attributes else ""

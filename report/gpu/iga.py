@@ -18,7 +18,7 @@ from iaprof.gpu.intel.generations import Platform
 
 LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
 PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"
-SHORTEST_CODE = 8  # bytes: a compacted instruction; IGA crashes on less
+MIN_CODE_BYTES = 8  # bytes: a compacted instruction; IGA crashes on less
 UNDECODABLE = "[undecodable]"  # the mnemonic of what is no instruction that IGA knows
 
 _DECLARATIONS = """
@@ -44,7 +44,7 @@ _ILLEGAL = "illegal"  # what IGA makes of bytes that it does not understand, too
 _OPCODE_BITS = 0x7F  # of an instruction's first byte; 0 is the true `illegal`, on every platform
 _MESSAGE_BYTES = 4096
 _SYNTAX_BYTES = 4096
-_LONGEST_CODE = 0x7FFF_FFFF  # pcs are int32_t
+_MAX_CODE_BYTES = 0x7FFF_FFFF  # pcs are int32_t
 
 
 class IgaUnavailable(Exception):
@@ -87,8 +87,8 @@ class Iga:
         IgaUnavailable where the library is too old for the platform, IgaError for anything else but instructions that
         it does not understand.
         """
-        if not SHORTEST_CODE <= len(code) <= _LONGEST_CODE:
-            raise IgaError(f"{len(code)} bytes are no instruction: the shortest has {SHORTEST_CODE}")
+        if not MIN_CODE_BYTES <= len(code) <= _MAX_CODE_BYTES:
+            raise IgaError(f"{len(code)} bytes are no instruction: the shortest has {MIN_CODE_BYTES}")
         if platform not in self.platforms:
             raise IgaUnavailable(
                 f"{self.path} (version {self.version}) does not know {platform.name}: install a newer {PACKAGES}"
@@ -101,20 +101,22 @@ class Iga:
         try:
             if status[0] == _UNSUPPORTED_PLATFORM:
                 raise IgaUnavailable(f"{self.path} does not know {platform.name}: install a newer {PACKAGES}")
-            said = self._text(message).strip()
+            message_text = self._text(message).strip()
             if view == self._ffi.NULL or status[0] not in (0, _DECODE_ERROR):
-                raise IgaError(said or self._text(self._lib.iga_status_to_string(status[0])))
-            return self._instructions(view, platform, code, texts, said)
+                raise IgaError(message_text or self._text(self._lib.iga_status_to_string(status[0])))
+            return self._instructions(view, platform, code, texts, message_text)
         finally:
             if view != self._ffi.NULL:
                 self._lib.kv_delete(view)
 
-    def _instructions(self, view: object, platform: Platform, code: bytes, texts: bool, said: str) -> IgaDecoding:
+    def _instructions(
+        self, view: object, platform: Platform, code: bytes, texts: bool, message_text: str
+    ) -> IgaDecoding:
         ffi, lib = self._ffi, self._lib
         size_of, opcode_of, known = lib.kv_get_inst_size, lib.kv_get_opcode, self._mnemonics.setdefault(platform, {})
         syntax = ffi.new("char[]", _SYNTAX_BYTES)
         targets = ffi.new("int32_t[3]")
-        found = IgaDecoding([], [], [], [], [], said)
+        found = IgaDecoding([], [], [], [], [], message_text)
         pc, end = 0, len(code)
         while pc < end:
             size = size_of(view, pc)
@@ -146,12 +148,12 @@ class Iga:
         return found
 
     def _platforms(self) -> frozenset[int]:
-        room = 64
-        ids = self._ffi.new("uint32_t[]", room)
+        capacity = 64
+        ids = self._ffi.new("uint32_t[]", capacity)
         needed = self._ffi.new("size_t *")
-        if self._lib.iga_platforms_list(4 * room, ids, needed) != 0:
+        if self._lib.iga_platforms_list(4 * capacity, ids, needed) != 0:
             return frozenset()
-        return frozenset(ids[index] for index in range(min(needed[0] // 4, room)))
+        return frozenset(ids[index] for index in range(min(needed[0] // 4, capacity)))
 
     def _load(self) -> tuple[str, Any]:
         refusals = []

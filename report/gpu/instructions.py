@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from iaprof.gpu.intel.generations import LONGEST_INSTRUCTION
 from iaprof.sandbox.answers import LARGEST, AnswerError, integers, list_of
 
-_MOST_TARGETS = 3
+_MAX_TARGETS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +64,10 @@ def read_instructions(columns: Any, strings: list[str], length: int) -> Instruct
     if "text" not in rest:
         return Instructions(offsets, sizes, mnemonics, strings)
     texts = _column(rest["text"], len(strings))
-    goals = [tuple(integers(each, LARGEST, -LARGEST)) for each in list_of(rest.get("targets"))]
-    if not len(texts) == len(goals) == len(offsets) or any(len(each) > _MOST_TARGETS for each in goals):
+    targets = [tuple(integers(each, LARGEST, -LARGEST)) for each in list_of(rest.get("targets"))]
+    if not len(texts) == len(targets) == len(offsets) or any(len(each) > _MAX_TARGETS for each in targets):
         raise AnswerError
-    return Instructions(offsets, sizes, mnemonics, strings, texts, goals)
+    return Instructions(offsets, sizes, mnemonics, strings, texts, targets)
 
 
 def _column(values: Any, limit: int, lowest: int = 0) -> NDArray[np.int64]:

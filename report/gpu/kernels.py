@@ -17,8 +17,8 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.placements import Compilation, Placement
 
-_MANY = 200  # kernels, for which a second process that reads them is worth its start
-_SHOWN_DIGITS = 6  # of a hash that tells kernels apart; more where it does not
+_MIN_KERNELS_FOR_TWO = 200  # kernels, for which a second process that reads them is worth its start
+_MIN_DIGITS = 6  # of a hash that tells kernels apart; more where it does not
 
 
 class SampledKernels:
@@ -27,7 +27,7 @@ class SampledKernels:
     def __init__(
         self,
         capture: CaptureReader,
-        modules: GpuModuleLoader,
+        loader: GpuModuleLoader,
         platforms: list[IntEnum | None],
         problems: dict[str, list[str]],
         texts: bool = False,
@@ -37,12 +37,12 @@ class SampledKernels:
         With `texts` instructions have their whole text.
         """
         self._capture = capture
-        self._modules = modules
+        self._loader = loader
         self._platforms = platforms
         self._problems = problems
         self._texts = texts
         self._outlines: dict[bytes, GpuModule] = {}  # by digest
-        self._whole: dict[GpuKernel, dict[IntEnum | None, GpuKernel]] = {}  # by the kernel in outline
+        self._loaded: dict[GpuKernel, dict[IntEnum | None, GpuKernel]] = {}  # by the kernel in outline
 
     def compilations(self) -> list[Compilation]:
         """Every module of the capture, its kernels in outline."""
@@ -50,8 +50,8 @@ class SampledKernels:
         for digest, path, elf, time_ns, pid in self._rows("time_ns", "pid"):
             key = digest.as_py()
             if key not in self._outlines and elf.is_valid:
-                self._outlines[key] = self._modules.load(elf.as_py(), None, only=())
-                self._tell(self._outlines[key].problems, path)
+                self._outlines[key] = self._loader.load(elf.as_py(), None, only=())
+                self._add_problems(self._outlines[key].problems, path)
             if key in self._outlines:
                 found.append(Compilation(time_ns.as_py(), pid.as_py(), self._outlines[key]))
         return found
@@ -61,45 +61,45 @@ class SampledKernels:
 
         Where the GPUs are of several generations, as each one's in turn.
         """
-        wanted: dict[bytes, set[int]] = {}
+        addresses_of: dict[bytes, set[int]] = {}
         for key, module in self._outlines.items():
-            if addresses := {k.address for k in module.kernels if k in kernels and k not in self._whole}:
-                wanted[key] = addresses
-        with contextlib.ExitStack() as opened:
-            readers = [self._modules]
-            if sum(map(len, wanted.values())) >= _MANY:
-                readers.append(opened.enter_context(type(self._modules)()))
-            workers = opened.enter_context(ThreadPoolExecutor(len(readers)))
+            if addresses := {k.address for k in module.kernels if k in kernels and k not in self._loaded}:
+                addresses_of[key] = addresses
+        with contextlib.ExitStack() as stack:
+            loaders = [self._loader]
+            if sum(map(len, addresses_of.values())) >= _MIN_KERNELS_FOR_TWO:
+                loaders.append(stack.enter_context(type(self._loader)()))
+            workers = stack.enter_context(ThreadPoolExecutor(len(loaders)))
             free = SimpleQueue[GpuModuleLoader]()
-            for reader in readers:
-                free.put(reader)
+            for loader in loaders:
+                free.put(loader)
             platforms = dict.fromkeys(self._platforms) or dict.fromkeys([None])
-            asked = []
+            pending = []
             for digest, path, elf in self._rows():
-                if digest.as_py() in wanted and elf.is_valid:
-                    only = wanted.pop(digest.as_py())
-                    words = (free, elf.as_py(), list(platforms), only, self._texts)
-                    asked.append((self._outlines[digest.as_py()], path, only, workers.submit(_load, *words)))
-            for outline, path, only, loaded in asked:
-                told = set(outline.problems)
-                for platform, module in loaded.result().items():
-                    self._tell([problem for problem in module.problems if problem not in told], path)
-                    told.update(module.problems)
-                    for kernel, whole in zip(outline.kernels, module.kernels, strict=False):
+                if digest.as_py() in addresses_of and elf.is_valid:
+                    only = addresses_of.pop(digest.as_py())
+                    arguments = (free, elf.as_py(), list(platforms), only, self._texts)
+                    pending.append((self._outlines[digest.as_py()], path, only, workers.submit(_load, *arguments)))
+            for outline, path, only, loading in pending:
+                reported = set(outline.problems)
+                for platform, module in loading.result().items():
+                    self._add_problems([problem for problem in module.problems if problem not in reported], path)
+                    reported.update(module.problems)
+                    for kernel, loaded in zip(outline.kernels, module.kernels, strict=False):
                         if kernel.address in only and kernel in kernels:
-                            self._whole.setdefault(kernel, {})[platform] = whole
+                            self._loaded.setdefault(kernel, {})[platform] = loaded
 
-    def whole(self, kernel: GpuKernel) -> GpuKernel:
+    def loaded(self, kernel: GpuKernel) -> GpuKernel:
         """A kernel that was given in outline, as one for the first stream's GPU."""
-        return next(iter(self._whole.get(kernel, {}).values()), kernel)
+        return next(iter(self._loaded.get(kernel, {}).values()), kernel)
 
-    def on(self, stream: int, kernel: GpuKernel) -> GpuKernel:
+    def loaded_for(self, stream: int, kernel: GpuKernel) -> GpuKernel:
         """A kernel that was given in outline, as one for that stream's GPU."""
-        return self._whole.get(kernel, {}).get(self._platforms[stream], kernel)
+        return self._loaded.get(kernel, {}).get(self._platforms[stream], kernel)
 
     def __iter__(self) -> Iterator[GpuKernel]:
         """Those that were read, as for the first stream's GPU."""
-        return map(self.whole, self._whole)
+        return map(self.loaded, self._loaded)
 
     def _rows(self, *columns: str) -> Iterator[list[Any]]:
         """Digest, path, debug ELF and these columns of every module, as Arrow has them."""
@@ -107,7 +107,7 @@ class SampledKernels:
             for index in range(len(table)):  # modules, of which there are few
                 yield [table[name][index] for name in ("digest", "path", "elf", *columns)]
 
-    def _tell(self, problems: Collection[str], path: Any) -> None:
+    def _add_problems(self, problems: Collection[str], path: Any) -> None:
         for problem in problems:
             self._problems.setdefault(problem, []).append(str(path.as_py()))
 
@@ -116,11 +116,11 @@ def _load(
     free: SimpleQueue[GpuModuleLoader], elf: bytes, platforms: list[IntEnum | None], only: set[int], texts: bool
 ) -> dict[IntEnum | None, GpuModule]:
     """Reads a module for each platform, by whichever reader has nothing to do."""
-    reader = free.get()
+    loader = free.get()
     try:
-        return {platform: reader.load(elf, platform, only, texts) for platform in platforms}
+        return {platform: loader.load(elf, platform, only, texts) for platform in platforms}
     finally:
-        free.put(reader)
+        free.put(loader)
 
 
 class KernelNames:
@@ -131,22 +131,22 @@ class KernelNames:
         codes: dict[tuple[str, str], set[str]] = {}
         for kernel in kernels:
             codes.setdefault((kernel.demangled, kernel.file), set()).add(kernel.fingerprint)
-        self._digits = {key: _digits(prints) for key, prints in codes.items() if len(prints) > 1}
+        self._digits = {key: _digits(fingerprints) for key, fingerprints in codes.items() if len(fingerprints) > 1}
 
     def name(self, placement: Placement) -> str:
         """Of the kernel that lies there."""
         if placement.kernel is None:
             return placement.name or f"0x{placement.address:x}"
-        kernel = self._kernels.whole(placement.kernel)
+        kernel = self._kernels.loaded(placement.kernel)
         digits = self._digits.get((kernel.demangled, kernel.file))
         if digits is not None:
             return f"{kernel.demangled} [code {kernel.fingerprint[:digits]}]"
         return kernel.demangled or f"0x{placement.address:x}"
 
 
-def _digits(prints: set[str]) -> int:
+def _digits(fingerprints: set[str]) -> int:
     """How many of their first digits tell these hashes apart."""
-    digits = _SHOWN_DIGITS
-    while digits < 64 and len({each[:digits] for each in prints}) < len(prints):
+    digits = _MIN_DIGITS
+    while digits < 64 and len({each[:digits] for each in fingerprints}) < len(fingerprints):
         digits += 1
     return digits

@@ -15,7 +15,7 @@ from typing import Any
 
 from iaprof.formats.zebin import canonical
 
-LARGEST_LINE = 0x7FFF_FFFF
+MAX_LINE = 0x7FFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def line_ranges(program: Any, files: FileTable) -> list[LineRange]:
             continue
         for (start, file, line), (end, _, _) in pairwise(sequence):
             if start < end:  # of rows at one address the last counts
-                found.append(LineRange(start, end, files.path(file), line if 0 <= line <= LARGEST_LINE else 0))
+                found.append(LineRange(start, end, files.path(file), line if 0 <= line <= MAX_LINE else 0))
         sequence = []
     return found
 

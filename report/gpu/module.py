@@ -37,11 +37,11 @@ NO_DECODER = "[no decoder]"
 UNDECODABLE = "[undecodable]"
 NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction, or outside of the code
 
-_NONE = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
-_DEEPEST_STACK = 256  # frames; report.gpu_functions makes fewer
-_MOST_PROBLEMS = 20
-_LONGEST_TROUBLE = 120.0  # seconds, of modules that could not be read whole; then the others' names must do
-_MOST_DEATHS = 8  # of the decoder in one module; then what is left is not tried
+_NO_INSTRUCTIONS = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
+_MAX_FRAMES = 256  # frames; report.gpu_functions makes fewer
+_MAX_PROBLEMS = 20
+_MAX_PROBLEM_SECONDS = 120.0  # seconds, of modules that could not be read whole; then the others' names must do
+_MAX_DEATHS = 8  # of the decoder in one module; then what is left is not tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +108,15 @@ class GpuKernel:
         found = self._by_offset.get(offset)
         if found is not None:
             return found
-        return InstructionInfo(offset, 0, self._nothing_at(offset), "", (), self.frames_at(offset))
+        return InstructionInfo(offset, 0, self._placeholder_at(offset), "", (), self.frames_at(offset))
 
-    def _nothing_at(self, offset: int) -> str:
+    def _placeholder_at(self, offset: int) -> str:
         if self.decoded is None and 0 <= offset < self.code_size:
             return NO_DECODER
         inside = 0 <= offset < self.code_size
         return UNDECODABLE if inside and self.decoded is not None and offset >= self.decoded.end else NO_INSTRUCTION
 
-    def codes(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[GpuFrame, ...]]], NDArray[np.int64]]:
+    def codes_at(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[GpuFrame, ...]]], NDArray[np.int64]]:
         """What is at many offsets: distinct (mnemonic, frames), and which of them each offset has.
 
         Args:
@@ -138,7 +138,7 @@ class GpuKernel:
         )
         found = []
         for offset, name in zip(where[first].tolist(), number[first].tolist(), strict=True):
-            mnemonic = decoded.strings[name] if decoded is not None and name >= 0 else self._nothing_at(offset)
+            mnemonic = decoded.strings[name] if decoded is not None and name >= 0 else self._placeholder_at(offset)
             found.append((mnemonic, self.frames_at(offset)))
         return found, which.reshape(-1).astype(np.int64)
 
@@ -157,7 +157,7 @@ class GpuModuleLoader(GpuSandboxed):
     def __init__(self, sandbox: Sandbox | None = None) -> None:
         """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
         super().__init__(sandbox)
-        self._trouble_left = _LONGEST_TROUBLE
+        self._problem_seconds_left = _MAX_PROBLEM_SECONDS
 
     def load(
         self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None = None, texts: bool = True
@@ -169,38 +169,38 @@ class GpuModuleLoader(GpuSandboxed):
         So with an empty `only` neither code nor debug information is looked at. Without `texts` instructions have their
         mnemonics only, which takes a fraction of the time.
         """
-        if self._trouble_left <= 0:
+        if self._problem_seconds_left <= 0:
             return self._names_only(elf, "it was not read: modules before it took too long")
         begun = time.monotonic()
         module = self._load(elf, platform, only, texts)
         if module.problems:
-            self._trouble_left -= time.monotonic() - begun
+            self._problem_seconds_left -= time.monotonic() - begun
         return module
 
     def _load(self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None, texts: bool) -> GpuModule:
         addresses = None if only is None else sorted({canonical(address) for address in only})
         try:
-            return _module(self._module(elf, platform, addresses, decode=True, texts=texts))
+            return _checked_module(self._call_module(elf, platform, addresses, decode=True, texts=texts))
         except SandboxRefused as refusal:
             if refusal.kind == "ZebinError":
-                return GpuModule((), _told([str(refusal)]))
+                return GpuModule((), _shown([str(refusal)]))
             first = str(refusal)
         except (SandboxDied, AnswerError) as error:
             first = str(error)
         except SandboxError as error:
             return self._names_only(elf, str(error))
-        return self._in_parts(elf, platform, addresses, first)
+        return self._load_by_kernel(elf, platform, addresses, first)
 
-    def _module(
+    def _call_module(
         self, elf: bytes, platform: IntEnum | None, only: list[int] | None, decode: bool, texts: bool = False
     ) -> Any:
         number = None if platform is None else int(platform)
         return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode, "texts": texts}, elf)
 
-    def _in_parts(self, elf: bytes, platform: IntEnum | None, only: list[int] | None, first: str) -> GpuModule:
+    def _load_by_kernel(self, elf: bytes, platform: IntEnum | None, only: list[int] | None, first: str) -> GpuModule:
         """What can be had of a module that the child did not survive as a whole: lines first, then kernel by kernel."""
         try:
-            module = _module(self._module(elf, platform, only, decode=False))
+            module = _checked_module(self._call_module(elf, platform, only, decode=False))
         except (SandboxError, AnswerError) as error:
             module = self._names_only(elf, f"its debug information cannot be read: {error}")
         if platform is None:
@@ -213,13 +213,13 @@ class GpuModuleLoader(GpuSandboxed):
         problems = [*module.problems]
         deaths = 0
         for kernel, code in zip(module.kernels, codes, strict=True):
-            decoded: Instructions | None = _NONE
-            if (only is None or kernel.address in only) and code and deaths < _MOST_DEATHS:
+            decoded: Instructions | None = _NO_INSTRUCTIONS
+            if (only is None or kernel.address in only) and code and deaths < _MAX_DEATHS:
                 try:
                     answer = self._sandbox.call("disasm", {"platform": int(platform)}, code)
                     decoded = read_instructions(answer["instructions"], strings_of(answer["strings"]), len(code))
                 except SandboxRefused as refusal:
-                    decoded = None if refusal.kind == "DecoderUnavailable" else _NONE
+                    decoded = None if refusal.kind == "DecoderUnavailable" else _NO_INSTRUCTIONS
                     problems.append(f"kernel {kernel.name!r} was not decoded: {refusal}")
                 except (SandboxError, AnswerError, KeyError, TypeError) as error:
                     deaths += 1
@@ -239,7 +239,7 @@ class GpuModuleLoader(GpuSandboxed):
             )
         if len(problems) == len(module.problems):
             problems.append(f"it could only be read in parts: {first}")
-        return GpuModule(tuple(kernels), _told(problems))
+        return GpuModule(tuple(kernels), _shown(problems))
 
     def _names_only(self, elf: bytes, problem: str) -> GpuModule:
         """The kernels alone, read here: formats.zebin is plain Python, bounded by the file's length."""
@@ -249,45 +249,45 @@ class GpuModuleLoader(GpuSandboxed):
             zebin: Zebin = read_zebin(elf)
         except ZebinError as error:
             return GpuModule((), (str(error),))
-        return GpuModule(tuple(_bare(kernel) for kernel in zebin.kernels), (problem,))
+        return GpuModule(tuple(_without_code(kernel) for kernel in zebin.kernels), (problem,))
 
 
-def _bare(kernel: ZebinKernel) -> GpuKernel:
+def _without_code(kernel: ZebinKernel) -> GpuKernel:
     return GpuKernel(
         kernel.name, kernel.name, kernel.address, kernel.size, len(kernel.code), fingerprint=kernel.fingerprint
     )
 
 
-def _module(answer: Any) -> GpuModule:
+def _checked_module(answer: Any) -> GpuModule:
     """The child's answer, checked."""
     if not isinstance(answer, dict):
         raise AnswerError
     strings = strings_of(answer.get("strings"))
-    places = []
-    for place in list_of(answer.get("frames")):
-        function, file, line = integers(place, 1 << 31) if len(list_of(place)) == 3 else (len(strings), 0, 0)
+    frames = []
+    for frame in list_of(answer.get("frames")):
+        function, file, line = integers(frame, 1 << 31) if len(list_of(frame)) == 3 else (len(strings), 0, 0)
         if max(function, file) >= len(strings):
             raise AnswerError
-        places.append(GpuFrame(strings[function], strings[file], line))
+        frames.append(GpuFrame(strings[function], strings[file], line))
     stacks = []
     for stack in list_of(answer.get("stacks")):
-        numbers = integers(stack, len(places))
-        if not 0 < len(numbers) <= _DEEPEST_STACK:
+        numbers = integers(stack, len(frames))
+        if not 0 < len(numbers) <= _MAX_FRAMES:
             raise AnswerError
-        stacks.append(tuple(places[number] for number in numbers))
-    kernels = tuple(_kernel(kernel, strings, stacks) for kernel in list_of(answer.get("kernels")))
-    return GpuModule(kernels, _told(strings_of(answer.get("problems"))))
+        stacks.append(tuple(frames[number] for number in numbers))
+    kernels = tuple(_checked_kernel(kernel, strings, stacks) for kernel in list_of(answer.get("kernels")))
+    return GpuModule(kernels, _shown(strings_of(answer.get("problems"))))
 
 
-def _told(problems: list[str]) -> tuple[str, ...]:
+def _shown(problems: list[str]) -> tuple[str, ...]:
     """The problems as they are shown: each once, and not more than a person reads."""
     different = [sentence(problem) for problem in dict.fromkeys(problems)]
-    if len(different) <= _MOST_PROBLEMS:
+    if len(different) <= _MAX_PROBLEMS:
         return tuple(different)
-    return (*different[:_MOST_PROBLEMS], f"and {len(different) - _MOST_PROBLEMS} more problems")
+    return (*different[:_MAX_PROBLEMS], f"and {len(different) - _MAX_PROBLEMS} more problems")
 
 
-def _kernel(answer: Any, strings: list[str], stacks: list[tuple[GpuFrame, ...]]) -> GpuKernel:
+def _checked_kernel(answer: Any, strings: list[str], stacks: list[tuple[GpuFrame, ...]]) -> GpuKernel:
     match answer:
         case {
             "name": name,

@@ -19,18 +19,18 @@ from iaprof.sandbox.stage_limit import OutOfTime, stage_limit
 from iaprof.symbols.names.demangle import demangled
 
 
-class Table:
+class Numbering:
     """Numbers for things that come often, in the order in which they came first."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
-    def number(self, thing: Any) -> int:
+    def number(self, value: Any) -> int:
         """The thing's index in `things`."""
-        return self._numbers.setdefault(thing, len(self._numbers))
+        return self._numbers.setdefault(value, len(self._numbers))
 
     @property
-    def things(self) -> list[Any]:
+    def values(self) -> list[Any]:
         """All things that got a number."""
         return list(self._numbers)
 
@@ -65,11 +65,11 @@ class GpuReader:
             raise Refusal("DecoderUnavailable", str(error)) from None
         except IgaError as error:
             raise Refusal("DecodeError", str(error)) from None
-        strings = Table()
-        instructions = _columns(decoding, strings)
+        strings = Numbering()
+        instructions = _to_columns(decoding, strings)
         whole = UNDECODABLE not in decoding.mnemonics and _reaches_end(decoding, len(code))
         return {
-            "strings": strings.things,
+            "strings": strings.values,
             "instructions": instructions,
             "message": "" if whole else decoding.message or "some of these bytes are no instructions",
         }
@@ -92,7 +92,7 @@ class GpuReader:
         decodings: dict[int, IgaDecoding] = {}
         if parameters["decode"] and wanted:
             decodings = self._decodings(parameters["platform"], wanted, parameters.get("texts", True), problems)
-        strings, places, stacks = Table(), Table(), Table()
+        strings, frame_table, stacks = Numbering(), Numbering(), Numbering()
         kernels = [
             {
                 "name": kernel.name,
@@ -101,16 +101,16 @@ class GpuReader:
                 "address": kernel.address,
                 "size": kernel.size,
                 "code_size": len(kernel.code),
-                "segments": _numbered(segments.get(index, ()), strings, places, stacks),
-                "instructions": _columns(decodings[index], strings) if index in decodings else None,
+                "segments": _segment_columns(segments.get(index, ()), strings, frame_table, stacks),
+                "instructions": _to_columns(decodings[index], strings) if index in decodings else None,
             }
             for index, kernel in enumerate(zebin.kernels)
         ]
         return {
             "kernels": kernels,
-            "strings": strings.things,
-            "frames": places.things,
-            "stacks": stacks.things,
+            "strings": strings.values,
+            "frames": frame_table.values,
+            "stacks": stacks.values,
             "problems": problems,
         }
 
@@ -118,21 +118,21 @@ class GpuReader:
         self, data: bytes, zebin: Zebin, wanted: dict[int, ZebinKernel], problems: list[str]
     ) -> dict[int, tuple[Segment, ...]]:
         """Each kernel's frames; without debug information, or as far as it is damaged, those of the symbol table."""
-        frames = no_debug_info()
+        debug_info = no_debug_info()
         if zebin.has_debug and not zebin.placed:
             problems.append("it has no GPU addresses, so its debug information was left unread")
         elif zebin.has_debug:
             read: list[DebugInfo] = []
             self._stage("its debug information", problems, lambda: read.append(read_debug_info(data)))
-            frames = read[0] if read else frames
-        problems.extend(frames.problems)
+            debug_info = read[0] if read else debug_info
+        problems.extend(debug_info.problems)
         found: dict[int, tuple[Segment, ...]] = {}
 
-        def place() -> None:
+        def find_segments() -> None:
             for index, kernel in wanted.items():
-                found[index] = frames.segments(kernel)
+                found[index] = debug_info.segments(kernel)
 
-        self._stage("its debug information", problems, place)
+        self._stage("its debug information", problems, find_segments)
         return found
 
     def _decodings(
@@ -151,9 +151,9 @@ class GpuReader:
         def decode() -> None:
             for index, kernel in wanted.items():
                 try:
-                    found[index] = iga.decode(platform, kernel.code, texts) if kernel.code else _nothing()
+                    found[index] = iga.decode(platform, kernel.code, texts) if kernel.code else _empty_decoding()
                 except IgaError as error:
-                    found[index] = _nothing(str(error))
+                    found[index] = _empty_decoding(str(error))
                     problems.append(f"kernel {kernel.name!r} was not decoded: {error}"[:500])
 
         try:
@@ -162,7 +162,7 @@ class GpuReader:
             problems.append(str(error))
             return found
         for index in wanted:
-            found.setdefault(index, _nothing())  # there was no time for it
+            found.setdefault(index, _empty_decoding())  # there was no time for it
         return found
 
     def _stage(self, subject: str, problems: list[str], work: Callable[[], None]) -> None:
@@ -182,11 +182,11 @@ class GpuReader:
             problems.append(f"{subject} is damaged ({type(error).__name__}: {error})"[:500])
 
 
-def _nothing(message: str = "") -> IgaDecoding:
+def _empty_decoding(message: str = "") -> IgaDecoding:
     return IgaDecoding([], [], [], [], [], message)
 
 
-def _columns(decoding: IgaDecoding, strings: Table) -> dict[str, list[Any]]:
+def _to_columns(decoding: IgaDecoding, strings: Numbering) -> dict[str, list[Any]]:
     """A decoding as columns, one entry per instruction."""
     columns: dict[str, list[Any]] = {
         "offset": decoding.pcs,
@@ -203,13 +203,15 @@ def _reaches_end(decoding: IgaDecoding, length: int) -> bool:
     return bool(decoding.pcs) and length - decoding.pcs[-1] - decoding.sizes[-1] < LONGEST_INSTRUCTION
 
 
-def _numbered(segments: Iterable[Segment], strings: Table, places: Table, stacks: Table) -> dict[str, list[int]]:
+def _segment_columns(
+    segments: Iterable[Segment], strings: Numbering, frame_table: Numbering, stacks: Numbering
+) -> dict[str, list[int]]:
     """Segments as columns: where each starts, and its stack's number."""
     each = list(segments)
     numbers = [
         stacks.number(
             tuple(
-                places.number((strings.number(frame.function), strings.number(frame.file), frame.line))
+                frame_table.number((strings.number(frame.function), strings.number(frame.file), frame.line))
                 for frame in segment.frames
             )
         )

@@ -26,8 +26,8 @@ _PIPES = {"": "the pipe of its operands", "A": "every pipe", "F": "the float pip
 _JUMPS = ("jmpi", "goto")  # what stands behind them is not next, unless they have a predicate
 _ENDS = ("ret", "illegal")
 _SYNC_OF_TOKENS = {"sync.allrd": "src", "sync.allwr": "dst"}
-_FURTHEST = 4_096  # instructions that are looked at for one token
-_MOST_STEPS = 1 << 20  # for all tokens of a kernel: a second or two
+_MAX_DISTANCE = 4_096  # instructions that are looked at for one token
+_MAX_STEPS = 1 << 20  # for all tokens of a kernel: a second or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Annotation:
     opcode: str  # with its function: `sync.bar`
     predicated: bool = False
     ends: bool = False  # the thread
-    gives: int | None = None  # the token that it is given itself
+    sets: int | None = None  # the token that it is given itself
     tokens: tuple[str, ...] = ()  # that it waits for: `$5.dst`; `$*.dst` is all of them
     distances: tuple[str, ...] = ()  # `I@2`
     other: tuple[str, ...] = ()  # options that have nothing to do with it
@@ -52,7 +52,7 @@ class Wait:
     offsets: tuple[int, ...] = ()  # of who was given the token, on each path, or who signalled
 
 
-def annotation(text: str) -> Annotation:
+def parse_annotation(text: str) -> Annotation:
     """Reads an instruction as IGA prints it."""
     code = text.partition("//")[0].strip()
     found = _OPTIONS.search(code)
@@ -61,13 +61,13 @@ def annotation(text: str) -> Annotation:
     predicate = body.partition(")")[0] + ")" if body.startswith("(") else ""
     words = body.removeprefix(predicate).split()
     opcode = words[0] if words else ""
-    gives, tokens, distances, other = None, [], [], []
+    sets, tokens, distances, other = None, [], [], []
     for option in options:
         if token := _TOKEN.fullmatch(option):
             if token[2]:
                 tokens.append(option)
             else:
-                gives = int(token[1])
+                sets = int(token[1])
         elif _DISTANCE.fullmatch(option):
             distances.append(option)
         else:
@@ -78,16 +78,16 @@ def annotation(text: str) -> Annotation:
         opcode,
         _PREDICATE.match(predicate) is not None,
         "EOT" in other or opcode in _ENDS,
-        gives,
+        sets,
         tuple(tokens),
         tuple(distances),
         tuple(other),
     )
 
 
-def described(wait: Wait, shown: Sequence[str]) -> str:
+def describe(wait: Wait, instructions: Sequence[str]) -> str:
     """A wait in words; `shown` are the instructions that it waits for."""
-    names = " or ".join(shown)
+    names = " or ".join(instructions)
     if wait.what == "barrier":
         return "waits for its work-group" + (f", signals at {names}" if names else "")
     if distance := _DISTANCE.fullmatch(wait.what):
@@ -106,72 +106,72 @@ class Scoreboard:
         """`instructions` are sorted by offset."""
         self._instructions = instructions
         self._index = {each.offset: index for index, each in enumerate(instructions)}
-        self._steps_left = _MOST_STEPS
+        self._steps_left = _MAX_STEPS
 
     def waits(self, offset: int) -> tuple[Wait, ...]:
         """All that the instruction at an offset may wait for; () where it waits for nothing, or is none."""
         index = self._index.get(offset)
         if index is None:
             return ()
-        mine = self._annotations[index]
-        found = [Wait(token, ("sbid", "sync"), self._givers(index, token)) for token in mine.tokens]
-        if mine.gives is not None and (before := self._owners(index, mine.gives)):
-            found.append(Wait(f"${mine.gives}", ("sbid",), before))
-        if mine.opcode == "sync.bar":
+        own = self._annotations[index]
+        found = [Wait(token, ("sbid", "sync"), self._setters(index, token)) for token in own.tokens]
+        if own.sets is not None and (before := self._owners(index, own.sets)):
+            found.append(Wait(f"${own.sets}", ("sbid",), before))
+        if own.opcode == "sync.bar":
             found.append(Wait("barrier", ("sync",), self._signals(index)))
-        found += [Wait(distance, ("dist_acc",)) for distance in mine.distances]
+        found += [Wait(distance, ("dist_acc",)) for distance in own.distances]
         return tuple(found)
 
     @cached_property
     def _annotations(self) -> list[Annotation]:
-        return [annotation(each.text) for each in self._instructions]
+        return [parse_annotation(each.text) for each in self._instructions]
 
     @cached_property
-    def _before(self) -> list[list[int]]:
+    def _predecessors(self) -> list[list[int]]:
         """From which instructions each can be reached in one step."""
         before: list[list[int]] = [[] for _ in self._instructions]
-        for index, (each, mine) in enumerate(zip(self._instructions, self._annotations, strict=True)):
-            away = mine.ends or (mine.opcode in _JUMPS and not mine.predicated)
-            if index + 1 < len(before) and not away:
+        for index, (each, own) in enumerate(zip(self._instructions, self._annotations, strict=True)):
+            leaves = own.ends or (own.opcode in _JUMPS and not own.predicated)
+            if index + 1 < len(before) and not leaves:
                 before[index + 1].append(index)
             for target in each.targets:
                 if target in self._index:
                     before[self._index[target]].append(index)
         return before
 
-    def _givers(self, index: int, token: str) -> tuple[int, ...]:
+    def _setters(self, index: int, token: str) -> tuple[int, ...]:
         if "*" in token:
             return ()
         number = int(token[1:].partition(".")[0])
-        return self._last(index, lambda each: each.gives == number)
+        return self._last_on_each_path(index, lambda each: each.sets == number)
 
     def _owners(self, index: int, token: int) -> tuple[int, ...]:
         """Who may still have a token that is given anew, which has to wait: a token has one owner at a time."""
         done = f"${token}.dst"
-        return self._last(index, lambda each: each.gives == token, lambda each: done in each.tokens)
+        return self._last_on_each_path(index, lambda each: each.sets == token, lambda each: done in each.tokens)
 
     def _signals(self, index: int) -> tuple[int, ...]:
-        return self._last(index, lambda each: each.opcode == "send.gtwy" and not each.ends)
+        return self._last_on_each_path(index, lambda each: each.opcode == "send.gtwy" and not each.ends)
 
-    def _last(
+    def _last_on_each_path(
         self,
         index: int,
-        wanted: Callable[[Annotation], bool],
-        barred: Callable[[Annotation], bool] = lambda _: False,
+        matches: Callable[[Annotation], bool],
+        stops: Callable[[Annotation], bool] = lambda _: False,
     ) -> tuple[int, ...]:
         """The last wanted instructions before one, on each path that leads to it and has no barred one after it."""
         found = []
-        seen = {*self._before[index]}
+        seen = {*self._predecessors[index]}
         left = list(seen)
-        while left and len(seen) < _FURTHEST and self._steps_left > 0:
+        while left and len(seen) < _MAX_DISTANCE and self._steps_left > 0:
             self._steps_left -= 1
             each = left.pop()
-            if wanted(self._annotations[each]):
+            if matches(self._annotations[each]):
                 found.append(self._instructions[each].offset)
                 continue
-            if barred(self._annotations[each]):
+            if stops(self._annotations[each]):
                 continue
-            more = [before for before in self._before[each] if before not in seen]
+            more = [before for before in self._predecessors[each] if before not in seen]
             seen.update(more)
             left += more
         return tuple(sorted(found))

@@ -20,10 +20,10 @@ from iaprof.formats.profile import clean
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO's open would wait
-_LARGEST = 8 << 20  # bytes of one file
-_LARGEST_SUM = 64 << 20
-_MOST_PATHS = 4_096  # that are looked for; a kernel has some ten
-_MOST_NAMES = 32  # of a path that are tried
+_MAX_FILE_BYTES = 8 << 20  # bytes of one file
+_MAX_BYTES = 64 << 20
+_MAX_PATHS = 4_096  # that are looked for; a kernel has some ten
+_MAX_NAMES = 32  # of a path that are tried
 _TAB = 4
 
 
@@ -53,12 +53,12 @@ class SourceFiles:
             except OSError as error:
                 raise UsageError(f"--source-dir {folder} is no folder that can be read: {error.strerror}") from error
         self._found: dict[str, SourceFile | None] = {}
-        self._bytes_left = _LARGEST_SUM
+        self._bytes_left = _MAX_BYTES
 
     def file(self, path: str) -> SourceFile | None:
         """The file that DWARF calls `path`; None where there is none that may be shown."""
         if path not in self._found:
-            if len(self._found) >= _MOST_PATHS:
+            if len(self._found) >= _MAX_PATHS:
                 return None
             self._found[path] = self._search(path)
         return self._found[path]
@@ -75,7 +75,7 @@ class SourceFiles:
     def _search(self, path: str) -> SourceFile | None:
         names = [name for name in posixpath.normpath(path).split("/") if name]
         hidden = [at for at, name in enumerate(names) if name.startswith(".")]  # `..` among them
-        longest = max(len(names) - _MOST_NAMES, hidden[-1] + 1 if hidden else 0)
+        longest = max(len(names) - _MAX_NAMES, hidden[-1] + 1 if hidden else 0)
         for real, folder in self._folders:
             for first in range(longest, len(names)):
                 with contextlib.suppress(OSError, ValueError):
@@ -88,9 +88,9 @@ class SourceFiles:
         inside = os.path.relpath(target, real).split("/")
         if any(name.startswith(".") for name in inside):  # `..` among them: a link leads outside
             raise ValueError(target)
-        with open(_opened(folder, inside), "rb") as file:
+        with open(_open_below(folder, inside), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > min(_LARGEST, self._bytes_left):
+            if not stat.S_ISREG(status.st_mode) or status.st_size > min(_MAX_FILE_BYTES, self._bytes_left):
                 raise ValueError(target)
             data = file.read(status.st_size)
         self._bytes_left -= len(data)
@@ -102,7 +102,7 @@ NO_SOURCES = SourceFiles(())
 """Where the user named no folder."""
 
 
-def _opened(folder: int, names: Sequence[str]) -> int:
+def _open_below(folder: int, names: Sequence[str]) -> int:
     """Opens a file name by name, through no link: whoever makes one meanwhile gets an OSError here."""
     here = os.dup(folder)
     try:

@@ -51,36 +51,36 @@ class _Unplaced:
     names: frozenset[str]  # of the functions that start there
 
 
-class _Placing:
+class _UnitMatcher:
     """The kernels of a module, and which of them have a unit."""
 
     def __init__(self, kernels: Sequence[ZebinKernel]) -> None:
         self._kernels = sorted(kernels, key=lambda kernel: kernel.address)
         self._starts = [kernel.address for kernel in self._kernels]
-        self._longest = max((len(kernel.code) for kernel in kernels), default=0)
-        self._taken: set[int] = set()  # kernels that have a unit, by address
+        self._longest_code = max((len(kernel.code) for kernel in kernels), default=0)
+        self._claimed: set[int] = set()  # kernels that have a unit, by address
 
     @property
-    def left(self) -> list[ZebinKernel]:
+    def unclaimed(self) -> list[ZebinKernel]:
         """Kernels without a unit."""
-        return [kernel for kernel in self._kernels if kernel.address not in self._taken]
+        return [kernel for kernel in self._kernels if kernel.address not in self._claimed]
 
-    def look(self, unit: UnitCode, functions: FunctionTree) -> _Unplaced | None:
+    def claim(self, unit: UnitCode, functions: FunctionTree) -> _Unplaced | None:
         """Notes the kernels of a unit by its addresses; returns its code at address 0 if that has no kernel yet."""
         own: dict[int, ZebinKernel] = {}
         starts_at_zero, size = False, 0
         for start, end in unit.ranges():
             if (kernel := self._at(start)) is not None:
                 own[kernel.address] = kernel
-            elif start < self._longest:
+            elif start < self._longest_code:
                 starts_at_zero, size = starts_at_zero or start == 0, max(size, end)
-        self._taken |= own.keys()
+        self._claimed |= own.keys()
         if not starts_at_zero:
             return None
-        left = _Unplaced(unit, size, _names_at_zero(unit, functions))
-        if len(own) == 1 and self.put(left, *own.values()):
+        at_zero = _Unplaced(unit, size, _names_at_zero(unit, functions))
+        if len(own) == 1 and self.assign(at_zero, *own.values()):
             return None
-        return left
+        return at_zero
 
     def _at(self, address: int) -> ZebinKernel | None:
         index = bisect_right(self._starts, address) - 1
@@ -99,25 +99,25 @@ class _Placing:
             The units without a match.
         """
         kernels: dict[object, ZebinKernel | None] = {}  # None where several have a key
-        for kernel in self.left:
+        for kernel in self.unclaimed:
             key = key_of(kernel)
             kernels[key] = None if key in kernels else kernel
-        wanted = [{key for key in keys_of(each) if key in kernels} for each in waiting]
-        claims = Counter(key for keys in wanted for key in keys)
-        left = []
-        for each, keys in zip(waiting, wanted, strict=True):
+        usable_keys = [{key for key in keys_of(each) if key in kernels} for each in waiting]
+        claims = Counter(key for keys in usable_keys for key in keys)
+        unmatched = []
+        for each, keys in zip(waiting, usable_keys, strict=True):
             key = keys.pop() if len(keys) == 1 else None
             found = kernels.get(key)
-            if found is None or claims[key] > 1 or not self.put(each, found):
-                left.append(each)
-        return left
+            if found is None or claims[key] > 1 or not self.assign(each, found):
+                unmatched.append(each)
+        return unmatched
 
-    def put(self, unplaced: _Unplaced, kernel: ZebinKernel) -> bool:
+    def assign(self, unplaced: _Unplaced, kernel: ZebinKernel) -> bool:
         """Moves a unit to a kernel if it is not larger than the kernel."""
         if unplaced.size > len(kernel.code):
             return False
         unplaced.unit.move(unplaced.size, kernel.address)
-        self._taken.add(kernel.address)
+        self._claimed.add(kernel.address)
         return True
 
 
@@ -127,7 +127,7 @@ def _names_at_zero(unit: UnitCode, functions: FunctionTree) -> frozenset[str]:
 
 
 def place_units(
-    units: Sequence[UnitCode], kernels: Sequence[ZebinKernel], elsewhere: Collection[str], functions: FunctionTree
+    units: Sequence[UnitCode], kernels: Sequence[ZebinKernel], unplaced_names: Collection[str], functions: FunctionTree
 ) -> list[str]:
     """Moves code at address 0 to the kernel that it belongs to.
 
@@ -143,18 +143,18 @@ def place_units(
     Returns:
         A sentence for each unit that could belong to several kernels.
     """
-    placing = _Placing(kernels)
-    waiting = [left for unit in units if (left := placing.look(unit, functions)) is not None]
-    waiting = [each for each in waiting if each.names.isdisjoint(elsewhere)]
-    waiting = placing.match(waiting, lambda each: each.names, lambda kernel: kernel.name)
+    matcher = _UnitMatcher(kernels)
+    waiting = [at_zero for unit in units if (at_zero := matcher.claim(unit, functions)) is not None]
+    waiting = [each for each in waiting if each.names.isdisjoint(unplaced_names)]
+    waiting = matcher.match(waiting, lambda each: each.names, lambda kernel: kernel.name)
     known = {kernel.name for kernel in kernels}
     nameless = [each for each in waiting if each.names.isdisjoint(known)]
-    nameless = placing.match(nameless, lambda each: (each.size,), lambda kernel: kernel.size)
-    if len(nameless) == len(placing.left) == 1 and placing.put(nameless[0], placing.left[0]):
+    nameless = matcher.match(nameless, lambda each: (each.size,), lambda kernel: kernel.size)
+    if len(nameless) == len(matcher.unclaimed) == 1 and matcher.assign(nameless[0], matcher.unclaimed[0]):
         nameless = []
-    room = max((len(kernel.code) for kernel in placing.left), default=0)
+    longest = max((len(kernel.code) for kernel in matcher.unclaimed), default=0)
     return [
         f"it is not known which kernel the source lines of {min(each.names, default='a nameless function')} belong to"
         for each in nameless
-        if each.size <= room
+        if each.size <= longest
     ]

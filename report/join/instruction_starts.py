@@ -34,7 +34,7 @@ def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDA
     kernels.read({kernel for kernel in known.values() if kernel is not None})
     found = {}
     for index, kernel in known.items():
-        decoded = kernels.whole(kernel).decoded if kernel is not None else None
+        decoded = kernels.loaded(kernel).decoded if kernel is not None else None
         if decoded is not None and len(decoded):
             found[index] = decoded.offset.astype(np.uint64)
     return found

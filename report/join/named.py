@@ -89,7 +89,7 @@ def to_profile(
         devices or ("",),
         launch_counts=_launch_counts(placed, placements),
     )
-    binaries = [kernels.whole(each.kernel) if each is not None and each.kernel is not None else None for each in where]
+    binaries = [kernels.loaded(each.kernel) if each is not None and each.kernel is not None else None for each in where]
     return profile, binaries, instructions[code] if len(code) else np.empty(0, bool)
 
 
@@ -112,7 +112,7 @@ def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
 
 
 def _kernel(placement: Placement, names: KernelNames, kernels: SampledKernels) -> Kernel:
-    file = kernels.whole(placement.kernel).file if placement.kernel else ""
+    file = kernels.loaded(placement.kernel).file if placement.kernel else ""
     return Kernel(placement.address, names.name(placement), file)
 
 
@@ -136,7 +136,7 @@ def _codes(
     name = names.name(placement)
     if placement.kernel is None:
         return np.full(len(offsets), codes.setdefault(Code(NO_BINARY, (name,), (0,)), len(codes)))
-    found, which = kernels.on(stream, placement.kernel).codes(offsets)
+    found, which = kernels.loaded_for(stream, placement.kernel).codes_at(offsets)
     numbers = []
     for mnemonic, frames in found:
         # The outermost function is the kernel itself: it keeps the name that it has everywhere else.

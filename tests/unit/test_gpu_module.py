@@ -174,7 +174,7 @@ def test_lines_that_take_too_long_cost_only_lines():
 
 
 def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatch):
-    monkeypatch.setattr(gpu_module, "_LONGEST_TROUBLE", 1e-9)
+    monkeypatch.setattr(gpu_module, "_MAX_PROBLEM_SECONDS", 1e-9)
     with GpuModuleLoader() as modules:
         assert modules.load(debug_elf("bmg", "attention"), Platform.XE2).problems == ()
         assert modules.load(b"no zebin", Platform.XE2).problems

@@ -9,7 +9,7 @@ import pytest
 
 from iaprof.report.gpu import scoreboard
 from iaprof.report.gpu.module import InstructionInfo
-from iaprof.report.gpu.scoreboard import Annotation, Scoreboard, Wait, annotation, described
+from iaprof.report.gpu.scoreboard import Annotation, Scoreboard, Wait, describe, parse_annotation
 from unit.zebins import KERNELS, MODULES, disassembly
 
 SEND = "send.ugm (32|M0)         r22      r18  null:0  0x0            0x08200580           "
@@ -26,7 +26,7 @@ def of(code: Sequence[tuple[int, str]]) -> Scoreboard:
             InstructionInfo(
                 offset,
                 16,
-                annotation(text).opcode.partition(".")[0],
+                parse_annotation(text).opcode.partition(".")[0],
                 text,
                 tuple(int(label) for label in re.findall(r"\bL(\d+)\b", text)),
                 (),
@@ -39,7 +39,7 @@ def of(code: Sequence[tuple[int, str]]) -> Scoreboard:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (f"{SEND}{{I@3,$2}} // wr:4+0, rd:2; load.ugm.d32.a64", Annotation("send.ugm", gives=2, distances=("I@3",))),
+        (f"{SEND}{{I@3,$2}} // wr:4+0, rd:2; load.ugm.d32.a64", Annotation("send.ugm", sets=2, distances=("I@3",))),
         ("mad (32|M0)  r14.0<1>:f  r31.0<1;0>:f {Compacted,@1,$12.dst}",
          Annotation("mad", tokens=("$12.dst",), distances=("@1",), other=("Compacted",))),
         ("(W)     mov (1|M0) null<1>:ud  0x30433:ud   {$5.src}", Annotation("mov", tokens=("$5.src",))),
@@ -50,7 +50,7 @@ def of(code: Sequence[tuple[int, str]]) -> Scoreboard:
         ("(W&~f2.0) jmpi                                L760", Annotation("jmpi", predicated=True)),
         ("(W)     jmpi                                 L432", Annotation("jmpi")),
         ("(W)     send.gtwy (1|M0) null r127 null:0 0x0 0x02000010 {EOT,I@1,$5} // end of {thread}",
-         Annotation("send.gtwy", ends=True, gives=5, distances=("I@1",), other=("EOT",))),
+         Annotation("send.gtwy", ends=True, sets=5, distances=("I@1",), other=("EOT",))),
         ("illegal", Annotation("illegal", ends=True)),
         ("", Annotation("")),
         ("(W", Annotation("(W")),
@@ -58,7 +58,7 @@ def of(code: Sequence[tuple[int, str]]) -> Scoreboard:
     ],
 )  # fmt: skip
 def test_annotations(text: str, found: Annotation) -> None:
-    assert annotation(text) == found
+    assert parse_annotation(text) == found
 
 
 def test_along_a_straight_line_the_last_owner_counts() -> None:
@@ -99,13 +99,13 @@ def test_a_barrier_is_signalled_before() -> None:
 
 def test_words() -> None:
     named = ["0x20 send.ugm", "0x40 send.slm"]
-    assert described(Wait("$2.dst", (), (1, 2)), named) == "waits for 0x20 send.ugm or 0x40 send.slm ($2.dst)"
-    assert described(Wait("$2.dst", ()), []) == "waits for an instruction that was not found ($2.dst)"
-    assert described(Wait("$2", (), (1,)), named[:1]) == "waits until $2 is free, which 0x20 send.ugm has"
-    assert described(Wait("$*.src", ()), []) == "waits for all that has a token ($*.src)"
-    assert described(Wait("I@3", ()), []) == "waits for the instruction 3 back in the integer pipe (I@3)"
+    assert describe(Wait("$2.dst", (), (1, 2)), named) == "waits for 0x20 send.ugm or 0x40 send.slm ($2.dst)"
+    assert describe(Wait("$2.dst", ()), []) == "waits for an instruction that was not found ($2.dst)"
+    assert describe(Wait("$2", (), (1,)), named[:1]) == "waits until $2 is free, which 0x20 send.ugm has"
+    assert describe(Wait("$*.src", ()), []) == "waits for all that has a token ($*.src)"
+    assert describe(Wait("I@3", ()), []) == "waits for the instruction 3 back in the integer pipe (I@3)"
     assert (
-        described(Wait("barrier", (), (1,)), ["0x0 send.gtwy"]) == "waits for its work-group, signals at 0x0 send.gtwy"
+        describe(Wait("barrier", (), (1,)), ["0x0 send.gtwy"]) == "waits for its work-group, signals at 0x0 send.gtwy"
     )
 
 
@@ -116,16 +116,16 @@ def test_every_annotation_of_real_code_is_understood_and_every_owner_found(devic
         found = of(code)
         tokens = 0
         for offset, text in code:
-            told = annotation(text)
+            told = parse_annotation(text)
             assert set(told.other) <= {"Compacted", "EOT"}, text
-            assert len(re.findall(r"\$\d+", text)) == len(told.tokens) + (told.gives is not None), text
+            assert len(re.findall(r"\$\d+", text)) == len(told.tokens) + (told.sets is not None), text
             assert len(re.findall(r"@\d", text)) == len(told.distances), text
             waits = {wait.what: wait for wait in found.waits(offset)}
             assert set(waits) >= {*told.tokens, *told.distances}
             for token in told.tokens:
                 assert waits[token].offsets, text
-                owners = [annotation(dict(code)[owner]) for owner in waits[token].offsets]
-                assert {f"${owner.gives}" for owner in owners} == {token.partition(".")[0]}
+                owners = [parse_annotation(dict(code)[owner]) for owner in waits[token].offsets]
+                assert {f"${owner.sets}" for owner in owners} == {token.partition(".")[0]}
                 assert {owner.opcode.partition(".")[0] for owner in owners} == {"send"}
             if told.opcode == "sync.bar":
                 assert waits["barrier"].offsets, text
@@ -135,7 +135,7 @@ def test_every_annotation_of_real_code_is_understood_and_every_owner_found(devic
 
 def test_code_of_strangers_takes_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given code in which every instruction waits for a token that nobody has, looking for it comes to an end."""
-    monkeypatch.setattr(scoreboard, "_MOST_STEPS", 10_000)
+    monkeypatch.setattr(scoreboard, "_MAX_STEPS", 10_000)
     found = board(f"{SEND}{{$2}}", *["mov r1 r2 {$1.dst}"] * 4_000, "mov r1 r2 {$2.dst}", "mov r1 r2 {$3.dst}")
     assert found.waits(16 * 4_001) == (Wait("$2.dst", ("sbid", "sync"), (0x00,)),)
     steps = [found._steps_left]
