@@ -1,1 +1,1 @@
-"""What a GPU is, as data: generations, layouts of stall records, stall reasons, instruction sets."""
+"""GPUs as data: generations, record layouts, stall reasons, instruction sets."""

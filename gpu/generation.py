@@ -1,4 +1,4 @@
-"""What iaprof knows of a generation of GPUs, and how one is found. The rows themselves are a vendor's: gpu/intel."""
+"""Describes a generation of GPUs. The table of generations is the vendor's (gpu/intel)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from enum import IntEnum
 from iaprof.gpu.records import RecordLayout
 
 ANY = None
-"""In place of a minor version: all that no other row has."""
+"""As a minor version: all those that no other row has."""
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """Those GPUs whose stalls and instructions are alike."""
+    """GPUs with the same stall records and instruction set."""
 
-    name: str  # as the vendor calls it, for headers, tables and messages: "Xe2"
-    versions: tuple[tuple[int, int | None], ...]  # graphics IP: major and minor, which may be ANY
-    layout: RecordLayout | None  # of its stall records; None if it has no sampling of stalls
-    platform: IntEnum | None  # as which its decoder knows it; None if there is none
-    devices: Mapping[int | None, str] = field(default_factory=dict)  # what GPUs are called, by minor version
+    name: str  # the vendor's name, for headers, tables and messages: "Xe2"
+    versions: tuple[tuple[int, int | None], ...]  # graphics IP versions: major, and minor or ANY
+    layout: RecordLayout | None  # of stall records; None: the hardware does not sample stalls
+    platform: IntEnum | None  # the decoder's name of the instruction set; None: no decoder
+    devices: Mapping[int | None, str] = field(default_factory=dict)  # names of GPUs, by minor version or ANY
 
     def has(self, major: int, minor: int) -> bool:
-        """Whether a graphics IP version is one of this generation's."""
+        """Whether a graphics IP version belongs to this generation."""
         return (major, minor) in self.versions or (major, ANY) in self.versions
 
     def device(self, minor: int) -> str:
-        """What GPUs of that minor version are called; empty if nothing is known."""
+        """Returns the name of GPUs with that minor version; "" if unknown."""
         return self.devices.get(minor) or self.devices.get(ANY, "")

@@ -1,1 +1,1 @@
-"""What runs anywhere: symbols, the decoder, attribution, the profile and its views."""
+"""Offline analysis of captures, on any machine: the join, GPU code, profiles, and the views that verbs show."""

@@ -1,7 +1,7 @@
-"""Intel's generations, a row each. A new one is a row here; and a layout in records.py if its records are new.
+"""The table of Intel's generations. A new one needs a row here, and a layout in records.py if its records are new.
 
-Sources: drivers/gpu/drm/xe/xe_pci.c, Linux 6.18 (versions as GMD_ID has them, names); iga_platforms_list of
-libiga64.so.2, Intel graphics compiler 2 (platforms).
+Sources: drivers/gpu/drm/xe/xe_pci.c, Linux 6.18 (versions as in GMD_ID, names); iga_platforms_list of libiga64.so.2,
+Intel Graphics Compiler 2 (platforms).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from iaprof.gpu.generation import ANY, Generation
 from iaprof.gpu.intel.records import PVC, XE2, XE3P
 from iaprof.gpu.records import RecordLayout
 
-LONGEST_INSTRUCTION = 16  # bytes, on all of them; compacted ones have 8
-_FIRST_OF_MANY = 20  # major versions from here on follow one another: a new one is likely like the one before
+LONGEST_INSTRUCTION = 16  # bytes, on all generations; compacted instructions have 8
+_FIRST_MAJOR_TO_GUESS = 20  # Xe2: since then, a new generation's records are likely those of the one before
 
 
 class Platform(IntEnum):
@@ -29,7 +29,7 @@ class Platform(IntEnum):
 
 GENERATIONS = (
     Generation("Xe-HP", ((12, 50),), None, Platform.XE_HP),
-    # DG2; and Meteor and Arrow Lake, which have its instruction set.
+    # DG2, and Meteor Lake and Arrow Lake with the same instruction set.
     Generation("Xe-HPG", tuple((12, minor) for minor in (55, 56, 57, 70, 71, 73, 74)), None, Platform.XE_HPG),
     Generation("Xe-HPC", ((12, 60),), PVC, Platform.XE_HPC, {60: "Ponte Vecchio (Xe-HPC)"}),
     Generation("Xe-HPC", ((12, 61),), None, Platform.XE_HPC),
@@ -50,45 +50,45 @@ GENERATIONS = (
     Generation("Xe3P", ((35, ANY),), XE3P, Platform.XE3P, {ANY: "GPU of the Xe3p generation"}),
 )
 LAYOUTS = {each.layout.name: each.layout for each in GENERATIONS if each.layout}
-"""Of stall records, by the name that a capture's header has."""
+"""Layouts of stall records, by their name in a capture's header."""
 
 
 def generation(major: int, minor: int) -> Generation | None:
-    """The generation of a graphics IP version as the xe driver reports it; None if no row has it."""
+    """Returns the generation of a graphics IP version, as the xe driver reports it; None if no row has it."""
     return next((each for each in GENERATIONS if each.has(major, minor)), None)
 
 
 def platform_of(major: int, minor: int) -> IntEnum | None:
-    """The platform of a version; None where the decoder has none."""
+    """Returns IGA's platform for a graphics IP version; None if unknown."""
     known = generation(major, minor)
     return known.platform if known else None
 
 
 def layout(major: int, minor: int) -> RecordLayout | None:
-    """The layout of a version's stall records; None if it has no sampling of stalls.
+    """Returns the layout of a graphics IP version's stall records; None if it does not sample stalls.
 
-    For a version that no row has it is a guess (see `is_guess`): that of the newest GPU before it, as the driver takes
-    it to be until it learns otherwise.
+    For a version that no row has, this guesses (see `is_guess`): it returns the layout of the newest generation before
+    it, as the xe driver does with GPUs newer than itself.
     """
     if known := generation(major, minor):
         return known.layout
-    older = [each for each in GENERATIONS if _FIRST_OF_MANY <= each.versions[0][0] < major]
+    older = [each for each in GENERATIONS if _FIRST_MAJOR_TO_GUESS <= each.versions[0][0] < major]
     return older[-1].layout if older else None
 
 
 def is_guess(major: int, minor: int) -> bool:
-    """Whether `layout` guesses."""
+    """Whether `layout` is a guess for this graphics IP version."""
     return generation(major, minor) is None and layout(major, minor) is not None
 
 
 def device_name(major: int, minor: int) -> str:
-    """What Intel calls GPUs of a version."""
+    """Returns Intel's name of GPUs with this graphics IP version; a description if there is none."""
     known = generation(major, minor)
     return (known and known.device(minor)) or f"GPU with graphics IP {major}.{minor:02}"
 
 
 def guessed_layout(gpu: str, ip_version: str, layout: str) -> str:
-    """The sentence about a GPU whose records are read by a layout that is a guess."""
+    """Returns the warning about a GPU whose record layout is a guess."""
     return (
         f"{gpu} has graphics IP {ip_version}, which this version of iaprof does not know: its stall records are "
         f"taken for {layout} records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"

@@ -1,4 +1,4 @@
-"""Why Intel's execution units stall, in the order of Intel's own text format."""
+"""The stall reasons of Intel's execution units, in the order of the text format of Intel's iaprof."""
 
 from __future__ import annotations
 

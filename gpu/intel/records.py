@@ -1,6 +1,6 @@
 """Layouts of Intel's EU-stall records.
 
-Source: the kernel's xe driver (drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6.15) and, for Xe3p, its successor.
+Sources: the Linux kernel's xe driver (drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6.15); for Xe3p, a later version of it.
 """
 
 from __future__ import annotations

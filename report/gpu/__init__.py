@@ -1,1 +1,1 @@
-"""GPU code: kernels, their instructions and source, and the decoder."""
+"""GPU code in captures: kernels, their instructions, source lines, and what instructions wait for."""

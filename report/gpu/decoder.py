@@ -1,10 +1,10 @@
-"""Decoding GPU instructions: a small capstone-like interface to Intel's decoder IGA.
+"""Decodes GPU instructions: a small interface to Intel's decoder IGA, in the style of Capstone.
 
     with Decoder(Platform.XE2) as decoder:
         for instruction in decoder.disasm(code, address):
             print(instruction.address, instruction.text)
 
-IGA itself is loaded and run in a child process (sandbox.parent): what it dies on is a DecodeError here.
+A sandboxed child process loads and runs IGA (sandbox.parent): if IGA crashes, the caller gets a DecodeError.
 """
 
 from __future__ import annotations
@@ -28,39 +28,47 @@ class Instruction:
     """One decoded instruction."""
 
     address: int
-    size: int  # bytes: 8 when compacted, else 16
-    mnemonic: str  # of the opcode alone: `send` for send.ugm; [undecodable] where IGA does not know the bytes
-    text: str  # as `iga64 -d` prints it, without blanks at the end; its labels count from the code's first byte
-    targets: tuple[int, ...]  # addresses that it may jump to
+    size: int  # bytes: 8 if compacted, else 16
+    mnemonic: str  # of the opcode alone: `send` for send.ugm; [undecodable] if IGA does not know the bytes
+    text: str  # as `iga64 -d` prints it, without trailing blanks; labels count from the code's first byte
+    targets: tuple[int, ...]  # addresses that it can jump to
 
 
 class DecodeError(IaprofError):
-    """IGA did not understand the code, or died on it; the text is IGA's message where it gave one."""
+    """IGA cannot decode the code, or crashed on it. The text is IGA's message if there is one."""
 
     def __init__(self, message: str, instructions: tuple[Instruction, ...] = ()) -> None:
-        """`instructions` is what it made of the code all the same."""
+        """Keeps the instructions that IGA decoded nevertheless."""
         super().__init__(message)
         self.instructions = instructions
 
 
 class DecoderUnavailable(IaprofError):
-    """There is no libiga64, or it is too old for the platform; the text says what to install."""
+    """There is no libiga64, or it is too old for the platform. The text says what to install."""
 
 
 class Decoder(GpuSandboxed):
     """Decodes one platform's code; also a context manager."""
 
     def __init__(self, platform: IntEnum, sandbox: Sandbox | None = None) -> None:
-        """`sandbox` is for sharing a child process; without one, the decoder has its own and closes it."""
+        """Prepares decoding for a platform of IGA.
+
+        Args:
+            platform: the instruction set.
+            sandbox: a child process to share; None: the decoder starts its own, and closes it.
+        """
         self.platform = Platform(platform)
         super().__init__(sandbox)
 
     def disasm(self, code: bytes, address: int = 0) -> list[Instruction]:
-        """All instructions of `code`, of which `address` is the first byte's.
+        """Decodes all instructions of `code`, whose first byte is at `address`.
 
-        Up to 15 bytes of padding may follow the last one. Raises DecodeError where there is no code, where not all of
-        it is instructions, and where the decoder dies of it; DecoderUnavailable without a library that can do it;
-        SandboxError where no child process can be started.
+        Up to 15 bytes of padding may follow the last instruction.
+
+        Raises:
+            DecodeError: there is no code, some of it is not instructions, or the decoder crashed.
+            DecoderUnavailable: no library supports this platform.
+            SandboxError: the child process cannot be started.
         """
         if len(code) < MIN_CODE_BYTES:
             raise DecodeError(f"{len(code)} bytes are no instruction: the shortest has {MIN_CODE_BYTES}")

@@ -1,7 +1,7 @@
-"""Source frames for GPU code: DWARF's lines and functions put together, for every instruction of a kernel.
+"""Finds the inlined frames of every instruction of a kernel, from DWARF's lines and functions.
 
-Meant for the debug zebins that the driver makes, in which DWARF holds absolute addresses. It may be hostile: this runs
-in the sandbox's child, under its limits.
+This reads the debug zebins that the driver makes, where DWARF holds absolute addresses. They are untrusted: this runs
+in the sandboxed child, under its limits.
 """
 
 from __future__ import annotations
@@ -20,38 +20,42 @@ from iaprof.report.gpu.lines import FileTable, LineTable, line_ranges, text
 from iaprof.report.gpu.units import UnitCode, place_units
 from iaprof.symbols.names.demangle import demangled
 
-MAX_SEGMENTS = 2_000_000  # in all of a module's kernels
-_MAX_PROBLEMS = 100  # damaged parts; then the rest is not looked at
+MAX_SEGMENTS = 2_000_000  # in all kernels of a module
+_MAX_PROBLEMS = 100  # in debug information; after that many, the rest is not read
 
 
 @dataclass(frozen=True, slots=True)
 class DwarfFrame:
-    """One function on the stack of inlined calls: where in it the code, or the call of the next frame, stands."""
+    """A function on the stack of inlined calls, with the place of the instruction or of the next frame's call."""
 
-    function: str  # readable: demangled and qualified
-    file: str  # with its directories as DWARF has them, empty where unknown
-    line: int  # 0 where unknown, or where the compiler says that no line is to blame
+    function: str  # demangled and qualified
+    file: str  # with its directories as DWARF has them; "": unknown
+    line: int  # 0: unknown, or the compiler attributes the code to no line
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The instructions from `offset` (bytes from the kernel's address) up to the next segment share these frames."""
+    """Adjacent instructions with the same frames."""
 
-    offset: int
-    frames: tuple[DwarfFrame, ...]  # outermost first; the first names the kernel
+    offset: int  # of the first instruction, bytes from the kernel's address; the segment ends where the next one begins
+    frames: tuple[DwarfFrame, ...]  # outermost first; the first one is the kernel
 
 
 class DebugInfo:
-    """What a module's DWARF says about its kernels."""
+    """The lines and functions of a module's kernels, from its DWARF."""
 
     def __init__(self, lines: LineTable, functions: FunctionTree, problems: tuple[str, ...]) -> None:
         self._lines = lines
         self._functions = functions
         self._segments_left = MAX_SEGMENTS
-        self.problems = problems  # what could not be read, one sentence each
+        self.problems = problems  # sentences about debug information that could not be read
 
     def segments(self, kernel: ZebinKernel) -> tuple[Segment, ...]:
-        """A kernel's segments, sorted, without gaps, the first at offset 0."""
+        """Returns a kernel's segments, sorted, without gaps, the first one at offset 0.
+
+        Raises:
+            TooMuchDebugInfo: the module's kernels have more than MAX_SEGMENTS segments.
+        """
         start, end = kernel.address, kernel.address + max(len(kernel.code), 1)
         scopes = list(self._functions.scopes(start, end))
         edges = {start, *self._lines.boundaries(start, end)}
@@ -63,7 +67,7 @@ class DebugInfo:
         if self._segments_left < 0:
             raise TooMuchDebugInfo
         innermost: list[Scope | None] = [None] * len(cuts)
-        for scope in scopes:  # each comes after the one around it
+        for scope in scopes:  # each one comes after its parent, so that inner scopes overwrite outer ones
             for low, high in scope.ranges:
                 first, last = bisect_left(cuts, low), bisect_left(cuts, high)
                 innermost[first:last] = [scope] * max(last - first, 0)
@@ -99,19 +103,19 @@ class DebugInfo:
             file, line = function.call_file, function.call_line
             function = function.parent.innermost_function if function.parent else None
         if (frames and not is_kernel) or subroutine:
-            # A subroutine: who called it is not known, whose it is is.
+            # A subroutine of the kernel: its caller is unknown, so the kernel's frame has no line.
             frames = frames or [DwarfFrame(subroutine, file, line)]
             frames.append(DwarfFrame(name, "", 0))
         return tuple(reversed(frames)) or (DwarfFrame(name, file, line),)
 
 
 def readable_name(kernel: ZebinKernel) -> str:
-    """What reports call a kernel, and what they call the functions that a module's kernels share and call."""
+    """Returns the name of a kernel, or of the section with functions that a module's kernels call, as reports show."""
     return "[called functions]" if kernel.name == CALLED_FUNCTIONS else demangled(kernel.name)
 
 
 def _subroutine(kernel: ZebinKernel, offset: int) -> str:
-    """The name of the function, not the kernel itself, whose symbol covers the offset; empty where none does."""
+    """Returns the name of the function, other than the kernel, whose symbol covers the offset; "" if there is none."""
     for function in reversed(kernel.functions):
         if function.offset <= offset and (offset < function.offset + function.size or not function.size):
             return demangled(function.name)
@@ -119,7 +123,7 @@ def _subroutine(kernel: ZebinKernel, offset: int) -> str:
 
 
 def no_debug_info() -> DebugInfo:
-    """What is known of a module without DWARF: symbols."""
+    """Returns what stands in for DWARF in a module without it: frames come from symbols only."""
     functions = FunctionTree()
     functions.finish()
     return DebugInfo(LineTable([]), functions, ())
@@ -127,7 +131,7 @@ def no_debug_info() -> DebugInfo:
 
 @contextlib.contextmanager
 def _collecting_problems(problems: list[str]) -> Generator[None]:
-    """What goes wrong in here costs what is in here, and becomes a problem."""
+    """Turns an error in the with-block into a problem, and continues after it."""
     try:
         yield
     except (TooMuchDebugInfo, MemoryError):
@@ -137,12 +141,15 @@ def _collecting_problems(problems: list[str]) -> Generator[None]:
 
 
 def read_debug_info(elf: bytes) -> DebugInfo:
-    """Read the DWARF of a debug zebin that formats.zebin.read_zebin accepted.
+    """Reads the DWARF of a debug zebin that formats.zebin.read_zebin accepted.
 
-    A unit that cannot be read costs its own frames; the problems say so. TooMuchDebugInfo where the limits are passed,
-    and whatever pyelftools raises where the file's DWARF cannot be opened at all.
+    A unit that cannot be read has no frames, and a problem says so.
+
+    Raises:
+        TooMuchDebugInfo: the DWARF exceeds a limit.
+        Exception: anything that pyelftools raises if it cannot open the DWARF at all.
     """
-    # The relocation sections remain in a debug ELF although the driver applied them.
+    # The driver has applied the relocations, but leaves their sections in the debug ELF: do not apply them again.
     dwarf = ELFFile(io.BytesIO(elf)).get_dwarf_info(relocate_dwarf_sections=False, follow_links=False)
     found: list[UnitCode] = []
     functions = FunctionTree()
@@ -164,7 +171,7 @@ def read_debug_info(elf: bytes) -> DebugInfo:
                     programs.add(program.program_start_offset)
                     code.lines = line_ranges(program, files)
         if unit is None:
-            break  # without its header nobody knows where the next one starts
+            break  # without this unit's header, the next one's offset is unknown
         with _collecting_problems(problems):
             functions.read(unit, files, code.functions)
         found.append(code)

@@ -1,8 +1,7 @@
-"""From DWARF's tree of entries: which functions, inlined into which, a GPU instruction belongs to.
+"""Finds the functions and inlined calls that a GPU instruction belongs to, from DWARF's tree of entries.
 
-Entries are read one after the other as they lie in the section, never by following what they claim about siblings, and
-references are looked up among the entries seen: so nothing here can loop, whatever the file says. Addresses are
-canonical.
+Entries are read in the order of the section, without following sibling references, and other references are looked up
+among the entries already read. So no file can make this loop. Addresses are canonical (48 bits, formats.zebin).
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from iaprof.symbols.names.demangle import demangled
 
 MAX_ENTRIES = 8_000_000
 MAX_RANGES = 1_000_000
-MAX_SCOPE_DEPTH = (
-    128  # lexical blocks and inlined calls inside each other; what is deeper counts to the scope around it
-)
-MAX_CHAIN = 16  # of abstract origins and specifications; compilers make two
+MAX_SCOPE_DEPTH = 128  # of nested lexical blocks and inlined calls; deeper ones count as their parent
+MAX_CHAIN = 16  # of abstract origins and specifications; compilers make chains of two
 
 _SCOPES = {"DW_TAG_namespace", "DW_TAG_class_type", "DW_TAG_structure_type", "DW_TAG_union_type", "DW_TAG_module"}
-_CLOSURE_PREFIX = "Ul"  # how the mangled name of a lambda's class begins
+_CLOSURE_PREFIX = "Ul"  # of a lambda's class in mangled names (Itanium C++ ABI, closure-type-name)
 _LOCAL_REFERENCES = {"DW_FORM_ref1", "DW_FORM_ref2", "DW_FORM_ref4", "DW_FORM_ref8", "DW_FORM_ref", "DW_FORM_ref_udata"}
 _CONSTANTS = {
     "DW_FORM_data1",
@@ -41,43 +38,43 @@ _CONSTANTS = {
 
 
 class TooMuchDebugInfo(Exception):
-    """There are more entries or ranges than any real module has."""
+    """The debug information has more entries, ranges or segments than any real module."""
 
 
 @dataclass(slots=True)
 class Function:
-    """What one subprogram entry says about a function; the rest may be in the entry that it refers to."""
+    """A subprogram entry. The entry that it refers to may have further attributes of the function."""
 
-    name: str  # with the namespaces and classes around it, empty where the entry has none
+    name: str  # qualified with namespaces and classes; "": the entry has none
     linkage_name: str
     file: str
-    line: int  # of its declaration, 0 for unknown
+    line: int  # of the declaration; 0: unknown
     refers_to: int | None  # another entry's offset in .debug_info
-    is_nested: bool  # inside another function, as lambdas are: what follows its lines may be the other's
+    is_nested: bool  # inside another function, as lambdas are: lines after its own may be the outer function's
 
 
 @dataclass(slots=True)
 class Scope:
-    """A function, an inlined call or a lexical block; `around` is the scope that it lies in."""
+    """A function, an inlined call or a lexical block."""
 
-    parent: Scope | None
-    function: int | None  # the entry that says what function this is; None for a block
+    parent: Scope | None  # the scope that contains it
+    function: int | None  # the offset of the function's entry; None: a block
     ranges: list[tuple[int, int]]  # [start, end)
     call_file: str = ""
     call_line: int = 0
     depth: int = 0
-    calls: list[Scope] = field(default_factory=list)  # of a function: the calls inlined into it
+    calls: list[Scope] = field(default_factory=list)  # for a function: the calls inlined into it
 
     @property
     def innermost_function(self) -> Scope | None:
-        """This scope, or the nearest around it, that is no block."""
+        """This scope, or its nearest ancestor, that is not a block."""
         scope: Scope | None = self
         while scope is not None and scope.function is None:
             scope = scope.parent
         return scope
 
     def distance(self, address: int) -> int:
-        """Bytes from the address to this scope's code, or to that around it where it has no addresses of its own."""
+        """Returns the distance in bytes from an address to this scope's code, or its parent's if it has no ranges."""
         scope = self
         while not scope.ranges and scope.parent is not None:
             scope = scope.parent
@@ -85,32 +82,40 @@ class Scope:
 
 
 class FunctionTree:
-    """All functions of a module, and the scopes in their code."""
+    """The functions of a module, and the scopes in their code."""
 
     def __init__(self) -> None:
         self._functions: dict[int, Function] = {}  # by offset in .debug_info
-        self._roots: list[tuple[int, int, list[Scope]]] = []  # start, end, the scopes inside in preorder
+        self._roots: list[tuple[int, int, list[Scope]]] = []  # start, end, scopes in preorder
         self._starts: list[int] = []
-        self._lines: dict[str, list[int]] = {}  # where functions are declared, by file
+        self._lines: dict[str, list[int]] = {}  # by file: lines at which functions are declared, ascending
         self._names: dict[int, str] = {}
         self._calls: dict[int, dict[tuple[str, int], list[Scope]]] = {}  # by id of the scope
         self._entries_left = MAX_ENTRIES
         self._ranges_left = MAX_RANGES
 
     def read(self, unit: Any, files: FileTable | None, into: list[list[Scope]]) -> None:
-        """Take in one compile unit (pyelftools' CompileUnit); raises where it is damaged, with what came before in.
+        """Reads one compile unit.
 
-        Its functions with code, each as its scopes with itself first, go to `into`; `add` lets them be found.
+        Args:
+            unit: pyelftools' CompileUnit.
+            files: the unit's files; None: unknown.
+            into: gets the functions with code, each as a list of its scopes that begins with itself. `scopes` finds
+                them after `add`.
+
+        Raises:
+            TooMuchDebugInfo: the module exceeds a limit.
+            Exception: anything that pyelftools raises on damaged DWARF. Entries before the damage are kept.
         """
         _UnitReader(self, unit, files, into).read()
 
     def add(self, functions: Iterable[list[Scope]]) -> None:
-        """Let functions of units that were read be found, at the addresses that their scopes have now."""
+        """Adds functions of units that were read, at the current addresses of their scopes."""
         for scopes in functions:
             self._roots.extend((start, end, scopes) for start, end in scopes[0].ranges)
 
     def finish(self) -> None:
-        """Call this once, after the last `add`."""
+        """Sorts what was added. Must be called once, after the last `add`."""
         self._roots.sort(key=lambda root: root[:2])
         self._starts = [start for start, _, _ in self._roots]
         lines: dict[str, set[int]] = {}
@@ -120,7 +125,7 @@ class FunctionTree:
         self._lines = {file: sorted(known) for file, known in lines.items()}
 
     def scopes(self, start: int, end: int) -> Iterator[Scope]:
-        """Every scope in functions with code between `start` and `end`, each after the one around it."""
+        """Yields every scope of functions with code between `start` and `end`, parents first."""
         low, high = bisect_right(self._starts, start), bisect_right(self._starts, end - 1)
         seen: set[int] = set()
         for _, root_end, scopes in self._roots[max(low - 1, 0) : high]:
@@ -129,12 +134,12 @@ class FunctionTree:
                 yield from scopes
 
     def names(self, function: int | None) -> set[str]:
-        """All names that a function's entries have: mangled, and qualified."""
+        """Returns all names in a function's entries: mangled and qualified."""
         chain = self._chain(function)
         return {name for each in chain for name in (each.linkage_name, each.name) if name}
 
     def name(self, function: int | None) -> str:
-        """A function's readable name: demangled where a linkage name is known, else qualified."""
+        """Returns a function's name: demangled if its linkage name is known, else qualified."""
         if function is None:
             return ""
         if function not in self._names:
@@ -146,11 +151,11 @@ class FunctionTree:
         return self._names[function]
 
     def call_of_line(self, function: Scope, address: int, file: str, line: int) -> Scope | None:
-        """The call inlined into `function` that the code of a line must come from, None where it is the function's own.
+        """Returns the call inlined into `function` that a line's code must come from; None if it is the function's own.
 
-        Intel's compiler gives a call of which little is left no addresses, and leaves single instructions out of those
-        that it gives. The line table still has their lines; and a line belongs to the function that is declared last
-        before it. Where that function was inlined more than once, the call nearest to `address` is taken.
+        Intel's compiler omits the addresses of inlined calls with little remaining code, and single instructions from
+        the ranges of others. But the line table has their lines. A line belongs to the last function declared before
+        it; if that one was inlined more than once, this returns the call nearest to `address`.
         """
         known = self._lines.get(file)
         index = bisect_right(known, line) - 1 if known and line else -1
@@ -163,7 +168,7 @@ class FunctionTree:
         return min(calls, key=lambda call: call.distance(address), default=None)
 
     def _calls_in(self, function: Scope) -> dict[tuple[str, int], list[Scope]]:
-        """All calls inlined into a function, and into those, by where the called function is declared."""
+        """Returns all calls inlined into a function, recursively, by the declaration of the called function."""
         calls = self._calls.get(id(function))
         if calls is None:
             calls = self._calls[id(function)] = {}
@@ -179,7 +184,7 @@ class FunctionTree:
         return next(((each.file, each.line) for each in chain if each.file and each.line), ("", 0))
 
     def _chain(self, function: int | None) -> list[Function]:
-        """The entries that say something about a function: its own and those that they refer to."""
+        """Returns a function's entry and those that it refers to, directly or indirectly."""
         chain: list[Function] = []
         while function is not None and len(chain) < MAX_CHAIN:
             entry = self._functions.get(function)
@@ -200,10 +205,10 @@ class FunctionTree:
 class _OpenEntry:
     """An entry whose children are being read."""
 
-    qualifier: str
+    qualifier: str  # of names inside: `outer::inner::`
     scope: Scope | None = None
-    scopes: list[Scope] = field(default_factory=list)  # of the function that the scope is in
-    is_nested: bool = False  # this is inside a function
+    scopes: list[Scope] = field(default_factory=list)  # of the function that contains the scope
+    is_nested: bool = False  # inside a function
 
 
 class _UnitReader:
@@ -214,10 +219,10 @@ class _UnitReader:
         self._unit = unit
         self._files = files
         self._base = 0
-        self._functions_found = roots  # each function that has code: its scopes, itself first, in preorder
+        self._functions_found = roots  # for each function with code: its scopes in preorder, itself first
 
     def read(self) -> None:
-        """Take in the unit's entries."""
+        """Reads the unit's entries."""
         unit = self._unit
         top = unit.get_top_DIE()
         self._base = self._address(top, "DW_AT_low_pc") or 0
@@ -231,7 +236,7 @@ class _UnitReader:
             self._tree._charge(entries=1)
             if entry.is_null():
                 if len(open_entries) < 2:
-                    break  # the unit's own children end: what may follow is padding
+                    break  # the end of the unit's own children: padding may follow
                 open_entries.pop()
                 continue
             opened = self._enter(entry, open_entries[-1] if open_entries else _OpenEntry(""))
@@ -241,7 +246,7 @@ class _UnitReader:
                 break
 
     def _enter(self, entry: Any, parent: _OpenEntry) -> _OpenEntry:
-        """Note what matters of an entry; returns what its children lie in."""
+        """Stores an entry's function or scope; returns the context for its children."""
         tag = entry.tag
         if tag in _SCOPES:
             name = self._name(entry, "DW_AT_name") or "(anonymous)"
@@ -297,7 +302,7 @@ class _UnitReader:
         )
 
     def _ranges(self, entry: Any) -> list[tuple[int, int]]:
-        """Where an entry's code lies, as canonical addresses; empty where it has none."""
+        """Returns the ranges of an entry's code, as canonical addresses; empty if it has none."""
         if "DW_AT_ranges" in entry.attributes:
             found = self._range_list(entry.attributes["DW_AT_ranges"])
         else:

@@ -1,7 +1,7 @@
-"""The binding to Intel's decoder IGA (libiga64), through cffi in ABI mode.
+"""Binds Intel's decoder IGA (libiga64), through cffi in ABI mode.
 
-IGA is C++ that gets bytes from anyone, so this runs only inside the sandbox's child; report.decoder is for everybody
-else. The packages carry no header: the declarations are those of iga.h and kv.h in intel-graphics-compiler.
+IGA is C++ that parses untrusted bytes, so this runs only in the sandboxed child; other code uses report.gpu.decoder.
+The packages contain no header: the declarations are from iga.h and kv.h of intel-graphics-compiler.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from iaprof.gpu.intel.generations import Platform
 
 LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
 PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"
-MIN_CODE_BYTES = 8  # bytes: a compacted instruction; IGA crashes on less
-UNDECODABLE = "[undecodable]"  # the mnemonic of what is no instruction that IGA knows
+MIN_CODE_BYTES = 8  # a compacted instruction; IGA crashes on less
+UNDECODABLE = "[undecodable]"  # the mnemonic of bytes that IGA does not know
 
 _DECLARATIONS = """
 const char *iga_version_string(void);
@@ -38,10 +38,10 @@ int32_t iga_opspec_mnemonic(void *opspec, char *buf, size_t *length);
 """
 _FUNCTIONS = re.findall(r"(\w+)\(", _DECLARATIONS)
 
-_DECODE_ERROR = 4  # IGA_DECODE_ERROR: some instruction was not understood, all others are there
+_DECODE_ERROR = 4  # IGA_DECODE_ERROR: IGA could not decode some instructions, but decoded the others
 _UNSUPPORTED_PLATFORM = 10  # IGA_UNSUPPORTED_PLATFORM
-_ILLEGAL = "illegal"  # what IGA makes of bytes that it does not understand, too
-_OPCODE_BITS = 0x7F  # of an instruction's first byte; 0 is the true `illegal`, on every platform
+_ILLEGAL = "illegal"  # the mnemonic of opcode 0, and of bytes that IGA does not know
+_OPCODE_BITS = 0x7F  # of an instruction's first byte; 0 is the real `illegal` on every platform
 _MESSAGE_BYTES = 4096
 _SYNTAX_BYTES = 4096
 _MAX_CODE_BYTES = 0x7FFF_FFFF  # pcs are int32_t
@@ -52,26 +52,30 @@ class IgaUnavailable(Exception):
 
 
 class IgaError(Exception):
-    """IGA refused the code; the text is its message."""
+    """IGA rejected the code; the text is its message."""
 
 
 @dataclass(frozen=True, slots=True)
 class IgaDecoding:
-    """What IGA made of some code, an entry per instruction; and what it complained about (empty where it did not)."""
+    """Decoded instructions, as columns, and IGA's message."""
 
     pcs: list[int]  # bytes from the code's start
-    sizes: list[int]
-    mnemonics: list[str]  # the opcode's, without subfunction: `send` for send.ugm; UNDECODABLE where it knows none
+    sizes: list[int]  # bytes
+    mnemonics: list[str]  # of the opcode, without subfunction: `send` for send.ugm; or UNDECODABLE
     texts: list[str]  # empty unless asked for
     targets: list[list[int]]  # bytes from the code's start; empty unless asked for
-    message: str
+    message: str  # "" if IGA decoded everything
 
 
 class Iga:
     """A loaded libiga64."""
 
     def __init__(self) -> None:
-        """Load the first library found; IgaUnavailable where none is, with what the loader says."""
+        """Loads the first library that is found.
+
+        Raises:
+            IgaUnavailable: there is none; the text has the dynamic loader's message.
+        """
         self._ffi = cffi.FFI()
         self._ffi.cdef(_DECLARATIONS)
         self.path, self._lib = self._load()
@@ -80,12 +84,16 @@ class Iga:
         self._mnemonics: dict[int, dict[int, str]] = {}  # by platform and opcode
 
     def decode(self, platform: Platform, code: bytes, texts: bool = True) -> IgaDecoding:
-        """Decode code from its first byte to its last, or to where no instruction starts.
+        """Decodes code from its first byte to its last, or to where no instruction starts.
 
-        Texts and targets take most of the time: without `texts` there are none.
+        Args:
+            platform: the instruction set.
+            code: MIN_CODE_BYTES or more.
+            texts: also return texts and targets, which take most of the time.
 
-        IgaUnavailable where the library is too old for the platform, IgaError for anything else but instructions that
-        it does not understand.
+        Raises:
+            IgaUnavailable: the library does not support the platform.
+            IgaError: IGA fails in another way. Unknown instructions are no error.
         """
         if not MIN_CODE_BYTES <= len(code) <= _MAX_CODE_BYTES:
             raise IgaError(f"{len(code)} bytes are no instruction: the shortest has {MIN_CODE_BYTES}")
@@ -95,7 +103,7 @@ class Iga:
             )
         status = self._ffi.new("int32_t *")
         message = self._ffi.new("char[]", _MESSAGE_BYTES)
-        # The view keeps a pointer to the bytes, not a copy: this buffer must live, and stay, until kv_delete.
+        # The view points to these bytes, so the buffer must outlive it.
         buffer = self._ffi.new("uint8_t[]", code)
         view = self._lib.kv_create(platform, buffer, len(code), status, message, _MESSAGE_BYTES, 0)
         try:
@@ -138,7 +146,7 @@ class Iga:
         return found
 
     def _mnemonic(self, platform: Platform, opcode: int) -> str:
-        """The opcode's name, which is kept."""
+        """Returns the opcode's name, and caches it."""
         specification = self._ffi.new("void **")
         name = self._ffi.new("char[64]")
         length = self._ffi.new("size_t *", 64)
@@ -175,7 +183,7 @@ class Iga:
 
 
 def candidates() -> list[str]:
-    """Where libiga64 may be, best first; names without a folder are the dynamic loader's to find."""
+    """Returns the libraries to try, in order; the dynamic loader searches for names without a folder."""
     if named := os.environ.get(LIBRARY_VARIABLE):
-        return [named]  # whoever names one wants no other
+        return [named]  # no fallback: the user wants this one
     return [os.path.join(sys.prefix, "lib", "iaprof", "libiga64.so.2"), "libiga64.so.2", "libiga64.so.1"]

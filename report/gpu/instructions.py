@@ -1,6 +1,6 @@
-"""The instructions of a kernel as columns, and their checks: they come from the sandbox's child.
+"""A kernel's instructions, as columns, and the checks of the sandboxed child's answer that has them.
 
-A capture can have hundreds of thousands; what is done with each is done with whole columns.
+A capture can have hundreds of thousands of instructions, so all work is by whole columns.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MAX_TARGETS = 3
 
 @dataclass(frozen=True, eq=False)
 class Instructions:
-    """Sorted by offset, not overlapping."""
+    """The instructions of a kernel, sorted by offset, not overlapping."""
 
     offset: NDArray[np.int64]  # [n], bytes from the code's start
     size: NDArray[np.int64]  # [n], bytes
     mnemonic: NDArray[np.int64]  # [n], index into strings
     strings: Sequence[str]
-    text: NDArray[np.int64] | None = None  # [n], index into strings; None where it was not asked for
-    targets: Sequence[tuple[int, ...]] = ()  # of each; empty where they were not asked for
+    text: NDArray[np.int64] | None = None  # [n], index into strings; None unless asked for
+    targets: Sequence[tuple[int, ...]] = ()  # [n], offsets that each can jump to; empty unless asked for
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def __iter__(self) -> Iterator[tuple[int, int, str, str, tuple[int, ...]]]:
-        """Offset, size, mnemonic, text, targets of each; text and targets are empty where they were not asked for."""
+        """Yields (offset, size, mnemonic, text, targets); text and targets are empty unless asked for."""
         texts = [""] * len(self) if self.text is None else [self.strings[number] for number in self.text.tolist()]
         mnemonics = [self.strings[number] for number in self.mnemonic.tolist()]
         targets = self.targets or [()] * len(self)
@@ -41,15 +41,20 @@ class Instructions:
 
     @property
     def end(self) -> int:
-        """The offset behind the last one; 0 without any."""
+        """The offset of the end of the last instruction; 0 if there is none."""
         return int(self.offset[-1] + self.size[-1]) if len(self) else 0
 
 
 def read_instructions(columns: Any, strings: list[str], length: int) -> Instructions:
-    """The instructions of `length` bytes of code, from the child's columns; strings are given by number.
+    """Checks the columns of the child's answer.
+
+    Args:
+        columns: the answer's "instructions".
+        strings: the answer's string table.
+        length: of the code, bytes.
 
     Raises:
-        AnswerError: they are not what report.gpu_reader answers.
+        AnswerError: the columns are not such as report.gpu.reader makes.
     """
     match columns:
         case {"offset": offset, "size": size, "mnemonic": mnemonic, **rest}:
@@ -71,7 +76,7 @@ def read_instructions(columns: Any, strings: list[str], length: int) -> Instruct
 
 
 def _column(values: Any, limit: int, lowest: int = 0) -> NDArray[np.int64]:
-    """A list of integers from `lowest` up to, not including, `limit`."""
+    """Checks a list of integers from `lowest` up to, but not including, `limit`; returns int64[n]."""
     try:
         found = np.array(list_of(values) or np.empty(0, np.int64))
     except (ValueError, OverflowError):

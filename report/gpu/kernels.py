@@ -1,7 +1,7 @@
-"""The kernels of a capture's GPU modules: all of them in outline, those with stalls whole; and what they are called.
+"""Reads the kernels of a capture's GPU modules, and names them.
 
-Placing needs names, addresses and sizes only. Instructions and source frames, which take most of the time, are read of
-kernels that have stalls alone.
+Placements need only names, addresses and sizes, so all kernels are first read in outline. Instructions and source
+frames, which take most of the time, are only read for kernels with stalls.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.placements import Compilation, Placement
 
-_MIN_KERNELS_FOR_TWO = 200  # kernels, for which a second process that reads them is worth its start
-_MIN_DIGITS = 6  # of a hash that tells kernels apart; more where it does not
+_MIN_KERNELS_FOR_TWO = 200  # starting a second reading process pays off
+_MIN_DIGITS = 6  # of a fingerprint in a kernel's name; more if these are not unique
 
 
 class SampledKernels:
-    """Reads a capture's modules, each once per content: first `compilations`, then `read`, then the others."""
+    """The kernels of a capture, each distinct module read once. Call `compilations` first, then `read`."""
 
     def __init__(
         self,
@@ -32,9 +32,14 @@ class SampledKernels:
         problems: dict[str, list[str]],
         texts: bool = False,
     ) -> None:
-        """`platforms` are the streams' GPUs; to `problems` go what could not be read, and the modules' paths.
+        """Prepares reading.
 
-        With `texts` instructions have their whole text.
+        Args:
+            capture: an open capture, or a part of a merged one.
+            loader: reads the modules.
+            platforms: the instruction set of each stream's GPU; None: unknown.
+            problems: gets sentences about what could not be read, each with the paths of the modules concerned.
+            texts: also read the text of instructions.
         """
         self._capture = capture
         self._loader = loader
@@ -45,7 +50,7 @@ class SampledKernels:
         self._loaded: dict[GpuKernel, dict[IntEnum | None, GpuKernel]] = {}  # by the kernel in outline
 
     def compilations(self) -> list[Compilation]:
-        """Every module of the capture, its kernels in outline."""
+        """Returns every module of the capture, with kernels in outline."""
         found = []
         for digest, path, elf, time_ns, pid in self._rows("time_ns", "pid"):
             key = digest.as_py()
@@ -57,9 +62,9 @@ class SampledKernels:
         return found
 
     def read(self, kernels: Collection[GpuKernel]) -> None:
-        """Read those of these kernels, given in outline, that were not read yet.
+        """Reads instructions and frames of these kernels, given in outline, unless already read.
 
-        Where the GPUs are of several generations, as each one's in turn.
+        If the streams' GPUs have several instruction sets, each kernel is read once for each of them.
         """
         addresses_of: dict[bytes, set[int]] = {}
         for key, module in self._outlines.items():
@@ -90,21 +95,21 @@ class SampledKernels:
                             self._loaded.setdefault(kernel, {})[platform] = loaded
 
     def loaded(self, kernel: GpuKernel) -> GpuKernel:
-        """A kernel that was given in outline, as one for the first stream's GPU."""
+        """Returns a kernel, given in outline, as read for the first stream's GPU; as is if not read."""
         return next(iter(self._loaded.get(kernel, {}).values()), kernel)
 
     def loaded_for(self, stream: int, kernel: GpuKernel) -> GpuKernel:
-        """A kernel that was given in outline, as one for that stream's GPU."""
+        """Returns a kernel, given in outline, as read for that stream's GPU; as is if not read."""
         return self._loaded.get(kernel, {}).get(self._platforms[stream], kernel)
 
     def __iter__(self) -> Iterator[GpuKernel]:
-        """Those that were read, as for the first stream's GPU."""
+        """Yields the kernels that were read, with their instructions for the first stream's GPU."""
         return map(self.loaded, self._loaded)
 
     def _rows(self, *columns: str) -> Iterator[list[Any]]:
-        """Digest, path, debug ELF and these columns of every module, as Arrow has them."""
+        """Yields digest, path, debug ELF and the given columns of every module, as Arrow scalars."""
         for table in self._capture.tables("kernel", ("digest", "path", "elf", *columns)):
-            for index in range(len(table)):  # modules, of which there are few
+            for index in range(len(table)):  # there are few modules
                 yield [table[name][index] for name in ("digest", "path", "elf", *columns)]
 
     def _add_problems(self, problems: Collection[str], path: Any) -> None:
@@ -115,7 +120,7 @@ class SampledKernels:
 def _load(
     free: SimpleQueue[GpuModuleLoader], elf: bytes, platforms: list[IntEnum | None], only: set[int], texts: bool
 ) -> dict[IntEnum | None, GpuModule]:
-    """Reads a module for each platform, by whichever reader has nothing to do."""
+    """Reads a module for each platform, with a loader that is free."""
     loader = free.get()
     try:
         return {platform: loader.load(elf, platform, only, texts) for platform in platforms}
@@ -124,7 +129,7 @@ def _load(
 
 
 class KernelNames:
-    """What kernels are called: where different ones have one name and file, a hash of the code tells them apart."""
+    """Names of kernels. If different kernels share a name and a file, the names have a hash of the code, too."""
 
     def __init__(self, kernels: SampledKernels) -> None:
         self._kernels = kernels
@@ -134,7 +139,7 @@ class KernelNames:
         self._digits = {key: _digits(fingerprints) for key, fingerprints in codes.items() if len(fingerprints) > 1}
 
     def name(self, placement: Placement) -> str:
-        """Of the kernel that lies there."""
+        """Returns the name of a placement's kernel; its address in hexadecimal if it has no name."""
         if placement.kernel is None:
             return placement.name or f"0x{placement.address:x}"
         kernel = self._kernels.loaded(placement.kernel)
@@ -145,7 +150,7 @@ class KernelNames:
 
 
 def _digits(fingerprints: set[str]) -> int:
-    """How many of their first digits tell these hashes apart."""
+    """Returns how many leading digits make these hashes unique, at least _MIN_DIGITS."""
     digits = _MIN_DIGITS
     while digits < 64 and len({each[:digits] for each in fingerprints}) < len(fingerprints):
         digits += 1

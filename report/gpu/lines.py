@@ -1,7 +1,7 @@
-"""From DWARF's line table: which source file and line a GPU instruction comes from.
+"""Finds the source file and line of a GPU instruction, from DWARF's line table.
 
-Which functions it comes from is report.gpu_functions' part. Addresses are canonical (48 bits, formats.zebin). The
-tables may be hostile: this runs in the sandbox's child, and its work is bounded by the tables' length.
+report.gpu.functions finds the function. Addresses are canonical (48 bits, formats.zebin). The tables are untrusted:
+this runs in the sandboxed child, and its work is bounded by the tables' length.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ MAX_LINE = 0x7FFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class LineRange:
-    """Instructions of one line: those from `start` up to `end`, up to the next row of the table."""
+    """The instructions of one row of the line table."""
 
     start: int
-    end: int
-    file: str  # with its directories as DWARF has them; empty where the table names none
-    line: int  # 0 where the compiler says that no line is to blame
+    end: int  # exclusive: the next row's address
+    file: str  # with its directories as DWARF has them; "": the table names none
+    line: int  # 0: the compiler attributes the code to no line
 
 
 class FileTable:
     """A line program's numbered files, as paths."""
 
     def __init__(self, header: Any, directory: str) -> None:
-        """`header` is pyelftools' of the line program, `directory` the folder that the compiler ran in."""
+        """Takes the line program's header (pyelftools) and the compiler's working directory."""
         self._entries = header["file_entry"]
         self._directories = header["include_directory"]
         self._working_directory = directory
@@ -40,7 +40,7 @@ class FileTable:
         self._paths: dict[int, str] = {}
 
     def path(self, number: int) -> str:
-        """The path of the file of that number; empty where there is none (DWARF 4's file 0, and wrong ones)."""
+        """Returns the path of the file with that number; "" if there is none, as for DWARF 4's file 0."""
         if number not in self._paths:
             self._paths[number] = self._join(number)
         return self._paths[number]
@@ -54,34 +54,34 @@ class FileTable:
         folder = int(entry.dir_index or 0) - self._first
         directory = text(self._directories[folder]) if 0 <= folder < len(self._directories) else ""
         path = posixpath.join(self._working_directory, directory, text(entry.name))
-        # Only what means nothing goes: `a/../b` may be another file than `b`.
+        # Do not resolve `..`: `a/../b` may be another file than `b`.
         parts = [part for part in path.split("/") if part not in ("", ".")]
         return ("/" if path.startswith("/") else "") + "/".join(parts)
 
 
 class LineTable:
-    """Line ranges, found by address."""
+    """Line ranges, searchable by address."""
 
     def __init__(self, ranges: Iterable[LineRange]) -> None:
         self._ranges = sorted(ranges, key=lambda each: (each.start, each.end))
         self._starts = [each.start for each in self._ranges]
 
     def at(self, address: int) -> LineRange | None:
-        """The range that covers `address`; of overlapping ones that which starts last."""
+        """Returns the range that contains `address`; if several do, the one that starts last."""
         index = bisect_right(self._starts, address) - 1
         if index >= 0 and address < self._ranges[index].end:
             return self._ranges[index]
         return None
 
     def boundaries(self, start: int, end: int) -> list[int]:
-        """The addresses from `start` up to `end` at which what `at` answers may change."""
+        """Returns the addresses between `start` and `end` at which the result of `at` may change."""
         low, high = bisect_right(self._starts, start), bisect_right(self._starts, end)
         own = self._ranges[max(low - 1, 0) : high]
         return [address for each in own for address in (each.start, each.end) if start < address < end]
 
 
 def line_ranges(program: Any, files: FileTable) -> list[LineRange]:
-    """The rows of a line program (pyelftools' LineProgram) as ranges; a row without an end has none."""
+    """Returns the rows of a line program (pyelftools' LineProgram) as ranges; drops rows of unterminated sequences."""
     found = []
     sequence: list[tuple[int, int, int]] = []
     for entry in program.get_entries():
@@ -92,12 +92,12 @@ def line_ranges(program: Any, files: FileTable) -> list[LineRange]:
         if not state.end_sequence:
             continue
         for (start, file, line), (end, _, _) in pairwise(sequence):
-            if start < end:  # of rows at one address the last counts
+            if start < end:  # if several rows have one address, the last one counts
                 found.append(LineRange(start, end, files.path(file), line if 0 <= line <= MAX_LINE else 0))
         sequence = []
     return found
 
 
 def text(name: bytes | None) -> str:
-    """A DWARF string as text that any encoder takes."""
+    """Decodes a DWARF string to text that any encoder accepts."""
     return (name or b"").decode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""A GPU module, offline: its kernels, their instructions, and the source that each instruction comes from.
+"""GPU modules as reports use them: kernels, their instructions, and each instruction's source.
 
-All reading happens in the sandbox's child; this holds what came of it. Whatever a file is, something is answered: a
-stage that fails leaves a placeholder where its result would be, and a sentence in `problems`.
+The sandboxed child does all reading (report.gpu.reader); this module checks and holds its answers. Loading never fails:
+if a stage does, placeholders stand in for its result, and `problems` has a sentence about it.
 """
 
 from __future__ import annotations
@@ -35,53 +35,53 @@ from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxErr
 NO_BINARY = "[no binary]"
 NO_DECODER = "[no decoder]"
 UNDECODABLE = "[undecodable]"
-NO_INSTRUCTION = "[not an instruction]"  # an offset inside another instruction, or outside of the code
+NO_INSTRUCTION = "[not an instruction]"  # the offset is inside an instruction, or outside the code
 
 _NO_INSTRUCTIONS = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
-_MAX_FRAMES = 256  # frames; report.gpu_functions makes fewer
+_MAX_FRAMES = 256  # of a stack; report.gpu.functions makes fewer
 _MAX_PROBLEMS = 20
-_MAX_PROBLEM_SECONDS = 120.0  # seconds, of modules that could not be read whole; then the others' names must do
-_MAX_DEATHS = 8  # of the decoder in one module; then what is left is not tried
+_MAX_PROBLEM_SECONDS = 120.0  # spent on modules with problems; after that, only the names of further ones are read
+_MAX_DEATHS = 8  # of the decoder in a module; after that, its other kernels are not decoded
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFrame:
-    """One function of the inlined calls that an instruction belongs to."""
+    """A function on the stack of inlined calls that an instruction belongs to."""
 
-    function: str  # readable: demangled, qualified, with parameters
-    file: str  # as DWARF has it, its directories joined; empty where unknown
-    line: int  # in `file`: of the next frame's call, or of the instruction; 0 for none
+    function: str  # demangled, qualified, with parameters
+    file: str  # with its directories as DWARF has them; "": unknown
+    line: int  # of the next frame's call, or of the instruction; 0: none
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionInfo:
-    """What is at an offset of a kernel."""
+    """An instruction of a kernel, or the placeholder for one."""
 
     offset: int  # bytes from the kernel's address
-    size: int  # bytes; 0 where no instruction is known to start
+    size: int  # bytes; 0: no instruction is known to start here
     mnemonic: str  # of the opcode alone (`send` for send.ugm), or one of the placeholders in brackets
-    text: str  # in IGA's syntax; empty without an instruction
-    targets: tuple[int, ...]  # offsets that it may jump to
-    frames: tuple[GpuFrame, ...]  # outermost first; the first is the kernel; never empty
+    text: str  # in IGA's syntax; "" for a placeholder
+    targets: tuple[int, ...]  # offsets that it can jump to
+    frames: tuple[GpuFrame, ...]  # outermost first; the first one is the kernel; never empty
 
 
 @dataclass(frozen=True, eq=False)
 class GpuKernel:
-    """One kernel of a module."""
+    """A kernel of a module."""
 
-    name: str  # as the zebin has it
+    name: str  # as in the zebin
     demangled: str
-    address: int  # canonical: 48 bits, not sign-extended; 0 where the module was not placed
-    size: int  # bytes, without the padding behind it
-    code_size: int  # bytes, with it
-    decoded: Instructions | None = field(repr=False, default=None)  # None without a decoder
+    address: int  # canonical: 48 bits, not sign-extended; 0: the module has no addresses
+    size: int  # bytes, without padding
+    code_size: int  # bytes, with padding
+    decoded: Instructions | None = field(repr=False, default=None)  # None: no decoder
     segment_offsets: tuple[int, ...] = field(repr=False, default=())
     segment_frames: tuple[tuple[GpuFrame, ...], ...] = field(repr=False, default=())
-    fingerprint: str = ""  # a hash of its code in hexadecimal, the same wherever the driver placed it
+    fingerprint: str = ""  # a hash of its code in hexadecimal, which does not depend on its address
 
     @cached_property
     def instructions(self) -> tuple[InstructionInfo, ...]:
-        """All instructions, sorted by offset; empty where none could be decoded."""
+        """All instructions, sorted by offset; empty if none could be decoded."""
         return tuple(
             InstructionInfo(offset, size, mnemonic, text, targets, self.frames_at(offset))
             for offset, size, mnemonic, text, targets in (() if self.decoded is None else self.decoded)
@@ -93,18 +93,18 @@ class GpuKernel:
 
     @cached_property
     def file(self) -> str:
-        """The source file that the kernel's own code starts in; empty where unknown."""
+        """The source file of the kernel's first instruction; "" if unknown."""
         return self.frames_at(0)[0].file
 
     def frames_at(self, offset: int) -> tuple[GpuFrame, ...]:
-        """The frames of the code at an offset, whether or not it was decoded; at least the kernel."""
+        """Returns the frames of the code at an offset, decoded or not; at least the kernel's."""
         index = bisect_right(self.segment_offsets, offset) - 1
         if index >= 0 and offset < max(self.code_size, self.size):
             return self.segment_frames[index]
         return (GpuFrame(self.demangled, "", 0),)
 
     def at(self, offset: int) -> InstructionInfo:
-        """What is at an offset; where no instruction starts there, the mnemonic says so or why that is not known."""
+        """Returns the instruction at an offset, or a placeholder whose mnemonic says why there is none."""
         found = self._by_offset.get(offset)
         if found is not None:
             return found
@@ -117,18 +117,21 @@ class GpuKernel:
         return UNDECODABLE if inside and self.decoded is not None and offset >= self.decoded.end else NO_INSTRUCTION
 
     def codes_at(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[GpuFrame, ...]]], NDArray[np.int64]]:
-        """What is at many offsets: distinct (mnemonic, frames), and which of them each offset has.
+        """Looks up many offsets.
 
         Args:
             offsets: uint64[n], bytes from the kernel's address.
+
+        Returns:
+            The distinct (mnemonic, frames), and the index among them for each offset: int64[n].
         """
         decoded = self.decoded
         where = offsets.astype(np.int64)
-        number = np.full(len(where), -1)  # of the mnemonic, where an instruction starts
+        number = np.full(len(where), -1)  # of the mnemonic; -1: no instruction starts here
         if decoded is not None and len(decoded):
             index = np.minimum(np.searchsorted(decoded.offset, where), len(decoded) - 1)
             number = np.where(decoded.offset[index] == where, decoded.mnemonic[index], -1)
-        # Elsewhere it depends on where: not decoded, behind what was decoded, or behind the code.
+        # The placeholder depends on the region: before, within or after the decoded code, or after the code.
         end = 0 if decoded is None else decoded.end
         region = np.where(number >= 0, 0, (where >= 0).astype(np.int64) + (where >= end) + (where >= self.code_size))
         segment = np.searchsorted(np.array(self.segment_offsets, np.int64), where, side="right") - 1
@@ -145,29 +148,31 @@ class GpuKernel:
 
 @dataclass(frozen=True, eq=False)
 class GpuModule:
-    """What could be read of a module."""
+    """A code object with GPU kernels, as far as it could be read."""
 
     kernels: tuple[GpuKernel, ...]
-    problems: tuple[str, ...]  # what could not, a sentence each
+    problems: tuple[str, ...]  # sentences about what could not be read
 
 
 class GpuModuleLoader(GpuSandboxed):
-    """Reads modules, in one child process; also a context manager."""
+    """Loads modules, in one child process; also a context manager."""
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:
-        """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
+        """Takes a child process to share; None: the loader starts its own, and closes it."""
         super().__init__(sandbox)
         self._problem_seconds_left = _MAX_PROBLEM_SECONDS
 
     def load(
         self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None = None, texts: bool = True
     ) -> GpuModule:
-        """Read a debug zebin; never raises for what is in it.
+        """Loads a debug zebin; raises nothing, whatever it contains.
 
-        `platform` is None where the GPU's generation is not known: then nothing is decoded. `only` restricts
-        instructions and frames, which take most of the time, to the kernels at these addresses; the others have none.
-        So with an empty `only` neither code nor debug information is looked at. Without `texts` instructions have their
-        mnemonics only, which takes a fraction of the time.
+        Args:
+            elf: the file.
+            platform: the GPU's instruction set; None: unknown, nothing is decoded.
+            only: addresses of the kernels to read instructions and frames of, which takes most of the time; None: all.
+                If empty, neither code nor debug information is read.
+            texts: also read the text of instructions, not just mnemonics; this takes several times as long.
         """
         if self._problem_seconds_left <= 0:
             return self._names_only(elf, "it was not read: modules before it took too long")
@@ -198,7 +203,7 @@ class GpuModuleLoader(GpuSandboxed):
         return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode, "texts": texts}, elf)
 
     def _load_by_kernel(self, elf: bytes, platform: IntEnum | None, only: list[int] | None, first: str) -> GpuModule:
-        """What can be had of a module that the child did not survive as a whole: lines first, then kernel by kernel."""
+        """Loads a module that crashed the child: first its debug information, then the code of one kernel at a time."""
         try:
             module = _checked_module(self._call_module(elf, platform, only, decode=False))
         except (SandboxError, AnswerError) as error:
@@ -242,7 +247,7 @@ class GpuModuleLoader(GpuSandboxed):
         return GpuModule(tuple(kernels), _shown(problems))
 
     def _names_only(self, elf: bytes, problem: str) -> GpuModule:
-        """The kernels alone, read here: formats.zebin is plain Python, bounded by the file's length."""
+        """Reads only the kernels' names, in this process: formats.zebin is Python, bounded by the file's length."""
         if len(elf) > LONGEST_DATA:
             return GpuModule((), (problem,))
         try:
@@ -259,7 +264,7 @@ def _without_code(kernel: ZebinKernel) -> GpuKernel:
 
 
 def _checked_module(answer: Any) -> GpuModule:
-    """The child's answer, checked."""
+    """Checks the child's answer, and makes a module of it."""
     if not isinstance(answer, dict):
         raise AnswerError
     strings = strings_of(answer.get("strings"))
@@ -280,7 +285,7 @@ def _checked_module(answer: Any) -> GpuModule:
 
 
 def _shown(problems: list[str]) -> tuple[str, ...]:
-    """The problems as they are shown: each once, and not more than a person reads."""
+    """Returns the problems as users see them: each once, at most _MAX_PROBLEMS, and how many more there are."""
     different = [sentence(problem) for problem in dict.fromkeys(problems)]
     if len(different) <= _MAX_PROBLEMS:
         return tuple(different)

@@ -1,7 +1,7 @@
-"""What the sandbox's child does: all reading of zebins, DWARF and GPU code, answered as JSON.
+"""The sandboxed child's side: reads zebins, DWARF and GPU code, and answers in JSON.
 
-Answers hold indices into tables of strings, frames and stacks instead of repeating them. report.decoder and
-report.gpu_module are the readers of these answers.
+Answers have tables of strings, frames and stacks, and refer to these by index. report.gpu.decoder and report.gpu.module
+check and use them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from iaprof.symbols.names.demangle import demangled
 
 
 class Numbering:
-    """Numbers for things that come often, in the order in which they came first."""
+    """Numbers values 0, 1, 2, ... in the order in which they first appear."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
     def number(self, value: Any) -> int:
-        """The thing's index in `things`."""
+        """Returns the value's index in `values`."""
         return self._numbers.setdefault(value, len(self._numbers))
 
     @property
     def values(self) -> list[Any]:
-        """All things that got a number."""
+        """All values that have a number, in order."""
         return list(self._numbers)
 
 
 def operations(stage_seconds: float) -> dict[str, Operation]:
-    """What the sandbox can be asked for."""
+    """Returns the operations that the sandbox offers, by name."""
     reader = GpuReader(stage_seconds)
     return {"disasm": reader.disasm, "module": reader.module}
 
@@ -45,7 +45,11 @@ class GpuReader:
     """The operations of the child."""
 
     def __init__(self, stage_seconds: float) -> None:
-        """Load the decoder; `stage_seconds` is what each stage of reading a module may take."""
+        """Loads the decoder.
+
+        Args:
+            stage_seconds: the time limit on each stage of reading a module.
+        """
         self._stage_seconds = stage_seconds
         self._iga: Iga | None = None
         self._no_iga = ""
@@ -53,10 +57,14 @@ class GpuReader:
             self._iga = Iga()
         except IgaUnavailable as error:
             self._no_iga = str(error)
-        demangled("_Z1fv")  # what libraries do at their first use must not wait until nothing can be opened
+        demangled("_Z1fv")  # libraries open files at their first use, which the sandbox will soon forbid
 
     def disasm(self, parameters: dict[str, Any], code: bytearray, _files: list[int]) -> object:
-        """Decode `code` for parameters["platform"]."""
+        """Decodes `code` for parameters["platform"].
+
+        Raises:
+            Refusal: DecoderUnavailable or DecodeError, as in report.gpu.decoder.
+        """
         if self._iga is None:
             raise Refusal("DecoderUnavailable", self._no_iga)
         try:
@@ -75,10 +83,15 @@ class GpuReader:
         }
 
     def module(self, parameters: dict[str, Any], elf: bytearray, _files: list[int]) -> object:
-        """Read a whole debug zebin: kernels, instructions and frames, each as far as it can be read.
+        """Reads a debug zebin: kernels, instructions and frames, as far as possible.
 
-        parameters: "platform" is a Platform or None, "only" a list of kernels' addresses or None for all, "decode"
-        says whether to decode at all, "texts" whether instructions are wanted as text, too.
+        Args:
+            parameters: "platform": a Platform or None; "only": a list of kernels' addresses, or None for all;
+                "decode": whether to decode; "texts": whether to return the text of instructions, too.
+            elf: the file.
+
+        Raises:
+            Refusal: ZebinError: it is not a zebin.
         """
         data = bytes(elf)
         try:
@@ -117,7 +130,7 @@ class GpuReader:
     def _segments(
         self, data: bytes, zebin: Zebin, wanted: dict[int, ZebinKernel], problems: list[str]
     ) -> dict[int, tuple[Segment, ...]]:
-        """Each kernel's frames; without debug information, or as far as it is damaged, those of the symbol table."""
+        """Returns each kernel's segments; from the symbol table if debug information is missing or damaged."""
         debug_info = no_debug_info()
         if zebin.has_debug and not zebin.placed:
             problems.append("it has no GPU addresses, so its debug information was left unread")
@@ -138,7 +151,7 @@ class GpuReader:
     def _decodings(
         self, number: int | None, wanted: dict[int, ZebinKernel], texts: bool, problems: list[str]
     ) -> dict[int, IgaDecoding]:
-        """Each kernel's instructions, as far as they can be decoded; no entry at all where there is no decoder."""
+        """Returns each kernel's instructions, as far as they can be decoded; an empty dict if there is no decoder."""
         found: dict[int, IgaDecoding] = {}
         if number is None:
             problems.append("its GPU's generation is not known, so its instructions were not decoded")
@@ -162,11 +175,11 @@ class GpuReader:
             problems.append(str(error))
             return found
         for index in wanted:
-            found.setdefault(index, _empty_decoding())  # there was no time for it
+            found.setdefault(index, _empty_decoding())  # the time limit came first
         return found
 
     def _stage(self, subject: str, problems: list[str], work: Callable[[], None]) -> None:
-        """Do a part of the work; what goes wrong in it becomes a problem, and the rest goes on."""
+        """Does a stage of the work under the time limit; an error becomes a problem, and other stages continue."""
         try:
             with stage_limit(self._stage_seconds):
                 work()
@@ -187,7 +200,7 @@ def _empty_decoding(message: str = "") -> IgaDecoding:
 
 
 def _to_columns(decoding: IgaDecoding, strings: Numbering) -> dict[str, list[Any]]:
-    """A decoding as columns, one entry per instruction."""
+    """Returns a decoding as columns with an entry for each instruction."""
     columns: dict[str, list[Any]] = {
         "offset": decoding.pcs,
         "size": decoding.sizes,
@@ -199,14 +212,14 @@ def _to_columns(decoding: IgaDecoding, strings: Numbering) -> dict[str, list[Any
 
 
 def _reaches_end(decoding: IgaDecoding, length: int) -> bool:
-    """Whether nothing is left behind the last instruction but what is too short for a whole one."""
+    """Whether fewer bytes follow the last instruction than an uncompacted one has."""
     return bool(decoding.pcs) and length - decoding.pcs[-1] - decoding.sizes[-1] < LONGEST_INSTRUCTION
 
 
 def _segment_columns(
     segments: Iterable[Segment], strings: Numbering, frame_table: Numbering, stacks: Numbering
 ) -> dict[str, list[int]]:
-    """Segments as columns: where each starts, and its stack's number."""
+    """Returns segments as columns: each one's offset, and its stack's number."""
     each = list(segments)
     numbers = [
         stacks.number(

@@ -1,4 +1,4 @@
-"""The sandbox that reads zebins and GPU code: one's own, or one that is shared."""
+"""Starts or shares the sandbox that reads zebins and GPU code."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from iaprof.sandbox.parent import Limits, Sandbox
 
 
 def gpu_sandbox(limits: Limits | None = None) -> Sandbox:
-    """A sandbox in which report.gpu_reader works."""
+    """Returns a sandbox that runs report.gpu.reader."""
     return Sandbox("iaprof.report.gpu.reader", limits)
 
 
 class GpuSandboxed(Closing):
-    """Has its work done in such a sandbox; also a context manager."""
+    """Base class of what works in such a sandbox; also a context manager."""
 
     def __init__(self, sandbox: Sandbox | None = None) -> None:
-        """`sandbox` is for sharing a child process; without one, this has its own and closes it."""
+        """Takes a child process to share; None: starts one, which `close` ends."""
         self._is_shared = sandbox is not None
         self._sandbox = sandbox or gpu_sandbox()
 
     def close(self) -> None:
-        """End the child process, unless it is shared."""
+        """Ends the child process, unless it is shared."""
         if not self._is_shared:
             self._sandbox.close()

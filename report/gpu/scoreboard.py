@@ -1,9 +1,10 @@
-"""What an instruction waits for: the scoreboard annotations that IGA prints behind it.
+"""Finds what an instruction waits for, from the software-scoreboard annotations in IGA's text.
 
-Intel's GPUs leave data dependencies to the compiler. An instruction of unknown length (send, dpas) is given a token,
-an sbid: `$5`. Who needs its result waits with `$5.dst`, who overwrites what it still reads with `$5.src`; `sync` does
-so for several. Instructions of known length are waited for by distance: `I@2` is the last but one in the integer pipe.
-The hardware charges a stall to the instruction that waits; here is found which one it waits for.
+On Intel's GPUs, the compiler tracks data dependencies. An instruction of variable latency (send, dpas) sets a token,
+the sbid: `$5`. An instruction that reads its result waits for `$5.dst`; one that overwrites its sources, for `$5.src`;
+a `sync` can wait for several tokens. Dependencies on instructions of fixed latency are by distance: `I@2` is the last
+but one instruction in the integer pipe. The hardware counts a stall at the waiting instruction; this module finds the
+one that it waits for.
 
 Sources: IGA's syntax, and Mesa's model of it (enum tgl_sbid_mode in src/intel/compiler/brw_eu_defines.h).
 """
@@ -23,37 +24,37 @@ _DISTANCE = re.compile(r"([AFILMS]?)@(\d)")
 _PREDICATE = re.compile(r"\([^)]*\bf\d[^)]*\)")
 _PIPES = {"": "the pipe of its operands", "A": "every pipe", "F": "the float pipe", "I": "the integer pipe",
           "L": "the long pipe", "M": "the math pipe", "S": "the scalar pipe"}  # fmt: skip
-_JUMPS = ("jmpi", "goto")  # what stands behind them is not next, unless they have a predicate
+_JUMPS = ("jmpi", "goto")  # without a predicate, they never continue at the next instruction
 _ENDS = ("ret", "illegal")
 _SYNC_OF_TOKENS = {"sync.allrd": "src", "sync.allwr": "dst"}
-_MAX_DISTANCE = 4_096  # instructions that are looked at for one token
-_MAX_STEPS = 1 << 20  # for all tokens of a kernel: a second or two
+_MAX_DISTANCE = 4_096  # instructions to search for one token
+_MAX_STEPS = 1 << 20  # for all tokens of a kernel: a second or two of work
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What an instruction says of the scoreboard."""
+    """An instruction's opcode and options, as far as the scoreboard is concerned."""
 
     opcode: str  # with its function: `sync.bar`
     predicated: bool = False
-    ends: bool = False  # the thread
-    sets: int | None = None  # the token that it is given itself
-    tokens: tuple[str, ...] = ()  # that it waits for: `$5.dst`; `$*.dst` is all of them
-    distances: tuple[str, ...] = ()  # `I@2`
-    other: tuple[str, ...] = ()  # options that have nothing to do with it
+    ends: bool = False  # ends the thread or the subroutine
+    sets: int | None = None  # the token that it sets
+    tokens: tuple[str, ...] = ()  # the tokens that it waits for: `$5.dst`; `$*.dst` is all of them
+    distances: tuple[str, ...] = ()  # the distances that it waits for: `I@2`
+    other: tuple[str, ...] = ()  # other options
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One thing that an instruction waits for."""
+    """A dependency of an instruction."""
 
     what: str  # `$5.dst`, `I@2` or `barrier`
-    reasons: tuple[str, ...]  # the counters that such a stall is in
-    offsets: tuple[int, ...] = ()  # of who was given the token, on each path, or who signalled
+    reasons: tuple[str, ...]  # the stall reasons that count such waits
+    offsets: tuple[int, ...] = ()  # of the instructions that set the token, on each path, or that signal the barrier
 
 
 def parse_annotation(text: str) -> Annotation:
-    """Reads an instruction as IGA prints it."""
+    """Parses an instruction as IGA prints it."""
     code = text.partition("//")[0].strip()
     found = _OPTIONS.search(code)
     options = [option.strip() for option in found[1].split(",")] if found else []
@@ -72,7 +73,7 @@ def parse_annotation(text: str) -> Annotation:
             distances.append(option)
         else:
             other.append(option)
-    if kind := _SYNC_OF_TOKENS.get(opcode):  # its tokens stand in parentheses; without any it is for all of them
+    if kind := _SYNC_OF_TOKENS.get(opcode):  # its tokens are in parentheses; without any, it waits for all
         tokens += [f"${token[1]}.{kind}" for token in _TOKEN.finditer(body)] or [f"$*.{kind}"]
     return Annotation(
         opcode,
@@ -86,7 +87,7 @@ def parse_annotation(text: str) -> Annotation:
 
 
 def describe(wait: Wait, instructions: Sequence[str]) -> str:
-    """A wait in words; `shown` are the instructions that it waits for."""
+    """Returns a wait in words; `instructions` are those at `wait.offsets`, as the caller shows them."""
     names = " or ".join(instructions)
     if wait.what == "barrier":
         return "waits for its work-group" + (f", signals at {names}" if names else "")
@@ -100,16 +101,16 @@ def describe(wait: Wait, instructions: Sequence[str]) -> str:
 
 
 class Scoreboard:
-    """Answers for the instructions of one kernel."""
+    """The dependencies between the instructions of a kernel."""
 
     def __init__(self, instructions: Sequence[InstructionInfo]) -> None:
-        """`instructions` are sorted by offset."""
+        """Takes the kernel's instructions, sorted by offset."""
         self._instructions = instructions
         self._index = {each.offset: index for index, each in enumerate(instructions)}
         self._steps_left = _MAX_STEPS
 
     def waits(self, offset: int) -> tuple[Wait, ...]:
-        """All that the instruction at an offset may wait for; () where it waits for nothing, or is none."""
+        """Returns the possible waits of the instruction at an offset; () if it does not wait or there is none."""
         index = self._index.get(offset)
         if index is None:
             return ()
@@ -128,7 +129,7 @@ class Scoreboard:
 
     @cached_property
     def _predecessors(self) -> list[list[int]]:
-        """From which instructions each can be reached in one step."""
+        """By instruction: the instructions that can run immediately before it."""
         before: list[list[int]] = [[] for _ in self._instructions]
         for index, (each, own) in enumerate(zip(self._instructions, self._annotations, strict=True)):
             leaves = own.ends or (own.opcode in _JUMPS and not own.predicated)
@@ -146,7 +147,7 @@ class Scoreboard:
         return self._last_on_each_path(index, lambda each: each.sets == number)
 
     def _owners(self, index: int, token: int) -> tuple[int, ...]:
-        """Who may still have a token that is given anew, which has to wait: a token has one owner at a time."""
+        """Returns the instructions that may still own a token when another sets it: setting waits for the owner."""
         done = f"${token}.dst"
         return self._last_on_each_path(index, lambda each: each.sets == token, lambda each: done in each.tokens)
 
@@ -159,7 +160,7 @@ class Scoreboard:
         matches: Callable[[Annotation], bool],
         stops: Callable[[Annotation], bool] = lambda _: False,
     ) -> tuple[int, ...]:
-        """The last wanted instructions before one, on each path that leads to it and has no barred one after it."""
+        """Returns the last matching instruction on each path to this one, unless one that `stops` comes after it."""
         found = []
         seen = {*self._predecessors[index]}
         left = list(seen)

@@ -1,8 +1,8 @@
-"""Lines of source files, for captures of strangers: nothing is read but what the user laid out for it.
+"""Reads lines of source files, only below folders that the user names: paths come from captures, which are untrusted.
 
-Which file a line is in says the capture's DWARF. So a path from there names only regular files below folders that the
-user named, and none that is hidden; links are followed as long as they stay there. A path is looked for by its last
-names, the more of them the better: `/build/app/src/lib/tile.h` is DIR/build/app/src/lib/tile.h, ... or DIR/tile.h.
+A path in DWARF can only select a regular file below one of these folders that is not hidden; links are followed if they
+stay inside. The search uses the last components of the path, as many as possible: `/build/app/src/lib/tile.h` is
+DIR/build/app/src/lib/tile.h, ... or DIR/tile.h.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from iaprof.basics.errors import UsageError
 from iaprof.formats.profile import clean
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a FIFO's open would wait
-_MAX_FILE_BYTES = 8 << 20  # bytes of one file
-_MAX_BYTES = 64 << 20
-_MAX_PATHS = 4_096  # that are looked for; a kernel has some ten
-_MAX_NAMES = 32  # of a path that are tried
+_FILE = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+)  # without O_NONBLOCK, open(2) waits at a FIFO
+_MAX_FILE_BYTES = 8 << 20
+_MAX_BYTES = 64 << 20  # of all files
+_MAX_PATHS = 4_096  # to search for; a kernel has about ten
+_MAX_NAMES = 32  # components of a path to try
 _TAB = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that was found."""
+    """A source file."""
 
-    path: str  # where
-    changed: float  # seconds since 1970
-    lines: tuple[str, ...]  # ready to be printed: no control characters, no tabs
+    path: str  # where it was found
+    changed: float  # mtime, seconds since 1970
+    lines: tuple[str, ...]  # printable: without control characters and tabs
 
 
 class SourceFiles:
-    """Finds files below some folders; each is read once."""
+    """Finds files below the user's folders, and reads each once."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        """Opens the folders, the first of which has precedence.
+        """Opens the folders; earlier ones take precedence.
 
         Raises:
-            UsageError: one of them is none.
+            UsageError: one of them cannot be opened as a folder.
         """
         self._folders: list[tuple[str, int]] = []
         for folder in folders:
@@ -56,7 +58,7 @@ class SourceFiles:
         self._bytes_left = _MAX_BYTES
 
     def file(self, path: str) -> SourceFile | None:
-        """The file that DWARF calls `path`; None where there is none that may be shown."""
+        """Returns the file for a path in DWARF; None if there is none that may be shown."""
         if path not in self._found:
             if len(self._found) >= _MAX_PATHS:
                 return None
@@ -64,12 +66,12 @@ class SourceFiles:
         return self._found[path]
 
     def line(self, path: str, number: int) -> str | None:
-        """A line, from 1 on; None where there is no such line or file."""
+        """Returns a line, counted from 1; None if there is no such line or file."""
         file = self.file(path)
         return file.lines[number - 1] if file is not None and 0 < number <= len(file.lines) else None
 
     def newer_than(self, seconds: float) -> list[str]:
-        """The files that were changed after a time, in seconds since 1970."""
+        """Returns the paths of files that were changed after a time, in seconds since 1970."""
         return [file.path for file in self._found.values() if file is not None and file.changed > seconds]
 
     def _search(self, path: str) -> SourceFile | None:
@@ -83,7 +85,12 @@ class SourceFiles:
         return None
 
     def _read(self, real: str, folder: int, names: Sequence[str]) -> SourceFile:
-        """Reads a file below a folder; OSError where there is none, ValueError where it may not be shown."""
+        """Reads a file below a folder.
+
+        Raises:
+            OSError: there is no such file.
+            ValueError: the file may not be shown.
+        """
         target = os.path.realpath(os.path.join(real, *names), strict=True)
         inside = os.path.relpath(target, real).split("/")
         if any(name.startswith(".") for name in inside):  # `..` among them: a link leads outside
@@ -99,11 +106,15 @@ class SourceFiles:
 
 
 NO_SOURCES = SourceFiles(())
-"""Where the user named no folder."""
+"""For reports without --source-dir."""
 
 
 def _open_below(folder: int, names: Sequence[str]) -> int:
-    """Opens a file name by name, through no link: whoever makes one meanwhile gets an OSError here."""
+    """Opens a file one path component at a time, without following links.
+
+    Raises:
+        OSError: a component is a link, which was made since the path was resolved, or is missing.
+    """
     here = os.dup(folder)
     try:
         for name in names[:-1]:

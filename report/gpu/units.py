@@ -1,8 +1,8 @@
-"""Which kernel a compile unit belongs to, if the unit's own addresses do not say it.
+"""Finds the kernel that a compile unit belongs to, if the unit's addresses are wrong.
 
-DWARF gives addresses by relocations against symbols that are named after the kernels' sections. Intel's compiler leaves
-some of these names empty, and which ones differs from one compilation to the next. The driver cannot resolve such
-relocations: the unit's functions, its lines or both stay at address 0, while the kernel's code lies elsewhere.
+Addresses in DWARF are relocations against symbols named after the kernels' sections. Intel's compiler leaves some of
+these names empty, different ones in each compilation. The driver cannot resolve such relocations, so the unit's
+functions, lines or both stay at address 0, while the kernel's code lies elsewhere.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from iaprof.report.gpu.lines import LineRange
 class UnitCode:
     """The functions and lines of one compile unit."""
 
-    functions: list[list[Scope]] = field(default_factory=list)  # of each its scopes, itself first
+    functions: list[list[Scope]] = field(default_factory=list)  # for each: its scopes, itself first
     lines: list[LineRange] = field(default_factory=list)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Start and end of all code for which it has a function or lines."""
+        """Yields the start and end of all code with a function or a line."""
         for scopes in self.functions:
             yield from scopes[0].ranges
         for row in self.lines:
             yield row.start, row.end
 
     def move(self, size: int, by: int) -> None:
-        """Adds `by` to the addresses of all code below `size`."""
+        """Adds `by` to the addresses of all code that ends at or below `size`."""
         for scopes in self.functions:
             if all(end <= size for _, end in scopes[0].ranges):
                 for scope in scopes:
@@ -44,15 +44,15 @@ class UnitCode:
 
 @dataclass(frozen=True, slots=True)
 class _Unplaced:
-    """A unit of which some code lies at address 0."""
+    """A unit with code at address 0."""
 
     unit: UnitCode
-    size: int  # bytes of that code
-    names: frozenset[str]  # of the functions that start there
+    size: int  # of that code, bytes
+    names: frozenset[str]  # of the functions that start at 0
 
 
 class _UnitMatcher:
-    """The kernels of a module, and which of them have a unit."""
+    """Matches units to the kernels of a module, at most one unit without addresses for each kernel."""
 
     def __init__(self, kernels: Sequence[ZebinKernel]) -> None:
         self._kernels = sorted(kernels, key=lambda kernel: kernel.address)
@@ -66,7 +66,7 @@ class _UnitMatcher:
         return [kernel for kernel in self._kernels if kernel.address not in self._claimed]
 
     def claim(self, unit: UnitCode, functions: FunctionTree) -> _Unplaced | None:
-        """Notes the kernels of a unit by its addresses; returns its code at address 0 if that has no kernel yet."""
+        """Claims the kernels at a unit's addresses; returns its code at address 0 unless it belongs to one of them."""
         own: dict[int, ZebinKernel] = {}
         starts_at_zero, size = False, 0
         for start, end in unit.ranges():
@@ -98,7 +98,7 @@ class _UnitMatcher:
         Returns:
             The units without a match.
         """
-        kernels: dict[object, ZebinKernel | None] = {}  # None where several have a key
+        kernels: dict[object, ZebinKernel | None] = {}  # None: several kernels have this key
         for kernel in self.unclaimed:
             key = key_of(kernel)
             kernels[key] = None if key in kernels else kernel
@@ -131,14 +131,14 @@ def place_units(
 ) -> list[str]:
     """Moves code at address 0 to the kernel that it belongs to.
 
-    That is the kernel to which the rest of the unit belongs; else the kernel with the name of a function of the unit at
-    address 0; else, among the kernels without a unit, the only one with the unit's size, or the only one left.
+    That is the kernel that the rest of the unit belongs to; else the kernel with the name of one of the unit's
+    functions at address 0; else, among the kernels without a unit, the only one of the unit's size, or the only one.
 
     Args:
-        units: all of a module; changed in place.
-        kernels: of the module, with addresses.
-        elsewhere: names of kernels whose addresses are not known; their units are not moved.
-        functions: those of the units.
+        units: all units of a module; changed in place.
+        kernels: the module's kernels with addresses.
+        unplaced_names: names of kernels without addresses; their units are not moved.
+        functions: the functions of the units.
 
     Returns:
         A sentence for each unit that could belong to several kernels.
