@@ -49,12 +49,12 @@ def analysed(
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.join.memory import keep_little
     from iaprof.report.parts import build_parts
-    from iaprof.report.profile import Wanted
+    from iaprof.report.profile import ReportOptions
     from iaprof.symbols.names.cpu_frames import Look
 
     keep_little()
     reader = CaptureReader(capture)
-    wanted = Wanted(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
+    wanted = ReportOptions(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
     with GpuModuleLoader() as modules, joining(reader.stall_records) as progress:
         yield build_parts(reader, modules, wanted, places(choice), progress)
 
@@ -94,7 +94,7 @@ def exported(
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.join.memory import keep_little
-    from iaprof.report.profile import Wanted
+    from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of
     from iaprof.symbols.names.cpu_frames import Look
 
@@ -102,7 +102,7 @@ def exported(
     keep_little()
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
-    wanted = Wanted(choice.selection, interval, Look(choice.inlines, lines, interpreter))
+    wanted = ReportOptions(choice.selection, interval, Look(choice.inlines, lines, interpreter))
     if shape.waits:
         waits = waits_of(reader, wanted, places(choice)).as_samples()
         yield Export(nothing(), about(reader), interval, cpu=waits), None

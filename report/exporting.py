@@ -18,7 +18,7 @@ from iaprof.report.facts import Report
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.parts import build_parts, host_of, of_all, starts_ns, whole_ns
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import build_cpu
 from iaprof.report.views.hot_listings import hot_listings
 from iaprof.report.views.launch_runs import launch_runs
@@ -33,7 +33,7 @@ _STEPS = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)  # by which intervals grow
 def build_export(
     capture: CaptureReader,
     modules: GpuModuleLoader,
-    wanted: Wanted,
+    options: ReportOptions,
     places: Places,
     needs: Needs,
     progress: Callable[[int], None] = lambda records: None,
@@ -54,28 +54,28 @@ def build_export(
         CaptureError: the capture is damaged.
         UsageError: it has nothing of what was asked for by name.
     """
-    wanted = of_all(capture, wanted)
+    options = of_all(capture, options)
     large = Needs.TIME in needs and capture.stall_records > _MOST_AT_ONCE
-    whole = replace(wanted, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else wanted.interval_s)
+    whole = replace(options, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
     report = build_parts(capture, modules, whole, places, progress)
-    by_time = build_parts(capture, modules, replace(wanted, merged=True), places, progress).profile if large else None
-    cpu = cpu_samples(capture, wanted, places) if Needs.CPU in needs else None
+    by_time = build_parts(capture, modules, replace(options, merged=True), places, progress).profile if large else None
+    cpu = cpu_samples(capture, options, places) if Needs.CPU in needs else None
     listings = hot_listings(report, sources) if Needs.LISTINGS in needs else ()
     export = Export(
         report.profile,
-        about(capture, report.facts, sources, wanted.selection),
-        wanted.interval_s,
+        about(capture, report.facts, sources, options.selection),
+        options.interval_s,
         by_time,
         cpu,
-        series=series(capture, wanted) if Needs.SERIES in needs else (),
-        launches=launch_runs(capture, wanted, report.profile, places=places) if Needs.LAUNCHES in needs else None,
-        waits=wait_runs(capture, wanted) if Needs.LAUNCHES in needs else None,
+        series=series(capture, options) if Needs.SERIES in needs else (),
+        launches=launch_runs(capture, options, report.profile, places=places) if Needs.LAUNCHES in needs else None,
+        waits=wait_runs(capture, options) if Needs.LAUNCHES in needs else None,
         listings=listings,
     )
     return export, report
 
 
-def cpu_samples(capture: CaptureReader, wanted: Wanted, places: Places) -> CpuSamples:
+def cpu_samples(capture: CaptureReader, options: ReportOptions, places: Places) -> CpuSamples:
     """The CPU samples of all parts of a capture, named.
 
     Raises:
@@ -86,7 +86,7 @@ def cpu_samples(capture: CaptureReader, wanted: Wanted, places: Places) -> CpuSa
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(capture.parts) > 1 else ""
         with naming(part, places) as names:
-            found = build_cpu(part, names, replace(wanted, start_ns=start_ns))
+            found = build_cpu(part, names, replace(options, start_ns=start_ns))
         columns.append(np.stack([found.launch + len(launches), found.interval, found.count]))
         launches += [replace(launch, host=host) for launch in found.launches]
     launch, interval, count = np.concatenate(columns, axis=1)

@@ -22,7 +22,7 @@ from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 from iaprof.report.imported import build_imported, tells
 from iaprof.report.join.selection import begun_ns, length_ns
-from iaprof.report.profile import Wanted, build
+from iaprof.report.profile import ReportOptions, build
 
 _LONGEST_HOST = 255  # characters, as of any name of the kind
 _MOST_LATER = 1 << 62  # ns
@@ -31,7 +31,7 @@ _MOST_LATER = 1 << 62  # ns
 def build_parts(
     capture: CaptureReader,
     modules: GpuModuleLoader,
-    wanted: Wanted,
+    options: ReportOptions,
     places: Places,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
@@ -51,38 +51,42 @@ def build_parts(
     parts = capture.parts
     joined = [part.header for part in parts if not part.groups("sample")]
     if joined:  # what was imported says itself that it has no devices
-        wanted.selection.check_devices(joined)
+        options.selection.check_devices(joined)
     starts = starts_ns(capture)
-    wanted = of_all(capture, wanted)
+    options = of_all(capture, options)
     reports: list[Report] = []
     for start, part in zip(starts, parts, strict=True):
-        if joined and part.groups("sample") and not tells(wanted.selection):
+        if joined and part.groups("sample") and not tells(options.selection):
             continue  # as others may have it
         done = sum(report.facts.records for report in reports)
-        report = _report(part, modules, replace(wanted, start_ns=start), places, partial(_tell, progress, done))
+        report = _report(part, modules, replace(options, start_ns=start), places, partial(_tell, progress, done))
         reports.append(_labelled(report, host_of(part.header) if len(parts) > 1 else ""))
     return reports[0] if len(reports) == 1 else _together(capture, reports)
 
 
-def of_all(capture: CaptureReader, wanted: Wanted) -> Wanted:
+def of_all(capture: CaptureReader, options: ReportOptions) -> ReportOptions:
     """What is wanted of each part: shares of the time are of all together, not of each.
 
     Raises:
         UsageError: it is a share, and nobody knows of what.
     """
-    time_range = wanted.selection.time_range
+    time_range = options.selection.time_range
     if time_range is None or len(capture.parts) == 1:
-        return wanted
-    return replace(wanted, selection=replace(wanted.selection, time_range=time_range.in_seconds(whole_ns(capture))))
+        return options
+    return replace(options, selection=replace(options.selection, time_range=time_range.in_seconds(whole_ns(capture))))
 
 
 def _report(
-    part: CaptureReader, modules: GpuModuleLoader, wanted: Wanted, places: Places, progress: Callable[[int], None]
+    part: CaptureReader,
+    modules: GpuModuleLoader,
+    options: ReportOptions,
+    places: Places,
+    progress: Callable[[int], None],
 ) -> Report:
     if part.groups("sample"):
-        return build_imported(part, wanted.selection, int(wanted.interval_s * 1e9), wanted.start_ns)
+        return build_imported(part, options.selection, int(options.interval_s * 1e9), options.start_ns)
     with naming(part, places) as names:
-        return build(part, modules, wanted, names, progress)
+        return build(part, modules, options, names, progress)
 
 
 def _tell(progress: Callable[[int], None], before: int, done: int) -> None:

@@ -37,7 +37,7 @@ from iaprof.symbols.names.rows import CaptureNames
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReportOptions:
     """What a report is to hold."""
 
     selection: Selection = Selection()  # noqa: RUF009 (it is frozen)
@@ -51,7 +51,7 @@ class Wanted:
 def build(
     capture: CaptureReader,
     modules: GpuModuleLoader,
-    wanted: Wanted = Wanted(),
+    options: ReportOptions = ReportOptions(),
     naming: Naming | None = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
@@ -69,22 +69,22 @@ def build(
         UsageError: it has nothing of what was asked for by name.
     """
     with helping(capture) as helper:
-        return _build(capture, modules, wanted, naming, progress, helper)
+        return _build(capture, modules, options, naming, progress, helper)
 
 
 def _build(
     capture: CaptureReader,
     modules: GpuModuleLoader,
-    wanted: Wanted,
+    options: ReportOptions,
     naming: Naming | None,
     progress: Callable[[int], None],
     helper: Helper | None,
 ) -> Report:
     facts = Facts()
-    selection, interval_ns = wanted.selection, int(wanted.interval_s * 1e9)
+    selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     known = streams(capture.header)
     platforms = [platform_of(*stream.ip_version) for stream in known]
-    kernels = SampledKernels(capture, modules, platforms, facts.problems, wanted.texts)
+    kernels = SampledKernels(capture, modules, platforms, facts.problems, options.texts)
     placed = place_kernels(
         read_launches(capture, LAUNCH_COLUMNS, selection.stack_of),
         kernels.compilations(),
@@ -92,15 +92,15 @@ def _build(
         capture.table("process", ("time_ns", "pid", "tid", "event")),
         by_thread=bool(selection.tids),
     )
-    begin_ns = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
+    begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     row_filter = selection.row_filter(capture.header, begin_ns)
     give_back()
     starts = instruction_starts(placed, kernels)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, wanted.merged)
+    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged)
     joined, facts.records = join(capture, task, helper, progress)
     give_back()
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
-    cpu = _frames(capture, joined, placed, wanted.look, naming or CaptureNames(capture))
+    cpu = _frames(capture, joined, placed, options.look, naming or CaptureNames(capture))
     if selection.python is not None:
         calls = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
         joined = joined.only(np.array(calls, bool)[joined.site])
@@ -114,10 +114,10 @@ def _build(
     facts.cpu_modules = _shares(cpu, weights)
     facts.whole, facts.python = cpu.ends(weights), cpu.python(weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1
-    intervals = [begin_ns / 1e9 + wanted.interval_s * number for number in range(last + 1)]
+    intervals = [begin_ns / 1e9 + options.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
-    profile, binaries, decoded = to_profile(joined, placed, kernels, cpu, known, wanted.merged)
+    profile, binaries, decoded = to_profile(joined, placed, kernels, cpu, known, options.merged)
     placed_only = np.array([site.placement is not None for site in placed.sites])
     ambiguous = np.array([site.note == AMBIGUOUS for site in placed.sites])
     facts.matched = Matched(

@@ -34,13 +34,15 @@ def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_j
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.memory import keep_little
-    from iaprof.report.profile import Wanted
+    from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import entries, waits_of
     from iaprof.symbols.names.cpu_frames import Look
 
     keep_little()
     reader = CaptureReader(capture)
-    waits = waits_of(reader, Wanted(choice.selection, interval_s, Look(choice.inlines, False, False)), places(choice))
+    waits = waits_of(
+        reader, ReportOptions(choice.selection, interval_s, Look(choice.inlines, False, False)), places(choice)
+    )
     if not interval_s:
         found = entries(waits, limit)
         if as_json:

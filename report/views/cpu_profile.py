@@ -13,7 +13,7 @@ from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch
 from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.names import Naming
@@ -22,7 +22,7 @@ _COLUMNS = ("time_ns", "pid", "tid", "stack", "kernel_stack")
 _ROWS_AT_ONCE = 1 << 20
 
 
-def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamples:
+def build_cpu(capture: CaptureReader, naming: Naming, options: ReportOptions) -> CpuSamples:
     """Counts and names the CPU samples; of a selection, times, processes and functions of Python matter here.
 
     Args:
@@ -35,29 +35,29 @@ def build_cpu(capture: CaptureReader, naming: Naming, wanted: Wanted) -> CpuSamp
     """
     processes = capture.table("process")
     names = process_names(processes)
-    interval, pid, stack, kernel_stack, count = _counted(capture, wanted, names)
+    interval, pid, stack, kernel_stack, count = _counted(capture, options, names)
     first, launch = distinct(pid, stack, kernel_stack)
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     spaces = AddressSpaces(capture.table("mapping"), processes)
     cpu = CpuFrames(
-        capture.stacks(ids), spaces, naming, wanted.look, capture.has_cut_stacks, capture.table("python_code")
+        capture.stacks(ids), spaces, naming, options.look, capture.has_cut_stacks, capture.table("python_code")
     )
     launches = [
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))
         for who, user, kernel in zip(*(column[first].tolist() for column in (pid, stack, kernel_stack)), strict=True)
     ]
-    calls = np.array([wanted.selection.matches_stack(each.stack) for each in launches], bool)
+    calls = np.array([options.selection.matches_stack(each.stack) for each in launches], bool)
     keep, numbers = calls[launch], np.cumsum(calls) - 1
     chosen = [each for each, is_wanted in zip(launches, calls.tolist(), strict=True) if is_wanted]
     columns = (numbers[launch[keep]], interval[keep].astype(np.int64), count[keep].astype(np.int64))
     return CpuSamples(chosen, *columns)
 
 
-def _counted(capture: CaptureReader, wanted: Wanted, names: dict[int, str]) -> list[NDArray[np.uint64]]:
+def _counted(capture: CaptureReader, options: ReportOptions, names: dict[int, str]) -> list[NDArray[np.uint64]]:
     """The distinct interval, pid, stack and kernel_stack of the samples that are wanted, and how often each: [5][n]."""
-    start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
-    interval_ns = int(wanted.interval_s * 1e9)
-    selection = wanted.selection
+    start = begun_ns(capture.header) if options.start_ns is None else options.start_ns
+    interval_ns = int(options.interval_s * 1e9)
+    selection = options.selection
     row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)

@@ -23,7 +23,7 @@ from iaprof.report.join.executions import RUNS_AT_ONCE, StackOf, expand_executio
 from iaprof.report.join.placements import ADDRESS_MASK
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
-from iaprof.report.profile import Wanted, scope
+from iaprof.report.profile import ReportOptions, scope
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.demangle import demangled
@@ -42,7 +42,7 @@ _Ints = NDArray[np.int64]
 
 def launch_runs(
     capture: CaptureReader,
-    wanted: Wanted,
+    options: ReportOptions,
     profile: Profile,
     most: int = MOST_RUNS,
     places: Places = Places(),  # noqa: B008 (it is frozen)
@@ -68,15 +68,15 @@ def launch_runs(
     Raises:
         CaptureError: the capture is damaged.
     """
-    pairs, runs = _Pairs(wanted.selection, profile), Runs(most)
+    pairs, runs = _Pairs(options.selection, profile), Runs(most)
     parts = capture.parts
     for part, start_ns in zip(parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(parts) > 1 else ""
-        inside = wanted.selection.pids_in_cgroups(part) if wanted.selection.cgroups else None
-        row_filter = wanted.selection.row_filter(part.header, start_ns)
+        inside = options.selection.pids_in_cgroups(part) if options.selection.cgroups else None
+        row_filter = options.selection.row_filter(part.header, start_ns)
         known = scope(part.header)
-        stacks = _calling(part, wanted, places) if wanted.selection.python is not None else None
-        for table in _tables(part, wanted.selection.stack_of):
+        stacks = _calling(part, options, places) if options.selection.python is not None else None
+        for table in _tables(part, options.selection.stack_of):
             times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
             keep = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
             keep &= (times >= np.uint64(row_filter.begin_ns)) & (times <= np.uint64(row_filter.end_ns))
@@ -142,7 +142,7 @@ def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], s
     return np.minimum(last, np.uint64(LATEST_NS)).astype(np.int64) - start_ns, count.astype(np.int64)
 
 
-def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.uint64]:
+def _calling(part: CaptureReader, options: ReportOptions, places: Places) -> NDArray[np.uint64]:
     """The ids of the launches' stacks with a wanted function of Python, uint64[n]."""
     kinds = ("launch", "command_list", "transfer")
     met = [np.unique(table["stack"].to_numpy()) for kind in kinds for table in part.tables(kind, ("stack",))]
@@ -150,8 +150,8 @@ def _calling(part: CaptureReader, wanted: Wanted, places: Places) -> NDArray[np.
     spaces = AddressSpaces(part.table("mapping"), part.table("process"))
     with naming(part, places) as names:
         codes = part.table("python_code")
-        cpu = CpuFrames(part.stacks(ids), spaces, names, wanted.look, part.has_cut_stacks, codes)
-    return np.array([id_ for id_ in ids.tolist() if wanted.selection.matches_stack(cpu.frames(id_))], np.uint64)
+        cpu = CpuFrames(part.stacks(ids), spaces, names, options.look, part.has_cut_stacks, codes)
+    return np.array([id_ for id_ in ids.tolist() if options.selection.matches_stack(cpu.frames(id_))], np.uint64)
 
 
 class _Pairs:

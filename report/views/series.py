@@ -17,7 +17,7 @@ from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import Series
 from iaprof.report.join.streams import streams
 from iaprof.report.parts import host_of, starts_ns
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import process_names
 
 MOST_SERIES = 64
@@ -50,7 +50,7 @@ class _Found:
         return 1 if self.count <= most else -(-(self.last - self.first + 1) // most)
 
 
-def series(capture: CaptureReader, wanted: Wanted, most_points: int = MOST_POINTS) -> list[Series]:
+def series(capture: CaptureReader, options: ReportOptions, most_points: int = MOST_POINTS) -> list[Series]:
     """The metrics of the wanted times and devices, those of GPUs first; of processes, those that used the CPUs most.
 
     There are MOST_SERIES at most, MOST_PROCESSES of these of processes. Where one has more than `most_points`, its time
@@ -66,7 +66,7 @@ def series(capture: CaptureReader, wanted: Wanted, most_points: int = MOST_POINT
         CaptureError: the capture is damaged.
         UsageError: it has no such time.
     """
-    parts = [_Part(part, start, wanted) for part, start in zip(capture.parts, starts_ns(capture), strict=True)]
+    parts = [_Part(part, start, options) for part, start in zip(capture.parts, starts_ns(capture), strict=True)]
     several = len({gpu for part in parts for gpu in part.gpus}) > 1
     for part in parts:
         part.says_host, part.says_gpu = len(parts) > 1, several
@@ -93,14 +93,14 @@ class _Part:
 
     says_host = says_gpu = False  # whether that is needed to tell one place from others
 
-    def __init__(self, capture: CaptureReader, start_ns: int, wanted: Wanted) -> None:
+    def __init__(self, capture: CaptureReader, start_ns: int, options: ReportOptions) -> None:
         self._capture, self._start_ns = capture, start_ns
         self._host = host_of(capture.header)
-        self._row_filter = wanted.selection.row_filter(capture.header, start_ns)
+        self._row_filter = options.selection.row_filter(capture.header, start_ns)
         self._processes = process_names(capture.table("process", ("time_ns", "pid", "tid", "comm")))
         self._pids: _Ints | None = None  # None: of all processes
-        if wanted.selection.by_process:
-            pids = wanted.selection.matching_pids(capture, self._processes)
+        if options.selection.by_process:
+            pids = options.selection.matching_pids(capture, self._processes)
             self._pids = np.array([_NO_PID, *sorted(pids)], np.int64)
         self._streams = _streams(capture.header)
 

@@ -13,14 +13,14 @@ from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.header.waits import WaitFlags
 from iaprof.report.parts import host_of, starts_ns
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import process_names
 from iaprof.report.views.launch_runs import LATEST_NS, MOST_RUNS, Runs
 
 _COLUMNS = ("time_ns", "end_ns", "pid", "tid", "comm", "function", "flags")
 
 
-def wait_runs(capture: CaptureReader, wanted: Wanted, most: int = MOST_RUNS) -> Launches:
+def wait_runs(capture: CaptureReader, options: ReportOptions, most: int = MOST_RUNS) -> Launches:
     """The waits that a selection keeps, by its times, processes and threads; functions are in the place of kernels.
 
     Args:
@@ -31,7 +31,7 @@ def wait_runs(capture: CaptureReader, wanted: Wanted, most: int = MOST_RUNS) -> 
     Raises:
         CaptureError: the capture is damaged.
     """
-    selection, runs = wanted.selection, Runs(most, 1)
+    selection, runs = options.selection, Runs(most, 1)
     threads: dict[Thread, int] = {}
     functions: dict[str, int] = {}
     pairs: dict[tuple[int, int], int] = {}

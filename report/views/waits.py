@@ -18,7 +18,7 @@ from iaprof.report.cpu_names import Places, naming
 from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
 from iaprof.report.parts import host_of, starts_ns
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import process_names
 from iaprof.report.views.launchers import launcher
 from iaprof.symbols.names.address_space import AddressSpaces
@@ -67,7 +67,7 @@ class Entry:
     not_ended: int
 
 
-def waits_of(capture: CaptureReader, wanted: Wanted, places: Places) -> Waits:
+def waits_of(capture: CaptureReader, options: ReportOptions, places: Places) -> Waits:
     """The waits of a capture that a selection keeps: by its times, processes, threads and functions of Python.
 
     Raises:
@@ -77,15 +77,15 @@ def waits_of(capture: CaptureReader, wanted: Wanted, places: Places) -> Waits:
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(capture.parts) > 1 else ""
         with naming(part, places) as names:
-            found.append(_of_part(part, names, replace(wanted, start_ns=start_ns), host))
+            found.append(_of_part(part, names, replace(options, start_ns=start_ns), host))
     return _joined(found)
 
 
-def _of_part(capture: CaptureReader, naming: Naming, wanted: Wanted, host: str) -> Waits:
+def _of_part(capture: CaptureReader, naming: Naming, options: ReportOptions, host: str) -> Waits:
     processes = capture.table("process")
     names = process_names(processes)
     texts: dict[str | None, int] = {}
-    columns = _rows(capture, wanted, names, texts)
+    columns = _rows(capture, options, names, texts)
     interval, pid, stack, function, handle = columns[:5]
     first, launch = distinct(pid, stack)
     spaces = AddressSpaces(capture.table("mapping"), processes)
@@ -93,7 +93,7 @@ def _of_part(capture: CaptureReader, naming: Naming, wanted: Wanted, host: str) 
         capture.stacks(np.unique(stack[first])),
         spaces,
         naming,
-        wanted.look,
+        options.look,
         capture.has_cut_stacks,
         capture.table("python_code"),
     )
@@ -101,7 +101,7 @@ def _of_part(capture: CaptureReader, naming: Naming, wanted: Wanted, host: str) 
         Launch(names.get(who, ""), who, cpu.frames(user), host=host, origins=cpu.origins(user))
         for who, user in zip(pid[first].tolist(), stack[first].tolist(), strict=True)
     ]
-    is_wanted = np.array([wanted.selection.matches_stack(each.stack) for each in launches], bool)
+    is_wanted = np.array([options.selection.matches_stack(each.stack) for each in launches], bool)
     keep, numbers = is_wanted[launch], np.cumsum(is_wanted) - 1
     kept = (numbers[launch[keep]], *(column[keep] for column in (function, handle, interval, *columns[5:])))
     found = [each for each, wants in zip(launches, is_wanted.tolist(), strict=True) if wants]
@@ -110,11 +110,11 @@ def _of_part(capture: CaptureReader, naming: Naming, wanted: Wanted, host: str) 
 
 
 def _rows(
-    capture: CaptureReader, wanted: Wanted, names: dict[int, str], texts: dict[str | None, int]
+    capture: CaptureReader, options: ReportOptions, names: dict[int, str], texts: dict[str | None, int]
 ) -> list[NDArray[np.uint64]]:
     """Interval, pid, stack, function, handle, waited, count, longest and not ended of what is wanted: [9][n]."""
-    start = begun_ns(capture.header) if wanted.start_ns is None else wanted.start_ns
-    selection = wanted.selection
+    start = begun_ns(capture.header) if options.start_ns is None else options.start_ns
+    selection = options.selection
     row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
@@ -129,7 +129,7 @@ def _rows(
             keep &= np.isin(numbers["pid"], pids)
         if len(tids):
             keep &= np.isin(numbers["tid"], tids)
-        interval = intervals_of(numbers["time_ns"][keep], start, int(wanted.interval_s * 1e9), "waits")
+        interval = intervals_of(numbers["time_ns"][keep], start, int(options.interval_s * 1e9), "waits")
         count = numbers["count"]
         not_ended = count * ((numbers["flags"] & np.uint64(WaitFlags.NOT_ENDED)) > 0)
         longest = numbers["waited_ns"] // np.maximum(count, np.uint64(1))

@@ -14,7 +14,7 @@ from iaprof.formats.writers.writer import Needs
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from integration.recording import environment, iaprof
 from integration.totals import TOTALS
 from standin import runtime
@@ -43,7 +43,7 @@ def test_from_a_command_to_a_page(tmp_path: Path) -> None:
     with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
         reader = CaptureReader(tmp_path / "app.parquet")
-        export, _ = build_export(reader, modules, Wanted(interval_s=0.1), Places(), everything)
+        export, _ = build_export(reader, modules, ReportOptions(interval_s=0.1), Places(), everything)
     for name in TOTALS.keys() - {"html"}:
         with destination(made := tmp_path / f"made-{name}", WRITERS[name].binary) as out:
             WRITERS[name].write(export, Shape(), out)

@@ -17,7 +17,7 @@ from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModuleLoader
-from iaprof.report.profile import Wanted, build
+from iaprof.report.profile import ReportOptions, build
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import rows
 
@@ -73,7 +73,7 @@ def test_sums(tmp_path: Path, seed: int) -> None:
         writer = WRITERS[name]
         # when
         with GpuModuleLoader() as modules:
-            report = build(CaptureReader(path), modules, Wanted(interval_s=0.7 if writer.interval_s else 0.0))
+            report = build(CaptureReader(path), modules, ReportOptions(interval_s=0.7 if writer.interval_s else 0.0))
             out = io.StringIO()
             writer.write(Export(report.profile), Shape(), out)
         # then

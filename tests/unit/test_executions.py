@@ -21,7 +21,7 @@ from iaprof.report.join.executions import StackOf, count_launches, expand_execut
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place_kernels
 from iaprof.report.join.selection import Selection
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.launch_runs import launch_runs
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
@@ -355,7 +355,7 @@ def test_time_lines_have_executions(stack_of: str, threads: dict[tuple[str, int]
     lists = [event("close", 2), *(executed(2 + n * S) for n in range(1, 4))]
     launches = [appended(1), launch(6, 7, A, 13, name="k")]
     path = capture(tmp_path / "c", launch=launches, command_list=lists)
-    found = launch_runs(CaptureReader(path), Wanted(Selection(stack_of=StackOf(stack_of))), nothing())
+    found = launch_runs(CaptureReader(path), ReportOptions(Selection(stack_of=StackOf(stack_of))), nothing())
     counted: Counter[tuple[str, int]] = Counter()
     for thread, count in zip(found.thread.tolist(), found.count.tolist(), strict=True):
         counted[found.threads[thread].comm, found.threads[thread].tid] += count

@@ -26,7 +26,7 @@ from iaprof.report.archive import archive
 from iaprof.report.cpu_names import Places
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.rows import CaptureNames
 from limits import Within
@@ -40,7 +40,7 @@ def reports(path: Path, names: Collection[str] = WRITERS) -> dict[str, str]:
     found = {}
     with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
-        export, _ = build_export(CaptureReader(path), modules, Wanted(interval_s=1.0), Places(), everything)
+        export, _ = build_export(CaptureReader(path), modules, ReportOptions(interval_s=1.0), Places(), everything)
     for name in names:
         writer = WRITERS[name]
         out = io.BytesIO() if writer.binary else io.StringIO()

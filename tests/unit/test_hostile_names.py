@@ -15,7 +15,7 @@ from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.profile import Wanted, build
+from iaprof.report.profile import ReportOptions, build
 from iaprof.symbols.names.cpu_frames import Look
 from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.modules import Module
@@ -63,7 +63,7 @@ def recorded(tmp_path: Path) -> CaptureReader:
 def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: CaptureReader) -> None:
     out = io.BytesIO() if WRITERS[name].binary else io.StringIO()
     with GpuModuleLoader() as modules:
-        built = build(recorded, modules, Wanted(interval_s=1.0 if WRITERS[name].interval_s else 0.0, look=look))
+        built = build(recorded, modules, ReportOptions(interval_s=1.0 if WRITERS[name].interval_s else 0.0, look=look))
         WRITERS[name].write(Export(built.profile), Shape(), out)
     text = out.getvalue().decode() if isinstance(out, io.BytesIO) else out.getvalue()
     # then nothing acts on a terminal, and no line was broken or made

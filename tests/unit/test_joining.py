@@ -38,7 +38,7 @@ from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
-from iaprof.report.profile import Wanted, build
+from iaprof.report.profile import ReportOptions, build
 from unit.capturing import HEADER, launch, record, stall
 
 MS, S = 1_000_000, 1_000_000_000
@@ -115,7 +115,7 @@ def content(profile: Profile) -> dict[str, Any]:
     return {name: each.tobytes() if hasattr(each, "tobytes") else each for name, each in vars(profile).items()}
 
 
-def reported(path: Path, wanted: Wanted) -> tuple[dict[str, Any], int, int]:
+def reported(path: Path, wanted: ReportOptions) -> tuple[dict[str, Any], int, int]:
     """The profile, the records and the samples."""
     with GpuModuleLoader() as modules:
         reader = CaptureReader(path)
@@ -126,20 +126,20 @@ def reported(path: Path, wanted: Wanted) -> tuple[dict[str, Any], int, int]:
 
 ALL = Selection()
 CHOICES = {
-    "proportional": Wanted(),
-    "latest": Wanted(Selection(Rule(Method.LATEST))),
-    "none": Wanted(Selection(Rule(Method.NONE))),
-    "split": Wanted(Selection(Rule(split_ambiguous=True))),
-    "none, split": Wanted(Selection(Rule(Method.NONE, split_ambiguous=True))),
-    "a short horizon": Wanted(Selection(Rule(window_ns=5 * MS))),
-    "intervals": Wanted(interval_s=0.25),
-    "a time": Wanted(Selection(time_range=TimeRange.parse("300ms-2s")), interval_s=0.5),
-    "a share of the time": Wanted(Selection(time_range=TimeRange.parse("10%-60%"))),
-    "a device": Wanted(Selection(devices=("card1",))),
-    "a process": Wanted(Selection(pids=frozenset({8}))),
-    "threads": Wanted(Selection(tids=frozenset({7, 9, 10}))),
-    "a kernel": Wanted(Selection(kernel=re.compile("k80000001(04|08)00"))),
-    "a reason": Wanted(Selection(comms=frozenset({"app9"}), reasons=frozenset({"send"}))),
+    "proportional": ReportOptions(),
+    "latest": ReportOptions(Selection(Rule(Method.LATEST))),
+    "none": ReportOptions(Selection(Rule(Method.NONE))),
+    "split": ReportOptions(Selection(Rule(split_ambiguous=True))),
+    "none, split": ReportOptions(Selection(Rule(Method.NONE, split_ambiguous=True))),
+    "a short horizon": ReportOptions(Selection(Rule(window_ns=5 * MS))),
+    "intervals": ReportOptions(interval_s=0.25),
+    "a time": ReportOptions(Selection(time_range=TimeRange.parse("300ms-2s")), interval_s=0.5),
+    "a share of the time": ReportOptions(Selection(time_range=TimeRange.parse("10%-60%"))),
+    "a device": ReportOptions(Selection(devices=("card1",))),
+    "a process": ReportOptions(Selection(pids=frozenset({8}))),
+    "threads": ReportOptions(Selection(tids=frozenset({7, 9, 10}))),
+    "a kernel": ReportOptions(Selection(kernel=re.compile("k80000001(04|08)00"))),
+    "a reason": ReportOptions(Selection(comms=frozenset({"app9"}), reasons=frozenset({"send"}))),
 }
 
 
@@ -171,10 +171,10 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
     # given parts whose reads are too many for a shared row group
     monkeypatch.setattr("iaprof.formats.capture.writer._SMALL", 0)
     merge(paths, tmp_path / "m")
-    two = reported(tmp_path / "m", Wanted(interval_s=0.5))
+    two = reported(tmp_path / "m", ReportOptions(interval_s=0.5))
     alone(monkeypatch)
-    assert reported(tmp_path / "m", Wanted(interval_s=0.5)) == two
-    assert two[1] == sum(reported(path, Wanted())[1] for path in paths) == 2 * GROUPS * 4 * 30
+    assert reported(tmp_path / "m", ReportOptions(interval_s=0.5)) == two
+    assert two[1] == sum(reported(path, ReportOptions())[1] for path in paths) == 2 * GROUPS * 4 * 30
 
 
 def joined(reader: CaptureReader, helper: Helper | None) -> tuple[Joined, Placed, int]:
@@ -254,10 +254,10 @@ def test_without_room_for_a_process_one_does_it_all(tmp_path: Path, monkeypatch:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     path = made(tmp_path / "c")
-    expected = reported(path, Wanted())
+    expected = reported(path, ReportOptions())
     in_two(monkeypatch)
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    assert reported(path, Wanted()) == expected
+    assert reported(path, ReportOptions()) == expected
 
 
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
@@ -272,9 +272,9 @@ def test_a_damaged_row_group_is_told_in_the_same_words_whoever_reads_it(
         path = written(tmp_path / "c", [], groups)
         with monkeypatch.context() as patch, pytest.raises(CaptureError) as expected:
             alone(patch)
-            reported(path, Wanted())
+            reported(path, ReportOptions())
         with pytest.raises(CaptureError) as raised:
-            reported(path, Wanted())
+            reported(path, ReportOptions())
         assert str(raised.value) == str(expected.value)
         assert re.search("stream that its header does not name|is damaged in its stall rows", str(raised.value))
 
@@ -305,7 +305,7 @@ def test_too_little_memory_in_the_other_process_is_too_little_memory(
 
     monkeypatch.setattr(joining, "_share", scarce)
     with pytest.raises(MemoryError):
-        reported(made(tmp_path / "c"), Wanted())
+        reported(made(tmp_path / "c"), ReportOptions())
 
 
 # Ctrl-C

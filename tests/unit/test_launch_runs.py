@@ -20,7 +20,7 @@ from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.exporting import nothing
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.launch_runs import launch_runs
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import Row, counts, profile
@@ -48,7 +48,7 @@ def runs(found: Launches) -> list[Run]:
 
 
 def of(path: Path, selection: Selection = ALL, joined: Profile | None = None, **more: Any) -> Launches:
-    return launch_runs(CaptureReader(path), Wanted(selection), joined or nothing(), **more)
+    return launch_runs(CaptureReader(path), ReportOptions(selection), joined or nothing(), **more)
 
 
 def test_launches_that_follow_closely_are_one_run(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from iaprof.report.cpu_names import Places
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Frame, Named, Names
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
@@ -394,7 +394,9 @@ def test_errors(two: list[Path], tmp_path: Path, words: str, code: int, message:
 def test_a_report_of_a_merged_capture_is_that_of_its_parts(two: list[Path], tmp_path: Path) -> None:
     merge(two, tmp_path / "m")
     with GpuModuleLoader() as modules:
-        reports = [build_parts(CaptureReader(path), modules, Wanted(), Places()) for path in (*two, tmp_path / "m")]
+        reports = [
+            build_parts(CaptureReader(path), modules, ReportOptions(), Places()) for path in (*two, tmp_path / "m")
+        ]
     texts = []
     for report in reports:
         out = io.StringIO()

@@ -22,7 +22,7 @@ from iaprof.report.about import about
 from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
-from iaprof.report.profile import Wanted, build
+from iaprof.report.profile import ReportOptions, build
 from iaprof.symbols.names.cpu_frames import Look
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
@@ -382,7 +382,7 @@ def test_pictures_have_a_colour_for_them() -> None:
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_an_interpreter_that_is_left_out_lacks_no_names(path: Path, is_shown: bool) -> None:
     # given frames of an interpreter without names, in all stacks; one of them has no function of Python
-    capture_, wanted = CaptureReader(path), Wanted(look=Look(interpreter=is_shown))
+    capture_, wanted = CaptureReader(path), ReportOptions(look=Look(interpreter=is_shown))
     with GpuModuleLoader() as modules:
         facts = build(capture_, modules, wanted).facts
     # then they are missed where they are shown

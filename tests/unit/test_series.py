@@ -11,7 +11,7 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
-from iaprof.report.profile import Wanted
+from iaprof.report.profile import ReportOptions
 from iaprof.report.views.series import MOST_PROCESSES, MOST_SERIES, series
 from unit.capturing import HEADER, capture
 
@@ -42,7 +42,7 @@ def process(pid: int, comm: str) -> dict[str, Any]:
 def found(path: Path, selection: Selection = ALL, **more: Any) -> dict[tuple[str, str], Points]:
     return {
         (each.name, each.place): list(zip(each.seconds.tolist(), each.values.tolist(), strict=True))
-        for each in series(CaptureReader(path), Wanted(selection), **more)
+        for each in series(CaptureReader(path), ReportOptions(selection), **more)
     }
 
 
