@@ -15,7 +15,7 @@ from iaprof.formats.writers.writer import Needs, Writer
 
 if TYPE_CHECKING:
     from iaprof.formats.export import Export
-    from iaprof.report.cpu_names import Places
+    from iaprof.report.cpu_names import SymbolOptions
     from iaprof.report.facts import Report
 
 _PATIENCE_S = 1.0  # without a word
@@ -56,7 +56,7 @@ def analysed(
     reader = CaptureReader(capture)
     wanted = ReportOptions(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
     with GpuModuleLoader() as modules, joining(reader.stall_records) as progress:
-        yield build_parts(reader, modules, wanted, places(choice), progress)
+        yield build_parts(reader, modules, wanted, symbol_options(choice), progress)
 
 
 @contextlib.contextmanager
@@ -104,15 +104,15 @@ def exported(
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
     wanted = ReportOptions(choice.selection, interval, Look(choice.inlines, lines, interpreter))
     if shape.waits:
-        waits = waits_of(reader, wanted, places(choice)).as_samples()
+        waits = waits_of(reader, wanted, symbol_options(choice)).as_samples()
         yield Export(nothing(), about(reader), interval, cpu=waits), None
         return
     if shape.cpu_samples and Needs.CPU not in writer.needs:
-        yield Export(nothing(), about(reader), interval, cpu=cpu_samples(reader, wanted, places(choice))), None
+        yield Export(nothing(), about(reader), interval, cpu=cpu_samples(reader, wanted, symbol_options(choice))), None
         return
     with GpuModuleLoader() as modules:
         with joining(reader.stall_records) as progress:
-            built = build_export(reader, modules, wanted, places(choice), writer.needs, progress, folders)
+            built = build_export(reader, modules, wanted, symbol_options(choice), writer.needs, progress, folders)
         yield built
 
 
@@ -130,11 +130,11 @@ def writing(output: Path | None) -> Iterator[None]:
         sys.stderr.write("\r\x1b[K")
 
 
-def places(choice: Choice) -> Places:
+def symbol_options(choice: Choice) -> SymbolOptions:
     """Where names of CPU frames are looked for."""
-    from iaprof.report.cpu_names import Places
+    from iaprof.report.cpu_names import SymbolOptions
 
-    return Places(choice.symfs, choice.symbol_dirs, choice.kallsyms)
+    return SymbolOptions(choice.symfs, choice.symbol_dirs, choice.kallsyms)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Archived:
 def archive(
     capture: CaptureReader,
     output: Path,
-    naming: Callable[[CaptureReader], AbstractContextManager[Naming]],
+    open_symbolizer: Callable[[CaptureReader], AbstractContextManager[Naming]],
     progress: Progress,
     redact: bool,
     keep_kernels: bool,
@@ -67,7 +67,7 @@ def archive(
         for number, part in enumerate(capture.parts):
             if capture.is_merged:
                 writer.begin_part(number)
-            with naming(part) as names:
+            with open_symbolizer(part) as names:
                 headers.append(_write(part, writer, names, progress, redact, keep_kernels))
         header = headers[0]
         if capture.is_merged:
@@ -81,7 +81,12 @@ def archive(
 
 
 def _write(
-    capture: CaptureReader, writer: CaptureWriter, naming: Naming, progress: Progress, redact: bool, keep_kernels: bool
+    capture: CaptureReader,
+    writer: CaptureWriter,
+    symbolizer: Naming,
+    progress: Progress,
+    redact: bool,
+    keep_kernels: bool,
 ) -> dict[str, Any]:
     """Writes the rows of one recording, and gives its header."""
     needed = Needed()
@@ -99,7 +104,7 @@ def _write(
                 table = table.set_column(table.schema.get_field_index("elf"), "elf", pa.nulls(len(table), pa.binary()))
             for rows in rows_of(kind, table):
                 writer.write(kind, rows)
-    counts = write_names(writer, modules, naming, progress, rewrite=None if redaction is None else redaction.module)
+    counts = write_names(writer, modules, symbolizer, progress, rewrite=None if redaction is None else redaction.module)
     header = {**capture.header, "symbols": counts, "matched": _matched(capture)}
     return redacted_header(header) if redact else header
 

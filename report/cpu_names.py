@@ -21,7 +21,7 @@ from iaprof.symbols.names.this_boot import ThisBoot
 
 
 @dataclass(frozen=True)
-class Places:
+class SymbolOptions:
     """Where else to look than in the capture and in this system."""
 
     symfs: Path | None = None
@@ -30,7 +30,9 @@ class Places:
 
 
 @contextlib.contextmanager
-def naming(capture: CaptureReader, places: Places, everything: bool = False) -> Iterator[Naming]:
+def open_symbolizer(
+    capture: CaptureReader, symbol_options: SymbolOptions, everything: bool = False
+) -> Iterator[Naming]:
     """All sources, in the order in which they are asked.
 
     Args:
@@ -41,16 +43,20 @@ def naming(capture: CaptureReader, places: Places, everything: bool = False) -> 
     Raises:
         IaprofError: a file or folder that the user named cannot be used.
     """
-    for folder in (*([places.symfs] if places.symfs else ()), *places.symbol_dirs):
+    for folder in (*([symbol_options.symfs] if symbol_options.symfs else ()), *symbol_options.symbol_dirs):
         if not folder.is_dir():
             raise IaprofError(f"{folder} is not a folder")
     with contextlib.ExitStack() as opened:
         binaries = opened.enter_context(Binaries())
         generated = opened.enter_context(GeneratedCode())
         found: list[Naming] = [CaptureNames(capture)]
-        if places.kallsyms is not None:
-            found.append(_kallsyms(places.kallsyms))
-        found.append(LocalFiles(binaries, places.symfs, places.symbol_dirs, Debuginfod.of_environment(), everything))
+        if symbol_options.kallsyms is not None:
+            found.append(_kallsyms(symbol_options.kallsyms))
+        found.append(
+            LocalFiles(
+                binaries, symbol_options.symfs, symbol_options.symbol_dirs, Debuginfod.of_environment(), everything
+            )
+        )
         found.append(ThisBoot(capture.header, binaries, generated))
         yield InTurn(found)
 

@@ -13,7 +13,7 @@ from iaprof.formats.profile import Launch, Profile
 from iaprof.formats.writers.writer import Needs
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
-from iaprof.report.cpu_names import Places, naming
+from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Report
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
@@ -34,7 +34,7 @@ def build_export(
     capture: CaptureReader,
     modules: GpuModuleLoader,
     options: ReportOptions,
-    places: Places,
+    symbol_options: SymbolOptions,
     needs: Needs,
     progress: Callable[[int], None] = lambda records: None,
     sources: SourceFiles = NO_SOURCES,
@@ -57,9 +57,13 @@ def build_export(
     options = of_all(capture, options)
     large = Needs.TIME in needs and capture.stall_records > _MOST_AT_ONCE
     whole = replace(options, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
-    report = build_parts(capture, modules, whole, places, progress)
-    by_time = build_parts(capture, modules, replace(options, merged=True), places, progress).profile if large else None
-    cpu = cpu_samples(capture, options, places) if Needs.CPU in needs else None
+    report = build_parts(capture, modules, whole, symbol_options, progress)
+    by_time = (
+        build_parts(capture, modules, replace(options, merged=True), symbol_options, progress).profile
+        if large
+        else None
+    )
+    cpu = cpu_samples(capture, options, symbol_options) if Needs.CPU in needs else None
     listings = hot_listings(report, sources) if Needs.LISTINGS in needs else ()
     export = Export(
         report.profile,
@@ -68,14 +72,16 @@ def build_export(
         by_time,
         cpu,
         series=series(capture, options) if Needs.SERIES in needs else (),
-        launches=launch_runs(capture, options, report.profile, places=places) if Needs.LAUNCHES in needs else None,
+        launches=launch_runs(capture, options, report.profile, symbol_options=symbol_options)
+        if Needs.LAUNCHES in needs
+        else None,
         waits=wait_runs(capture, options) if Needs.LAUNCHES in needs else None,
         listings=listings,
     )
     return export, report
 
 
-def cpu_samples(capture: CaptureReader, options: ReportOptions, places: Places) -> CpuSamples:
+def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> CpuSamples:
     """The CPU samples of all parts of a capture, named.
 
     Raises:
@@ -85,7 +91,7 @@ def cpu_samples(capture: CaptureReader, options: ReportOptions, places: Places) 
     columns = []
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(capture.parts) > 1 else ""
-        with naming(part, places) as names:
+        with open_symbolizer(part, symbol_options) as names:
             found = build_cpu(part, names, replace(options, start_ns=start_ns))
         columns.append(np.stack([found.launch + len(launches), found.interval, found.count]))
         launches += [replace(launch, host=host) for launch in found.launches]

@@ -17,7 +17,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons
-from iaprof.report.cpu_names import Places, naming
+from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 from iaprof.report.imported import build_imported, tells
@@ -32,7 +32,7 @@ def build_parts(
     capture: CaptureReader,
     modules: GpuModuleLoader,
     options: ReportOptions,
-    places: Places,
+    symbol_options: SymbolOptions,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
     """Reads, joins and names a whole capture.
@@ -59,7 +59,9 @@ def build_parts(
         if joined and part.groups("sample") and not tells(options.selection):
             continue  # as others may have it
         done = sum(report.facts.records for report in reports)
-        report = _report(part, modules, replace(options, start_ns=start), places, partial(_tell, progress, done))
+        report = _report(
+            part, modules, replace(options, start_ns=start), symbol_options, partial(_tell, progress, done)
+        )
         reports.append(_labelled(report, host_of(part.header) if len(parts) > 1 else ""))
     return reports[0] if len(reports) == 1 else _together(capture, reports)
 
@@ -80,12 +82,12 @@ def _report(
     part: CaptureReader,
     modules: GpuModuleLoader,
     options: ReportOptions,
-    places: Places,
+    symbol_options: SymbolOptions,
     progress: Callable[[int], None],
 ) -> Report:
     if part.groups("sample"):
         return build_imported(part, options.selection, int(options.interval_s * 1e9), options.start_ns)
-    with naming(part, places) as names:
+    with open_symbolizer(part, symbol_options) as names:
         return build(part, modules, options, names, progress)
 
 

@@ -52,7 +52,7 @@ def build(
     capture: CaptureReader,
     modules: GpuModuleLoader,
     options: ReportOptions = ReportOptions(),
-    naming: Naming | None = None,
+    symbolizer: Naming | None = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
     """Reads, joins and names a whole capture.
@@ -69,14 +69,14 @@ def build(
         UsageError: it has nothing of what was asked for by name.
     """
     with helping(capture) as helper:
-        return _build(capture, modules, options, naming, progress, helper)
+        return _build(capture, modules, options, symbolizer, progress, helper)
 
 
 def _build(
     capture: CaptureReader,
     modules: GpuModuleLoader,
     options: ReportOptions,
-    naming: Naming | None,
+    symbolizer: Naming | None,
     progress: Callable[[int], None],
     helper: Helper | None,
 ) -> Report:
@@ -100,7 +100,7 @@ def _build(
     joined, facts.records = join(capture, task, helper, progress)
     give_back()
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
-    cpu = _frames(capture, joined, placed, options.look, naming or CaptureNames(capture))
+    cpu = _frames(capture, joined, placed, options.look, symbolizer or CaptureNames(capture))
     if selection.python is not None:
         calls = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
         joined = joined.only(np.array(calls, bool)[joined.site])
@@ -152,13 +152,13 @@ def _selected(
     return replace(joined, counts=counts, alone=alone).only(keep)
 
 
-def _frames(capture: CaptureReader, joined: Joined, placed: Placed, look: Look, naming: Naming) -> CpuFrames:
+def _frames(capture: CaptureReader, joined: Joined, placed: Placed, look: Look, symbolizer: Naming) -> CpuFrames:
     """The frames of the stacks that launched what was joined."""
     sites = np.unique(joined.site).tolist()
     ids = sorted({placed.sites[site].stack for site in sites} - {0})
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     codes = capture.table("python_code")
-    return CpuFrames(capture.stacks(np.array(ids, np.uint64)), spaces, naming, look, capture.has_cut_stacks, codes)
+    return CpuFrames(capture.stacks(np.array(ids, np.uint64)), spaces, symbolizer, look, capture.has_cut_stacks, codes)
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:

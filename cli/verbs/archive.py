@@ -53,7 +53,7 @@ def archive(
     check_output(output, force, capture)
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.archive import archive as write
-    from iaprof.report.cpu_names import Places, naming
+    from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 
     reader = CaptureReader(capture)
     progress = Progress()
@@ -64,8 +64,10 @@ def archive(
             progress.naming(done, modules)
 
     keep_kernels = not redact if kernels is None else kernels
-    places = Places(symfs, tuple(symbol_dirs or ()), kallsyms)
-    archived = write(reader, output, lambda part: naming(part, places, symbols == "all"), tell, redact, keep_kernels)
+    symbol_options = SymbolOptions(symfs, tuple(symbol_dirs or ()), kallsyms)
+    archived = write(
+        reader, output, lambda part: open_symbolizer(part, symbol_options, symbols == "all"), tell, redact, keep_kernels
+    )
     progress.clear()
     if not quiet:
         counts = archived.header["symbols"]

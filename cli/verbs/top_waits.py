@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iaprof.cli.analysis import places
+from iaprof.cli.analysis import symbol_options
 from iaprof.cli.options.selection import Choice
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
@@ -41,7 +41,7 @@ def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_j
     keep_little()
     reader = CaptureReader(capture)
     waits = waits_of(
-        reader, ReportOptions(choice.selection, interval_s, Look(choice.inlines, False, False)), places(choice)
+        reader, ReportOptions(choice.selection, interval_s, Look(choice.inlines, False, False)), symbol_options(choice)
     )
     if not interval_s:
         found = entries(waits, limit)

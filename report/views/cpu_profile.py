@@ -22,7 +22,7 @@ _COLUMNS = ("time_ns", "pid", "tid", "stack", "kernel_stack")
 _ROWS_AT_ONCE = 1 << 20
 
 
-def build_cpu(capture: CaptureReader, naming: Naming, options: ReportOptions) -> CpuSamples:
+def build_cpu(capture: CaptureReader, symbolizer: Naming, options: ReportOptions) -> CpuSamples:
     """Counts and names the CPU samples; of a selection, times, processes and functions of Python matter here.
 
     Args:
@@ -40,7 +40,7 @@ def build_cpu(capture: CaptureReader, naming: Naming, options: ReportOptions) ->
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     spaces = AddressSpaces(capture.table("mapping"), processes)
     cpu = CpuFrames(
-        capture.stacks(ids), spaces, naming, options.look, capture.has_cut_stacks, capture.table("python_code")
+        capture.stacks(ids), spaces, symbolizer, options.look, capture.has_cut_stacks, capture.table("python_code")
     )
     launches = [
         Launch(names.get(who, ""), who, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))

@@ -18,7 +18,7 @@ from iaprof.formats.distinct import distinct
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.cpu_names import Places, naming
+from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.join.executions import RUNS_AT_ONCE, StackOf, expand_executions, read_fillings
 from iaprof.report.join.placements import ADDRESS_MASK
 from iaprof.report.join.selection import Selection
@@ -45,7 +45,7 @@ def launch_runs(
     options: ReportOptions,
     profile: Profile,
     most: int = MOST_RUNS,
-    places: Places = Places(),  # noqa: B008 (it is frozen)
+    symbol_options: SymbolOptions = SymbolOptions(),  # noqa: B008 (it is frozen)
 ) -> Launches:
     """The launches that a selection keeps, by its times, processes, threads, cgroups, kernels and functions of Python.
 
@@ -75,7 +75,7 @@ def launch_runs(
         inside = options.selection.pids_in_cgroups(part) if options.selection.cgroups else None
         row_filter = options.selection.row_filter(part.header, start_ns)
         known = scope(part.header)
-        stacks = _calling(part, options, places) if options.selection.python is not None else None
+        stacks = _calling(part, options, symbol_options) if options.selection.python is not None else None
         for table in _tables(part, options.selection.stack_of):
             times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
             keep = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
@@ -142,13 +142,13 @@ def _several(table: pa.Table, keep: NDArray[np.bool_], own: NDArray[np.bool_], s
     return np.minimum(last, np.uint64(LATEST_NS)).astype(np.int64) - start_ns, count.astype(np.int64)
 
 
-def _calling(part: CaptureReader, options: ReportOptions, places: Places) -> NDArray[np.uint64]:
+def _calling(part: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> NDArray[np.uint64]:
     """The ids of the launches' stacks with a wanted function of Python, uint64[n]."""
     kinds = ("launch", "command_list", "transfer")
     met = [np.unique(table["stack"].to_numpy()) for kind in kinds for table in part.tables(kind, ("stack",))]
     ids = np.unique(np.concatenate([np.empty(0, np.uint64), *met]))
     spaces = AddressSpaces(part.table("mapping"), part.table("process"))
-    with naming(part, places) as names:
+    with open_symbolizer(part, symbol_options) as names:
         codes = part.table("python_code")
         cpu = CpuFrames(part.stacks(ids), spaces, names, options.look, part.has_cut_stacks, codes)
     return np.array([id_ for id_ in ids.tolist() if options.selection.matches_stack(cpu.frames(id_))], np.uint64)

@@ -14,7 +14,7 @@ from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.header.waits import WaitFlags
 from iaprof.formats.profile import Launch
-from iaprof.report.cpu_names import Places, naming
+from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
 from iaprof.report.parts import host_of, starts_ns
@@ -67,7 +67,7 @@ class Entry:
     not_ended: int
 
 
-def waits_of(capture: CaptureReader, options: ReportOptions, places: Places) -> Waits:
+def waits_of(capture: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> Waits:
     """The waits of a capture that a selection keeps: by its times, processes, threads and functions of Python.
 
     Raises:
@@ -76,12 +76,12 @@ def waits_of(capture: CaptureReader, options: ReportOptions, places: Places) -> 
     found = []
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(capture.parts) > 1 else ""
-        with naming(part, places) as names:
+        with open_symbolizer(part, symbol_options) as names:
             found.append(_of_part(part, names, replace(options, start_ns=start_ns), host))
     return _joined(found)
 
 
-def _of_part(capture: CaptureReader, naming: Naming, options: ReportOptions, host: str) -> Waits:
+def _of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOptions, host: str) -> Waits:
     processes = capture.table("process")
     names = process_names(processes)
     texts: dict[str | None, int] = {}
@@ -92,7 +92,7 @@ def _of_part(capture: CaptureReader, naming: Naming, options: ReportOptions, hos
     cpu = CpuFrames(
         capture.stacks(np.unique(stack[first])),
         spaces,
-        naming,
+        symbolizer,
         options.look,
         capture.has_cut_stacks,
         capture.table("python_code"),

@@ -11,7 +11,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
-from iaprof.report.cpu_names import Places
+from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions
@@ -43,7 +43,7 @@ def test_from_a_command_to_a_page(tmp_path: Path) -> None:
     with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
         reader = CaptureReader(tmp_path / "app.parquet")
-        export, _ = build_export(reader, modules, ReportOptions(interval_s=0.1), Places(), everything)
+        export, _ = build_export(reader, modules, ReportOptions(interval_s=0.1), SymbolOptions(), everything)
     for name in TOTALS.keys() - {"html"}:
         with destination(made := tmp_path / f"made-{name}", WRITERS[name].binary) as out:
             WRITERS[name].write(export, Shape(), out)

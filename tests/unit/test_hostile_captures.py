@@ -23,7 +23,7 @@ from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
 from iaprof.report.archive import archive
-from iaprof.report.cpu_names import Places
+from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions
@@ -40,7 +40,9 @@ def reports(path: Path, names: Collection[str] = WRITERS) -> dict[str, str]:
     found = {}
     with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
-        export, _ = build_export(CaptureReader(path), modules, ReportOptions(interval_s=1.0), Places(), everything)
+        export, _ = build_export(
+            CaptureReader(path), modules, ReportOptions(interval_s=1.0), SymbolOptions(), everything
+        )
     for name in names:
         writer = WRITERS[name]
         out = io.BytesIO() if writer.binary else io.StringIO()

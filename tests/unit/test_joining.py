@@ -28,7 +28,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.profile import Profile
-from iaprof.report.cpu_names import Places
+from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join import joining
 from iaprof.report.join.attribution import Joined
@@ -120,7 +120,11 @@ def reported(path: Path, wanted: ReportOptions) -> tuple[dict[str, Any], int, in
     with GpuModuleLoader() as modules:
         reader = CaptureReader(path)
         # Without other processes that name frames: there are none.
-        report = build_parts(reader, modules, wanted, Places()) if reader.is_merged else build(reader, modules, wanted)
+        report = (
+            build_parts(reader, modules, wanted, SymbolOptions())
+            if reader.is_merged
+            else build(reader, modules, wanted)
+        )
     return content(report.profile), report.facts.records, report.facts.stalls
 
 

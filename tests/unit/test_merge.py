@@ -27,7 +27,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
-from iaprof.report.cpu_names import Places
+from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
@@ -395,7 +395,8 @@ def test_a_report_of_a_merged_capture_is_that_of_its_parts(two: list[Path], tmp_
     merge(two, tmp_path / "m")
     with GpuModuleLoader() as modules:
         reports = [
-            build_parts(CaptureReader(path), modules, ReportOptions(), Places()) for path in (*two, tmp_path / "m")
+            build_parts(CaptureReader(path), modules, ReportOptions(), SymbolOptions())
+            for path in (*two, tmp_path / "m")
         ]
     texts = []
     for report in reports:

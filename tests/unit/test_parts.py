@@ -46,8 +46,8 @@ def _no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_the_capture(part: CaptureReader, *_: object) -> AbstractContextManager[Naming]:
         return nullcontext(CaptureNames(part))
 
-    monkeypatch.setattr("iaprof.report.parts.naming", of_the_capture)
-    monkeypatch.setattr("iaprof.report.cpu_names.naming", of_the_capture)
+    monkeypatch.setattr("iaprof.report.parts.open_symbolizer", of_the_capture)
+    monkeypatch.setattr("iaprof.report.cpu_names.open_symbolizer", of_the_capture)
 
 
 def recorded(path: Path, name: str, host: str, begun_s: tuple[int, int], *stalls: dict[str, Any], **more: Any) -> Path:
