@@ -90,7 +90,7 @@ def exported(
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.formats.export import Export
     from iaprof.report.about import about
-    from iaprof.report.exporting import build_export, cpu_samples, fitting_interval, nothing
+    from iaprof.report.exporting import build_export, cpu_samples, empty_profile, fitting_interval
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.join.memory import keep_little
@@ -105,10 +105,13 @@ def exported(
     wanted = ReportOptions(choice.selection, interval, Look(choice.inlines, lines, interpreter))
     if shape.waits:
         waits = waits_of(reader, wanted, symbol_options(choice)).as_samples()
-        yield Export(nothing(), about(reader), interval, cpu=waits), None
+        yield Export(empty_profile(), about(reader), interval, cpu=waits), None
         return
     if shape.cpu_samples and Needs.CPU not in writer.needs:
-        yield Export(nothing(), about(reader), interval, cpu=cpu_samples(reader, wanted, symbol_options(choice))), None
+        yield (
+            Export(empty_profile(), about(reader), interval, cpu=cpu_samples(reader, wanted, symbol_options(choice))),
+            None,
+        )
         return
     with GpuModuleLoader() as modules:
         with joining(reader.stall_records) as progress:

@@ -1,4 +1,4 @@
-"""What a report says about itself: what was recorded, on what, what is missing, and what a reader has to know first."""
+"""Collects what a report says about its capture: the recording, the GPUs, losses, quality and warnings."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from iaprof.report.inventory_texts import (
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import whole_ns
 
-_MUCH_LOST = 0.01  # of what there would have been
-_MUCH = 0.05  # of the samples
-_MOST_SHOWN = 3  # of many names
-_MOST_WARNINGS = 20
-_LONGEST = 2_000  # characters of one text
+_MIN_LOST_SHARE = 0.01  # of recorded and lost items; a smaller loss is no warning
+_MIN_SHARE = 0.05  # of samples; fewer are no warning
+_MAX_SHOWN = 3  # of a list of names
+_MAX_WARNINGS = 20
+_MAX_CHARS = 2_000  # of a text
 
 
 def about(
@@ -43,13 +43,13 @@ def about(
     sources: SourceFiles = NO_SOURCES,
     selection: Selection = Selection(),  # noqa: B008 (it is frozen)
 ) -> About:
-    """Says it of a capture, and of a report of it.
+    """Collects the facts and warnings about a capture and a report of it.
 
     Args:
         capture: the open capture.
-        facts: of the report; None where it has no stalls.
-        sources: whose lines it has.
-        selection: which part of the capture it is about.
+        facts: the report's; None: the report has no stalls.
+        sources: the source files that the report shows.
+        selection: the report's filters.
     """
     found = inventory(capture)
     walls = [wall for part in capture.parts if (wall := wall_ns(part.header)) < UNKNOWN_WALL]
@@ -59,8 +59,8 @@ def about(
         for heading, said in _groups(found, facts, selection)
     )
     return About(
-        host=_together(part.host for part in found.parts),
-        command=_together(shlex.join(part.command) for part in found.parts),
+        host=_join_names(part.host for part in found.parts),
+        command=_join_names(shlex.join(part.command) for part in found.parts),
         gpus=_gpu_names(found.parts),
         begun=begun,
         seconds=whole_ns(capture) / 1e9,
@@ -71,17 +71,17 @@ def about(
 
 
 def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
-    """The facts that matter most."""
+    """Yields the most important facts."""
     if facts is not None:
-        said = dict(_report(found.parts, facts))
+        said = dict(_report_facts(found.parts, facts))
         yield f"{facts.stalls:,} samples"
         yield from (
             f"{name}: {said[name]}"
             for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed")
             if name in said
         )
-    missing = lost(found.losses[:_MOST_SHOWN], (part.stack_ends for part in found.parts))
-    yield f"lost: {', '.join(missing)}{and_more(len(found.losses) - _MOST_SHOWN)}"
+    missing = lost(found.losses[:_MAX_SHOWN], (part.stack_ends for part in found.parts))
+    yield f"lost: {', '.join(missing)}{and_more(len(found.losses) - _MAX_SHOWN)}"
     costs = [part.cost.cpu_percent for part in found.parts if part.cost.cpu_percent is not None]
     if costs:
         yield f"recorder: {max(costs):.1f} % of one CPU"
@@ -89,21 +89,21 @@ def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
 
 def _groups(found: Inventory, facts: Facts | None, selection: Selection) -> Iterator[tuple[str, Iterable[Fact]]]:
     parts = found.parts
-    yield "Recording", _parts(parts) if found.merged else recording(parts[0])
-    yield "GPUs", _gpus(parts, found.merged)
+    yield "Recording", _part_facts(parts) if found.merged else recording(parts[0])
+    yield "GPUs", _gpu_facts(parts, found.merged)
     if facts is not None:
-        yield "This report", [*_report(parts, facts), *_only(selection)]
+        yield "This report", [*_report_facts(parts, facts), *_selection_facts(selection)]
     yield "Holds", ((name, " ".join(text.split())) for name, text in holds(found.counts))
     yield "Lost", (("", text) for text in lost(found.losses, (part.stack_ends for part in parts)))
     if found.merged:
-        yield "Own cost", ((part.label, text) for part in parts[:MOST_ROWS] if (text := _cost_of(part)))
+        yield "Own cost", ((part.label, text) for part in parts[:MOST_ROWS] if (text := _cost_text(part)))
         yield "Quality", stack_quality(parts)
     else:
         yield "Quality", quality(parts[0])
         yield "Own cost", own_cost(parts[0].cost)
 
 
-def _parts(parts: Sequence[Part]) -> Iterator[Fact]:
+def _part_facts(parts: Sequence[Part]) -> Iterator[Fact]:
     for part in parts[:MOST_ROWS]:
         said = [
             part.begun and in_utc(part.begun),
@@ -117,7 +117,7 @@ def _parts(parts: Sequence[Part]) -> Iterator[Fact]:
         yield "", and_more(len(parts) - MOST_ROWS).strip(", ")
 
 
-def _gpus(parts: Sequence[Part], several: bool) -> Iterator[Fact]:
+def _gpu_facts(parts: Sequence[Part], several: bool) -> Iterator[Fact]:
     streams = [(part.label if several else "", stream) for part in parts for stream in part.streams]
     for label, stream in streams[:MOST_ROWS]:
         said = [
@@ -138,17 +138,17 @@ def _device(stream: Stream) -> str:
 
 
 def _gpu_names(parts: Sequence[Part]) -> str:
-    """Each GPU once, however many streams it has."""
+    """Returns the names of the GPUs, each GPU once, however many streams it has."""
     names: dict[tuple[str, str], str] = {}
     for part in parts:
         for stream in part.streams:
             gpu = part.host, stream.pci_address or stream.device or stream.card
             names[gpu] = names.get(gpu) or stream.name or stream.generation
     counts = Counter(name for name in names.values() if name)
-    return _together(name if count == 1 else f"{count:,}x {name}" for name, count in counts.items())
+    return _join_names(name if count == 1 else f"{count:,}x {name}" for name, count in counts.items())
 
 
-def _report(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
+def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
     yield "samples", f"{facts.stalls:,} in {counted(facts.records, 'stall record')}"
     streams = [stream for part in parts for stream in part.streams]
     if cycles := sorted({stream.rate_cycles for stream in streams if stream.rate_cycles}):
@@ -170,15 +170,15 @@ def _report(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
         yield "Python", facts.python.text("samples")
     yield "unmatched", f"{facts.unknown_kernel:,} in no known kernel, {facts.no_launch:,} without a launch"
     unnamed = [module for module in facts.cpu_modules if module.unnamed]
-    files = _together(
+    files = _join_names(
         f"{clean(os.path.basename(module.names.module.path)) or 'code without a file'} {percent(module.unnamed)}"
         for module in unnamed
     )
     yield "unnamed", f"of the samples with a stack, frames in {files}" if files else "no frame of a stack"
 
 
-def _only(selection: Selection) -> Iterator[Fact]:
-    """What was chosen; nothing where it is all."""
+def _selection_facts(selection: Selection) -> Iterator[Fact]:
+    """Yields the report's filters, if there are any."""
     chosen: list[tuple[str, Iterable[object]]] = [
         ("pid", sorted(selection.pids)),
         ("tid", sorted(selection.tids)),
@@ -198,22 +198,22 @@ def _only(selection: Selection) -> Iterator[Fact]:
         yield "only", clean(", ".join(said))
 
 
-def _cost_of(part: Part) -> str:
+def _cost_text(part: Part) -> str:
     return "; ".join(f"{name} {text}" for name, text in own_cost(part.cost))
 
 
 def _warnings(found: Inventory, facts: Facts | None, newer: Sequence[str]) -> list[str]:
-    """What is wrong with all of it, the worst first."""
+    """Returns all warnings, the most important first."""
     losses = [text for loss in found.losses if (text := _loss_warning(loss, found.counts))]
     said = [*warnings(found.parts), *losses, *(_report_warnings(facts) if facts is not None else ())]
     said += [clean(f"{path} was changed after the recording began: its lines may be others") for path in newer]
-    if len(said) > _MOST_WARNINGS:
-        said[_MOST_WARNINGS:] = [f"and {len(said) - _MOST_WARNINGS:,} more warnings"]
+    if len(said) > _MAX_WARNINGS:
+        said[_MAX_WARNINGS:] = [f"and {len(said) - _MAX_WARNINGS:,} more warnings"]
     return said
 
 
 def _loss_warning(loss: Loss, counts: dict[str, int | None]) -> str:
-    """What to say of a loss; nothing where it is small."""
+    """Returns the warning about a loss; "" if the loss is small."""
     what = next(lost([loss]))
     if loss.count is None:
         return f"lost while recording: {what}"
@@ -223,7 +223,7 @@ def _loss_warning(loss: Loss, counts: dict[str, int | None]) -> str:
     if there is None:
         return f"lost while recording: {what}"
     share = loss.count / max(loss.count + there, 1)
-    return f"lost while recording: {what}, {percent(share)} of all" if share > _MUCH_LOST else ""
+    return f"lost while recording: {what}, {percent(share)} of all" if share > _MIN_LOST_SHARE else ""
 
 
 def _report_warnings(facts: Facts) -> Iterator[str]:
@@ -233,22 +233,22 @@ def _report_warnings(facts: Facts) -> Iterator[str]:
     shares = facts.matched.shares()
     unknown, unlaunched = facts.unknown_kernel / facts.stalls, facts.no_launch / facts.stalls
     undecoded = shares["kernel"] - shares["instruction"]
-    if unknown > _MUCH:
+    if unknown > _MIN_SHARE:
         yield f"{percent(unknown)} of the samples are in no known kernel"
-    if unlaunched > _MUCH:
+    if unlaunched > _MIN_SHARE:
         yield f"{percent(unlaunched)} of the samples are in kernels of which no launch was recorded: no stack is known"
-    if undecoded > _MUCH:
+    if undecoded > _MIN_SHARE:
         yield f"{percent(undecoded)} of the samples are at instructions that could not be decoded"
     for problem, paths in facts.problems.items():
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield clean(f"{paths[0]}{more}: {problem}")
 
 
-def _together(names: Iterable[str]) -> str:
-    """The first of these names, each once."""
+def _join_names(names: Iterable[str]) -> str:
+    """Joins distinct names, at most _MAX_SHOWN of them."""
     known = list(dict.fromkeys(name for name in names if name))
-    return _cut(", ".join(known[:_MOST_SHOWN]) + and_more(len(known) - _MOST_SHOWN))
+    return _cut(", ".join(known[:_MAX_SHOWN]) + and_more(len(known) - _MAX_SHOWN))
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

@@ -1,4 +1,4 @@
-"""A capture that names its frames wherever it is opened: the rows of another, and the names that its stacks need."""
+"""Writes a capture again together with the names of its CPU frames, so that other machines can show them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES = ("module", "symbol")
 
 @dataclass(frozen=True)
 class Archived:
-    """A capture that was written."""
+    """The written capture's header and size in bytes."""
 
     header: dict[str, Any]
     size: int
@@ -47,15 +47,15 @@ def archive(
     redact: bool,
     keep_kernels: bool,
 ) -> Archived:
-    """Writes the capture again, with names.
+    """Writes a capture again, with the names of CPU frames.
 
     Args:
-        capture: to name; what it names already stays, when its naming asks it.
-        output: an existing file of that name is replaced.
-        naming: gives what knows the names, of the capture or of each part of a merged one.
-        progress: is told how far it is.
-        redact: replaces what tells whose capture it is.
-        keep_kernels: GPU kernels' debug ELFs stay in it.
+        capture: the open capture. Its own names stay if the symbolizer asks it for names.
+        output: the file to write; an existing one is replaced.
+        open_symbolizer: opens the symbolizer for the capture or for a part of a merged one.
+        progress: called with the progress of naming.
+        redact: replace what identifies people, machines and programs.
+        keep_kernels: keep the debug ELFs of GPU kernels.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -88,7 +88,7 @@ def _write(
     redact: bool,
     keep_kernels: bool,
 ) -> dict[str, Any]:
-    """Writes the rows of one recording, and gives its header."""
+    """Writes the rows of one part; returns its header."""
     needed = Needed()
     for table in capture.tables("stack"):
         needed.add(table)
@@ -110,7 +110,7 @@ def _write(
 
 
 def _matched(capture: CaptureReader) -> dict[str, float]:
-    """How much of the stalls finds its place: shares, so that who opens the archive need not join it to know."""
+    """Joins the capture, and returns the shares of matched samples, which `iaprof info` shows without a join."""
     if capture.groups("sample"):
         return build_imported(capture, Selection(), 0).profile.matched
     with GpuModuleLoader() as modules:
@@ -118,7 +118,7 @@ def _matched(capture: CaptureReader) -> dict[str, float]:
 
 
 def rows_of(kind: str, table: pa.Table) -> Iterator[pa.StructArray]:
-    """A table of a kind's members as its rows, as many at once as fit into memory. Texts stay dictionaries."""
+    """Yields a table's rows as struct arrays of limited size. Members with WHOLE lose their dictionary encoding."""
     columns = {name: in_one(table[name]) for name in table.column_names}
     whole = [
         name for name in columns if MEMBERS[f"{kind}.{name}"].how & WHOLE and pa.types.is_dictionary(columns[name].type)

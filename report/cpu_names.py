@@ -1,4 +1,4 @@
-"""Where the names of CPU frames come from in a report: the capture first, then what this machine has."""
+"""Opens the symbolizer of a report: names come from the capture first, then from files of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from iaprof.symbols.names.this_boot import ThisBoot
 
 @dataclass(frozen=True)
 class SymbolOptions:
-    """Where else to look than in the capture and in this system."""
+    """The user's options for finding symbols, besides those in the capture and this system."""
 
     symfs: Path | None = None
     symbol_dirs: tuple[Path, ...] = ()
@@ -33,12 +33,12 @@ class SymbolOptions:
 def open_symbolizer(
     capture: CaptureReader, symbol_options: SymbolOptions, everything: bool = False
 ) -> Iterator[Naming]:
-    """All sources, in the order in which they are asked.
+    """Opens the symbolizer chain.
 
     Args:
-        capture: whose stacks are to be named.
-        places: as the user said.
-        everything: local files name all of their functions.
+        capture: the capture, or part of one, whose stacks are symbolized.
+        symbol_options: the user's options.
+        everything: have local files name all of their functions, not only sampled ones.
 
     Raises:
         IaprofError: a file or folder that the user named cannot be used.

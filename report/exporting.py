@@ -1,4 +1,4 @@
-"""From a capture to everything that a writer asks for."""
+"""Makes the export of a capture: everything that its writer needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Report
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
-from iaprof.report.parts import build_parts, host_of, of_all, starts_ns, whole_ns
+from iaprof.report.parts import build_parts, host_of, resolve_time_range, starts_ns, whole_ns
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import build_cpu
 from iaprof.report.views.hot_listings import hot_listings
@@ -25,43 +25,44 @@ from iaprof.report.views.launch_runs import launch_runs
 from iaprof.report.views.series import series
 from iaprof.report.views.wait_runs import wait_runs
 
-_MOST_AT_ONCE = 4_000_000  # stall records, each of which may become a row of an interval: some hundred MB
-_MOST_INTERVALS = 30_000  # ten minutes of fiftieths of seconds
-_STEPS = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)  # by which intervals grow
+_MAX_ROWS_BY_TIME = 4_000_000  # stall records; each can become a row of an interval, together some hundred MB
+_MAX_INTERVALS = 30_000  # ten minutes in intervals of 20 ms
+_STEPS = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)  # multiples of the usual interval
 
 
 def build_export(
     capture: CaptureReader,
-    modules: GpuModuleLoader,
+    loader: GpuModuleLoader,
     options: ReportOptions,
     symbol_options: SymbolOptions,
     needs: Needs,
     progress: Callable[[int], None] = lambda records: None,
     sources: SourceFiles = NO_SOURCES,
 ) -> tuple[Export, Report]:
-    """Reads, joins and names what is needed of a capture.
+    """Reads, joins and symbolizes what the writer needs of a capture.
 
     Args:
         capture: the open capture.
-        modules: reads debug ELFs.
-        wanted: which part of it, and how; its intervals are those of all that has any.
-        places: where names of CPU frames are looked for.
-        needs: of the writer.
-        progress: told now and then how many records are joined.
-        sources: has lines for the listings.
+        loader: reads debug ELFs.
+        options: the report's options; the intervals are those of all views.
+        symbol_options: where to find names of CPU frames.
+        needs: what the writer needs.
+        progress: called now and then with the number of records joined so far.
+        sources: source files for the listings.
+
+    Returns:
+        The export, and the report of stalls that it was made of.
 
     Raises:
         CaptureError: the capture is damaged.
-        UsageError: it has nothing of what was asked for by name.
+        UsageError: the capture lacks something that the options name.
     """
-    options = of_all(capture, options)
-    large = Needs.TIME in needs and capture.stall_records > _MOST_AT_ONCE
+    options = resolve_time_range(capture, options)
+    large = Needs.TIME in needs and capture.stall_records > _MAX_ROWS_BY_TIME
     whole = replace(options, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
-    report = build_parts(capture, modules, whole, symbol_options, progress)
+    report = build_parts(capture, loader, whole, symbol_options, progress)
     by_time = (
-        build_parts(capture, modules, replace(options, merged=True), symbol_options, progress).profile
-        if large
-        else None
+        build_parts(capture, loader, replace(options, merged=True), symbol_options, progress).profile if large else None
     )
     cpu = cpu_samples(capture, options, symbol_options) if Needs.CPU in needs else None
     listings = hot_listings(report, sources) if Needs.LISTINGS in needs else ()
@@ -82,7 +83,7 @@ def build_export(
 
 
 def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> CpuSamples:
-    """The CPU samples of all parts of a capture, named.
+    """Returns the symbolized CPU samples of all parts of a capture.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -99,16 +100,16 @@ def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: 
     return CpuSamples(launches, launch, interval, count)
 
 
-def nothing() -> Profile:
-    """The profile of no stalls."""
+def empty_profile() -> Profile:
+    """Returns a profile without stalls."""
     none = np.empty(0, np.int64)
     counts = np.empty((0, len(REASONS)), np.uint64)
     return Profile((), (), (), none, none, none, none, none.astype(np.uint64), counts, none, REASONS, ())
 
 
 def fitting_interval(capture: CaptureReader, usual_s: float) -> float:
-    """The length of intervals that are not too many for the whole of a capture: a multiple of the usual one."""
+    """Returns an interval length, a multiple of the usual one, for at most _MAX_INTERVALS intervals; 0 if that is 0."""
     if not usual_s:
         return 0.0
     length = whole_ns(capture) / 1e9
-    return next((usual_s * step for step in _STEPS if length <= usual_s * step * _MOST_INTERVALS), usual_s * _STEPS[-1])
+    return next((usual_s * step for step in _STEPS if length <= usual_s * step * _MAX_INTERVALS), usual_s * _STEPS[-1])

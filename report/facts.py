@@ -1,4 +1,4 @@
-"""A report, and what it says about itself: what went in is what came out, and where it went."""
+"""A report: a profile, and counts of how its samples were matched and symbolized."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from iaprof.symbols.names.cpu_frames import ModuleNames
 
 @dataclass(frozen=True)
 class CpuModule:
-    """How one module of the launching stacks was named."""
+    """How the frames of one module in launch stacks were symbolized."""
 
     names: ModuleNames
-    share: float  # of the samples with a stack, those with a frame in it
-    unnamed: float  # and those with a frame in it that has no name
+    share: float  # of the samples with a stack: those with a frame in this module
+    unnamed: float  # of the samples with a stack: those with an unnamed frame in this module
 
 
 @dataclass(frozen=True)
 class Matched:
-    """How many samples found their place."""
+    """How many samples were matched."""
 
     samples: int = 0
     kernel: int = 0  # in a known kernel
-    instruction: int = 0  # at an instruction of it that could be decoded
-    stack: int = 0  # which only one recorded stack can have launched
-    ambiguous: int = 0  # which several processes can have launched
+    instruction: int = 0  # at a decoded instruction
+    stack: int = 0  # only one recorded stack can have launched the kernel
+    ambiguous: int = 0  # several processes can have launched the kernel
 
     def shares(self) -> dict[str, float]:
-        """Each as a share of all; 1 where there are none."""
+        """Returns each number as a share of all samples. Without samples, all are matched and none is ambiguous."""
         names = ("kernel", "instruction", "stack")
         found = {name: getattr(self, name) / self.samples if self.samples else 1.0 for name in names}
         return found | {"ambiguous": self.ambiguous / self.samples if self.samples else 0.0}
@@ -41,30 +41,30 @@ class Matched:
 
 @dataclass
 class Facts:
-    """What a report should say about itself."""
+    """Facts about a report."""
 
-    records: int = 0
+    records: int = 0  # stall records
     stalls: int = 0  # samples: the sum of all counts
-    unknown_kernel: int = 0  # of those, in no known kernel
-    no_launch: int = 0  # in a known kernel of which no launch was recorded
+    unknown_kernel: int = 0  # samples in no known kernel
+    no_launch: int = 0  # samples in a known kernel without a recorded launch
     matched: Matched = field(default_factory=Matched)
     whole: WholeStacks = field(
         default_factory=lambda: WholeStacks(0, 0, 0)
-    )  # samples by where the stack ends that launched them
-    python: PythonCounts = field(default_factory=PythonCounts)  # samples by what their stacks tell of Python
-    problems: dict[str, list[str]] = field(default_factory=dict)  # and the paths of the modules that have it
+    )  # samples, by where their launch stacks end
+    python: PythonCounts = field(default_factory=PythonCounts)  # samples, by the Python frames of their launch stacks
+    problems: dict[str, list[str]] = field(default_factory=dict)  # sentence -> paths of the modules concerned
     cpu_modules: list[CpuModule] = field(default_factory=list)
 
 
 @dataclass
 class Report:
-    """A profile, and what is to be said about it."""
+    """A profile, and facts about it."""
 
     profile: Profile
     facts: Facts
     header: dict[str, Any] = field(default_factory=dict)  # of the capture
-    binaries: Sequence[GpuKernel | None] = ()  # of each of the profile's kernels: what is known of its code
+    binaries: Sequence[GpuKernel | None] = ()  # the code of each of the profile's kernels; None: unknown
 
     def binary(self, kernel: int) -> GpuKernel | None:
-        """The code of one of the profile's kernels, by index; None where it is not in the capture."""
+        """Returns the code of one of the profile's kernels, by index; None if the capture does not have it."""
         return self.binaries[kernel] if kernel < len(self.binaries) else None

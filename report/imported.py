@@ -1,4 +1,4 @@
-"""The report of a capture that was imported from another tool's text: joined and named there, only chosen from here."""
+"""Makes the report of a capture imported from another tool's text, whose stalls are already joined and symbolized."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from iaprof.report.join.selection import Selection
 from iaprof.report.samples import profile_of
 
 
-def tells(selection: Selection) -> bool:
-    """Whether an imported text says what is asked for."""
+def can_select(selection: Selection) -> bool:
+    """Whether imported captures have what the selection filters by."""
     return not (selection.tids or selection.cgroups or selection.devices)
 
 
@@ -27,15 +27,15 @@ def build_imported(
 
     Args:
         capture: the open capture.
-        selection: which of them.
-        interval_ns: length of an interval; 0 for everything in one.
-        start_ns: from when `--time` counts; None for the capture's start.
+        selection: the filters.
+        interval_ns: the length of an interval; 0: a single interval.
+        start_ns: what the selection's time range is relative to; None: the capture's start.
 
     Raises:
         CaptureError: the capture is damaged.
-        UsageError: an imported capture does not have what was asked for.
+        UsageError: the selection filters by something that imported captures lack.
     """
-    if not tells(selection):
+    if not can_select(selection):
         raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not tell them")
     row_filter = selection.row_filter(capture.header, start_ns)
     profile = _selected(profile_of(capture, interval_ns, (row_filter.begin_ns, row_filter.end_ns)), selection)
@@ -48,7 +48,7 @@ def build_imported(
         samples,
         int(totals[known_kernel].sum()),
         int(totals[decoded].sum()),
-        0,  # who else can have launched something was not written down
+        0,  # the text does not say which other stacks can have launched a kernel
     )
     facts = Facts(
         stalls=samples,

@@ -1,8 +1,8 @@
-"""What a capture holds and how it came to be, from its header and the sizes of its row groups.
+"""Describes a capture, from its header and the sizes of its row groups.
 
-Rows are read only where command lists were executed: what that launched is counted by both together.
+Rows are only read if command lists were executed, as launches and executions together give the number of launches.
 
-Headers may be anyone's: what does not have the form it should have is not there, and texts can be shown as they are.
+Headers are untrusted: members of the wrong type count as missing, and texts are cleaned for the terminal.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from iaprof.formats.profile import clean
 from iaprof.gpu.intel.generations import generation, guessed_layout
 from iaprof.report.join.executions import count_launches, describe_unknown_executions
 
-_MOST = 1 << 64  # above every count and time that is one
+_LIMIT = 1 << 64  # above every valid count and time
 _STALLS = "totals", "stalls"
-_MOST_LIBRARIES = 256  # of which something is said; a recorder takes no more
+_MAX_LIBRARIES = 256  # with warnings; a recorder takes no more
 _FIRST = "stall", "launch", "transfer", "stack", "python_code", "mapping", "process", "kernel", "cpu_sample", "wait"
 _ROWS = {kind.count: kind.name for kind in in_order(ROWS, _FIRST) if kind.count}
-"""What is counted, and of which kind its rows are."""
+"""The name of each count, and the kind of rows that it counts."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One stream of EU stalls: a GT of a GPU."""
+    """A stream of EU stalls: a GT of a GPU."""
 
     card: str
     device: str
@@ -51,22 +51,22 @@ class Stream:
     layout: str
     layout_guessed: bool  # the recorder did not know the IP version
     rate_cycles: int | None  # GPU cycles between two samples
-    subsample: int  # each record stands for so many
+    subsample: int  # the number of samples that each record stands for
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One kind of loss."""
+    """A kind of loss."""
 
     source: str
     what: str
-    count: int | None  # None where nobody knows
-    events: int | None  # how many spans there are of it
+    count: int | None  # None: unknown
+    events: int | None  # times that it happened
 
 
 @dataclass(frozen=True)
 class Library:
-    """One library that was looked at for launches."""
+    """A driver library that the recorder inspected for launches."""
 
     path: str
     probes: int | None
@@ -74,11 +74,11 @@ class Library:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the recorder itself took; None for what is unknown."""
+    """The recorder's own cost; None: unknown."""
 
-    cpu_s: float | None  # start included
-    compile_cpu_s: float | None  # of that, for the BPF programs
-    learn_cpu_s: float | None  # of that, for stacks that BPF had no rules for
+    cpu_s: float | None  # including the start
+    compile_cpu_s: float | None  # part of cpu_s: compiling BPF programs
+    learn_cpu_s: float | None  # part of cpu_s: unwinding stacks that BPF had no rules for, and learning the rules
     cpu_percent: float | None  # of one CPU, over the recording
     finish_cpu_s: float | None
     peak_bytes: int | None
@@ -89,7 +89,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Symbols:
-    """How many addresses of CPU stacks the capture names."""
+    """Numbers of CPU addresses that the capture has names for."""
 
     which: str
     modules: int | None
@@ -99,9 +99,9 @@ class Symbols:
 
 @dataclass(frozen=True)
 class Part:
-    """One recording."""
+    """A part of a capture: one recording."""
 
-    label: str  # what tells it from the others of a merged capture
+    label: str  # unique in a merged capture
     file: str  # the capture that it was merged from
     format: int
     iaprof: str  # version of the recorder
@@ -114,10 +114,10 @@ class Part:
     arguments: list[str]  # the recorder's own command line
     begun: str | None  # UTC, ISO 8601
     duration_s: float | None
-    part: int | None  # which file of a rotated recording
+    part: int | None  # the number of the file in a rotated recording
     paused: int  # times
     paused_s: float
-    scope: list[int] | None  # pids that were to be recorded; None for all
+    scope: list[int] | None  # pids that the user chose to record; None: all
     stack_depth: int | None
     cpu_hz: int | None
     metric_interval_ns: int | None
@@ -127,19 +127,19 @@ class Part:
     losses: list[Loss]
     cost: Cost
     symbols: Symbols | None
-    warnings: list[str]  # sentences: what a reader has to know, because it makes all of it doubtful
+    warnings: list[str]  # sentences about what makes the data doubtful
     matched: dict[str, float] | None  # shares of the samples
-    stack_ends: dict[str, WholeStacks] | None  # where stacks end, of `launches` and `cpu_samples`; None before format 5
-    python_stacks: dict[str, PythonCounts] | None  # what these tell of Python; None before format 7
-    waits: WaitTotals | None  # all of them; None where there are none, and before format 8
-    imported: str | None  # the text's format, "" if it does not say
+    stack_ends: dict[str, WholeStacks] | None  # where stacks of `launches` and `cpu_samples` end; None before format 5
+    python_stacks: dict[str, PythonCounts] | None  # Python frames of these stacks; None before format 7
+    waits: WaitTotals | None  # None: no waits, or before format 8
+    imported: str | None  # the format of the imported text, "": unknown; None: not imported
     redacted: bool
     recovered: bool
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """A capture."""
+    """The description of a capture."""
 
     file: str
     bytes: int
@@ -151,7 +151,7 @@ class Inventory:
 
 
 def inventory(capture: CaptureReader) -> Inventory:
-    """Takes stock of a capture."""
+    """Describes a capture."""
     parts = [_part(part) for part in capture.parts]
     counts: dict[str, int | None] = {}
     for name in parts[0].counts:
@@ -212,15 +212,15 @@ def _part(capture: CaptureReader) -> Part:
 
 
 def _warnings(header: dict[str, Any], read: _Header) -> Iterator[str]:
-    """Sentences about the recording; empty ones where there is nothing to say."""
+    """Yields warnings about the recording; "" for those that do not apply."""
     yield no_launches_sentence(header.get(NO_LAUNCHES), read.number(*_STALLS))
     yield unprobed(header.get(UNPROBED))
-    yield from dict.fromkeys(map(slow_launches, read.items("libraries")[:_MOST_LIBRARIES]))
-    yield from dict.fromkeys(map(unrecorded_copies, read.items("libraries")[:_MOST_LIBRARIES]))
+    yield from dict.fromkeys(map(slow_launches, read.items("libraries")[:_MAX_LIBRARIES]))
+    yield from dict.fromkeys(map(unrecorded_copies, read.items("libraries")[:_MAX_LIBRARIES]))
 
 
 class _Header:
-    """JSON from anyone."""
+    """Untrusted JSON, with checked access. `names` are the members on the way to a value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -232,36 +232,36 @@ class _Header:
         return found
 
     def text(self, *names: str) -> str:
-        """The text there, as it can be shown; "" where there is none."""
+        """Returns a text, cleaned; "" if there is none."""
         found = self._at(names)
         return clean(found) if isinstance(found, str) else ""
 
     def number(self, *names: str) -> int | None:
-        """The count or time there."""
+        """Returns a count or a time; None if there is none."""
         found = self._at(names)
-        return found if type(found) is int and 0 <= found < _MOST else None
+        return found if type(found) is int and 0 <= found < _LIMIT else None
 
     def amount(self, *names: str) -> float | None:
-        """The number there, whole or not."""
+        """Returns a number, whole or not; None if there is none."""
         found = self._at(names)
-        return float(found) if type(found) in (int, float) and 0 <= found < _MOST else None
+        return float(found) if type(found) in (int, float) and 0 <= found < _LIMIT else None
 
     def flag(self, *names: str) -> bool:
-        """Whether true is there."""
+        """Whether the value is true."""
         return self._at(names) is True
 
     def items(self, *names: str) -> list[Any]:
-        """The list there; empty where there is none."""
+        """Returns a list; an empty one if there is none."""
         found = self._at(names)
         return found if isinstance(found, list) else []
 
     def texts(self, *names: str) -> list[str]:
-        """The texts in the list there."""
+        """Returns the texts in a list, cleaned."""
         return [clean(each) for each in self.items(*names) if isinstance(each, str)]
 
     def numbers(self, *names: str) -> list[int]:
-        """The counts in the list there."""
-        return [each for each in self.items(*names) if type(each) is int and 0 <= each < _MOST]
+        """Returns the counts in a list."""
+        return [each for each in self.items(*names) if type(each) is int and 0 <= each < _LIMIT]
 
 
 def _stack_ends(header: dict[str, Any]) -> dict[str, WholeStacks] | None:
@@ -272,7 +272,7 @@ def _stack_ends(header: dict[str, Any]) -> dict[str, WholeStacks] | None:
 
 def _span(span: Any) -> tuple[int, int]:
     match span:
-        case [int(first), int(last)] if 0 <= first <= last < _MOST:
+        case [int(first), int(last)] if 0 <= first <= last < _LIMIT:
             return first, last
     return 0, 0
 
@@ -310,7 +310,7 @@ def _guesses(streams: Sequence[Stream]) -> Iterator[str]:
 
 
 def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
-    """Rows by what they are; how many records the reads of stalls hold is in the header alone."""
+    """Counts rows by kind. The number of stall records is only in the header, as a row is a read."""
     rows = {name: capture.count(kind) for name, kind in _ROWS.items()}
     carried = min(header.number("totals", "carried_launches") or 0, rows["launches"])
     rows["launches"] -= carried
@@ -320,7 +320,7 @@ def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
         if (lists := count_launches(capture)) is not None:
             executed = {"executions": lists.executions, "unknown_executions": lists.unknown}
             rows["launches"] = lists.launches
-    except CaptureError:  # all else can be told of a capture that is damaged there
+    except CaptureError:  # these rows are damaged: the rest of the description is still valid
         executed = {"executions": None, "unknown_executions": None, "launches": None}
     moved = header.number("totals", "transferred_bytes") if rows["transfers"] else 0
     return {"stalls": stalls, **rows, "carried_launches": carried, **executed, "transferred_bytes": moved}

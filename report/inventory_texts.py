@@ -1,4 +1,4 @@
-"""What a capture's inventory says, in words: for `iaprof info`, and for what a report says about itself."""
+"""Puts a capture's inventory into words, for `iaprof info` and reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iaprof.formats.header.whole_stacks import COUNTED, KINDS, WholeStacks
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part
 
-MOST_ROWS = 50  # of one group
+MOST_ROWS = 50  # of a group of facts
 _FIRST = "sample", "launch", "transfer", "stack", "python_code", "kernel", "mapping", "process", "cpu_sample", "wait"
 _COUNTS = {"stalls": "stall records"} | {kind.count: kind.label for kind in in_order(ROWS, _FIRST) if kind.label}
 _MATCHED = {
@@ -25,11 +25,11 @@ _MATCHED = {
 }
 _STACKS = {"launches": "launch", "cpu_samples": "CPU"}
 Fact = tuple[str, str]
-"""A name, and what is to be said of it."""
+"""A name, and the fact as text."""
 
 
 def recording(part: Part) -> Iterator[Fact]:
-    """Where, when and how it was recorded."""
+    """Yields where, when and how a part was recorded."""
     if part.host or part.kernel:
         about = [part.kernel and f"Linux {part.kernel}", part.machine, part.cpus and counted(part.cpus, "CPU")]
         said = ", ".join(str(each) for each in about if each)
@@ -63,7 +63,7 @@ def recording(part: Part) -> Iterator[Fact]:
 
 
 def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
-    """How much there is of everything."""
+    """Yields the capture's counts of rows."""
     remarks = {
         "stalls": _remark("in ", counts["stall_reads"], "read"),
         "launches": "; ".join(filter(None, _of_launches(counts))),
@@ -89,7 +89,7 @@ def _remark(before: str, number: int | None, what: str, many: str = "", behind: 
 
 
 def warnings(parts: Sequence[Part]) -> Iterator[str]:
-    """What each recording says of itself, with its name where there are several."""
+    """Yields the warnings of each part, after the part's label if it has one."""
     said = [f"{part.label}: {text}".removeprefix(": ") for part in parts for text in part.warnings]
     yield from said[:MOST_ROWS]
     if len(said) > MOST_ROWS:
@@ -97,11 +97,11 @@ def warnings(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None] = ()) -> Iterator[str]:
-    """What is missing, or that nothing is.
+    """Yields what was lost, or "nothing".
 
     Args:
-        losses: of the capture.
-        stack_ends: of its parts: callers that are missing in stacks are missing, too.
+        losses: the capture's losses.
+        stack_ends: of the capture's parts: missing callers of incomplete stacks are a loss, too.
     """
     for loss in losses[:MOST_ROWS]:
         how_many = "an unknown number" if loss.count is None else f"{loss.count:,}"
@@ -121,7 +121,7 @@ def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None]
 
 
 def quality(part: Part) -> Iterator[Fact]:
-    """What recording itself found of names and places."""
+    """Yields how well a part's stacks were unwound and symbolized and its samples matched, from its header."""
     yield from stack_quality([part])
     matched = part.matched or {}
     if shares := [f"{100 * matched[what]:.1f} % {text}" for what, text in _MATCHED.items() if what in matched]:
@@ -132,7 +132,7 @@ def quality(part: Part) -> Iterator[Fact]:
 
 
 def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
-    """How many stacks are whole, of all parts together, and what there is to say of the others."""
+    """Yields how many stacks are whole, for all parts together, and why others are not."""
     for kind in KINDS:
         told = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
         yield from WholeStacks.together(told).facts(f"{_STACKS[kind]} stacks", COUNTED[kind])
@@ -142,7 +142,7 @@ def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
 
 
 def own_cost(cost: Cost) -> Iterator[Fact]:
-    """What the recorder took."""
+    """Yields the recorder's own cost."""
     if cost.cpu_s is not None:
         parts = [f"{in_time(cost.cpu_s)} recording"]
         if cost.cpu_percent is not None:

@@ -1,6 +1,6 @@
-"""Several captures in one file: ranks, hosts, or the files of one recording. Nothing is joined, lost or changed.
+"""Merges captures of several ranks or hosts, or the files of a rotated recording. Rows are copied unchanged.
 
-The captures are opened one at a time, twice: for their headers, which say what order they have, and for their rows.
+Each capture is opened twice, one at a time: for its header, as headers determine the order of parts, and for its rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.report.archive import rows_of
 
 Progress = Callable[[int, int], None]
-"""Is told how many rows of how many are written."""
+"""Called with the number of rows written so far, and of all rows."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A capture that was written."""
+    """The written capture's header and size in bytes."""
 
     header: dict[str, Any]
     size: int
@@ -37,13 +37,13 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
     """Writes one capture with all rows of several.
 
     Args:
-        captures: files, of any format; the parts of merged ones become parts.
-        output: an existing file of that name is replaced.
-        progress: is told how far it is.
+        captures: files of any capture format; parts of merged captures become parts.
+        output: the file to write; an existing one is replaced.
+        progress: called as rows are written.
 
     Raises:
-        CaptureError: one of them is no capture, or a damaged one.
-        UsageError: they are too many, or two of them are the same.
+        CaptureError: a file is not a capture, or is damaged.
+        UsageError: there are too many captures, or two of them are the same.
         IaprofError: the output cannot be written.
     """
     found: list[tuple[Path, list[dict[str, Any]]]] = []
@@ -66,7 +66,7 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
         index = done = 0
         for path, own in found:
             parts = CaptureReader(path).parts
-            if repr([_header(part) for part in parts]) != repr(own):  # which takes NaN for itself
+            if repr([_header(part) for part in parts]) != repr(own):  # unlike ==, repr treats NaN as equal to itself
                 raise IaprofError(f"{path} was changed while it was read: try again")
             for part in parts:
                 writer.begin_part(numbers[index])
@@ -83,7 +83,7 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
 
 
 def _header(part: CaptureReader) -> dict[str, Any]:
-    """A part's header, with the name of the file that it was first in."""
+    """Returns a part's header, with the name of its original file."""
     return {"file": part.path.name, **part.header}
 
 

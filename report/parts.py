@@ -1,6 +1,6 @@
-"""The report of a capture of several parts: each is analysed for itself, and their profiles put together.
+"""Makes the report of a capture: analyses each part separately, and merges their profiles.
 
-Parts come from different recordings, files or hosts: pids, addresses and stacks of one mean nothing in another.
+Parts come from different recordings, files or hosts, so pids, addresses and stack ids are only valid within one part.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
-from iaprof.report.imported import build_imported, tells
+from iaprof.report.imported import build_imported, can_select
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.profile import ReportOptions, build
 
-_LONGEST_HOST = 255  # characters, as of any name of the kind
-_MOST_LATER = 1 << 62  # ns
+_MAX_HOST_CHARS = 255  # as for names in DNS
+_MAX_LATER_NS = 1 << 62
 
 
 def build_parts(
     capture: CaptureReader,
-    modules: GpuModuleLoader,
+    loader: GpuModuleLoader,
     options: ReportOptions,
     symbol_options: SymbolOptions,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
-    """Reads, joins and names a whole capture.
+    """Reads, joins and symbolizes all parts of a capture.
 
     Args:
         capture: the open capture.
-        modules: reads debug ELFs.
-        wanted: which part of it, and how.
-        places: where names of CPU frames are looked for.
-        progress: told now and then how many records are joined.
+        loader: reads debug ELFs.
+        options: the report's options.
+        symbol_options: where to find names of CPU frames.
+        progress: called now and then with the number of records joined so far.
 
     Raises:
         CaptureError: the capture is damaged.
-        UsageError: it has nothing of what was asked for by name.
+        UsageError: the capture lacks something that the options name.
     """
     parts = capture.parts
     joined = [part.header for part in parts if not part.groups("sample")]
-    if joined:  # what was imported says itself that it has no devices
+    if joined:  # for imported captures, build_imported raises the error
         options.selection.check_devices(joined)
     starts = starts_ns(capture)
-    options = of_all(capture, options)
+    options = resolve_time_range(capture, options)
     reports: list[Report] = []
     for start, part in zip(starts, parts, strict=True):
-        if joined and part.groups("sample") and not tells(options.selection):
-            continue  # as others may have it
+        if joined and part.groups("sample") and not can_select(options.selection):
+            continue  # other parts can have what the selection filters by
         done = sum(report.facts.records for report in reports)
         report = _report(
-            part, modules, replace(options, start_ns=start), symbol_options, partial(_tell, progress, done)
+            part, loader, replace(options, start_ns=start), symbol_options, partial(_report_progress, progress, done)
         )
-        reports.append(_labelled(report, host_of(part.header) if len(parts) > 1 else ""))
-    return reports[0] if len(reports) == 1 else _together(capture, reports)
+        reports.append(_with_host(report, host_of(part.header) if len(parts) > 1 else ""))
+    return reports[0] if len(reports) == 1 else _merge_reports(capture, reports)
 
 
-def of_all(capture: CaptureReader, options: ReportOptions) -> ReportOptions:
-    """What is wanted of each part: shares of the time are of all together, not of each.
+def resolve_time_range(capture: CaptureReader, options: ReportOptions) -> ReportOptions:
+    """Converts a time range in shares to seconds: shares are of the whole capture, not of each part.
 
     Raises:
-        UsageError: it is a share, and nobody knows of what.
+        UsageError: the time range is in shares, and the capture's length is unknown.
     """
     time_range = options.selection.time_range
     if time_range is None or len(capture.parts) == 1:
@@ -80,7 +80,7 @@ def of_all(capture: CaptureReader, options: ReportOptions) -> ReportOptions:
 
 def _report(
     part: CaptureReader,
-    modules: GpuModuleLoader,
+    loader: GpuModuleLoader,
     options: ReportOptions,
     symbol_options: SymbolOptions,
     progress: Callable[[int], None],
@@ -88,47 +88,48 @@ def _report(
     if part.groups("sample"):
         return build_imported(part, options.selection, int(options.interval_s * 1e9), options.start_ns)
     with open_symbolizer(part, symbol_options) as names:
-        return build(part, modules, options, names, progress)
+        return build(part, loader, options, names, progress)
 
 
-def _tell(progress: Callable[[int], None], before: int, done: int) -> None:
+def _report_progress(progress: Callable[[int], None], before: int, done: int) -> None:
     progress(before + done)
 
 
 def starts_ns(capture: CaptureReader) -> list[int]:
-    """The moment from which times and intervals of all parts count, by the clock of each, ns; may be before its 0.
+    """Returns time 0 of the whole capture on the clock of each part, CLOCK_MONOTONIC ns; may be negative.
 
-    It is when the first part was begun, by the wall clocks: the zeros of the clocks that times are of may differ.
+    Time 0 is when the first part began. The wall clocks relate the parts, as each machine's monotonic clock has its own
+    zero.
     """
     headers = [part.header for part in capture.parts]
     walls = [wall_ns(header) for header in headers]
     first = min(walls)
-    later = (min(wall - first, _MOST_LATER) if wall < UNKNOWN_WALL else 0 for wall in walls)
+    later = (min(wall - first, _MAX_LATER_NS) if wall < UNKNOWN_WALL else 0 for wall in walls)
     return [begun_ns(header) - after for header, after in zip(headers, later, strict=True)]
 
 
 def whole_ns(capture: CaptureReader) -> int:
-    """How long all parts took, from when the first was begun until the last ended, ns; 0 where nobody knows."""
+    """Returns the time from the begin of the first part to the end of the last one, ns; 0 if unknown."""
     starts = zip(starts_ns(capture), capture.parts, strict=True)
     return max(begun_ns(part.header) - start + length_ns(part.header) for start, part in starts)
 
 
 def host_of(header: dict[str, Any]) -> str:
-    """On which machine a part was recorded; "" where its header does not say."""
+    """Returns the name of the machine that recorded a part; "" if its header does not say."""
     host = header.get("host")
     name = host.get("name") if isinstance(host, dict) else None
-    return name[:_LONGEST_HOST] if isinstance(name, str) else ""
+    return name[:_MAX_HOST_CHARS] if isinstance(name, str) else ""
 
 
-def _labelled(report: Report, host: str) -> Report:
-    """Launches and devices with the name of their machine, where there are several parts."""
+def _with_host(report: Report, host: str) -> Report:
+    """Adds the host's name to the report's launches and devices, unless it is ""."""
     launches = [launch and replace(launch, host=host) for launch in report.profile.launches]
     devices = [f"{host} {name}".strip() for name in report.profile.devices]
     return replace(report, profile=replace(report.profile, launches=launches, devices=devices)) if host else report
 
 
-def _together(capture: CaptureReader, reports: list[Report]) -> Report:
-    """One report of all."""
+def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
+    """Merges the reports of parts."""
     profiles = [report.profile for report in reports]
     launches: dict[Launch | None, int] = {}
     shifted: dict[str, list[Any]] = {"launch": [], "kernel": [], "code": [], "device": []}
@@ -139,8 +140,8 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         shifted["launch"].append(numbers[profile.launch])
         shifted["kernel"].append(profile.kernel + kernels)
         shifted["code"].append(profile.code + codes)
-        of_device = np.array([devices.setdefault(name, len(devices)) for name in profile.devices], np.int64)
-        shifted["device"].append(of_device[profile.device])
+        device_numbers = np.array([devices.setdefault(name, len(devices)) for name in profile.devices], np.int64)
+        shifted["device"].append(device_numbers[profile.device])
         kernels, codes = kernels + len(profile.kernels), codes + len(profile.codes)
     columns = {name: np.concatenate(parts) for name, parts in shifted.items()}
     columns |= {
@@ -150,8 +151,8 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
     columns["counts"] = np.concatenate([profile.counts_of(reasons) for profile in profiles])
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
-    begun = begun_ns(capture.header) / 1e9  # the first part's clock is that of all
-    facts = _facts([report.facts for report in reports])
+    begun = begun_ns(capture.header) / 1e9  # the merged header has the first part's clock
+    facts = _sum_facts([report.facts for report in reports])
     together = Profile(
         list(launches),
         [kernel for profile in profiles for kernel in profile.kernels],
@@ -161,7 +162,7 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
         intervals=[begun + moment - longest[0] for moment in longest],
         devices=list(devices),
         gauges={interval: each for profile in reversed(profiles) for interval, each in profile.gauges.items()},
-        launch_counts=_counts(profiles),
+        launch_counts=_launch_counts(profiles),
         matched=facts.matched.shares(),
         whole=facts.whole,
         recorded=recorded(capture.header),
@@ -172,7 +173,7 @@ def _together(capture: CaptureReader, reports: list[Report]) -> Report:
     return Report(together, facts, capture.header, binaries)
 
 
-def _counts(profiles: list[Profile]) -> dict[int, int]:
+def _launch_counts(profiles: list[Profile]) -> dict[int, int]:
     counts: dict[int, int] = {}
     first = 0
     for profile in profiles:
@@ -181,7 +182,7 @@ def _counts(profiles: list[Profile]) -> dict[int, int]:
     return counts
 
 
-def _facts(parts: list[Facts]) -> Facts:
+def _sum_facts(parts: list[Facts]) -> Facts:
     facts = Facts(matched=Matched(*(sum(getattr(part.matched, f.name) for part in parts) for f in fields(Matched))))
     facts.whole = WholeStacks.together(part.whole for part in parts)
     facts.python = PythonCounts.together(part.python for part in parts)

@@ -1,7 +1,4 @@
-"""From a capture to the rows that writers print: read, joined, named.
-
-Also counts: what went in is what came out, and where it went.
-"""
+"""Makes the report of one part of a capture: reads, joins and symbolizes it, and counts how samples were matched."""
 
 from __future__ import annotations
 
@@ -38,43 +35,43 @@ from iaprof.symbols.names.rows import CaptureNames
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report is to hold."""
+    """The options of a report."""
 
     selection: Selection = Selection()  # noqa: RUF009 (it is frozen)
-    interval_s: float = 0.0  # length of an interval; 0 for everything in one
+    interval_s: float = 0.0  # the length of an interval; 0: a single interval
     look: Look = Look()  # noqa: RUF009 (it is frozen)
-    texts: bool = False  # of instructions, too
-    start_ns: int | None = None  # from when times and intervals count; None for the recording's start
-    merged: bool = False  # each kernel's instructions in one row
+    texts: bool = False  # read the text of GPU instructions
+    start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
+    merged: bool = False  # put each kernel's instructions into one row
 
 
 def build(
     capture: CaptureReader,
-    modules: GpuModuleLoader,
+    loader: GpuModuleLoader,
     options: ReportOptions = ReportOptions(),
     symbolizer: Naming | None = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
-    """Reads, joins and names a whole capture.
+    """Reads, joins and symbolizes a capture.
 
     Args:
-        capture: the open capture.
-        modules: reads debug ELFs.
-        wanted: which part of it, and how.
-        naming: names the frames of CPU stacks; without, the capture itself.
-        progress: told now and then how many records are joined.
+        capture: an open capture, or a part of a merged one.
+        loader: reads debug ELFs.
+        options: the report's options.
+        symbolizer: names the frames of CPU stacks; None: the capture's own names.
+        progress: called now and then with the number of records joined so far.
 
     Raises:
         CaptureError: the capture is damaged.
-        UsageError: it has nothing of what was asked for by name.
+        UsageError: the capture lacks something that the options name.
     """
     with helping(capture) as helper:
-        return _build(capture, modules, options, symbolizer, progress, helper)
+        return _build(capture, loader, options, symbolizer, progress, helper)
 
 
 def _build(
     capture: CaptureReader,
-    modules: GpuModuleLoader,
+    loader: GpuModuleLoader,
     options: ReportOptions,
     symbolizer: Naming | None,
     progress: Callable[[int], None],
@@ -84,7 +81,7 @@ def _build(
     selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     known = streams(capture.header)
     platforms = [platform_of(*stream.ip_version) for stream in known]
-    kernels = SampledKernels(capture, modules, platforms, facts.problems, options.texts)
+    kernels = SampledKernels(capture, loader, platforms, facts.problems, options.texts)
     placed = place_kernels(
         read_launches(capture, LAUNCH_COLUMNS, selection.stack_of),
         kernels.compilations(),
@@ -102,8 +99,8 @@ def _build(
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
     cpu = _frames(capture, joined, placed, options.look, symbolizer or CaptureNames(capture))
     if selection.python is not None:
-        calls = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
-        joined = joined.only(np.array(calls, bool)[joined.site])
+        matches = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
+        joined = joined.only(np.array(matches, bool)[joined.site])
     totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())
     unknown = np.array([site.placement is None and not site.kernel_note for site in placed.sites])
@@ -111,7 +108,7 @@ def _build(
     facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
     facts.no_launch = int(totals[unlaunched[joined.site]].sum())
     weights = _weights(joined, placed, totals)
-    facts.cpu_modules = _shares(cpu, weights)
+    facts.cpu_modules = _cpu_modules(cpu, weights)
     facts.whole, facts.python = cpu.ends(weights), cpu.python(weights)
     last = int(joined.interval.max()) if len(joined.interval) else -1
     intervals = [begin_ns / 1e9 + options.interval_s * number for number in range(last + 1)]
@@ -143,7 +140,7 @@ def _build(
 def _selected(
     joined: Joined, reasons: Sequence[str], selection: Selection, placed: Placed, capture: CaptureReader
 ) -> Joined:
-    """What the filters leave that depend on launches and reasons."""
+    """Applies the filters by launch and reason."""
     counts = joined.counts * selection.reason_mask(reasons).astype(np.uint64)
     keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
@@ -153,7 +150,7 @@ def _selected(
 
 
 def _frames(capture: CaptureReader, joined: Joined, placed: Placed, look: Look, symbolizer: Naming) -> CpuFrames:
-    """The frames of the stacks that launched what was joined."""
+    """Symbolizes the launch stacks of the joined sites."""
     sites = np.unique(joined.site).tolist()
     ids = sorted({placed.sites[site].stack for site in sites} - {0})
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
@@ -162,7 +159,7 @@ def _frames(capture: CaptureReader, joined: Joined, placed: Placed, look: Look, 
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:
-    """The samples of each launching stack, by its id."""
+    """Returns the samples of each launch stack, by its id."""
     by_site = np.bincount(joined.site, totals, len(placed.sites)).astype(np.int64)
     weights: dict[int, int] = {}
     for site, samples in zip(placed.sites, by_site.tolist(), strict=True):
@@ -171,18 +168,18 @@ def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[
     return weights
 
 
-def _shares(cpu: CpuFrames, weights: dict[int, int]) -> list[CpuModule]:
-    """How the modules of the launching stacks were named, those with the most unnamed samples first."""
+def _cpu_modules(cpu: CpuFrames, weights: dict[int, int]) -> list[CpuModule]:
+    """Returns how the modules of launch stacks were symbolized, those with the most unnamed samples first."""
     shares = cpu.shares(weights)
-    all_ = max(sum(weights.values()), 1)
+    total = max(sum(weights.values()), 1)
     found = []
-    for told in cpu.modules:
-        samples, unnamed = shares.get(told.module.identity, (0, 0))
-        found.append(CpuModule(told, samples / all_, unnamed / all_))
+    for names in cpu.modules:
+        samples, unnamed = shares.get(names.module.identity, (0, 0))
+        found.append(CpuModule(names, samples / total, unnamed / total))
     return sorted(found, key=lambda module: (-module.unnamed, -module.share, module.names.module.path))
 
 
 def scope(header: dict[str, Any]) -> list[int] | None:
-    """The processes that were to be recorded; None for all."""
+    """Returns the pids that the user chose to record; None: all."""
     pids = header.get("scope")
     return [pid for pid in pids if type(pid) is int and 0 <= pid < 1 << 32] if isinstance(pids, list) else None

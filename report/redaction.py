@@ -1,7 +1,7 @@
-"""Taking out of a capture what tells whose it is: names become short hashes, the same name always the same one.
+"""Removes what identifies people, machines and programs from a capture: names become short, stable hashes.
 
-What stays: GPU, times, counts, addresses of processes, names of the operating system's kernel and of what everybody has
-(the C library, Python, Level Zero). Who guesses a name can check the guess by its hash.
+GPUs, times, counts, addresses in processes, and names of the Linux kernel and of common libraries (C library, Python,
+Level Zero) stay. The hashes are not salted: someone who guesses a name can verify the guess.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION
 from iaprof.symbols.unwind.stack_ends import BEGINNINGS
 
 _DIGITS = 8
-# Files that everybody has; without their names nobody could say where stacks end or what Python is.
+# Common files: reports need their names to say where stacks end and which frames are Python's.
 _PUBLIC = re.compile(
     r"(lib(c|m|dl|pthread|stdc\+\+|gcc_s|ze_[a-z_]+|sycl|igdrcl|python3\.\d+)|ld-linux-x86-64)\.so[0-9.]*|python3(\.\d+)?"
 )
-# What says that something is not known, where names can stand, and bare addresses. Others in brackets may be names.
+# Labels that stand for unknown names, and bare addresses. Other text in brackets may be a name.
 _LABEL = re.compile(
     r"\[(unknown (process|kernel)|ambiguous: [0-9,]+ processes|ambiguous kernel|any launch|"
     r"launched before recording|launch not recorded|other process|not recorded|no stack|stack lost|truncated|"
     r"called functions|unnamed function|anon|vdso|Python cut: (too many functions|what follows is no function))\]|"
     r"(py::)?\[unknown\]|0x[0-9a-f]{1,16}"
 )
-_KERNEL_FRAME = "_[k]"  # behind the frames of the operating system's kernel
-_UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # in place of their addresses
+_KERNEL_FRAME = "_[k]"  # the suffix of the Linux kernel's frames
+_UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # replaces the Linux kernel's bare addresses
 _NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms")
 _MEMBERS = {kind.name: {each.name: each.says for each in kind.members if each.says} for kind in ROWS}
-"""Texts that are replaced, by kind of row, and what they are."""
+"""By kind of row: the members with texts to replace, and what these texts are."""
 _DROPPED = {kind.name: [each.name for each in kind.members if each.how & DROPPED] for kind in ROWS}
 _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
@@ -54,7 +54,7 @@ _HEADER = {
     "symbols", "recovered", "matched", "imported", "launches_by", "no_launches", "stack_ends",
     "python_stacks", "unprobed", "waits", "waits_wanted",
 }  # fmt: skip
-"""Members of the header that stay: what a later recorder may add could tell anything."""
+"""Members of the header that stay. It is an allowlist, as members of later recorders could identify someone."""
 _HEADER_TEXTS = {
     "iaprof": frozenset({""}),
     "python": frozenset({""}),
@@ -66,27 +66,27 @@ _HEADER_TEXTS = {
     "launches_by": frozenset({""}),
     "no_launches": frozenset({"driver", "by", "way"}),
 }
-"""Where in them texts stay: the names of members, or the empty one for the value itself."""
-_HIGHEST = 1 << 63  # kernel addresses are above
+"""By member of the header: the names of members within it whose texts stay; "" is the member itself."""
+_HIGHEST = 1 << 63  # the Linux kernel's addresses are at or above
 
 
 class Redaction:
-    """The replacements of one capture."""
+    """Redacts the rows of one capture."""
 
     def __init__(self, spaces: AddressSpaces, kernel_addresses: NDArray[np.uint64], keep_kernels: bool) -> None:
-        """Begins.
+        """Prepares redaction.
 
         Args:
-            spaces: of the capture.
-            kernel_addresses: uint64[n], sorted and distinct, those to name in the operating system's kernel.
-            keep_kernels: GPU kernels' debug ELFs stay, and all that they tell.
+            spaces: the capture's address spaces.
+            kernel_addresses: uint64[n], the Linux kernel's addresses to symbolize, sorted and distinct.
+            keep_kernels: keep the debug ELFs of GPU kernels, with everything that they reveal.
         """
         self._spaces = spaces
         self._kernel_addresses = kernel_addresses
         self._keep_kernels = keep_kernels
 
     def rows(self, kind: str, table: pa.Table) -> pa.Table:
-        """The rows of a kind, redacted."""
+        """Redacts rows of a kind."""
         for name, what in _MEMBERS.get(kind, {}).items():
             table = _mapped(table, name, _CHANGES.get(what) or partial(hashed, what))
         for name in _DROPPED.get(kind, ()):
@@ -96,14 +96,14 @@ class Redaction:
         elif kind == "loss":
             table = _mapped(table, "detail", lambda _: "redacted")
         elif kind == "kernel" and not self._keep_kernels:
-            table = _mapped(table, "digest", redacted_build_id)  # whoever has the file could tell that it is this one
+            table = _mapped(table, "digest", redacted_build_id)  # else someone who has the file could identify it
             table = _set(table, "elf", pa.nulls(len(table), table.schema.field("elf").type))
         elif kind == "stack":
             table = self._stacks(table)
         return table
 
     def _stacks(self, table: pa.Table) -> pa.Table:
-        """Without addresses of the kernel, and without what a walk found behind the last frame: data of the process."""
+        """Replaces the Linux kernel's addresses, and values in no mapping: these are data of the process, not code."""
         ips = table["ips"].combine_chunks()
         ips = ips if isinstance(ips, pa.Array) else pa.concat_arrays(ips.chunks)
         starts = ips.offsets.to_numpy().astype(np.int64)
@@ -123,13 +123,13 @@ class Redaction:
         return _set(table, "ips", pa.ListArray.from_arrays(offsets, pa.array(values), type=ips.type))
 
     def _ordinals(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Numbers in the place of kernel addresses, in their order; apart, as a call's is one before its return."""
+        """Replaces kernel addresses by ascending numbers, 16 apart, as return addresses are looked up minus 1."""
         return np.searchsorted(self._kernel_addresses, addresses).astype(np.uint64) * np.uint64(16) + np.uint64(
             _HIGHEST
         )
 
     def module(self, module: Module, named: Named) -> tuple[Module, Named]:
-        """What goes into a `module` row, and the names that go with it."""
+        """Redacts a module and its names, for `module` and `symbol` rows."""
         names = named.names
         if module.kind is ModuleKind.KERNEL:
             names = names.outermost().at(self._kernel_addresses)
@@ -150,7 +150,7 @@ class Redaction:
 
 
 def redacted_header(header: dict[str, Any]) -> dict[str, Any]:
-    """A header that tells the GPU and the recording, and not the machine, the command and the files."""
+    """Redacts a header: facts about the GPU and the recording stay, those about machine, command and files do not."""
     kept = {
         name: _without_texts(value, _HEADER_TEXTS.get(name, frozenset()))
         for name, value in header.items()
@@ -174,7 +174,7 @@ def redacted_header(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_texts(value: Any, kept: frozenset[str], name: str = "") -> Any:
-    """JSON with null for every text that is not of one of these members."""
+    """Replaces every text in JSON by null, unless it is the value of one of these members."""
     match value:
         case dict():
             return {key: _without_texts(each, kept, key) for key, each in value.items()}
@@ -186,12 +186,12 @@ def _without_texts(value: Any, kept: frozenset[str], name: str = "") -> Any:
 
 
 def hashed(what: str, text: str) -> str:
-    """A short name for a name: `process-1f3a90c2`; nothing for nothing, and what was hashed stays as it is."""
+    """Returns a hash as a name, such as `process-1f3a90c2`; "" for ""."""
     return f"{what}-{hashlib.sha256(f'{what}:{text}'.encode()).hexdigest()[:_DIGITS]}" if text else ""
 
 
 def redacted_path(path: str) -> str:
-    """The path of a file as one hash, and its name when it is one that everybody has."""
+    """Redacts a path: one hash, or for common files a hash of the folder, and the name."""
     if _NO_NAME.fullmatch(path) or path == UNKNOWN_FILE:
         return path
     folder, name = os.path.split(path)
@@ -201,7 +201,7 @@ def redacted_path(path: str) -> str:
 
 
 def redacted_function(name: str) -> str:
-    """A function's name as a hash; where threads begin stays, and that it is Python's."""
+    """Redacts a function's name. Functions in which threads begin, and the prefix of Python functions, stay."""
     if name in BEGINNINGS or not name:
         return name
     if name.startswith(PYTHON_FUNCTION):
@@ -210,14 +210,14 @@ def redacted_function(name: str) -> str:
 
 
 def _redacted_stack(stack: str) -> str:
-    """The frames of a sample: those of the operating system's kernel, which are the innermost, keep their names."""
+    """Redacts the frames of a `sample` row. The Linux kernel's frames, which are the innermost, keep their names."""
     frames = stack.split(";")
     users = len(frames)
     while users and frames[users - 1].endswith(_KERNEL_FRAME):
         users -= 1
     kernel = (_UNNAMED_KERNEL_FRAME if "0x" in frame else frame for frame in frames[users:])
     redacted = ";".join([*(_unless_label(frame, redacted_function) for frame in frames[:users]), *kernel]).encode()
-    if len(redacted) > MAX_TEXT_BYTES:  # hashes may be longer than names
+    if len(redacted) > MAX_TEXT_BYTES:  # hashes can be longer than the names
         return cut_text(redacted)
     return redacted.decode()
 
@@ -227,7 +227,7 @@ def _unless_label(text: str, change: Callable[[str], str]) -> str:
 
 
 def redacted_build_id(build_id: bytes) -> bytes:
-    """Another build-id, as the real one can be looked up."""
+    """Returns a hash in place of a build-id, which could be looked up."""
     return hashlib.sha256(b"build-id:" + build_id).digest()[:20]
 
 
@@ -237,11 +237,11 @@ _CHANGES: dict[str, Callable[[str], str]] = {
     "sampled process": lambda name: _unless_label(name, partial(hashed, "process")),
     "sampled kernel": lambda name: _unless_label(name, partial(hashed, "kernel")),
 }
-"""How texts are replaced that are no single names."""
+"""By what the text is: the function that redacts it, for texts that are not just one name."""
 
 
 def _mapped(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
-    """The table with each distinct value of a dictionary column replaced."""
+    """Replaces each distinct value of a dictionary column."""
     return _set(table, name, mapped(in_one(table[name]), change))
 
 

@@ -1,4 +1,4 @@
-"""A profile from `sample` rows: what was joined and named before it became a capture, as an imported text was."""
+"""Makes a profile from `sample` rows: samples that another tool has joined and symbolized, from an imported text."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.join.attribution import MAX_INTERVALS
 from iaprof.report.views.gauges import gauges_between
 
-_ALIKE = 20  # intervals that differ by less than the 20th part are the same: Intel's are as exact as a timer's signal
-_MOST_SAMPLES = 1 << 62
-_END = (1 << 64) - 1  # of time
-_LATEST = 1 << 62  # of times since the start, ns: a hundred years
+_TOLERANCE_DIVISOR = (
+    20  # intervals that differ by less than the 20th part are the same: Intel's are as exact as a timer's signal
+)
+_MAX_SAMPLES = 1 << 62
+_MAX_NS = (1 << 64) - 1
+_MAX_SINCE_NS = 1 << 62  # of times since the start: a hundred years
 _ROWS_AT_ONCE = 1 << 18
-_WHERE = ("comm", "pid", "stack", "address", "kernel", "file", "mnemonic")
+_KEY_COLUMNS = ("comm", "pid", "stack", "address", "kernel", "file", "mnemonic")
 
 
-def profile_of(capture: CaptureReader, interval_ns: int, span: tuple[int, int] = (0, _END)) -> Profile:
-    """The profile of a capture with `sample` rows, which are read group by group.
+def profile_of(capture: CaptureReader, interval_ns: int, bounds_ns: tuple[int, int] = (0, _MAX_NS)) -> Profile:
+    """Makes the profile of a capture with `sample` rows, one row group at a time.
 
     Args:
         capture: the open capture.
-        interval_ns: length of an interval; 0 for everything in one. When it is that of the imported intervals, these
-            begin as they did.
-        span: only samples of these times, ns, both inclusive.
+        interval_ns: the length of an interval; 0: a single interval. If it is the imported intervals' length, these
+            keep their boundaries.
+        bounds_ns: the first and last time of samples to read, CLOCK_MONOTONIC ns, both inclusive.
 
     Raises:
         CaptureError: the capture is damaged.
     """
     start = _whole_number(capture.header.get("clock"), "monotonic_ns")
     imported = _whole_number(capture.header.get("imported"), "interval_ns")
-    as_imported = interval_ns > 0 and abs(interval_ns - imported) * _ALIKE < imported
+    as_imported = interval_ns > 0 and abs(interval_ns - imported) * _TOLERANCE_DIVISOR < imported
     rows = _Rows(start, 1 if as_imported else interval_ns)
     for table in capture.tables("sample"):
         times = table["time_ns"].to_numpy()
-        within = (times >= np.uint64(span[0])) & (times <= np.uint64(span[1]))
+        within = (times >= np.uint64(bounds_ns[0])) & (times <= np.uint64(bounds_ns[1]))
         rows.add(table if within.all() else table.filter(pa.array(within)))
-    if rows.samples > _MOST_SAMPLES:
+    if rows.samples > _MAX_SAMPLES:
         raise CaptureError(f"{capture.path} is damaged in its sample rows: their counts are absurdly high")
     (interval, launch, kernel, code, offset), counts = rows.result()
     since = interval.astype(np.int64)
@@ -77,49 +79,54 @@ def profile_of(capture: CaptureReader, interval_ns: int, span: tuple[int, int] =
 
 
 class _Rows:
-    """The distinct rows so far, in numbers, and what the numbers stand for."""
+    """Sums of samples by key. A key has numbers of launches, kernels and codes."""
 
     def __init__(self, start: int, unit_ns: int) -> None:
-        """Begins with none; times are counted in units from the start on, all as one where that is 0."""
+        """Starts without rows.
+
+        Args:
+            start: time 0, CLOCK_MONOTONIC ns.
+            unit_ns: the unit of times in keys; 0: all times are one.
+        """
         self.launches: dict[Launch | None, int] = {}
         self.kernels: dict[Kernel | None, int] = {}
         self.codes: dict[Code, int] = {}
         self.samples = 0.0
         self._start = start
-        self._unit_ns = unit_ns or _LATEST + 1
-        self._parts: list[NDArray[np.uint64]] = []  # [n, 15]: time, launch, kernel, code, offset, ten counts
-        self._added_up = 0  # how many rows the first part has
+        self._unit_ns = unit_ns or _MAX_SINCE_NS + 1
+        self._pending: list[NDArray[np.uint64]] = []  # [n, 5 + reasons]: time, launch, kernel, code, offset, counts
+        self._merged_rows = 0  # the number of rows in the first array, which has each key once
 
     def add(self, table: pa.Table) -> None:
-        """Takes one row group."""
-        where, which = self._places(table)
+        """Adds a row group."""
+        where, which = self._number_keys(table)
         times = _since(table["time_ns"].to_numpy(), self._start) // self._unit_ns
         counts = np.stack([table[reason].to_numpy() for reason in REASONS], axis=1)
         self.samples += float(counts.sum(dtype=np.float64))
         keys = np.column_stack([times.astype(np.uint64), where[which], table["offset"].to_numpy()])
-        self._parts.append(np.column_stack([keys, counts]))
-        waiting = sum(map(len, self._parts)) - self._added_up
-        if waiting > max(_ROWS_AT_ONCE, self._added_up):
-            self._add_up()
+        self._pending.append(np.column_stack([keys, counts]))
+        unmerged = sum(map(len, self._pending)) - self._merged_rows
+        if unmerged > max(_ROWS_AT_ONCE, self._merged_rows):
+            self._merge()
 
     def result(self) -> tuple[list[NDArray[np.uint64]], NDArray[np.uint64]]:
-        """Interval, launch, kernel, code and offset, in that order sorted [5][n]; and the counts [n, 10]."""
-        self._add_up()
-        return list(self._parts[0][:, :5].T.copy()), self._parts[0][:, 5:]
+        """Returns the keys, sorted: interval, launch, kernel, code and offset [5][n]; and the counts [n, reasons]."""
+        self._merge()
+        return list(self._pending[0][:, :5].T.copy()), self._pending[0][:, 5:]
 
-    def _add_up(self) -> None:
-        rows = np.concatenate([np.empty((0, 5 + len(REASONS)), np.uint64), *self._parts])
-        self._parts.clear()
+    def _merge(self) -> None:
+        rows = np.concatenate([np.empty((0, 5 + len(REASONS)), np.uint64), *self._pending])
+        self._pending.clear()
         first, number = distinct(*rows[:, :5].T)
         rows = np.column_stack([rows[first, :5], summed(rows[:, 5:], number)])
-        self._parts.append(rows)
-        self._added_up = len(rows)
+        self._pending.append(rows)
+        self._merged_rows = len(rows)
 
-    def _places(self, table: pa.Table) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The distinct launches, kernels and codes of a row group [k, 3], and which of them each row has [n]."""
+    def _number_keys(self, table: pa.Table) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Numbers launches, kernels and codes: returns the distinct combinations [k, 3], and each row's index [n]."""
         columns = []
         texts: dict[str, list[str]] = {}
-        for name in _WHERE:
+        for name in _KEY_COLUMNS:
             column = table[name].combine_chunks()
             if pa.types.is_dictionary(column.type):
                 texts[name] = column.dictionary.to_pylist()
@@ -158,14 +165,14 @@ def _launch(comm: str, pid: int, stack: str) -> Launch | None:
 
 def _kernel(address: int, symbol: str, file: str) -> Kernel | None:
     file = "" if file == UNKNOWN_FILE else file
-    # What is in brackets says what is not known, such as which of several processes' kernels it is.
+    # Names in brackets are labels, such as `[ambiguous kernel]`.
     if not address and not file and symbol.startswith("[") and symbol.endswith("]"):
         return None
     return Kernel(address, symbol, file)
 
 
 def _begins(capture: CaptureReader, start: int, sampled: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When the imported intervals began, ns since the start; metrics tell of those without stalls."""
+    """Returns when the imported intervals began, ns since the start. Intervals without stalls still have metrics."""
     begins = np.unique(np.append(sampled, 0))
     for table in capture.tables("metric", ("time_ns",)):
         begins = np.union1d(begins, _since(table["time_ns"].to_numpy(), start))
@@ -173,9 +180,9 @@ def _begins(capture: CaptureReader, start: int, sampled: NDArray[np.int64]) -> N
 
 
 def _since(times: NDArray[np.uint64], start: int) -> NDArray[np.int64]:
-    """How long after the start, ns; what is said to be before it was at the start."""
+    """Returns times as ns since the start; earlier times become 0."""
     since = np.maximum(times, np.uint64(start)) - np.uint64(start)
-    return np.minimum(since, np.uint64(_LATEST)).astype(np.int64)
+    return np.minimum(since, np.uint64(_MAX_SINCE_NS)).astype(np.int64)
 
 
 def _whole_number(entry: object, name: str) -> int:

@@ -94,9 +94,9 @@ def chosen(profile: Profile, pattern: str) -> list[str]:
     Raises:
         IaprofError: there is none, or there are too many.
     """
-    from iaprof.report.views.annotation import matching
+    from iaprof.report.views.annotation import matching_kernels
 
-    names = matching(profile, pattern)
+    names = matching_kernels(profile, pattern)
     if not names:
         raise IaprofError(f"no kernel with stalls is called '{pattern}': 'iaprof top' lists those that there are")
     if len(names) > MOST_KERNELS:

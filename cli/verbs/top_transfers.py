@@ -36,13 +36,13 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.memory import keep_little
-    from iaprof.report.views.transfers import together, transfers
+    from iaprof.report.views.transfers import sum_transfers, transfers
 
     keep_little()
     reader = CaptureReader(capture)
     found = transfers(reader, choice.selection)
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])
-    rest, total = together(more, f"({len(more):,} more)"), together(found, "(total)")
+    rest, total = sum_transfers(more, f"({len(more):,} more)"), sum_transfers(found, "(total)")
     if as_json:
         entries = [asdict(each) for each in shown]
         print(json.dumps({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)}, indent=2))

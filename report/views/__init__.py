@@ -1,1 +1,1 @@
-"""What verbs and writers show of a report, each from a file of its own."""
+"""Views: what verbs and writers show of a capture besides its profile, a module for each."""

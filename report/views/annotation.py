@@ -1,4 +1,4 @@
-"""The stalls of one kernel, instruction by instruction: what `iaprof annotate` prints, and pages show."""
+"""Lists a kernel's instructions with their stalls, for `iaprof annotate` and HTML pages."""
 
 from __future__ import annotations
 
@@ -17,52 +17,53 @@ from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.views.launchers import by_launcher
 
 Binary = Callable[[int], GpuKernel | None]
-"""The code of a kernel, by its index in the profile; with its instructions' texts."""
+"""Returns the code of a kernel, by its index in the profile, with the text of instructions; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An instruction."""
+    """An instruction and its stalls."""
 
     instruction: InstructionInfo
     counts: tuple[int, ...]  # samples, by reason
-    waits: tuple[Wait, ...]  # that are behind its stalls
+    waits: tuple[Wait, ...]  # those that can cause its stalls
 
     @property
     def samples(self) -> int:
-        """All of them."""
+        """Samples of all reasons."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A kernel: the same code under the same name, wherever it was placed."""
+    """A kernel with its instructions: all placements of the same code under the same name."""
 
     symbol: str
-    file: str  # "" when unknown
-    processes: int  # that stalled in it
-    launches: int  # that were recorded
+    file: str  # "": unknown
+    processes: int  # that have stalls in it
+    launches: int  # recorded launches
     share: float  # of all samples, 0 to 1
     reasons: Sequence[str]
     counts: tuple[int, ...]  # samples, by reason
     rows: tuple[Row, ...]  # by offset
-    launchers: tuple[tuple[str, int], ...] = ()  # functions that launched it, and their samples, most first
+    launchers: tuple[tuple[str, int], ...] = ()  # functions that launch it, and their samples, most first
 
     @property
     def samples(self) -> int:
-        """All of them."""
+        """Samples of all reasons."""
         return sum(self.counts)
 
     @property
     def hottest(self) -> Row:
-        """The row with most samples, the first of several."""
+        """The row with most samples; the first one if there are several."""
         return max(self.rows, key=lambda row: row.samples)
 
 
-def matching(profile: Profile, pattern: str) -> list[str]:
-    """Names of kernels with stalls: the one that is called so, else all that the regular expression finds.
+def matching_kernels(profile: Profile, pattern: str) -> list[str]:
+    """Finds the names of kernels with stalls, most samples first.
 
-    What is no regular expression is looked for as it stands: names of C++ are full of brackets. Most samples first.
+    An exact name wins. Otherwise the pattern is a regular expression; if nothing matches, or it is not a valid one, it
+    is searched for literally, as C++ names are full of brackets.
     """
     samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels))
     by_name: dict[str, float] = {}
@@ -80,13 +81,13 @@ def matching(profile: Profile, pattern: str) -> list[str]:
 
 
 def listings(profile: Profile, names: Sequence[str], binary: Binary) -> list[Listing]:
-    """The kernels of these names; those of one name and different code apart. Most samples first."""
-    found = [listing(profile, indices, binary) for indices in alike(profile, names, binary)]
+    """Lists the kernels with these names, most samples first. Different code has different listings."""
+    found = [listing(profile, indices, binary) for indices in group_kernels(profile, names, binary)]
     return sorted((each for each in found if each.samples), key=lambda each: (-each.samples, each.symbol))
 
 
-def alike(profile: Profile, names: Collection[str], binary: Binary) -> list[list[int]]:
-    """The kernels of these names, by index in the profile: those of one name, file and code together."""
+def group_kernels(profile: Profile, names: Collection[str], binary: Binary) -> list[list[int]]:
+    """Groups the kernels with these names, given by index in the profile, by name, file and code."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for index in np.unique(profile.kernel).tolist():
         kernel = profile.kernels[index]
@@ -97,15 +98,15 @@ def alike(profile: Profile, names: Collection[str], binary: Binary) -> list[list
 
 
 def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing:
-    """One kernel: these of the profile's, which are alike."""
+    """Lists one kernel: a group of the profile's kernels with the same name, file and code."""
     kernel = profile.kernels[indices[0]]
     assert kernel is not None
-    mine = profile.only(np.isin(profile.kernel, indices))
-    offsets, first, which = np.unique(mine.offset, return_index=True, return_inverse=True)
-    mnemonics = [profile.codes[code].mnemonic for code in mine.code[first].tolist()]
+    own = profile.only(np.isin(profile.kernel, indices))
+    offsets, first, which = np.unique(own.offset, return_index=True, return_inverse=True)
+    mnemonics = [profile.codes[code].mnemonic for code in own.code[first].tolist()]
     counts = np.zeros((len(offsets), len(profile.reasons)), np.uint64)
-    np.add.at(counts, which, mine.counts)
-    launches = [profile.launches[index] for index in np.unique(mine.launch).tolist()]
+    np.add.at(counts, which, own.counts)
+    launches = [profile.launches[index] for index in np.unique(own.launch).tolist()]
     return Listing(
         symbol=kernel.symbol,
         file=kernel.file,
@@ -114,7 +115,7 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
         share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
         reasons=profile.reasons,
         counts=tuple(counts.sum(axis=0).tolist()),
-        launchers=tuple(by_launcher(profile.launches, mine.launch, mine.counts.sum(axis=1)).items()),
+        launchers=tuple(by_launcher(profile.launches, own.launch, own.counts.sum(axis=1)).items()),
         rows=_rows(
             kernel.symbol,
             binary(indices[0]),
@@ -132,7 +133,15 @@ def _rows(
     mnemonics: Mapping[int, str],
     counts: NDArray[np.uint64],
 ) -> tuple[Row, ...]:
-    """Every instruction up to the kernel's end, and whatever else has stalls: the mnemonics, by offset."""
+    """Makes rows for every instruction up to the kernel's end, and for other offsets with stalls.
+
+    Args:
+        symbol: the kernel's name.
+        code: its code; None: unknown.
+        names: the stall reasons.
+        mnemonics: of the offsets with stalls, in the order of `counts`.
+        counts: uint64[offsets, reasons].
+    """
     stalled: dict[int, tuple[int, ...]] = dict(zip(mnemonics, map(tuple, counts.tolist()), strict=True))
     instructions = {each.offset: each for each in code.instructions if each.offset < code.size} if code else {}
     for offset in stalled.keys() - instructions.keys():
@@ -145,15 +154,15 @@ def _rows(
     none = (0,) * len(names)
     rows = []
     for offset in sorted(instructions):
-        mine = stalled.get(offset, none)
-        reasons = {reason for reason, count in zip(names, mine, strict=True) if count}
+        own = stalled.get(offset, none)
+        reasons = {reason for reason, count in zip(names, own, strict=True) if count}
         waits = board.waits(offset) if reasons else ()
-        rows.append(Row(instructions[offset], mine, tuple(w for w in waits if reasons.intersection(w.reasons))))
+        rows.append(Row(instructions[offset], own, tuple(w for w in waits if reasons.intersection(w.reasons))))
     return tuple(rows)
 
 
 def as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
-    """A kernel as JSON has it; with the lines of source files that are there."""
+    """Returns a listing for JSON, with the source lines that `sources` has."""
     return {
         "kernel": listing.symbol,
         "file": listing.file,

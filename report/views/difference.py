@@ -1,4 +1,4 @@
-"""What changed between two profiles: both as one, whose two intervals are before and after."""
+"""Compares two profiles: both become one profile, in which interval 0 is before and interval 1 after."""
 
 from __future__ import annotations
 
@@ -9,72 +9,72 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from iaprof.formats.profile import Launch, Profile, all_reasons
-from iaprof.report.views.ranking import Key, added_up, buckets, numbered
+from iaprof.report.views.ranking import Key, buckets, number_rows, sum_by_bucket
 
 ENTRIES = ("kernel", "function", "launcher", "stack")
-"""What can be compared: what is called the same in two recordings."""
-_ADDRESS = re.compile(r"0x[0-9a-f]+")  # a frame that nothing is known of
+"""What can be compared: entries whose keys are the same in two recordings."""
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # a frame without a name
 _UNNAMED = "[unnamed]"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One entry, before and after."""
+    """An entry, before and after."""
 
-    key: Key  # as ranking.KEYS says; empty in sums
-    names: Sequence[str]  # of reasons
+    key: Key  # as in ranking.KEYS; empty for sums
+    names: Sequence[str]  # of the reasons
     counts: tuple[tuple[int, ...], tuple[int, ...]]  # samples before and after, each by reason
-    scale: tuple[float, float]  # what a sample before, and one after, counts
+    scale: tuple[float, float]  # the weight of a sample before and after
 
     @property
     def samples(self) -> tuple[int, int]:
-        """Before and after."""
+        """Samples of all reasons, before and after."""
         return sum(self.counts[0]), sum(self.counts[1])
 
     @property
     def values(self) -> tuple[float, float]:
-        """The samples, scaled."""
+        """Scaled samples, before and after."""
         return self.samples[0] * self.scale[0], self.samples[1] * self.scale[1]
 
     @property
     def change(self) -> float:
-        """How much more it is after than before, scaled."""
+        """The increase in scaled samples."""
         return self.values[1] - self.values[0]
 
     @property
     def state(self) -> str:
-        """`new`, `gone`, or nothing where it is before and after."""
+        """`new`, `gone`, or "" if it has samples both before and after."""
         before, after = self.samples
         return "" if (before and after) or not self.key else "new" if after else "gone"
 
     @property
     def reasons(self) -> dict[str, float]:
-        """How much more of each reason there is, scaled."""
+        """The increase in scaled samples, by reason."""
         pairs = zip(self.names, *self.counts, strict=True)
         return {name: after * self.scale[1] - before * self.scale[0] for name, before, after in pairs}
 
     @property
     def reason(self) -> str:
-        """That which changed most."""
+        """The reason that changed most."""
         changes = self.reasons
         return max(changes, key=lambda name: abs(changes[name]))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A table; its entries and what is beyond them add up to the total."""
+    """A table of changes. The entries and `rest` add up to the total."""
 
-    by: str  # of ENTRIES
+    by: str  # one of ENTRIES
     entries: list[Change]  # the largest changes first
-    more: int  # entries that are beyond the limit
-    rest: Change  # and their sum
+    more: int  # the number of entries beyond the limit
+    rest: Change  # their sum
     total: Change
 
 
 def joined(before: Profile, after: Profile) -> Profile:
-    """One profile with the rows of both, interval 0 before and 1 after, without what differs between two runs anyway.
+    """Makes one profile of two: interval 0 is before, interval 1 after.
 
-    Process ids are 0, and frames that are bare addresses have one name.
+    Removes what always differs between two runs: pids become 0, and frames that are bare addresses get the same name.
     """
     both = (before, after)
     reasons = all_reasons(both)
@@ -101,15 +101,15 @@ def joined(before: Profile, after: Profile) -> Profile:
 
 
 def difference(both: Profile, by: str, limit: int, relative: bool = True) -> Difference:
-    """What changed most.
+    """Finds the entries that changed most.
 
     Args:
-        both: as `joined` makes it.
+        both: a profile that `joined` made.
         by: one of ENTRIES.
-        limit: how many entries; 0 for all.
-        relative: counts percent of all samples before or after; else samples as they are.
+        limit: the number of entries; 0: all.
+        relative: compare percentages of all samples before and after, not samples.
     """
-    rows = numbered(both, by)
+    rows = number_rows(both, by)
     found, place = np.unique(rows.number, return_inverse=True)
     samples_of = both.counts.sum(axis=1)
     samples = np.bincount(place * 2 + both.interval, samples_of, 2 * len(found)).reshape(-1, 2)
@@ -123,7 +123,7 @@ def difference(both: Profile, by: str, limit: int, relative: bool = True) -> Dif
     def change_of(key: Key, counts: Sequence[Sequence[int]]) -> Change:
         return Change(key, both.reasons, (tuple(counts[0]), tuple(counts[1])), scale)
 
-    sums = added_up(bucket * 2 + both.interval, both.counts, 2 * size).reshape(size, 2, -1)
+    sums = sum_by_bucket(bucket * 2 + both.interval, both.counts, 2 * size).reshape(size, 2, -1)
     entries = [change_of(rows.key(index), sums[at].tolist()) for at, index in enumerate(found[order].tolist())]
     entries.sort(key=lambda entry: (-abs(entry.change), -sum(entry.samples), entry.key))
     rest, total = (change_of((), counts.tolist()) for counts in (sums[-1], sums.sum(axis=0)))

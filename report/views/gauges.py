@@ -1,4 +1,4 @@
-"""How fast and how busy the GPUs were in each interval, from a capture's metrics."""
+"""Reads the GPUs' frequency and utilization in each interval from a capture's metrics."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Gauges
 
 _KEYS = ["interval", "stream", "name"]
-_MOST = 1e6  # MHz, or percent: what is more than that, no GPU said
+_MAX_VALUE = 1e6  # MHz, or percent; higher values are damage
 
 
 def gauges(capture: CaptureReader, start_ns: int, interval_ns: int, intervals: int) -> dict[int, Gauges]:
-    """The gauges of each interval that has metrics.
+    """Returns the gauges by interval, for intervals with metrics.
 
     Args:
         capture: the open capture.
         start_ns: when interval 0 starts, CLOCK_MONOTONIC ns.
-        interval_ns: length of an interval.
-        intervals: how many there are; what was measured later is left out.
+        interval_ns: the length of an interval.
+        intervals: the number of intervals; later metrics are ignored.
 
     Raises:
         CaptureError: the capture is damaged.
     """
-    most = (1 << 64) - 1
+    max_time = (1 << 64) - 1
     bounds = (start_ns + interval_ns * number for number in range(intervals + 1))
-    return gauges_between(capture, [min(max(bound, 0), most) for bound in bounds])
+    return gauges_between(capture, [min(max(bound, 0), max_time) for bound in bounds])
 
 
 def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, Gauges]:
-    """The gauges of each interval that has metrics, for intervals of any lengths.
+    """Returns the gauges by interval, for intervals of any length that have metrics.
 
     Args:
         capture: the open capture.
-        bounds: when each interval starts, and when the last one ends, CLOCK_MONOTONIC ns. What was measured before the
-            first is the first's; what was measured later is left out.
+        bounds: when each interval starts, and when the last one ends, CLOCK_MONOTONIC ns. Earlier metrics count in the
+            first interval; later ones are ignored.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -54,7 +54,7 @@ def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, G
         times, values = rows["time_ns"].to_numpy(), rows["value"].to_numpy()
         interval = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
         rows = rows.append_column("interval", pa.array(interval))
-        rows = rows.filter(pa.array((interval < len(bounds) - 1) & (values >= 0) & (values <= _MOST)))
+        rows = rows.filter(pa.array((interval < len(bounds) - 1) & (values >= 0) & (values <= _MAX_VALUE)))
         parts.append(rows.group_by(_KEYS).aggregate([("value", "sum"), ("value", "count")]))
     if not parts:
         return {}

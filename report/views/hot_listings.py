@@ -1,4 +1,4 @@
-"""The kernels with most samples, instruction by instruction, no more of them than a page should carry."""
+"""Lists the instructions of the kernels with most samples, limited to a reasonable size for an HTML page."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy as np
 
 from iaprof.report.facts import Report
 from iaprof.report.gpu.source_files import SourceFiles
-from iaprof.report.views.annotation import Listing, Row, alike, as_dict, listing
+from iaprof.report.views.annotation import Listing, Row, as_dict, group_kernels, listing
 
-_MOST_KERNELS = 50
-_MOST_BYTES = 3 << 20  # of all, as JSON
-_MOST_ROWS = 2_000  # of one kernel that are shown whole; of a longer one so many that stalled, and what is around them
-_AROUND = 2  # instructions before and behind each
-_ROW_BYTES = 200  # of an instruction, names and text aside
+_MAX_KERNELS = 50
+_MAX_BYTES = 3 << 20  # of all listings, as JSON
+_MAX_ROWS = 2_000  # of a listing; longer ones keep only instructions with stalls, their dependencies and context
+_CONTEXT_ROWS = 2  # instructions before and after each one with stalls
+_ROW_BYTES = 200  # of an instruction in JSON, without names and text
 _FRAME_BYTES = 40
 
 
 def hot_listings(report: Report, sources: SourceFiles) -> list[dict[str, Any]]:
-    """The hottest kernels, as annotation.as_dict has them.
+    """Lists the hottest kernels, in the form of annotation.as_dict; leaves out kernels that would exceed _MAX_BYTES.
 
-    `left_out` says how many instructions of a very long kernel are not there. A kernel that has no room is left out.
+    A member `left_out` is the number of instructions omitted from a very long kernel.
 
     Args:
-        report: with the texts of instructions.
-        sources: has the lines of their source.
+        report: must have the text of instructions.
+        sources: the source files.
     """
     profile = report.profile
     samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels)).astype(np.int64)
@@ -35,47 +35,47 @@ def hot_listings(report: Report, sources: SourceFiles) -> list[dict[str, Any]]:
     for kernel, count in zip(profile.kernels, samples.tolist(), strict=True):
         if kernel is not None and count:
             by_name[kernel.symbol] = by_name.get(kernel.symbol, 0) + count
-    hottest = set(sorted(by_name, key=lambda name: (-by_name[name], name))[:_MOST_KERNELS])
-    groups = alike(profile, hottest, report.binary)
+    hottest = set(sorted(by_name, key=lambda name: (-by_name[name], name))[:_MAX_KERNELS])
+    groups = group_kernels(profile, hottest, report.binary)
     found = []
-    left = _MOST_BYTES
-    for group in sorted(groups, key=lambda indices: -int(samples[indices].sum()))[:_MOST_KERNELS]:
-        if left < _ROW_BYTES:
+    bytes_left = _MAX_BYTES
+    for group in sorted(groups, key=lambda indices: -int(samples[indices].sum()))[:_MAX_KERNELS]:
+        if bytes_left < _ROW_BYTES:
             break
         whole = listing(profile, group, report.binary)
-        short = replace(whole, rows=_shortened(whole.rows))
-        size = _bytes(short)
-        if size <= left:
-            left -= size
-            found.append(as_dict(short, sources) | {"left_out": len(whole.rows) - len(short.rows)})
+        shortened = replace(whole, rows=_shortened(whole.rows))
+        size = _bytes(shortened)
+        if size <= bytes_left:
+            bytes_left -= size
+            found.append(as_dict(shortened, sources) | {"left_out": len(whole.rows) - len(shortened.rows)})
     return found
 
 
 def _shortened(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """All rows, or where they are too many the hottest, those that they wait for, and those around them."""
-    if len(rows) <= _MOST_ROWS:
+    """Returns all rows; if too many, the hottest ones, those that they wait for, and the neighbours of the hottest."""
+    if len(rows) <= _MAX_ROWS:
         return rows
     index = {row.instruction.offset: at for at, row in enumerate(rows)}
     hottest = sorted((at for at, row in enumerate(rows) if row.samples), key=lambda at: -rows[at].samples)
     kept: set[int] = set()
     for at in hottest:
         waited = {index[offset] for wait in rows[at].waits for offset in wait.offsets if offset in index}
-        more = waited.union(range(max(at - _AROUND, 0), min(at + _AROUND + 1, len(rows))))
-        if len(kept) + len(more) > _MOST_ROWS:
+        more = waited.union(range(max(at - _CONTEXT_ROWS, 0), min(at + _CONTEXT_ROWS + 1, len(rows))))
+        if len(kept) + len(more) > _MAX_ROWS:
             break
         kept |= more
-    return _of(rows, kept)
+    return _rows_at(rows, kept)
 
 
-def _of(rows: tuple[Row, ...], kept: Collection[int]) -> tuple[Row, ...]:
+def _rows_at(rows: tuple[Row, ...], kept: Collection[int]) -> tuple[Row, ...]:
     return tuple(rows[at] for at in sorted(kept))
 
 
 def _bytes(kernel: Listing) -> int:
-    """How long its JSON will be, about; lines of source are bounded by their files."""
-    frames = (len(row.instruction.frames) * _FRAME_BYTES + _names(row) for row in kernel.rows)
+    """Estimates the length of a listing's JSON, bytes, without source lines, which the source files bound."""
+    frames = (len(row.instruction.frames) * _FRAME_BYTES + _name_lengths(row) for row in kernel.rows)
     return sum(_ROW_BYTES + len(row.instruction.text) + more for row, more in zip(kernel.rows, frames, strict=True))
 
 
-def _names(row: Row) -> int:
+def _name_lengths(row: Row) -> int:
     return sum(len(frame.function) + len(frame.file) for frame in row.instruction.frames)

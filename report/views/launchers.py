@@ -1,4 +1,4 @@
-"""Which function launched a kernel: of all frames of a stack the one that its reader wrote, or called."""
+"""Finds the function that launched a kernel: the frame of a stack that means most to the program's developer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch
 from iaprof.symbols.python.without_interpreter import python_function
 
 NO_STACK = "[no stack]"
-# What is between a program and the GPU: files and functions of Level Zero, OpenCL, and SYCL with its adapters.
+# Files and functions of GPU runtimes: Level Zero, OpenCL, and SYCL with its adapters.
 _RUNTIME = re.compile(r"lib(ze_\w+|OpenCL|igdrcl|sycl|ur_\w+|pi_\w+)\.so[0-9.]*")
 _ENTRIES = re.compile(r"(ze|cl|ur|pi)[A-Z]\w*(@@?[\w.]+)?|[\w ]*\bsycl::.*", re.DOTALL)
 _LABEL = re.compile(r"\[.*\]|0x[0-9a-f]+", re.DOTALL)
 
 
 def launcher(launch: Launch | None) -> str:
-    """The frame of the function that launched.
+    """Returns the frame of the function that launched.
 
-    It is the innermost function of Python, if there is one: what it called is an extension that it uses. Else it is
-    the innermost function that has a name and is not of a GPU runtime; else the innermost frame.
+    This is the innermost Python function if there is one, as native frames below it are of libraries. Otherwise it is
+    the innermost function with a name that does not belong to a GPU runtime, or else the innermost frame.
     """
     if launch is None:
         return UNKNOWN_PROCESS
@@ -41,10 +41,10 @@ def launcher(launch: Launch | None) -> str:
 
 
 def by_launcher(launches: Sequence[Launch | None], of: NDArray[np.int64], counts: NDArray[np.uint64]) -> dict[str, int]:
-    """The samples that each function launched, most first.
+    """Returns the samples of each launching function, most first.
 
     Args:
-        launches: of a profile.
+        launches: a profile's launches.
         of: int64[n], indices into them.
         counts: uint64[n], samples.
     """

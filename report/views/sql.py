@@ -1,7 +1,7 @@
-"""Queries of a capture through DuckDB, which is an optional extra.
+"""Queries a capture with DuckDB, an optional dependency.
 
-DuckDB sees the tables of report.views and nothing else: it opens no file and no network, loads nothing, and knows no
-variables of ours. So a query, which someone may have been given, can neither read nor write anything else.
+Queries are untrusted: a user may have copied one from elsewhere. So DuckDB sees only the tables of sql_tables.py. It
+may not open files or connections, load extensions, or see Python variables.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _USUAL_MEMORY = 2 << 30  # bytes
-_SHARE = 0.75  # of what the whole process may take
-_MOST_THREADS = 8
+_SHARE = 0.75  # DuckDB's share of the process's memory limit
+_MAX_THREADS = 8
 _ROWS_AT_ONCE = 4_096
-_LONGEST_MESSAGE = 500
-_INTERRUPTED = "Query interrupted"  # the RuntimeError that its bindings make of Ctrl-C
+_MAX_MESSAGE = 500
+_INTERRUPTED = "Query interrupted"  # the message of the RuntimeError that DuckDB's bindings raise on Ctrl-C
 _SETTINGS = (
-    "SET temp_directory = ''",  # else it would write what does not fit into memory below the current folder
+    "SET temp_directory = ''",  # else DuckDB would spill to the current folder
     "SET enable_external_access = false",
-    "SET lock_configuration = true",  # the query cannot take back the others
+    "SET lock_configuration = true",  # the query cannot undo these settings
 )
 
 
 class Database:
-    """The views of one capture; also a context manager."""
+    """A DuckDB connection with the tables of a capture; also a context manager."""
 
     def __init__(self, capture: CaptureReader, profile: Callable[[], Profile]) -> None:
-        """Begins with nothing read.
+        """Registers the tables, without reading any rows.
 
         Args:
             capture: the open capture.
-            profile: joins it; called once, when a query reads samples.
+            profile: joins the capture; called once, when a query reads samples.
 
         Raises:
             UsageError: DuckDB is not installed.
@@ -49,7 +49,7 @@ class Database:
             import duckdb
         except ImportError:
             raise UsageError("queries need DuckDB, which is not installed: pip install 'iaprof[query]'") from None
-        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        threads = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
         self._memory = f"{int(_SHARE * (limit() or _USUAL_MEMORY)) >> 20}MiB"
         self._connection: DuckDBPyConnection = duckdb.connect(
             ":memory:", config={"memory_limit": self._memory, "threads": threads, "python_enable_replacements": False}
@@ -62,18 +62,18 @@ class Database:
         self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
         self._connection.execute(_SETTINGS[2])
         for view in self._views:
-            view.wanted = True
+            view.will_be_read = True
 
     def __enter__(self) -> Database:
-        """Nothing more."""
+        """Returns the database."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
+        """Closes the connection."""
         self._connection.close()
 
     def tables(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Each table's name, what its rows are, and its columns."""
+        """Yields each table's name, a description of its rows, and its columns."""
         for view in self._views:
             if view.name == WORDS:
                 columns = self._connection.execute("SELECT * FROM stalls LIMIT 0").description
@@ -82,12 +82,12 @@ class Database:
                 yield view.name, view.about, view.schema.names
 
     def query(self, sql: str) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
-        """Names of the columns of a query's result, and its rows, some at a time.
+        """Runs a query; returns the names of the result's columns, and its rows in batches.
 
         Raises:
-            IaprofError: what is wrong with the query, or with the capture.
+            IaprofError: the query fails, or the capture is damaged.
         """
-        with _Told(self._views, self._memory):
+        with _TranslatedErrors(self._views, self._memory):
             self._connection.execute(sql)
             description = self._connection.description
         if not description:
@@ -96,24 +96,24 @@ class Database:
 
     def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
         while True:
-            with _Told(self._views, self._memory):
+            with _TranslatedErrors(self._views, self._memory):
                 rows = self._connection.fetchmany(_ROWS_AT_ONCE)
             if not rows:
                 return
             yield rows
 
 
-class _Told:
-    """Within this, an error of DuckDB's is one sentence, and one of ours, which it passed on as text, itself again."""
+class _TranslatedErrors:
+    """Context manager that turns DuckDB's errors into one sentence, and raises the views' own errors unwrapped."""
 
     def __init__(self, views: list[View], memory: str) -> None:
         self._views, self._memory = views, memory
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raises it in other words."""
+        """Raises the translated error."""
         import duckdb
 
         if error is None:
@@ -128,5 +128,5 @@ class _Told:
                 "or allow more with --memory-limit"
             ) from None
         if isinstance(error, duckdb.Error):
-            said = " ".join(str(error).partition("\n\nLINE ")[0].split())
-            raise IaprofError(f"the query failed: {said[:_LONGEST_MESSAGE]}") from None
+            message = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            raise IaprofError(f"the query failed: {message[:_MAX_MESSAGE]}") from None

@@ -1,7 +1,7 @@
-"""A capture as tables for SQL: what each has for columns, and its rows as a stream that can be read again and again.
+"""Makes SQL tables of a capture: each has a schema, and a stream of rows that can be read repeatedly.
 
-Rows come from the checked reader, never from another one's Parquet code: a capture may be anyone's. They pass by in
-batches, so that a capture of any size can be queried. Who queries them is left to report.sql.
+Captures are untrusted, so rows come from our checked reader, not from DuckDB's Parquet code. They stream in batches, so
+that captures of any size can be queried. sql.py runs the queries.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from iaprof.gpu.records import RecordLayout
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.streams import Stream, streams
 
-WORDS = "stall_words"  # the records as they are; the view `stalls` takes them apart
+WORDS = "stall_words"  # the undecoded records; the view `stalls` decodes them
 _FIRST = "launch", "command_list", "transfer", "stack", "python_code", "process", "metric", "loss", "mapping", "wait"
-"""The kinds that are listed first, in this order."""
+"""The kinds of rows that are listed first, in this order."""
 _NAMES = {kind.name: (kind.view, kind.about) for kind in in_order(ROWS, _FIRST) if kind.view}
 _LAYOUTS = tuple(LAYOUTS.values())
 _text = pa.string()
-_TEXTS = (_text, pa.binary())  # which stay dictionaries
+_TEXTS = (_text, pa.binary())  # types of columns that stay dictionary-encoded
 _WORDS = pa.schema(
     [("time_ns", pa.uint64()), ("begin_ns", pa.uint64()), ("stream", pa.uint16()), ("layout", pa.uint8()),
      ("w0", pa.uint64()), ("w1", pa.uint64()), ("w2", pa.uint64())]
@@ -42,36 +42,36 @@ _KERNELS = pa.schema(
     [("time_ns", pa.uint64()), ("pid", pa.uint32()), ("path", _text), ("kernel", _text), ("address", pa.uint64()),
      ("size", pa.uint64()), ("code", _text)]
 )  # fmt: skip
-_CALLED = {"process": "comm", "instruction": "mnemonic"}  # as in the other tables
+_CALLED = {"process": "comm", "instruction": "mnemonic"}  # the names of these columns in other tables
 _SAMPLES = pa.schema([f.with_name(_CALLED.get(f.name, f.name)) for f in SCHEMA if f.name != "device"])
 
 
 @dataclass
 class View:
-    """A table whose rows are made when they are asked for; DuckDB asks by Arrow's C stream interface.
+    """A table whose rows are made on demand, for Arrow's C stream interface, which DuckDB uses.
 
-    Asked for its schema, it is going to be read: what is made at once is made then, in the thread that asks. Its
-    batches are asked for by threads of DuckDB's.
+    DuckDB asks for the schema in the thread of the query, before it reads rows in threads of its own. Tables with
+    `is_kept` make all rows when DuckDB asks for the schema.
     """
 
     name: str
     about: str
     schema: pa.Schema
     batches: Callable[[], Iterator[pa.RecordBatch]]
-    at_once: bool = False  # made as a whole, and kept
-    wanted: bool = False  # from now on, asking for the schema means that it will be read
-    error: BaseException | None = None  # what went wrong in making rows: DuckDB only passes on its text
+    is_kept: bool = False  # make all rows at once, and keep them
+    will_be_read: bool = False  # from now on, DuckDB asks for the schema only to read rows
+    error: BaseException | None = None  # raised by `batches`: DuckDB only keeps its text
     _kept: list[pa.RecordBatch] | None = field(default=None, repr=False)
 
     def __arrow_c_schema__(self) -> object:
-        """The schema, as a capsule."""
-        if self.at_once and self.wanted:
+        """Returns the schema as a capsule."""
+        if self.is_kept and self.will_be_read:
             self._keep()
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """All rows, from the first on, as a capsule."""
-        rows = iter(self._keep()) if self.at_once else self._rows()
+        """Returns all rows, from the first one, as a capsule."""
+        rows = iter(self._keep()) if self.is_kept else self._rows()
         return pa.RecordBatchReader.from_batches(self.schema, rows).__arrow_c_stream__(requested_schema)
 
     def _keep(self) -> list[pa.RecordBatch]:
@@ -88,11 +88,11 @@ class View:
 
 
 def views(capture: CaptureReader, profile: Callable[[], Profile]) -> list[View]:
-    """The tables of a capture. Those of a merged one begin with a column `part`.
+    """Returns the tables of a capture. In a merged capture, each begins with a column `part`.
 
     Args:
         capture: the open capture.
-        profile: joins it; called only when samples are read.
+        profile: joins the capture; called only when samples are read.
     """
     parts = [_Part(part, number if capture.is_merged else None) for number, part in enumerate(capture.parts)]
 
@@ -111,16 +111,16 @@ def views(capture: CaptureReader, profile: Callable[[], Profile]) -> list[View]:
             "the stalls joined to kernels, source and launching stacks",
             _SAMPLES,
             lambda: _samples(profile()),
-            at_once=True,
+            is_kept=True,
         ),
         of_kind("launch"),
-        View("kernels", "the kernels in each recorded module", **from_parts(_KERNELS, _Part.kernels), at_once=True),
+        View("kernels", "the kernels in each recorded module", **from_parts(_KERNELS, _Part.kernels), is_kept=True),
         *(of_kind(kind) for kind in _NAMES if kind != "launch"),
     ]
 
 
 def stalls_sql(capture: CaptureReader) -> str:
-    """The SELECT that takes the records in WORDS apart into address and counters."""
+    """Returns the SELECT that decodes the records in WORDS into an address and counters."""
     used = {stream.layout for part in capture.parts for stream in streams(part.header)} or {_LAYOUTS[0]}
 
     def each(expression: Callable[[RecordLayout], str]) -> str:
@@ -142,7 +142,7 @@ def _field_sql(reason: str, layout: RecordLayout) -> str:
     word, shift = divmod(first, 64)
     if shift <= 56:
         return f"(w{word} >> {shift}) & 255"
-    rest = 64 - shift  # bits; the field goes on in the next word
+    rest = 64 - shift  # bits in this word; the counter continues in the next one
     return f"(w{word} >> {shift}) | ((w{word + 1} & {(1 << 8 - rest) - 1}) << {rest})"
 
 
@@ -152,13 +152,13 @@ def _schema(kind: str) -> pa.Schema:
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the recordings in a capture."""
+    """A part of a capture."""
 
     capture: CaptureReader
-    number: int | None  # None where there is but one
+    number: int | None  # None: the capture is not merged
 
     def labelled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with the part's number as its first column."""
+        """Adds the part's number as the first column."""
         if self.number is None:
             return batch
         number = pa.repeat(pa.scalar(self.number, pa.uint16()), len(batch))
@@ -166,13 +166,13 @@ class _Part:
         return pa.RecordBatch.from_arrays([number, *batch.columns], schema=schema)
 
     def rows(self, kind: str) -> Iterator[pa.RecordBatch]:
-        """The rows of a kind, as they are."""
+        """Yields the rows of a kind."""
         schema = _schema(kind)
         for table in self.capture.tables(kind):
             yield from table.cast(schema).to_batches()
 
     def words(self) -> Iterator[pa.RecordBatch]:
-        """A row per stall record."""
+        """Yields a row for each stall record."""
         known = streams(self.capture.header)
         layouts = np.array([_LAYOUTS.index(stream.layout) for stream in known], np.uint8)
         for table in self.capture.tables("stall", ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")):
@@ -200,10 +200,10 @@ class _Part:
         )
 
     def kernels(self) -> Iterator[pa.RecordBatch]:
-        """A row per kernel of each module, and one without a kernel for a module that cannot be read."""
+        """Yields a row for each kernel of each module, and one without a kernel for each unreadable module."""
         with GpuModuleLoader() as modules:
             for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf")):
-                for index in range(len(table)):  # modules, of which there are few
+                for index in range(len(table)):  # there are few modules
                     time_ns, pid, path, elf = (table[name][index].as_py() for name in table.column_names)
                     found = modules.load(elf, None, only=()).kernels if elf is not None else ()
                     rows: list[tuple[Any, ...]] = [(k.demangled, k.address, k.size, k.fingerprint) for k in found]
@@ -218,6 +218,6 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def _samples(profile: Profile) -> Iterator[pa.RecordBatch]:
-    """A row per stack, instruction and reason."""
+    """Yields a row for each stack, instruction and reason."""
     table = profile_table(profile, Shape()).drop_columns(["device"])
     yield from table.rename_columns(_SAMPLES.names).to_batches()

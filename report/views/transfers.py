@@ -1,4 +1,4 @@
-"""Copies and fills of a capture by the function that makes them, and how many of the driver's own kernels do them."""
+"""Adds up copies and fills by the function that makes them, with the driver's own kernels that execute them."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _CALLER = ("time_ns", "pid", "tid", "comm", "stack", "flags")
 
 @dataclass(frozen=True)
 class Transfers:
-    """Calls of one function, or of all."""
+    """Calls of one function, or of several together."""
 
     function: str
     calls: int = 0
     bytes: int = 0
-    unknown: int = 0  # of the calls, those of which it is not known how many bytes
-    kernels: int = 0  # of the driver's own, that they launched
+    unknown: int = 0  # calls with an unknown number of bytes
+    kernels: int = 0  # launches of the driver's own kernels by these calls
 
 
 def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
-    """The functions, those that move most first.
+    """Returns the functions that copy and fill, most bytes first.
 
-    A kernel is put down to the function that has the same stack. One without a stack is put down to none.
+    A kernel of the driver belongs to the function with the same stack; one without a stack, to no function.
 
     Args:
         capture: the open capture.
-        selection: by times, processes, threads and cgroups; `kernel` is looked for in the functions' names.
+        selection: by times, processes, threads and cgroups; `kernel` matches the functions' names.
 
     Raises:
         CaptureError: the capture is damaged.
-        UsageError: the selection is by what transfers do not have.
+        UsageError: the selection is by device, reason or Python function, which transfers do not have.
     """
     if selection.devices or selection.reasons or selection.python is not None:
         raise UsageError("--by transfer goes with options that choose times, processes and threads only")
@@ -52,7 +52,7 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
     kernels: Counter[str] = Counter()
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         of_stack: dict[int, str] = {}
-        for table in _chosen(part, "transfer", (*_CALLER, "function", "bytes"), selection, start_ns):
+        for table in _selected_rows(part, "transfer", (*_CALLER, "function", "bytes"), selection, start_ns):
             names = table["function"].unify_dictionaries().combine_chunks()
             texts = [str(text) for text in names.dictionary.to_pylist()]
             which = names.indices.to_numpy().astype(np.int64)
@@ -65,7 +65,7 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
                 unknown[text] += int((own & ~known).sum())
                 of_stack |= dict.fromkeys(np.unique(table["stack"].to_numpy()[own]).tolist(), text)
         of_stack.pop(0, None)
-        for table in _chosen(part, "launch", _CALLER, selection, start_ns):
+        for table in _selected_rows(part, "launch", _CALLER, selection, start_ns):
             own = (table["flags"].to_numpy() & LaunchFlags.OWN) > 0
             stacks, counts = np.unique(table["stack"].to_numpy()[own], return_counts=True)
             for stack, count in zip(stacks.tolist(), counts.tolist(), strict=True):
@@ -77,8 +77,8 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
     return sorted(found, key=lambda each: (-each.bytes, -each.calls, each.function))
 
 
-def together(found: Sequence[Transfers], function: str) -> Transfers:
-    """The sums."""
+def sum_transfers(found: Sequence[Transfers], function: str) -> Transfers:
+    """Adds up calls, under the name `function`."""
     total = Transfers(function)
     for each in found:
         total = replace(
@@ -91,10 +91,10 @@ def together(found: Sequence[Transfers], function: str) -> Transfers:
     return total
 
 
-def _chosen(
+def _selected_rows(
     part: CaptureReader, kind: str, columns: tuple[str, ...], selection: Selection, start_ns: int
 ) -> Iterator[pa.Table]:
-    """The rows of a kind that the selection keeps."""
+    """Yields the rows of a kind that the selection keeps."""
     row_filter = selection.row_filter(part.header, start_ns)
     inside = selection.pids_in_cgroups(part) if selection.cgroups else None
     for table in part.tables(kind, columns):

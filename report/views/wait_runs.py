@@ -1,7 +1,7 @@
-"""The waits of a capture over time, by thread and function: what time lines show.
+"""Lists a capture's waits by thread and function, for time lines.
 
-Those that were added up, as they were short, have no times of their own and are left out. If there are too many, waits
-that follow one another closely are one, as launches are (launch_runs.py).
+Short waits, which the recorder only adds up, have no times and are left out. If there are too many waits, those in
+close succession are merged, as launches are (launch_runs.py).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from iaprof.formats.header.waits import WaitFlags
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import process_names
-from iaprof.report.views.launch_runs import LATEST_NS, MOST_RUNS, Runs
+from iaprof.report.views.launch_runs import MAX_NS, MAX_RUNS, Runs
 
 _COLUMNS = ("time_ns", "end_ns", "pid", "tid", "comm", "function", "flags")
 
 
-def wait_runs(capture: CaptureReader, options: ReportOptions, most: int = MOST_RUNS) -> Launches:
-    """The waits that a selection keeps, by its times, processes and threads; functions are in the place of kernels.
+def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MAX_RUNS) -> Launches:
+    """Returns the waits that a selection's times, processes and threads keep, with functions in place of kernels.
 
     Args:
         capture: the open capture.
-        wanted: which part of it.
-        most: how many there can be.
+        options: the report's options.
+        max_runs: the number of waits beyond which they are merged.
 
     Raises:
         CaptureError: the capture is damaged.
     """
-    selection, runs = options.selection, Runs(most, 1)
+    selection, runs = options.selection, Runs(max_runs, 1)
     threads: dict[Thread, int] = {}
     functions: dict[str, int] = {}
     pairs: dict[tuple[int, int], int] = {}
@@ -57,14 +57,17 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, most: int = MOST_R
             comm, function = (table[name].unify_dictionaries().combine_chunks() for name in ("comm", "function"))
             columns = [pid, tid, comm.indices.to_numpy(), function.indices.to_numpy()]
             first, kind = distinct(*(column[keep] for column in columns))
-            texts, called = comm.dictionary.to_pylist(), function.dictionary.to_pylist()
+            texts, function_names = comm.dictionary.to_pylist(), function.dictionary.to_pylist()
             numbers = []
-            for who, thread, text, which in zip(*(column[keep][first].tolist() for column in columns), strict=True):
-                key = Thread(texts[text] or names.get(who, ""), who, thread, host)
-                pair = threads.setdefault(key, len(threads)), functions.setdefault(called[which], len(functions))
+            for pid_, thread, comm_, which in zip(*(column[keep][first].tolist() for column in columns), strict=True):
+                key = Thread(texts[comm_] or names.get(pid_, ""), pid_, thread, host)
+                pair = (
+                    threads.setdefault(key, len(threads)),
+                    functions.setdefault(function_names[which], len(functions)),
+                )
                 numbers.append(pairs.setdefault(pair, len(pairs)))
             since, until = (
-                np.minimum(column[keep], np.uint64(LATEST_NS)).astype(np.int64) - start_ns for column in (begin, end)
+                np.minimum(column[keep], np.uint64(MAX_NS)).astype(np.int64) - start_ns for column in (begin, end)
             )
             runs.add(np.array(numbers, np.int64)[kind], since, np.maximum(until, since))
     pair_of, begins, ends, counts = runs.all()

@@ -1,4 +1,4 @@
-"""The waits of a capture: who waited how long in which function, from where."""
+"""Adds up a capture's waits for the GPU by process, function and stack."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ _NS_A_US = 1000
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """Distinct (interval, launch, function, handle), and what was waited there; a launch is a process and a stack."""
+    """Sums of waits by (interval, launch, function, handle), each combination once."""
 
-    launches: Sequence[Launch]  # that waited: no kernel is launched there
+    launches: Sequence[Launch]  # process and stack that wait; they launch no kernel
     functions: Sequence[str]
     launch: NDArray[np.int64]  # [n], index into launches
     function: NDArray[np.int64]  # [n], index into functions
-    handle: NDArray[np.uint64]  # [n], for what was waited
+    handle: NDArray[np.uint64]  # [n], of the object waited for
     interval: NDArray[np.int64]  # [n]
     waited_ns: NDArray[np.int64]  # [n]
     count: NDArray[np.int64]  # [n], waits
-    longest_ns: NDArray[np.int64]  # [n]; of short waits that were added up, their mean
-    not_ended: NDArray[np.int64]  # [n], waits
+    longest_ns: NDArray[np.int64]  # [n]; for short waits that the recorder added up, their mean
+    not_ended: NDArray[np.int64]  # [n], waits that had not ended when the recording did
 
     def as_samples(self) -> CpuSamples:
-        """Stacks and intervals, with microseconds in place of samples."""
+        """Returns the stacks and intervals as CPU samples, with microseconds in place of samples."""
         us = (self.waited_ns + _NS_A_US // 2) // _NS_A_US
         return CpuSamples(self.launches, self.launch, self.interval, us)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table."""
+    """A line of the table."""
 
     host: str
     process: str
     pid: int
     function: str
-    launcher: str  # see report.launchers
+    launcher: str  # see launchers.py
     waited_ns: int
     waits: int
     longest_ns: int
-    objects: int  # for how many was waited
-    handle: int  # of one; 0 if there are several
+    objects: int  # the number of objects waited for
+    handle: int  # of the object; 0 if there are several
     not_ended: int
 
 
 def waits_of(capture: CaptureReader, options: ReportOptions, symbol_options: SymbolOptions) -> Waits:
-    """The waits of a capture that a selection keeps: by its times, processes, threads and functions of Python.
+    """Returns the waits that a selection's times, processes, threads and Python functions keep.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -77,11 +77,11 @@ def waits_of(capture: CaptureReader, options: ReportOptions, symbol_options: Sym
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(capture.parts) > 1 else ""
         with open_symbolizer(part, symbol_options) as names:
-            found.append(_of_part(part, names, replace(options, start_ns=start_ns), host))
-    return _joined(found)
+            found.append(_waits_of_part(part, names, replace(options, start_ns=start_ns), host))
+    return _concatenated(found)
 
 
-def _of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOptions, host: str) -> Waits:
+def _waits_of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOptions, host: str) -> Waits:
     processes = capture.table("process")
     names = process_names(processes)
     texts: dict[str | None, int] = {}
@@ -112,7 +112,7 @@ def _of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOptions,
 def _rows(
     capture: CaptureReader, options: ReportOptions, names: dict[int, str], texts: dict[str | None, int]
 ) -> list[NDArray[np.uint64]]:
-    """Interval, pid, stack, function, handle, waited, count, longest and not ended of what is wanted: [9][n]."""
+    """Adds up the selected waits: interval, pid, stack, function, handle, waited, count, longest, not ended: [9][n]."""
     start = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     selection = options.selection
     row_filter = selection.row_filter(capture.header, start)
@@ -135,11 +135,11 @@ def _rows(
         longest = numbers["waited_ns"] // np.maximum(count, np.uint64(1))
         others = (numbers["pid"], numbers["stack"], function, numbers["handle"], numbers["waited_ns"], count, longest)
         rows = np.column_stack([interval.astype(np.uint64), *(each[keep] for each in (*others, not_ended))])
-        parts = [_added_up([*parts, rows])]
+        parts = [_merge([*parts, rows])]
     return list(parts[0].T.copy())
 
 
-def _added_up(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+def _merge(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     rows = np.concatenate(parts)
     first, number = distinct(*rows[:, :5].T)
     longest = np.zeros(len(first), np.uint64)
@@ -152,7 +152,7 @@ def _signed(columns: Sequence[NDArray[np.uint64]]) -> list[NDArray[np.int64]]:
     return [np.minimum(column, np.uint64((1 << 63) - 1)).astype(np.int64) for column in columns]
 
 
-def _joined(parts: Sequence[Waits]) -> Waits:
+def _concatenated(parts: Sequence[Waits]) -> Waits:
     if len(parts) == 1:
         return parts[0]
     launches: list[Launch] = []
@@ -177,37 +177,40 @@ def _joined(parts: Sequence[Waits]) -> Waits:
 
 
 def entries(waits: Waits, limit: int, rows: NDArray[np.bool_] | None = None) -> tuple[list[Entry], int, Entry]:
-    """Who waited longest: the entries, how many more there are, and the sum of all.
+    """Ranks waits by time, longest first.
 
     Args:
-        waits: of a capture.
-        limit: how many entries; 0 for all.
-        rows: bool[n], which of the waits count; all when left out.
+        waits: a capture's waits.
+        limit: the number of entries; 0: all.
+        rows: bool[n], the waits to count; None: all.
+
+    Returns:
+        The entries, the number of entries beyond the limit, and the sum of all.
     """
-    some = np.ones(len(waits.launch), bool) if rows is None else rows
+    selected = np.ones(len(waits.launch), bool) if rows is None else rows
     keys: dict[tuple[str, str, int, str, str], int] = {}
     of_launch = [(each.host, each.comm, each.pid, launcher(each)) for each in waits.launches]
-    first, pair = distinct(waits.launch[some], waits.function[some])
+    first, pair = distinct(waits.launch[selected], waits.function[selected])
     number_of = np.array(
         [
             keys.setdefault((*of_launch[launch][:3], waits.functions[function], of_launch[launch][3]), len(keys))
             for launch, function in zip(
-                waits.launch[some][first].tolist(), waits.function[some][first].tolist(), strict=True
+                waits.launch[selected][first].tolist(), waits.function[selected][first].tolist(), strict=True
             )
         ],
         np.int64,
     )
     number = number_of[pair]
     sums = [
-        np.bincount(number, column[some], len(keys)).astype(np.int64)
+        np.bincount(number, column[selected], len(keys)).astype(np.int64)
         for column in (waits.waited_ns, waits.count, waits.not_ended)
     ]
     longest = np.zeros(len(keys), np.int64)
-    np.maximum.at(longest, number, waits.longest_ns[some])
-    one = distinct(number, waits.handle[some])[0]
+    np.maximum.at(longest, number, waits.longest_ns[selected])
+    one = distinct(number, waits.handle[selected])[0]
     objects = np.bincount(number[one], minlength=len(keys))
     handle = np.zeros(len(keys), np.uint64)
-    handle[number[one]] = waits.handle[some][one]
+    handle[number[one]] = waits.handle[selected][one]
     found = [
         Entry(
             *key,
@@ -226,7 +229,7 @@ def entries(waits: Waits, limit: int, rows: NDArray[np.bool_] | None = None) -> 
 
 
 def total(found: Sequence[Entry]) -> Entry:
-    """The sum of entries."""
+    """Returns the sum of entries."""
     waited, waits, not_ended = (
         sum(getattr(each, name) for each in found) for name in ("waited_ns", "waits", "not_ended")
     )
@@ -235,5 +238,5 @@ def total(found: Sequence[Entry]) -> Entry:
 
 
 def has_waits(capture: CaptureReader) -> bool:
-    """Whether a capture has any."""
+    """Whether a capture has waits."""
     return any(part.count("wait") for part in capture.parts)

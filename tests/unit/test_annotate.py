@@ -20,7 +20,7 @@ from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuFrame, GpuKernel, InstructionInfo
 from iaprof.report.gpu.source_files import SourceFiles
-from iaprof.report.views.annotation import Listing, listings, matching
+from iaprof.report.views.annotation import Listing, listings, matching_kernels
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 from unit.zebins import FOLDER, debug_elf
@@ -164,13 +164,13 @@ def test_which_kernels_are_meant() -> None:
         for at, name in enumerate(names)
     ]
     made = profile(rows)
-    assert matching(made, "matmul") == ["matmul"]
-    assert matching(made, "mat.*") == ["matmul", "matmul_tiled"]
-    assert matching(made, "MATMUL") == []
-    assert matching(made, "dot(float*)") == ["dot(float*)"]
-    assert matching(made, "t(float*)") == names[2:]  # as it stands: no regular expression finds these
-    assert matching(made, "(") == names[2:]
-    assert matching(profile([]), ".") == []
+    assert matching_kernels(made, "matmul") == ["matmul"]
+    assert matching_kernels(made, "mat.*") == ["matmul", "matmul_tiled"]
+    assert matching_kernels(made, "MATMUL") == []
+    assert matching_kernels(made, "dot(float*)") == ["dot(float*)"]
+    assert matching_kernels(made, "t(float*)") == names[2:]  # as it stands: no regular expression finds these
+    assert matching_kernels(made, "(") == names[2:]
+    assert matching_kernels(profile([]), ".") == []
 
 
 def test_none_or_too_many() -> None:

@@ -15,7 +15,7 @@ from iaprof.formats.export import About, Export
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.exporting import nothing
+from iaprof.report.exporting import empty_profile
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.timelines import export
@@ -122,7 +122,7 @@ def test_hostile_names_are_escaped_and_the_document_is_ascii() -> None:
 
 
 def test_a_capture_of_nothing_is_a_document_without_curves() -> None:
-    assert {event["ph"] for event in document(Export(nothing(), About(), 0.1))["traceEvents"]} == {"M"}
+    assert {event["ph"] for event in document(Export(empty_profile(), About(), 0.1))["traceEvents"]} == {"M"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.exporting import nothing
+from iaprof.report.exporting import empty_profile
 from iaprof.report.join.executions import StackOf, count_launches, expand_executions, find_fillings, read_launches
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place_kernels
@@ -355,7 +355,7 @@ def test_time_lines_have_executions(stack_of: str, threads: dict[tuple[str, int]
     lists = [event("close", 2), *(executed(2 + n * S) for n in range(1, 4))]
     launches = [appended(1), launch(6, 7, A, 13, name="k")]
     path = capture(tmp_path / "c", launch=launches, command_list=lists)
-    found = launch_runs(CaptureReader(path), ReportOptions(Selection(stack_of=StackOf(stack_of))), nothing())
+    found = launch_runs(CaptureReader(path), ReportOptions(Selection(stack_of=StackOf(stack_of))), empty_profile())
     counted: Counter[tuple[str, int]] = Counter()
     for thread, count in zip(found.thread.tolist(), found.count.tolist(), strict=True):
         counted[found.threads[thread].comm, found.threads[thread].tid] += count

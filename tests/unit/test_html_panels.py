@@ -201,8 +201,8 @@ def test_listings_are_those_of_annotate_and_of_the_page(tmp_path: Path) -> None:
 
 
 def test_a_long_kernel_keeps_what_is_hot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ROWS", 4)
-    monkeypatch.setattr(module, "_AROUND", 0)
+    monkeypatch.setattr(module, "_MAX_ROWS", 4)
+    monkeypatch.setattr(module, "_CONTEXT_ROWS", 0)
     found = listings_of([by_hand(), by_hand(), None], PROFILE)
     # The hottest, what it waits for, and the next hottest; two of the kernel's code are behind its end.
     assert [row["offset"] for row in found[0]["instructions"]] == [0x10, 0x20, 0x28]
@@ -213,7 +213,7 @@ def test_a_long_kernel_keeps_what_is_hot(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_listings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"kernel {number:03}" for number in range(60)]
     assert [each["kernel"] for each in listings_of([], made_of(*names))] == names[:50]
-    monkeypatch.setattr(module, "_MOST_BYTES", 5_000)
+    monkeypatch.setattr(module, "_MAX_BYTES", 5_000)
     kept = [each["kernel"] for each in listings_of([], made_of("x" * 9_000, *names))]
     assert kept == names[: len(kept)]  # the long name alone has no room
     assert 10 < len(kept) < 25

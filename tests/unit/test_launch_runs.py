@@ -17,7 +17,7 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.exporting import nothing
+from iaprof.report.exporting import empty_profile
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions
@@ -48,7 +48,7 @@ def runs(found: Launches) -> list[Run]:
 
 
 def of(path: Path, selection: Selection = ALL, joined: Profile | None = None, **more: Any) -> Launches:
-    return launch_runs(CaptureReader(path), ReportOptions(selection), joined or nothing(), **more)
+    return launch_runs(CaptureReader(path), ReportOptions(selection), joined or empty_profile(), **more)
 
 
 def test_launches_that_follow_closely_are_one_run(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_runs_are_those_of_plain_python_whatever_the_order_and_groups_of_rows(mo
             writer.write("launch", pa.array(rows[start : start + 170], KINDS["launch"]))
         writer.close(HEADER)
     # when
-    found = of(tmp_path / "c", most=most)
+    found = of(tmp_path / "c", max_runs=most)
     # then the gap is as large as it has to be
     expected = in_plain_python(rows, round(found.gap * 1e9))
     assert sorted(runs(found)) == expected
@@ -196,8 +196,8 @@ def test_runs_are_those_of_plain_python_whatever_the_order_and_groups_of_rows(mo
 
 
 def test_more_threads_than_there_is_room_for_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iaprof.report.views.launch_runs._MOST_PAIRS", 3)
-    found = of(capture(tmp_path / "c", launch=[at(n, tid=n) for n in (1, 2, 3, 4, 5, 1)]), most=10)
+    monkeypatch.setattr("iaprof.report.views.launch_runs._MAX_PAIRS", 3)
+    found = of(capture(tmp_path / "c", launch=[at(n, tid=n) for n in (1, 2, 3, 4, 5, 1)]), max_runs=10)
     assert [(run[0], run[3], run[6]) for run in runs(found)] == [
         ("k", 1, 2),
         ("k", 2, 1),
@@ -206,7 +206,7 @@ def test_more_threads_than_there_is_room_for_share_one(tmp_path: Path, monkeypat
         ("[others]", 0, 1),
     ]
     # and with room for fewer runs, the gap grows
-    assert [run[6] for run in runs(of(tmp_path / "c", most=4))] == [2, 1, 1, 2]
+    assert [run[6] for run in runs(of(tmp_path / "c", max_runs=4))] == [2, 1, 1, 2]
 
 
 def test_absurd_times_do_no_harm(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from iaprof.formats.export import Export, Launches
 from iaprof.formats.profile import Shape
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.exporting import nothing
+from iaprof.report.exporting import empty_profile
 from unit.timelines import HOSTILE, export
 
 ZERO = 50_000_000_000
@@ -181,5 +181,5 @@ def test_absurd_times_still_make_a_trace(seconds: float) -> None:
 
 
 def test_a_capture_of_nothing_is_a_trace_of_nothing() -> None:
-    found = read(Export(nothing(), interval_s=0.1))
+    found = read(Export(empty_profile(), interval_s=0.1))
     assert (found.slices, found.values) == ({}, {})

@@ -12,7 +12,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.series import MOST_PROCESSES, MOST_SERIES, series
+from iaprof.report.views.series import MAX_PROCESSES, MAX_SERIES, series
 from unit.capturing import HEADER, capture
 
 BEGUN = HEADER["clock"]["monotonic_ns"]
@@ -147,7 +147,7 @@ def test_too_many_points_are_means_of_equal_spans(tmp_path: Path) -> None:
     # given ten values a second apart, and room for five
     path = capture(tmp_path / "c", metric=[metric(n, "power-a-W", n * n) for n in range(10)])
     # when
-    points = found(path, most_points=5)["power-a-W", ""]
+    points = found(path, max_points=5)["power-a-W", ""]
     # then each point is the mean of two
     squares = np.arange(10.0).reshape(5, 2) ** 2
     assert points == list(zip([0.5, 2.5, 4.5, 6.5, 8.5], squares.mean(axis=1).tolist(), strict=True))
@@ -160,9 +160,9 @@ def test_there_is_an_end_to_how_many_series_and_processes_there_are(tmp_path: Pa
     # when
     of = found(path)
     # then
-    assert len(of) == MOST_SERIES
+    assert len(of) == MAX_SERIES
     busiest = [place for name, place in of if name == "cpu-percent"]
-    assert busiest == [str(1099 - n) for n in range(MOST_PROCESSES)]
+    assert busiest == [str(1099 - n) for n in range(MAX_PROCESSES)]
 
 
 def test_absurd_values_times_and_streams_do_no_harm(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from iaprof.cli.main import main
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, Shape
 from iaprof.formats.writers.registry import WRITERS, for_file
-from iaprof.report.exporting import nothing
+from iaprof.report.exporting import empty_profile
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 
@@ -95,7 +95,7 @@ def test_formulas_are_no_formulas_in_csv_and_nothing_breaks_its_lines() -> None:
 
 @pytest.mark.parametrize("name", ["csv", "parquet"])
 def test_of_nothing_there_are_headings(name: str) -> None:
-    given = Export(nothing())
+    given = Export(empty_profile())
     if name == "parquet":
         assert table(given).num_rows == 0
     else:
