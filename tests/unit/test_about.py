@@ -1,4 +1,4 @@
-"""What a report says about itself: whole texts of captures made by hand, and when it warns."""
+"""The facts and warnings of a report: whole texts for captures made by hand, and when it warns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def loss(source: str, what: str, count: int | None, events: int = 1) -> dict[str
     return {"source": source, "what": what, "count": count, "events": events}
 
 
-def test_everything(tmp_path: Path) -> None:
+def test_a_capture_with_everything(tmp_path: Path) -> None:
     facts = replace(GOOD, unknown_kernel=8, no_launch=16, matched=Matched(800, 792, 780, 400, 1))
     found = of(full(tmp_path / "cap.parquet"), facts)
     assert (found.host, found.gpus, found.command, found.begun, found.seconds) == (
@@ -73,7 +73,7 @@ def test_everything(tmp_path: Path) -> None:
     assert groups["Own cost"][1] == ("probes", "1.2 µs a launch")
 
 
-def test_next_to_nothing(tmp_path: Path) -> None:
+def test_a_capture_with_almost_nothing(tmp_path: Path) -> None:
     found = of(capture(tmp_path / "cap.parquet", {}))
     facts = [("Holds", (("stall records", "0"),)), ("Lost", (("", "nothing"),))]
     assert found == About(headline=["lost: nothing"], facts=facts, warnings=[])
@@ -111,7 +111,7 @@ def test_merged_captures_have_hosts_and_gpus_of_all(tmp_path: Path) -> None:
         ([loss("a" * 3_000, "b", None)], [f"lost while recording: {'a' * 1_977}…"]),
     ],
 )  # fmt: skip
-def test_losses_that_a_reader_has_to_know_of(losses: list[Any], warnings: list[str], tmp_path: Path) -> None:
+def test_large_losses_are_warnings(losses: list[Any], warnings: list[str], tmp_path: Path) -> None:
     assert of(with_losses(tmp_path / "cap.parquet", *losses), GOOD).warnings == warnings
 
 
@@ -130,7 +130,7 @@ def test_losses_that_a_reader_has_to_know_of(losses: list[Any], warnings: list[s
           "a.elf and 1 more: no decoder:\\x0aget one"]),
     ],
 )  # fmt: skip
-def test_samples_without_a_place(facts: Facts, warnings: list[str], tmp_path: Path) -> None:
+def test_many_unmatched_samples_are_warnings(facts: Facts, warnings: list[str], tmp_path: Path) -> None:
     assert of(with_losses(tmp_path / "cap.parquet"), facts).warnings == warnings
 
 
@@ -141,7 +141,7 @@ def test_many_warnings_are_counted(tmp_path: Path) -> None:
     assert warnings[-2:] == ["a: problem 19", "and 10 more warnings"]
 
 
-def test_sources_changed_since(tmp_path: Path) -> None:
+def test_changed_source_files_are_warnings(tmp_path: Path) -> None:
     path = full(tmp_path / "cap.parquet", losses=[])
     (tmp_path / "old.cl").write_text("\n")
     (tmp_path / "new.cl").write_text("\n")
@@ -166,12 +166,12 @@ def test_sources_changed_since(tmp_path: Path) -> None:
          "tid 9, process a or b, device card0, cgroup /a"),
     ],
 )  # fmt: skip
-def test_what_was_chosen_is_said(selection: Selection, only: str | None, tmp_path: Path) -> None:
+def test_filters_are_reported(selection: Selection, only: str | None, tmp_path: Path) -> None:
     found = about(CaptureReader(with_losses(tmp_path / "cap.parquet")), GOOD, selection=selection)
     assert dict(dict(found.facts)["This report"]).get("only") == only
 
 
-def test_files_without_names_are_said(tmp_path: Path) -> None:
+def test_unnamed_modules_are_reported(tmp_path: Path) -> None:
     modules = [CpuModule(module("/opt/lib\x1b.so"), 1.0, 0.25), CpuModule(module("/usr/lib/libc.so"), 1.0, 0.0)]
     found = dict(of(with_losses(tmp_path / "cap.parquet"), replace(GOOD, cpu_modules=modules)).facts)
     assert dict(found["This report"])["unnamed"] == "of the samples with a stack, frames in lib\\x1b.so 25.0 %"
@@ -181,6 +181,6 @@ def module(path: str) -> ModuleNames:
     return ModuleNames(Module(ModuleKind.FILE, path), 1, {}, Named())
 
 
-def test_a_layout_that_was_guessed_is_the_first_warning(tmp_path: Path) -> None:
+def test_a_guessed_layout_is_the_first_warning(tmp_path: Path) -> None:
     path = full(tmp_path / "cap.parquet", streams=[GUESSED])
     assert of(path).warnings[0] == GUESS

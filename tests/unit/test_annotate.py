@@ -105,7 +105,7 @@ def test_a_pipe_gets_everything(sources: SourceFiles) -> None:
     assert "mad (32|M0) r14.0<1>:f r14.0<1;0>:f r22.0<1;0>:f {F@3}\n" in found
 
 
-def test_colours_change_no_text(sources: SourceFiles) -> None:
+def test_colours_do_not_change_the_text(sources: SourceFiles) -> None:
     found = list(lines(of("matmul"), sources, 80, True))
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in found]
     assert plain == list(lines(of("matmul"), sources, 80, False))
@@ -113,7 +113,7 @@ def test_colours_change_no_text(sources: SourceFiles) -> None:
     assert next(line for line in found if "  0x30  " in line).startswith("\x1b[2m")
 
 
-def test_the_same_name_and_other_code_is_listed_apart() -> None:
+def test_different_code_of_one_name_has_its_own_listing() -> None:
     assert [(each.samples, each.processes, each.launches) for each in of("matmul", ("f", "g"))] == [
         (12_753, 1, 40),
         (30, 1, 2),
@@ -133,7 +133,7 @@ def test_a_kernel_without_binary() -> None:
     ).replace("100.0 >   0x0", "100.0 >    0x0")
 
 
-def test_stalls_where_no_instruction_is() -> None:
+def test_stalls_at_offsets_without_an_instruction() -> None:
     rows = [Row(0, APP, MATMUL, Code("", ("matmul",), (0,)), offset, counts(other=1)) for offset in (0x18, 0x48)]
     (found,) = listings(profile(rows), ["matmul"], lambda index: by_hand())
     shown = {row.instruction.offset: row.instruction.mnemonic for row in found.rows if row.samples}
@@ -141,7 +141,7 @@ def test_stalls_where_no_instruction_is() -> None:
     assert found.samples == sum(row.samples for row in found.rows) == 2
 
 
-def test_names_and_sources_of_strangers_stay_in_their_line(tmp_path: Path) -> None:
+def test_untrusted_names_and_sources_stay_in_their_line(tmp_path: Path) -> None:
     (tmp_path / "x.cl").write_text("a\x1b[2Jb\r\u202ec 漢字漢字漢字\n")
     evil = Kernel(0x1000, "evil\n\x1b[2J", "/x\r.cl")
     frames = (GpuFrame("evil\n\x1b[2J", "x.cl", 1),)
@@ -157,7 +157,7 @@ def test_names_and_sources_of_strangers_stay_in_their_line(tmp_path: Path) -> No
         assert any(line.startswith("x.cl:1  a\\x1b[2Jb\\x0d\\u202ec") for line in found)
 
 
-def test_which_kernels_are_meant() -> None:
+def test_matching_kernels_by_name_or_pattern() -> None:
     names = ["matmul", "matmul_tiled", "dot(float*)", "dot(float*) [code 12]"]
     rows = [
         Row(0, APP, Kernel(at, name, ""), Code("mov", (name,), (0,)), 0, counts(active=10 - at))
@@ -168,12 +168,14 @@ def test_which_kernels_are_meant() -> None:
     assert matching_kernels(made, "mat.*") == ["matmul", "matmul_tiled"]
     assert matching_kernels(made, "MATMUL") == []
     assert matching_kernels(made, "dot(float*)") == ["dot(float*)"]
-    assert matching_kernels(made, "t(float*)") == names[2:]  # as it stands: no regular expression finds these
+    assert (
+        matching_kernels(made, "t(float*)") == names[2:]
+    )  # literally: as a regular expression, it matches none of these
     assert matching_kernels(made, "(") == names[2:]
     assert matching_kernels(profile([]), ".") == []
 
 
-def test_none_or_too_many() -> None:
+def test_no_kernel_or_too_many_match() -> None:
     rows = [
         Row(0, APP, Kernel(at, f"kernel_{at}", ""), Code("mov", (), ()), 0, counts(active=20 - at)) for at in range(12)
     ]
@@ -189,7 +191,7 @@ def test_none_or_too_many() -> None:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    """Stalls of a real kernel: most at the instruction that waits for the loads in its loop."""
+    """Stalls of a real kernel, most of them at the instruction that waits for the loads in its loop."""
     elf = debug_elf("lnl", "matmul")
     kernel = next(each for each in read_zebin(elf).kernels if each.name == "multiply_local_access")
     row = {"time_ns": 1, "pid": 7, "path": "/tmp/m.elf", "digest": bytes(32), "size": len(elf), "elf": elf}

@@ -1,4 +1,4 @@
-"""Captures that name their frames anywhere, and captures that tell nobody's names."""
+"""Archives: captures with names for their frames, and redacted captures."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from unit.zebins import debug_elf
 SECRETS = ("secret-host", "secret-app", "/home/secret", "secret_function", "SecretKernel", "secret-cgroup",
            "secret.cpp", "secret-key", "secret-library", "secret-loss", "secret-container", "secret_py",
            "attention")  # fmt: skip
-STRAY = int.from_bytes(b"!secret!", "little")  # what a walk may find behind the last frame
+STRAY = int.from_bytes(b"!secret!", "little")  # data that an unwinder may take for a return address
 KERNEL_IP = 0xFFFF_FFFF_8123_4567
 FILE = Module(ModuleKind.FILE, "/home/secret/bin/secret-app", b"\x11" * 20)
 
 
 class Everything:
-    """A Naming that has a name for all."""
+    """A symbolizer that has a name for every address."""
 
     def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
         chains = {
@@ -53,7 +53,7 @@ class Everything:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> CaptureReader:
-    """A capture with a launch from a file, generated code and the kernel, and secrets wherever there can be some."""
+    """A capture with frames in a file, generated code and the Linux kernel, and secrets wherever there can be some."""
     process: dict[str, Any] = dict.fromkeys(field.name for field in KINDS["process"])
     process |= {"time_ns": 1, "pid": 7, "tid": 7, "event": "described", "comm": "secret-app", "uid": 1000, "gid": 1000,
                 "cgroup": "/secret-cgroup", "container": "secret-container"}  # fmt: skip
@@ -123,7 +123,7 @@ def test_an_archive_has_the_same_rows_and_the_names(recorded: CaptureReader, tmp
     )  # fmt: skip
 
 
-def test_an_archive_of_an_archive_keeps_what_is_named(recorded: CaptureReader, tmp_path: Path) -> None:
+def test_an_archive_of_an_archive_keeps_its_names(recorded: CaptureReader, tmp_path: Path) -> None:
     once = archived(recorded, tmp_path)
     archive(once, tmp_path / "twice", named_by(CaptureNames), lambda *_: None, redact=False, keep_kernels=True)
     twice = CaptureReader(tmp_path / "twice")
@@ -131,14 +131,14 @@ def test_an_archive_of_an_archive_keeps_what_is_named(recorded: CaptureReader, t
     assert twice.table("module").to_pylist() == once.table("module").to_pylist()
 
 
-def test_without_kernels_their_binaries_are_gone(recorded: CaptureReader, tmp_path: Path) -> None:
+def test_archives_without_kernels_lack_debug_elfs(recorded: CaptureReader, tmp_path: Path) -> None:
     assert archived(recorded, tmp_path, keep_kernels=False).table("kernel")["elf"].null_count == 1
 
 
-def test_a_redacted_capture_tells_no_secret(recorded: CaptureReader, tmp_path: Path) -> None:
+def test_a_redacted_capture_has_no_secrets(recorded: CaptureReader, tmp_path: Path) -> None:
     # when
     public = archived(recorded, tmp_path, redact=True)
-    # then no text of it holds one
+    # then no text contains a secret
     texts = [str(public.header), *(str(public.table(kind).to_pylist()) for kind in KINDS)]
     for secret in SECRETS:
         assert not any(secret in text for text in texts), secret
@@ -147,21 +147,21 @@ def test_a_redacted_capture_tells_no_secret(recorded: CaptureReader, tmp_path: P
     assert public.table("process")["uid"].null_count == 1
     assert [row["ips"] for row in public.table("stack").to_pylist() if row["id"] == 3] == [[0x1010, 1]]
     assert public.table("kernel").to_pylist()[0]["digest"] != recorded.table("kernel").to_pylist()[0]["digest"]
-    # while what is known to be numbers stays
+    # but numbers stay
     assert public.header["probes"]["launches"] == 4
     assert public.header["streams"] == recorded.header["streams"]
-    # nor where the kernel lies
+    # and it does not reveal the Linux kernel's addresses
     kernel = [ip for row in public.table("stack").to_pylist() if row["pid"] == 0 for ip in row["ips"]]
     assert len(kernel) == 2
     assert max(kernel) < 0xFFFF_8000_0000_0000
 
 
-def test_a_redacted_capture_still_says_where_the_time_went(recorded: CaptureReader, tmp_path: Path) -> None:
+def test_a_redacted_capture_still_shows_where_time_went(recorded: CaptureReader, tmp_path: Path) -> None:
     public = archived(recorded, tmp_path, redact=True)
     function, other = hashed("function", "secret_function"), hashed("function", "secret_function2")
     python = "py::" + hashed("function", "py::secret_py:/home/secret/x.py")
     assert launching_stack(public) == (function, other, python, function, other)
-    # and names of the operating system's kernel stay with their addresses
+    # and names of the Linux kernel still belong to their addresses
     kernel = public.table("stack").to_pylist()[1]
     names = CaptureNames(public).name(Module(ModuleKind.KERNEL), np.zeros(0, np.uint64), np.zeros(0, np.uint64))
     assert names is not None
@@ -171,7 +171,7 @@ def test_a_redacted_capture_still_says_where_the_time_went(recorded: CaptureRead
     assert public.header["redacted"] is True
 
 
-def test_functions_of_files_that_everybody_has_keep_their_names() -> None:
+def test_functions_in_common_files_keep_their_names() -> None:
     redaction = Redaction(spaces([], []), np.empty(0, np.uint64), keep_kernels=False)
     named = Named(Names.of([(1, 1, [Frame("zeInit", "/home/secret/loader.cpp")])]), "from /home/secret", "")
     module, public = redaction.module(Module(ModuleKind.FILE, "/home/secret/libze_loader.so.1", b"1"), named)
@@ -180,12 +180,12 @@ def test_functions_of_files_that_everybody_has_keep_their_names() -> None:
     assert "secret" not in module.path + public.names.frames(0)[0].file + public.source
 
 
-def test_with_kernels_a_redacted_capture_keeps_their_binaries(recorded: CaptureReader, tmp_path: Path) -> None:
+def test_a_redacted_capture_with_kernels_keeps_debug_elfs(recorded: CaptureReader, tmp_path: Path) -> None:
     assert archived(recorded, tmp_path, redact=True, keep_kernels=True).table("kernel")["elf"].null_count == 0
 
 
-def test_labels_of_what_was_imported_stay_and_names_do_not(tmp_path: Path) -> None:
-    # given samples as an imported text has them
+def test_labels_of_imported_samples_stay_and_names_do_not(tmp_path: Path) -> None:
+    # given imported samples
     told = [
         # process, stack, kernel, file
         ("[unknown process]", "[unknown process]", "[unknown kernel]", "[unknown file]"),
@@ -224,15 +224,15 @@ def test_labels_of_what_was_imported_stay_and_names_do_not(tmp_path: Path) -> No
         ("[other process]", "[not recorded]", "[called functions]", ""),
         (app, f"{python};{fake};{run};do_syscall_64_[k];[kernel]_[k]", hashed("kernel", "k"), redacted_path("x")),
     ]  # fmt: skip
-    # and a report finds as much as before
+    # and a report matches as many samples as before
     assert public.header["matched"] == archived(CaptureReader(path), tmp_path).header["matched"]
 
 
-# What goes wrong
+# Errors
 
 
 def damaged(path: Path) -> Path:
-    """A capture that breaks in its last rows."""
+    """A capture with damage in its last rows."""
     launches = [launch(2, 7, 64)] * 1000
     sample = [launch(3, 7, 64) | {"pid": None}]
     with path.open("wb") as file:
@@ -255,7 +255,7 @@ def test_a_damaged_capture_leaves_no_archive(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.97])
 def test_a_full_disk_is_one_sentence_and_leaves_no_archive(tmp_path: Path, share: float) -> None:
-    # given a disk that has no room: at once, from the middle on, and for the end
+    # given a disk that is full: from the beginning, from the middle, and near the end
     rng = np.random.default_rng(1)
     stacks = [{"id": each, "time_ns": 1, "pid": 7, "truncated": False, "ips": [each]}
               for each in rng.integers(0, 1 << 62, 8000).tolist()]  # fmt: skip
@@ -289,12 +289,12 @@ main()
         ("//anon", "//anon"),
     ],
 )
-def test_paths_that_everybody_has(path: str, kept: str) -> None:
+def test_common_paths_stay(path: str, kept: str) -> None:
     assert redacted_path(path).split("/")[-1] == kept.split("/")[-1]
     assert "secret" not in redacted_path(path)
 
 
-def test_the_same_name_has_always_the_same_hash() -> None:
+def test_a_name_always_has_the_same_hash() -> None:
     assert hashed("function", "f") == hashed("function", "f") != hashed("function", "g")
     assert hashed("function", "f") != hashed("process", "f")
     assert redacted_path("/a/b") == redacted_path("/a/b") != redacted_path("/a/c")

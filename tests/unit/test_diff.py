@@ -27,7 +27,7 @@ ADD = Code("add", ("reduce",), (1,))
 
 
 def run_of(pid: int, address: str, matmul: int, **kernels: int) -> Profile:
-    """A run of a program, whose process and addresses are its own; and samples of its kernels."""
+    """A run of a program, with its own pid and addresses, and samples of its kernels."""
     app = Launch("app", pid, ("main", "run(int)", address))
     made = Kernel(pid << 12, "matmul", "src/matmul.cl")
     found = [
@@ -49,7 +49,7 @@ def printed(capsys: pytest.CaptureFixture[str], by: str, limit: int = 20, relati
     return capsys.readouterr().out
 
 
-def test_the_verb_knows_all_that_can_be_compared() -> None:
+def test_the_verb_offers_all_kinds_of_entries() -> None:
     assert ENTRIES == BY
 
 
@@ -64,7 +64,7 @@ def test_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_functions_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_absolute_counts_of_functions(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "function", relative=False) == (
         "BEFORE  AFTER  CHANGE  MOST CHANGED        FUNCTION\n"
         "     0    120    +120  active +120   new   fresh\n"
@@ -76,7 +76,7 @@ def test_functions_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_stacks_of_other_processes_and_addresses_are_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stacks_are_compared_without_pids_and_addresses(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "stack") == (
         " BEFORE    AFTER  CHANGE  MOST CHANGED    STACK\n"
         "100.0 %  100.0 %     0.0  active +50.0    [unnamed] < run(int) < main < app\n"
@@ -84,7 +84,7 @@ def test_stacks_of_other_processes_and_addresses_are_the_same(capsys: pytest.Cap
     )
 
 
-def test_what_is_beyond_the_limit_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_beyond_the_limit_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "kernel", limit=1) == (
         " BEFORE    AFTER  CHANGE  MOST CHANGED       KERNEL\n"
         "  0.0 %   60.0 %   +60.0  active +60.0  new  fresh\n"
@@ -110,7 +110,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize("by", BY)
-def test_nothing_against_something(by: str, relative: bool) -> None:
+def test_an_empty_profile_against_another(by: str, relative: bool) -> None:
     empty = profile([])
     assert difference(joined(empty, empty), by, 20, relative).entries == []
     found = difference(joined(empty, AFTER), by, 20, relative)

@@ -94,7 +94,7 @@ def test_sums(tmp_path: Path, seed: int) -> None:
 
 
 class TwoGenerations(GpuModuleLoader):
-    """Reads any module as one of one kernel, with an instruction named after the platform."""
+    """Loads every module as one kernel with an instruction named after the platform."""
 
     def load(self, elf: bytes, platform: Platform | None, only: object = None, texts: bool = True) -> GpuModule:
         columns = {"offset": [0], "size": [16], "mnemonic": [0]}
@@ -112,10 +112,8 @@ class TwoGenerations(GpuModuleLoader):
         (["pvc", "xe3p", "xe2"], {"xe_hpc", "xe3p", "xe2"}),
     ],
 )
-def test_a_stall_shows_the_instruction_as_its_own_gpu_has_it(
-    tmp_path: Path, layouts: list[str], mnemonics: set[str]
-) -> None:
-    # given a kernel that runs on GPUs of several generations
+def test_a_stall_shows_the_instruction_of_its_own_gpu(tmp_path: Path, layouts: list[str], mnemonics: set[str]) -> None:
+    # given a kernel on GPUs of several generations
     stalls = []
     for stream, layout in enumerate(layouts):
         value = 0x10000 >> 3 | 5 << LAYOUTS[layout][0]["sbid"]

@@ -1,4 +1,4 @@
-"""What closed command lists launched: against the same in plain Python, an event after the other; and in reports."""
+"""Launches by closed command lists: compared with plain Python, one event after another; and in reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ A, B = 0x10000, 0x20000
 S = 1_000_000_000
 COLUMNS = (*LAUNCH_COLUMNS, "cpu")
 Launched = Counter[tuple[int, int, int, int, str]]
-"""How often: time, pid, address, stack, comm."""
+"""Number of launches by time, pid, address, stack, comm."""
 
 
 def appended(time_ns: int, address: int = A, stack: int = 11, list_: int = LIST, **more: Any) -> dict[str, Any]:
@@ -51,19 +51,19 @@ def executed(time_ns: int, list_: int = LIST, stack: int = 21, **more: Any) -> d
 
 
 def read(path: Path, stack_of: StackOf = StackOf.APPEND, most: int = 1 << 22) -> Launched:
-    """What a capture says was launched."""
+    """Returns the launches of a capture."""
     found: Launched = Counter()
     for row in read_launches(CaptureReader(path), COLUMNS, stack_of, most).to_pylist():
         found[row["time_ns"], row["pid"], row["address"], row["stack"], row["comm"]] += row.get("count", 1)
     return found
 
 
-# --- the same in plain Python
+# --- the reference in plain Python
 
 
 @dataclass
 class List:
-    """A list as its program knows it."""
+    """A command list, as its program knows it."""
 
     is_regular: bool
     holds: list[dict[str, Any]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class List:
 
 
 class Program:
-    """Does with lists what programs may do, and knows what it launched."""
+    """A random program that uses command lists, and knows what it launched."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -130,8 +130,8 @@ class Program:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_execution_launches_what_its_list_holds(seed: int, tmp_path: Path) -> None:
-    # given a program whose regular lists are all closed in the end, as nobody knows of others what they are
+def test_every_execution_launches_the_kernels_in_its_list(seed: int, tmp_path: Path) -> None:
+    # given a program whose regular lists are all closed in the end: lists that never are look like immediate ones
     program = Program(seed)
     for _ in range(3000):
         program.step()
@@ -140,7 +140,7 @@ def test_every_execution_launches_what_its_list_holds(seed: int, tmp_path: Path)
             if it.is_regular and not it.is_closed:
                 program.now += 1
                 program._event("close", pid, handle)
-    # of lists that were destroyed open nobody knows either
+    # lists that were destroyed while open look like immediate ones, too
     path = capture(tmp_path / "c", launch=program.launches, command_list=program.events)
     reader = CaptureReader(path)
 
@@ -155,7 +155,7 @@ def test_every_execution_launches_what_its_list_holds(seed: int, tmp_path: Path)
 
 
 def open_when_destroyed(program: Program) -> Launched:
-    """Launches that were appended to lists which were never closed in their lives: they are taken to be immediate."""
+    """Launches appended to lists that were never closed: they are taken to be immediate."""
     found: Launched = Counter()
     by_list = defaultdict(list)
     for row in sorted([*program.launches, *program.events], key=lambda row: row["time_ns"]):
@@ -177,7 +177,7 @@ def test_a_list_that_is_never_executed_launches_nothing(tmp_path: Path) -> None:
     assert read(capture(tmp_path / "c", launch=[appended(1)], command_list=[event("close", 2)])) == {}
 
 
-def test_without_lists_launches_are_as_they_were(tmp_path: Path) -> None:
+def test_launches_without_lists_are_unchanged(tmp_path: Path) -> None:
     rows = [appended(1), launch(2, 7, B, 12, name="k")]
     table = read_launches(CaptureReader(capture(tmp_path / "c", launch=rows)), COLUMNS)
     assert table.select(["time_ns", "address", "stack"]).to_pylist() == [
@@ -185,19 +185,19 @@ def test_without_lists_launches_are_as_they_were(tmp_path: Path) -> None:
     ]
 
 
-def test_a_list_that_is_closed_and_goes_on_without_a_reset_executes_at_once(tmp_path: Path) -> None:
-    """Some programs close immediate lists, which means nothing."""
+def test_a_list_that_is_appended_to_after_close_is_immediate(tmp_path: Path) -> None:
+    """Some programs close immediate lists, which has no effect."""
     rows = [appended(1), appended(3, B)]
     path = capture(tmp_path / "c", launch=rows, command_list=[event("close", 2), event("close", 4)])
     assert read(path) == {(1, 7, A, 11, "app"): 1, (3, 7, B, 11, "app"): 1}
 
 
-def test_where_a_reset_was_lost_what_comes_then_is_another_filling(tmp_path: Path) -> None:
+def test_appending_after_execution_begins_a_filling_if_a_reset_was_lost(tmp_path: Path) -> None:
     path = capture(tmp_path / "c", launch=[appended(1), appended(3, B)], command_list=[executed(2), executed(4)])
     assert read(path) == {(2, 7, A, 11, "app"): 1, (4, 7, B, 11, "app"): 1}
 
 
-def test_a_handle_means_nothing_in_the_process_s_next_program(tmp_path: Path) -> None:
+def test_handles_are_not_carried_over_to_the_process_s_next_program(tmp_path: Path) -> None:
     row = dict.fromkeys(KINDS["process"].names) | {"time_ns": 3, "pid": 7, "tid": 7, "event": "exec", "comm": "next"}
     lists = [executed(2), executed(5)]
     path = capture(tmp_path / "c", launch=[appended(1)], command_list=lists, process=[row])
@@ -207,8 +207,8 @@ def test_a_handle_means_nothing_in_the_process_s_next_program(tmp_path: Path) ->
     assert (found.launches, found.executions, found.unknown) == (1, 2, 1)
 
 
-def test_executions_of_what_was_appended_before_are_counted_and_said(tmp_path: Path) -> None:
-    # given a list from before the recording that is then reset and holds no kernel, and one that was closed since
+def test_executions_of_lists_filled_before_the_recording_are_reported(tmp_path: Path) -> None:
+    # given a list from before the recording that is then reset and has no kernels, and one that was closed since
     lists = [executed(1), executed(2), event("reset", 3), executed(4)]
     lists += [event("close", 5, OTHER_LIST), executed(6, OTHER_LIST)]
     path = capture(tmp_path / "c", stall=[stall(9, record(A, sbid=1))], command_list=lists)
@@ -218,8 +218,8 @@ def test_executions_of_what_was_appended_before_are_counted_and_said(tmp_path: P
     assert "2 executions of command lists that were filled before the recording" in iaprof("info", path).out
 
 
-def test_what_comes_of_another_file_is_not_counted_again(tmp_path: Path) -> None:
-    # given a list that was filled and executed in the file before, and is executed in this one
+def test_launches_carried_over_from_another_file_are_not_counted_again(tmp_path: Path) -> None:
+    # given a list that was filled and executed in the previous file, and is executed in this one
     carried = int(LaunchFlags.CARRIED)
     lists = [event("close", 2, flags=carried), executed(3, flags=carried), executed(12)]
     path = capture(tmp_path / "c", launch=[appended(1, flags=carried)], command_list=lists)
@@ -230,11 +230,11 @@ def test_what_comes_of_another_file_is_not_counted_again(tmp_path: Path) -> None
     assert flags == {3: carried, 12: 0}
 
 
-# --- very many
+# --- large numbers
 
 
 def test_a_million_executions_of_ten_thousand_kernels(tmp_path: Path) -> None:
-    # given 10,000 kernels in 300 places, and an execution each millisecond
+    # given 10,000 kernels at 300 sites, and an execution each millisecond
     kernels, executions = 10_000, 1_000_000
     number = np.arange(kernels)
     launches = _table(
@@ -248,7 +248,7 @@ def test_a_million_executions_of_ten_thousand_kernels(tmp_path: Path) -> None:
     # when
     table = expand_executions(launches, known, events, max_rows=1 << 20)
 
-    # then there are no more rows than asked for, and all launches are counted, each no later than it ran
+    # then there are at most max_rows rows, and all launches are counted, none later than it ran
     assert len(table) <= 1 << 20
     count = table["count"].to_numpy()
     assert int(count.sum()) == kernels * executions
@@ -261,13 +261,13 @@ def test_a_million_executions_of_ten_thousand_kernels(tmp_path: Path) -> None:
     assert per_place == Counter({1 + place: np.sum(number % 300 == place) * executions for place in range(300)})
 
 
-def test_few_are_kept_apart_by_their_times(tmp_path: Path) -> None:
+def test_few_executions_keep_their_times(tmp_path: Path) -> None:
     lists = [executed(time) for time in range(2, 1002)]
     path = capture(tmp_path / "c", launch=[appended(1), appended(1)], command_list=lists)
     assert read(path) == {(time, 7, A, 11, "app"): 2 for time in range(2, 1002)}
 
 
-def test_places_of_execution_without_number_are_one_sentence(tmp_path: Path) -> None:
+def test_too_many_places_of_execution_are_refused(tmp_path: Path) -> None:
     rows = [appended(1 + n, A + n * 64) for n in range(100)]
     lists = [executed(1000 + n, stack=1000 + n) for n in range(100)]
     path = capture(tmp_path / "c", launch=rows, command_list=lists)
@@ -278,7 +278,7 @@ def test_places_of_execution_without_number_are_one_sentence(tmp_path: Path) -> 
 
 
 def _table(kind: str, rows: int, **columns: Any) -> pa.Table:
-    """Rows of a kind, of which the columns that are not given are 0 or empty."""
+    """Rows of a kind; columns that are not given are 0 or empty."""
     arrays = []
     for member in KINDS[kind]:
         value = columns.get(member.name, "" if pa.types.is_string(member.type) else 0)
@@ -302,8 +302,8 @@ def joined(path: Path, stack_of: StackOf = StackOf.APPEND) -> Counter[tuple[int,
     return found
 
 
-def test_stalls_are_those_of_the_execution_before_them(tmp_path: Path) -> None:
-    # given one list that was executed long after it was filled, from two places in turn
+def test_stalls_belong_to_the_execution_before_them(tmp_path: Path) -> None:
+    # given a list that was executed long after it was filled, alternately from two places
     lists = [executed(10 * S, stack=21), executed(20 * S, stack=22)]
     stalls = [
         stall(time, record(A, sbid=count), begin_ns=time - 1000)
@@ -314,8 +314,8 @@ def test_stalls_are_those_of_the_execution_before_them(tmp_path: Path) -> None:
     assert joined(path, StackOf.EXECUTE) == {(21, "runner", A): 5, (22, "runner", A): 3}
 
 
-def test_two_lists_in_turn_have_the_stalls_of_their_own_executions(tmp_path: Path) -> None:
-    # given the same kernel in two lists, appended in two places, and executed a second apart
+def test_two_alternating_lists_have_their_own_stalls(tmp_path: Path) -> None:
+    # given the same kernel in two lists, appended at two places, and executed a second apart
     launches = [appended(1, stack=11), appended(2, stack=12, list_=OTHER_LIST)]
     lists = [executed(n * S, LIST if n % 2 else OTHER_LIST, 21) for n in range(1, 9)]
     stalls = [stall(n * S + 5000, record(A, sbid=n), begin_ns=n * S + 1000) for n in range(1, 9)]
@@ -323,7 +323,7 @@ def test_two_lists_in_turn_have_the_stalls_of_their_own_executions(tmp_path: Pat
     assert joined(path) == {(11, "app", A): 1 + 3 + 5 + 7, (12, "app", A): 2 + 4 + 6 + 8}
 
 
-def test_a_list_that_is_reset_and_filled_anew_launches_what_it_holds_now(tmp_path: Path) -> None:
+def test_a_refilled_list_launches_its_new_kernels(tmp_path: Path) -> None:
     launches = [appended(1, stack=11), appended(5 * S, stack=12)]
     lists = [executed(2 * S), event("reset", 4 * S), executed(6 * S)]
     stalls = [stall(n * S + 5000, record(A, sbid=n), begin_ns=n * S + 1000) for n in (2, 6)]
@@ -331,14 +331,14 @@ def test_a_list_that_is_reset_and_filled_anew_launches_what_it_holds_now(tmp_pat
     assert joined(path) == {(11, "app", A): 2, (12, "app", A): 6}
 
 
-def test_a_place_that_a_list_has_twice_gets_two_thirds(tmp_path: Path) -> None:
+def test_a_site_that_is_twice_in_a_list_gets_two_thirds(tmp_path: Path) -> None:
     launches = [appended(1, stack=11), appended(2, stack=11), appended(3, stack=12)]
     path = capture(tmp_path / "c", stall=[stall(9, record(A, sbid=30))], launch=launches, command_list=[executed(5)])
     assert joined(path) == {(11, "app", A): 20, (12, "app", A): 10}
 
 
 def test_reports_count_executions(tmp_path: Path) -> None:
-    # given a kernel in a list that is executed three times, and once at once
+    # given a kernel in a list that is executed three times, and one immediate launch
     lists = [event("close", 2), *(executed(2 + n) for n in range(1, 4))]
     launches = [appended(1), launch(6, 7, A, 13, name="k")]
     path = capture(tmp_path / "c", stall=[stall(9, record(A, sbid=4))], launch=launches, command_list=lists)
@@ -364,6 +364,6 @@ def test_time_lines_have_executions(stack_of: str, threads: dict[tuple[str, int]
         assert [round(begin) for begin in found.begin.tolist()] == [-1, 0, 1, 2]  # the header's clock begins at 1 s
 
 
-def test_a_call_that_there_is_not_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unknown_stack_of_is_refused(tmp_path: Path) -> None:
     done = iaprof("report", capture(tmp_path / "c"), "--stack-of", "both")
     assert (done.code, done.err) == (2, "iaprof: --stack-of takes append, execute, not 'both'\n")

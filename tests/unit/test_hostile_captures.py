@@ -1,4 +1,4 @@
-"""Captures from strangers: whatever they say, a report is right, or refused in one sentence, and soon."""
+"""Untrusted captures: a report is right, or is refused in one sentence, in limited time."""
 
 import functools
 import io
@@ -36,7 +36,7 @@ A = 0x8000_0001_0000
 
 
 def reports(path: Path, names: Collection[str] = WRITERS) -> dict[str, str]:
-    """The text of every format, or of these; those of bytes are made, too."""
+    """Returns the text of every format, or of these; makes binary formats, too."""
     found = {}
     with GpuModuleLoader() as modules:
         everything = functools.reduce(operator.or_, Needs)
@@ -67,7 +67,7 @@ MEMBERS = [(kind, member.name) for kind in rows() for member in KINDS[kind]]
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
-def test_no_value(tmp_path: Path, kind: str, name: str) -> None:
+def test_null_values(tmp_path: Path, kind: str, name: str) -> None:
     made = rows()
     made[kind][0][name] = None
     path = capture(tmp_path / "c", **made)
@@ -103,14 +103,14 @@ def whole_file(path: Path, kinds: pa.Array, stalls: pa.Array) -> Path:
 STALL = pa.array([stall(9, record(A, sbid=3))], KINDS["stall"])
 
 
-def test_kinds_in_another_form(tmp_path: Path) -> None:
-    # given kinds as dictionaries, which are the same to any reader
+def test_kinds_as_dictionaries(tmp_path: Path) -> None:
+    # given dictionary-encoded kinds, which mean the same to any reader
     path = whole_file(tmp_path / "c", pa.array(["stall"]).dictionary_encode(), STALL)
     assert reports(path)["folded"].endswith(" 3\n")
 
 
 @pytest.mark.parametrize("kind", [None, b"\xff\xfe"])
-def test_kinds_that_are_none(tmp_path: Path, kind: bytes | None) -> None:
+def test_invalid_kinds(tmp_path: Path, kind: bytes | None) -> None:
     with pytest.raises(CaptureError, match="damaged"):
         CaptureReader(whole_file(tmp_path / "c", pa.array([kind], pa.binary()).view(pa.string()), STALL))
 
@@ -121,7 +121,7 @@ def test_a_row_without_its_struct_is_damaged(tmp_path: Path) -> None:
         reports(path)
 
 
-def test_a_row_group_without_rows_is_no_harm(tmp_path: Path) -> None:
+def test_a_row_group_without_rows_is_harmless(tmp_path: Path) -> None:
     with pq.ParquetWriter(tmp_path / "c", SCHEMA) as writer:
         writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, "format": FORMAT}).encode()})
         writer.write_table(SCHEMA.empty_table(), row_group_size=1)
@@ -130,7 +130,7 @@ def test_a_row_group_without_rows_is_no_harm(tmp_path: Path) -> None:
     assert (texts["folded"], texts["iaprof"]) == ("", "")
 
 
-def test_texts_that_are_no_texts(tmp_path: Path) -> None:
+def test_invalid_and_overlong_texts(tmp_path: Path) -> None:
     made = rows()
     columns = pa.array(made["launch"], KINDS["launch"]).flatten()
     columns[KINDS["launch"].get_field_index("name")] = pa.array([b"\xff"]).view(pa.string())
@@ -146,7 +146,7 @@ def test_texts_that_are_no_texts(tmp_path: Path) -> None:
 
 
 def test_a_small_file_of_very_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a limit that is quick to pass, and a million records in a few kB
+    # given a low limit, and a million records in a few kB
     monkeypatch.setattr(capture_format, "MAX_VALUE_BYTES", 1 << 20)
     monkeypatch.setattr(capture_format, "MAX_EXPANSION", 10)
     lists = pa.array([[0] * 1_000_000], KINDS["stall"].field("w0").type)
@@ -183,7 +183,7 @@ def test_junk_in_the_header(tmp_path: Path, member: str, junk: Any) -> None:
         assert str(error)
 
 
-def test_losses_are_told_as_far_as_they_make_sense() -> None:
+def test_valid_parts_of_losses_are_reported() -> None:
     loss = {"source": "stacks", "what": "lost", "count": 7, "events": 2}
     assert losses({"losses": [loss, loss | {"count": None}, 5]}) == (
         "7 stacks lost, stacks lost (2 times, how much is unknown), something that the header does not describe"
@@ -214,7 +214,7 @@ def stalls(times: Any, ips: Any) -> pa.StructArray:
 
 
 @pytest.mark.parametrize("what", ["kernels over each other", "processes", "mappings", "compilations"])
-def test_many_of_everything_take_no_square_of_the_time(tmp_path: Path, what: str, within: Within) -> None:
+def test_time_does_not_grow_with_the_square(tmp_path: Path, what: str, within: Within) -> None:
     # given 20,000 of each, so that their square would take minutes
     count = 20_000
     number = np.arange(count, dtype=np.uint64)
@@ -252,7 +252,7 @@ def module(number: int, **more: Any) -> dict[str, Any]:
 
 
 def test_a_range_with_endless_frames_in_the_kernel_is_redacted(tmp_path: Path) -> None:
-    # given as many kernel addresses as frames that all of them have
+    # given as many Linux kernel addresses as frames that each of them has
     count = 10_000
     ips = [(1 << 63) + 16 * index for index in range(count)]
     stacks = [{"id": 11, "time_ns": 1, "pid": 0, "truncated": False, "ips": ips[at : at + 500]}
@@ -261,12 +261,12 @@ def test_a_range_with_endless_frames_in_the_kernel_is_redacted(tmp_path: Path) -
     reader = CaptureReader(path)
     # when
     archive(reader, tmp_path / "public", named_by(CaptureNames), lambda *_: None, redact=True, keep_kernels=False)
-    # then it has one name for each
+    # then the redacted capture has one name for each
     assert len(CaptureReader(tmp_path / "public").table("symbol")) == count
 
 
 def test_each_of_many_modules_has_its_own_texts(tmp_path: Path) -> None:
-    # given modules that would all go through the texts of all
+    # given modules that must not each process the texts of all modules
     modules = [module(number, what="generated", pid=number) for number in range(300)]
     rows = [row for number in range(300) for row in symbols(number, 5)]
     names = CaptureNames(CaptureReader(capture(tmp_path / "c", module=modules, symbol=rows)))
@@ -295,8 +295,8 @@ def test_absurd_times_of_a_recording(tmp_path: Path, clock: dict[str, Any], end:
     assert reports(path)["folded"].endswith(" 3\n")
 
 
-def test_stacks_of_strangers_may_be_deep() -> None:
-    # given one stack on another, which step by step takes a minute
+def test_untrusted_stacks_may_be_deep() -> None:
+    # given nested stacks, which take a minute if processed frame by frame
     count = 200_000
     none = np.zeros(1, np.int64)
     parent = np.arange(count) - 1

@@ -31,7 +31,7 @@ NAMES = [
 
 
 class Hostile:
-    """A Naming that gives one of the names to each address, as function and file."""
+    """A symbolizer that gives each address one of the names, as function and file."""
 
     def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
         entries = [(int(a), 1, [Frame(NAMES[int(a) % 100], NAMES[int(a) % 100], 7)]) for a in addresses]
@@ -40,7 +40,7 @@ class Hostile:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> CaptureReader:
-    """A launch per name, whose stack is that name alone, and a stall of each; named by the capture itself."""
+    """A launch and a stall for each name, with a stack of only that name; the capture has the names."""
     stacks = [
         {"id": i + 1, "time_ns": 5, "pid": 7, "truncated": False, "ips": [100 * (i + 1) + i]} for i in range(len(NAMES))
     ]
@@ -66,7 +66,7 @@ def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: 
         built = build(recorded, modules, ReportOptions(interval_s=1.0 if WRITERS[name].interval_s else 0.0, look=look))
         WRITERS[name].write(Export(built.profile), Shape(), out)
     text = out.getvalue().decode() if isinstance(out, io.BytesIO) else out.getvalue()
-    # then nothing acts on a terminal, and no line was broken or made
+    # then no control characters remain, and no line is broken or added
     assert all(character.isprintable() for line in text.split("\n") for character in line.replace("\t", ""))
     assert max(map(len, text.split("\n"))) < 40_000
     lines = text.splitlines()
@@ -80,7 +80,7 @@ def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: 
 
 
 def test_a_perf_map_with_such_names(tmp_path: Path) -> None:
-    # given a map whose names are those, each in a line as far as it is one
+    # given a perf map with these names, one on each line
     with (tmp_path / "map").open("wb") as file:
         for number, name in enumerate(NAMES):
             file.write(f"{0x1000 * (number + 1):x} 100 ".encode() + name.encode("utf-8", "surrogateescape") + b"\n")
@@ -90,7 +90,7 @@ def test_a_perf_map_with_such_names(tmp_path: Path) -> None:
     with GeneratedCode() as generated:
         named = generated.name(fd, (), addresses, addresses)
     os.close(fd)
-    # then each names its own address, or none does
+    # then each address has its own name, or none
     rows = named.names.find(addresses)
     assert (rows >= 0).sum() >= len(NAMES) - 2
     found = {int(a): named.names.frames(row)[0].function for a, row in zip(addresses, rows, strict=True) if row >= 0}

@@ -1,4 +1,4 @@
-"""`iaprof info`: the whole text, the same facts as JSON, no rows read, and headers from anyone."""
+"""`iaprof info`: the whole text, the same facts as JSON, that no rows are read, and untrusted headers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def shown(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.replace(str(path), path.name)
 
 
-def test_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_capture_with_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = full(tmp_path / "cap.parquet")
     assert (
         shown(path, capsys)
@@ -115,7 +115,7 @@ Libraries
     )
 
 
-def test_next_to_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_capture_with_almost_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = capture(tmp_path / "cap.parquet", {"imported": {"format": "iaprof 2026.2"}})
     assert (
         shown(path, capsys)
@@ -202,7 +202,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a capture whose rows are damaged, each kind in its own way
+    # given a capture with damage in the rows of every kind
     path = full(tmp_path / "cap.parquet")
     kinds = {kind: [dict.fromkeys(field.name for field in KINDS[kind])] for kind in KINDS}
     damaged = capture(tmp_path / "damaged", FULL, **kinds)
@@ -213,13 +213,13 @@ def test_no_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert inventory(CaptureReader(path)).counts["stacks"] == 1
 
 
-def test_a_spool_is_no_capture(tmp_path: Path) -> None:
+def test_a_spool_is_not_a_capture(tmp_path: Path) -> None:
     (tmp_path / "c.spool").write_bytes(b"IAPS\1\0\0\0")
     with pytest.raises(CaptureError, match=r"spool of an unfinished recording: iaprof recover .*c\.spool"):
         verb.info(tmp_path / "c.spool")
 
 
-def test_many_of_everything_are_not_many_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_is_limited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     many = {
         "streams": [STREAM] * 1000,
         "libraries": FULL["libraries"] * 1000,
@@ -244,9 +244,7 @@ JSON = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(FULL)), JSON, max_size=6), st.booleans())
-def test_headers_from_anyone(
-    tmp_path_factory: pytest.TempPathFactory, changed: dict[str, Any], is_merged: bool
-) -> None:
+def test_untrusted_headers(tmp_path_factory: pytest.TempPathFactory, changed: dict[str, Any], is_merged: bool) -> None:
     # given a header with anything in it
     path = tmp_path_factory.getbasetemp() / "c"
     about = FULL | changed
@@ -268,10 +266,10 @@ GUESS = (
 )
 
 
-def test_a_layout_that_was_guessed_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guessed_layout_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # given a GPU of two tiles that the recorder did not know
     path = full(tmp_path / "cap.parquet", streams=[GUESSED, GUESSED | {"tile": 1}])
-    # then it is told once, wrapped
+    # then there is one warning, wrapped
     text = shown(path, capsys)
     [warnings] = [group for group in text.split("\n\n") if group.startswith("Warnings")]
     assert " ".join(warnings.split()) == f"Warnings {GUESS}"
@@ -279,7 +277,7 @@ def test_a_layout_that_was_guessed_is_a_warning(tmp_path: Path, capsys: pytest.C
     [part] = json.loads(capsys.readouterr().out)["parts"]
     assert part["warnings"] == [GUESS]
     assert [stream["layout_guessed"] for stream in part["streams"]] == [True, True]
-    # and of a merged capture with its name
+    # and for a merged capture, the warning has the part's label
     merge([path, full(tmp_path / "other.parquet", part=3)], tmp_path / "all")
     [label, _] = [part.label for part in inventory(CaptureReader(tmp_path / "all")).parts]
     assert f"{label}: {GUESS}" in " ".join(shown(tmp_path / "all", capsys).split())

@@ -1,7 +1,7 @@
-"""The join against its rules, told once more in plain Python: loops, whole fractions, one record at a time.
+"""Compares the join with a reference implementation in plain Python: loops, exact fractions, one record at a time.
 
-Nothing here is fast or clever. Random small captures have all at once that makes joining hard: kernels over each other,
-recompilations, processes that end and pids that come again, layouts side by side, times at the end of time.
+The reference is simple and slow. The small random captures combine everything that makes joining hard: overlapping
+kernels, recompilations, processes that end, reused pids, several record layouts, and the largest times.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], int]] = {
 
 
 class Read(NamedTuple):
-    """One read: when, of which stream, and its records as (address, counts by reason)."""
+    """A read: its times, stream, and records as (address, counts by reason)."""
 
     begin: int
     end: int
@@ -49,7 +49,7 @@ class Read(NamedTuple):
 
 @dataclass
 class World:
-    """A capture, and how it is to be joined."""
+    """A capture, and the options of the join."""
 
     streams: list[Stream]
     reads: list[Read]
@@ -67,7 +67,7 @@ class World:
 
 @dataclass
 class Place:
-    """A kernel that lies somewhere."""
+    """A placement of a kernel, with its launches."""
 
     pid: int
     address: int
@@ -80,12 +80,12 @@ class Place:
 
     @property
     def code(self) -> object:
-        """What same code at the same address has in common."""
+        """Equal for the same code at the same address."""
         return (self.kernel.fingerprint if self.kernel else (self.name, self.size)), self.address
 
     @property
     def key(self) -> tuple[int, int, str]:
-        """Which of all it is."""
+        """Identifies the placement."""
         return self.pid, self.address, self.name if self.kernel else ""
 
 
@@ -93,7 +93,7 @@ class Place:
 
 
 def places_of(world: World) -> tuple[list[Place], list[int]]:
-    """All places with their launches; and the time of each rank."""
+    """Returns all placements with their launches, and the time of each launch by rank."""
     versions: dict[tuple[int, int], list[Place]] = defaultdict(list)
     for time, pid, kernels in sorted(world.compilations, key=lambda one: one[0]):
         for kernel in kernels:
@@ -132,7 +132,7 @@ def places_of(world: World) -> tuple[list[Place], list[int]]:
 
 
 def process_end(events: list[dict[str, Any]], pid: int, born: int, last: int) -> int:
-    """When the process ended that had this pid at that time."""
+    """Returns when the process ended that had this pid at that time."""
     mine = [one for one in events if one["pid"] == pid]
     deaths = [e["time_ns"] for e in mine if e["event"] == "exit" and e["tid"] == pid and e["time_ns"] > born]
     if not deaths:
@@ -145,7 +145,7 @@ def process_end(events: list[dict[str, Any]], pid: int, born: int, last: int) ->
 
 
 def cell_of(world: World, places: list[Place], ip: int, mask: int) -> list[Place]:
-    """The places that an address can belong to."""
+    """Returns the placements that an address can belong to."""
     here = [p for p in places if p.address & mask <= ip < (p.address & mask) + max(p.size, 1)]
     if len({p.pid for p in here}) < 2 or len({p.code for p in here}) < 2:
         return here
@@ -158,7 +158,7 @@ def cell_of(world: World, places: list[Place], ip: int, mask: int) -> list[Place
 def shares_of(
     world: World, here: list[Place], times: list[int], begin: int, end: int
 ) -> dict[tuple[Any, ...], Fraction]:
-    """Who gets how much of a sample."""
+    """Returns each site's share of a sample."""
     if not here:
         return {("unknown",): Fraction(1)}
     before = {p.key: [(rank, site) for rank, site in p.launches if times[rank] <= end] for p in here}
@@ -202,7 +202,7 @@ def shares_of(
 def latest(
     places: list[Place], before: dict[tuple[int, int, str], list[tuple[int, tuple[Any, ...]]]], *, ended_last: bool
 ) -> list[tuple[Place, tuple[Any, ...], int]]:
-    """The last launch of all, or of the place that ended last."""
+    """Returns the last launch of all, or of the placement that ended last."""
     last = [(p.ended if ended_last else 0, max(before[p.key])[0], n) for n, p in enumerate(places) if before[p.key]]
     if not last:
         return []
@@ -216,7 +216,7 @@ Key = tuple[int, int, int]  # interval, stream, ip
 def expected(
     world: World,
 ) -> tuple[dict[Key, dict[tuple[Any, ...], list[Fraction]]], dict[Key, Counter[tuple[Any, ...]]]]:
-    """The shares of each site, by reason; and the samples that one site alone can have launched."""
+    """Returns each site's shares by reason, and the samples with a single candidate site."""
     places, times = places_of(world)
     found: dict[Key, dict[tuple[Any, ...], list[Fraction]]] = defaultdict(dict)
     alone: dict[Key, Counter[tuple[Any, ...]]] = defaultdict(Counter)
@@ -241,11 +241,11 @@ def expected(
     return found, alone
 
 
-# What is asked
+# The join
 
 
 def row(world: World, read: Read) -> dict[str, Any]:
-    """A `stall` row as a recorder writes it."""
+    """A `stall` row, as the recorder writes it."""
     layout = world.streams[read.stream].layout
     bits, ip_bits = LAYOUTS[layout.name]
     words: list[list[int]] = [[], [], []]
@@ -267,7 +267,7 @@ def row(world: World, read: Read) -> dict[str, Any]:
 
 
 def joined(world: World, groups: int) -> tuple[Placed, JoinedShares]:
-    """What the join makes of it, before rounding; in several row groups."""
+    """Joins the capture in several row groups; returns shares, before rounding."""
     table = {
         "launch": pa.Table.from_pylist(world.launches, pa.schema(list(KINDS["launch"]))),
         "process": pa.Table.from_pylist(world.events, pa.schema(list(KINDS["process"]))),
@@ -296,7 +296,7 @@ def joined(world: World, groups: int) -> tuple[Placed, JoinedShares]:
 
 
 def told(placed: Placed, index: int) -> tuple[Any, ...]:
-    """A site in the words of `shares_of`."""
+    """Returns a site in the form of `shares_of`."""
     site = placed.sites[index]
     p = None if site.placement is None else placed.placements[site.placement]
     if site.note == AMBIGUOUS:
@@ -311,7 +311,7 @@ def told(placed: Placed, index: int) -> tuple[Any, ...]:
 
 
 def check(world: World, groups: int) -> None:
-    """Compares everything."""
+    """Compares shares, counts and unique samples with the reference."""
     found, alone = expected(world)
     placed, result = joined(world, groups)
     # The shares.
@@ -335,7 +335,7 @@ def check(world: World, groups: int) -> None:
     totals = rounded(whole, result)
     for key, sites in some.items():
         assert totals[key] == [sum(column) for column in zip(*sites.values(), strict=True)]
-    # What is called unique was launched from one place alone.
+    # Samples counted as alone have a single candidate site.
     for interval, stream, ip, site, count in zip(
         *(c.tolist() for c in (whole.interval, whole.stream, whole.ip, whole.site, whole.alone)), strict=True
     ):
@@ -343,7 +343,7 @@ def check(world: World, groups: int) -> None:
 
 
 def rounded(whole: Joined, result: JoinedShares) -> dict[Key, list[int]]:
-    """The sums of whole counts by (interval, stream, ip), each of which was checked against its share."""
+    """Checks each whole count against its share; returns the sums by (interval, stream, ip)."""
     rows = {
         key: index
         for index, key in enumerate(
@@ -370,7 +370,7 @@ def world_of(rng: random.Random) -> World:
     unit = rng.choice((1, 1000, 10**6, 10**9))
     base = rng.choice((0, 0, 10**9, (1 << 63) - 50 * unit, LAST - 100 * unit))
 
-    odd = rng.choice((0, 0, 0, 0.1))  # of all times are the first or the last that there is
+    odd = rng.choice((0, 0, 0, 0.1))  # the share of times that are the smallest or the largest possible
 
     def moment() -> int:
         return rng.choice((0, LAST)) if rng.random() < odd else base + rng.randrange(100) * unit
@@ -433,7 +433,7 @@ def world_of(rng: random.Random) -> World:
 
 
 def a_read(rng: random.Random, streams: list[Stream], moment: Any, address: Any) -> Read:
-    """A read of any stream."""
+    """A read of a random stream."""
     end = moment()
     begin = rng.choice((0, moment(), end, *(min(moment(), end) for _ in range(3))))
     stream = rng.randrange(len(streams))

@@ -48,7 +48,7 @@ GROUPS = 9
 
 
 def made(path: Path, seed: int = 1, **header: Any) -> Path:
-    """A capture of 3 s: three processes whose kernels overlap, each launched from some stacks, from a while on."""
+    """A capture of 3 s: three processes with overlapping kernels, each launched from several stacks."""
     rng = random.Random(seed)
     launches = [
         launch(S + rng.randrange(200 * MS, 2_500 * MS), pid, address + 0x100 * (pid % 2), rng.randrange(1, 4),
@@ -76,7 +76,7 @@ def written(path: Path, launches: list[dict[str, Any]], groups: list[list[dict[s
 
 
 class Thread(threading.Thread):
-    """What looks like a process and is none."""
+    """Stands in for a process."""
 
     def __init__(self, _: str, memory_bytes: int, **__: Any) -> None:
         self.channel, theirs = socket.socketpair()
@@ -84,20 +84,20 @@ class Thread(threading.Thread):
         self.start()
 
     def close(self) -> None:
-        """It ends by itself."""
+        """Does nothing: the thread ends by itself."""
         self.join(0.001)
 
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads do what two processes would."""
+    """Runs two threads instead of two processes."""
     monkeypatch.setattr(joining, "Worker", Thread)
     in_two(monkeypatch)
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes, however many cores there are."""
+    """Runs two processes, on any number of cores."""
     in_two(monkeypatch)
 
 
@@ -111,15 +111,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def content(profile: Profile) -> dict[str, Any]:
-    """All of it, arrays as bytes."""
+    """Returns the profile's members, arrays as bytes."""
     return {name: each.tobytes() if hasattr(each, "tobytes") else each for name, each in vars(profile).items()}
 
 
 def reported(path: Path, wanted: ReportOptions) -> tuple[dict[str, Any], int, int]:
-    """The profile, the records and the samples."""
+    """Returns the profile, and the numbers of records and samples."""
     with GpuModuleLoader() as modules:
         reader = CaptureReader(path)
-        # Without other processes that name frames: there are none.
+        # Merged captures would start processes that symbolize frames, of which these captures have none.
         report = (
             build_parts(reader, modules, wanted, SymbolOptions())
             if reader.is_merged
@@ -172,7 +172,7 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
         )
         for seed in (4, 5)
     ]
-    # given parts whose reads are too many for a shared row group
+    # given parts with too many reads for a shared row group
     monkeypatch.setattr("iaprof.formats.capture.writer._SMALL", 0)
     merge(paths, tmp_path / "m")
     two = reported(tmp_path / "m", ReportOptions(interval_s=0.5))
@@ -192,7 +192,7 @@ def columns(found: Joined, placed: Placed) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_process_does_its_half_and_is_gone(tmp_path: Path) -> None:
+def test_the_second_process_joins_its_half_and_ends(tmp_path: Path) -> None:
     reader = CaptureReader(made(tmp_path / "c"))
     before = descriptors()
     with helping(reader) as helper:
@@ -212,7 +212,7 @@ def descriptors() -> int:
 
 
 def assert_gone(pid: int | None) -> None:
-    """It is not even a zombie."""
+    """Asserts that the process is not even a zombie."""
     with pytest.raises(ChildProcessError):
         os.waitpid(pid or 0, os.WNOHANG)
     assert not os.path.exists(f"/proc/{pid}")
@@ -223,7 +223,7 @@ ENDED = r"^the second process that joins the stalls of .*/c was ended, as happen
 
 @pytest.mark.parametrize("when", ["it starts", "it reads its task", "it sends what it found"])
 @pytest.mark.usefixtures("processes")
-def test_a_process_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_a_killed_second_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     # given a task and an answer that are too long for a pipe
     many = 10 if when == "it starts" else 20_000
     addresses = [KERNELS[0] + 0x100 * number for number in range(many)]
@@ -253,7 +253,7 @@ def test_a_process_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert_gone(process.pid)
 
 
-def test_without_room_for_a_process_one_does_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_joins_all_if_no_second_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(command: list[str], **_: Any) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -266,10 +266,10 @@ def test_without_room_for_a_process_one_does_it_all(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
 @pytest.mark.usefixtures("threads")
-def test_a_damaged_row_group_is_told_in_the_same_words_whoever_reads_it(
+def test_a_damaged_row_group_has_one_message_in_either_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
-    # given reads in one of the row groups that are of a stream which nobody named, and then such that have no words
+    # given reads of an unknown stream in one of the row groups, and then reads without words
     for wrong in (stall(2 * S, record(64, sbid=1), stream=2), stall(2 * S) | {"w0": None}):
         groups = [[stall(2 * S, record(64, sbid=1))] for _ in range(4)]
         groups[group] = [wrong]
@@ -285,8 +285,8 @@ def test_a_damaged_row_group_is_told_in_the_same_words_whoever_reads_it(
 
 @pytest.mark.parametrize("seed", [2, None])
 @pytest.mark.usefixtures("threads")
-def test_half_of_another_capture_is_not_joined(tmp_path: Path, seed: int | None) -> None:
-    # given a capture that is replaced, or deleted, before the other one opens it
+def test_a_replaced_or_deleted_capture_is_not_joined(tmp_path: Path, seed: int | None) -> None:
+    # given a capture that is replaced or deleted before the second process opens it
     reader = CaptureReader(made(tmp_path / "c"))
     (tmp_path / "c").unlink()
     if seed is not None:
@@ -297,7 +297,7 @@ def test_half_of_another_capture_is_not_joined(tmp_path: Path, seed: int | None)
 
 
 @pytest.mark.usefixtures("threads")
-def test_too_little_memory_in_the_other_process_is_too_little_memory(
+def test_a_memory_error_in_the_second_process_is_a_memory_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share = joining._share
@@ -317,7 +317,7 @@ def test_too_little_memory_in_the_other_process_is_too_little_memory(
 
 @pytest.fixture
 def report(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One that is made by two processes, in a session of its own, and never done."""
+    """A report that two processes make in a session of its own, and that never ends."""
     words = ["iaprof", "report", str(made(tmp_path / "c")), "-o", str(tmp_path / "x.folded")]
     script = f"""
 import os, sys
@@ -326,7 +326,7 @@ sys.argv = {words}
 import time
 from iaprof.cli.start import main
 from iaprof.report.join import joining
-joining._share = lambda *_: time.sleep(3600)  # its own part; the other process does its one
+joining._share = lambda *_: time.sleep(3600)  # in this process; the second one does its share
 main()
 """
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True) as process:
@@ -337,17 +337,17 @@ main()
 
 
 def helpers(pid: int) -> list[int]:
-    """The processes that help another one."""
+    """Returns the second processes of a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in children if b"help_other" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def test_ctrl_c_leaves_no_process_and_no_file(report: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    # given the second process, which has hardly begun
+    # given a second process that has just started
     deadline = time.monotonic() + 120
     while not (found := helpers(report.pid)):
         assert time.monotonic() < deadline and report.poll() is None
-    # when a terminal tells the group in its foreground
+    # when a terminal signals its foreground process group
     os.killpg(report.pid, signal.SIGINT)
     _, said = report.communicate(timeout=120)
     # then

@@ -1,4 +1,4 @@
-"""Launches as runs, against the same in plain Python; no launch gets lost, however far the gap has to grow."""
+"""Runs of launches, compared with plain Python; no launch is lost, however large the gap grows."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def of(path: Path, selection: Selection = ALL, joined: Profile | None = None, **
     return launch_runs(CaptureReader(path), ReportOptions(selection), joined or empty_profile(), **more)
 
 
-def test_launches_that_follow_closely_are_one_run(tmp_path: Path) -> None:
-    # given two kernels launched in turn, and a pause
+def test_launches_in_close_succession_are_one_run(tmp_path: Path) -> None:
+    # given two kernels launched alternately, and a pause
     rows = [at(second + of, address=address, name=name)
             for second in (0, 0.0005, 0.0015, 0.0025, 1)
             for of, address, name in ((0, 0x1000, "_Z3fooPf"), (0.0001, 0x2000, "bar"))]  # fmt: skip
@@ -68,7 +68,7 @@ def test_launches_that_follow_closely_are_one_run(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_not_known_or_not_of_this_recording_is_left_out(tmp_path: Path) -> None:
+def test_unknown_and_carried_launches_are_left_out(tmp_path: Path) -> None:
     rows = [
         at(0, flags=int(LaunchFlags.OTHER)),
         at(0, flags=int(LaunchFlags.CARRIED)),
@@ -91,7 +91,7 @@ def test_copies_are_runs_of_the_function_that_makes_them(tmp_path: Path) -> None
                "function": function, "bytes": 10, "flags": 0}  # fmt: skip
         return row | more
 
-    # given copies, two of them close together, beside a launch, and one before the capture began
+    # given copies, two of them in close succession, a launch, and a copy from before the capture
     copies = [copied(0, "zeCommandListAppendMemoryCopy"), copied(0.0005, "zeCommandListAppendMemoryCopy"),
               copied(1, "zeCommandListAppendMemoryFill", bytes=None),
               copied(2, "zeCommandListAppendMemoryFill", flags=int(LaunchFlags.CARRIED))]  # fmt: skip
@@ -105,8 +105,8 @@ def test_copies_are_runs_of_the_function_that_makes_them(tmp_path: Path) -> None
     assert runs(of(path, Selection(kernel=re.compile("MemoryCopy")))) == runs(of(path))[1:2]
 
 
-def test_kernels_are_called_as_in_the_profile(tmp_path: Path) -> None:
-    # given a profile in which a kernel has its whole name, and two that were at one address in turn
+def test_kernels_have_their_names_in_the_profile(tmp_path: Path) -> None:
+    # given a profile with a kernel's whole name, and with two kernels that had the same address
     long = "gemm<" + "float, " * 20 + "8>"
     code = Code("send", (), ())
     rows = [
@@ -114,7 +114,7 @@ def test_kernels_are_called_as_in_the_profile(tmp_path: Path) -> None:
         for address, symbol in ((0x1000, long), (0x2000, "older"), (0x2000, "newer"))
     ]
     joined = profile(rows)
-    # when it is launched by that process, and by another one
+    # when that process and another one launch the kernel
     launches = [at(0, name=long[:63]), at(0.1, pid=8, name="other"), at(0.2, address=0x2000, name="newer")]
     found = of(capture(tmp_path / "c", launch=launches), joined=joined)
     # then
@@ -143,7 +143,7 @@ def test_selections_apply(selection: Selection, expected: list[int], tmp_path: P
     assert of(path, selection).begin.tolist() == expected
 
 
-def test_merged_captures_say_the_host_and_count_from_the_first_ones_begin(tmp_path: Path) -> None:
+def test_merged_captures_have_hosts_and_a_common_time_0(tmp_path: Path) -> None:
     for name, monotonic, wall in (("one", 1, 100), ("two", 500, 110)):
         clock = {"monotonic_ns": monotonic * SECOND, "realtime_ns": wall * SECOND}
         rows = [launch((monotonic + 1) * SECOND, 7, 0x1000, name=name)]
@@ -171,8 +171,8 @@ def in_plain_python(rows: list[dict[str, Any]], gap_ns: int) -> list[Run]:
 
 
 @pytest.mark.parametrize("most", [200_000, 60])
-def test_runs_are_those_of_plain_python_whatever_the_order_and_groups_of_rows(most: int, tmp_path: Path) -> None:
-    # given launches in bursts, in many row groups and no order
+def test_runs_match_plain_python_in_any_order_of_rows(most: int, tmp_path: Path) -> None:
+    # given unordered bursts of launches in many row groups
     chance = random.Random(4)
     rows = [
         at(chance.randrange(20) + chance.expovariate(300), chance.choice((7, 8)), kernel, tid=chance.choice((7, 9)),
@@ -187,7 +187,7 @@ def test_runs_are_those_of_plain_python_whatever_the_order_and_groups_of_rows(mo
         writer.close(HEADER)
     # when
     found = of(tmp_path / "c", max_runs=most)
-    # then the gap is as large as it has to be
+    # then the gap is as large as necessary
     expected = in_plain_python(rows, round(found.gap * 1e9))
     assert sorted(runs(found)) == expected
     assert len(expected) <= most
@@ -195,7 +195,7 @@ def test_runs_are_those_of_plain_python_whatever_the_order_and_groups_of_rows(mo
     assert found.begin.tolist() == sorted(found.begin.tolist())
 
 
-def test_more_threads_than_there_is_room_for_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_beyond_the_limit_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iaprof.report.views.launch_runs._MAX_PAIRS", 3)
     found = of(capture(tmp_path / "c", launch=[at(n, tid=n) for n in (1, 2, 3, 4, 5, 1)]), max_runs=10)
     assert [(run[0], run[3], run[6]) for run in runs(found)] == [
@@ -205,11 +205,11 @@ def test_more_threads_than_there_is_room_for_share_one(tmp_path: Path, monkeypat
         ("[others]", 0, 1),
         ("[others]", 0, 1),
     ]
-    # and with room for fewer runs, the gap grows
+    # and with a lower limit on runs, the gap grows
     assert [run[6] for run in runs(of(tmp_path / "c", max_runs=4))] == [2, 1, 1, 2]
 
 
-def test_absurd_times_do_no_harm(tmp_path: Path) -> None:
+def test_absurd_times_are_harmless(tmp_path: Path) -> None:
     late = [{**at(0), "time_ns": time} for time in (0, (1 << 64) - 1, 1 << 63)]
     found = of(capture(tmp_path / "c", launch=late))
     assert found.count.sum() == 3

@@ -1,4 +1,4 @@
-"""Which function launched: a function of Python, or the innermost one that is no runtime's."""
+"""The launching function: a Python function, or the innermost one outside GPU runtimes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCH = ("zeCommandListAppendLaunchKernel", ZE)
 
 
 def launch(*frames: Frame, origins: bool = True) -> Launch:
-    """From frames, outermost first, each with its file."""
+    """A launch with these frames, outermost first, each with its file."""
     kinds = {True: Kind.UNKNOWN, False: Kind.C}
     made = tuple(Origin(kinds[name.startswith("[")], module) for name, module in frames)
     return Launch("app", 7, tuple(name for name, _ in frames), origins=made if origins else ())
@@ -45,7 +45,7 @@ def test_the_launcher_of_a_stack(frames: tuple[Frame, ...], expected: str) -> No
     assert launcher(launch(*frames)) == expected
 
 
-def test_of_imported_stacks_names_tell() -> None:
+def test_launchers_of_imported_stacks() -> None:
     frames = (("main", ""), ("train", ""), ("[unknown]", ""), LAUNCH)
     assert launcher(launch(*frames, origins=False)) == "train"
     assert launcher(None) == "[unknown process]"
@@ -57,8 +57,8 @@ def test_samples_are_added_up_by_launcher() -> None:
     assert list(by_launcher(launches, of, counts).items()) == [("b", 7), ("[unknown process]", 5), ("a", 3)]
 
 
-def test_verbs_name_functions_of_python() -> None:
-    # given what the launching stacks say themselves
+def test_verbs_name_python_functions() -> None:
+    # given the launch stacks
     stacks: dict[str, int] = {}
     for line in iaprof("report", REAL, "-q", "--frames", "cpu").out.splitlines():
         stack, _, count = line.rpartition(" ")

@@ -1,4 +1,4 @@
-"""Several captures in one: every row is there, of its part, and nothing can take the rows of one for another's."""
+"""Merged captures: every row is in its part, and cannot be read as another part's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SECOND = 1_000_000_000
 
 
 def header(host: str, monotonic: int, realtime: int, **more: Any) -> dict[str, Any]:
-    """Of a recording on a host, begun at these seconds."""
+    """The header of a recording on a host, begun at these seconds."""
     clock = {"monotonic_ns": monotonic * SECOND, "realtime_ns": realtime * SECOND}
     return HEADER | {"host": {"name": host, "boot_id": f"boot of {host}"}, "clock": clock} | more
 
@@ -68,7 +68,7 @@ def rows(reader: CaptureReader) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture
 def two(tmp_path: Path) -> list[Path]:
-    """Captures of two hosts; the one that is given first began later."""
+    """Captures of two hosts; the first one began later."""
     later = recorded(tmp_path / "later.parquet", header("node2", 5, 200, totals={"stalls": 1, "launches": 1}), "beta")
     losses = [{"source": "stacks", "what": "lost", "count": 2, "events": 1}]
     sooner = header("node1", 900, 100, totals={"stalls": 1}, losses=losses)
@@ -110,7 +110,7 @@ def test_an_ordinary_capture_is_its_own_part(two: list[Path]) -> None:
     assert (reader.is_merged, reader.label) == (False, "")
 
 
-def test_what_was_merged_can_be_merged(two: list[Path], tmp_path: Path) -> None:
+def test_a_merged_capture_can_be_merged_again(two: list[Path], tmp_path: Path) -> None:
     third = recorded(tmp_path / "third.parquet", header("node1", 950, 150), "gamma")
     merge(two, tmp_path / "m")
     # when
@@ -168,7 +168,7 @@ def test_labels(about: list[tuple[Any, Any]], labels: list[str]) -> None:
     assert merged.labels([{"host": {"name": host}, "file": file} for host, file in about]) == labels
 
 
-def test_sums_of_headers_from_anyone() -> None:
+def test_sums_of_untrusted_headers() -> None:
     loss = {"source": "stacks", "what": "lost", "count": None, "events": 1}
     headers: list[dict[str, Any]] = [
         {"totals": {"stalls": 3, "x": "y", "z": -1}, "losses": [loss, 5, {"source": 1}], "clock": []},
@@ -183,11 +183,11 @@ def test_sums_of_headers_from_anyone() -> None:
     }
 
 
-# What does not go together
+# Errors
 
 
 @pytest.mark.parametrize("again", ["the same path", "a copy", "an archive of it", "a merged one that has it"])
-def test_a_recording_goes_in_once(two: list[Path], tmp_path: Path, again: str) -> None:
+def test_merging_a_recording_twice_is_refused(two: list[Path], tmp_path: Path, again: str) -> None:
     first, other = two
     (tmp_path / "copy").write_bytes(first.read_bytes())
     nobody = named_by(lambda _: Nobody("x"))
@@ -210,7 +210,7 @@ def test_files_of_one_recording_and_imported_texts_are_not_the_same(tmp_path: Pa
     assert len(CaptureReader(tmp_path / "m").parts) == 4
 
 
-def test_a_capture_that_changes_meanwhile(two: list[Path], tmp_path: Path) -> None:
+def test_a_capture_that_changes_while_merging(two: list[Path], tmp_path: Path) -> None:
     def change(done: int, rows: int) -> None:
         recorded(two[1], header("node3", 1, 1), "gamma")
 
@@ -253,7 +253,7 @@ def test_many_small_captures_share_row_groups_and_are_open_one_at_a_time(tmp_pat
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["stack", "loss"]), st.sampled_from([1, 2, 3000]))))
 def test_rows_come_back_in_their_order(tmp_path_factory: pytest.TempPathFactory, writes: list[Any]) -> None:
-    # given parts in any order, with few rows and many
+    # given parts in any order, with few or many rows
     wanted: dict[tuple[int, str], list[int]] = {}
     path = tmp_path_factory.getbasetemp() / "m"
     with path.open("wb") as file:
@@ -281,19 +281,19 @@ def forged(path: Path, about: Any, numbers: list[int | None], **more: Any) -> Pa
 
 
 @pytest.mark.parametrize("about", [None, {}, [], 5, [{}, 5], [[]], [{"parts": []}], [{}] * 65_536], ids=str)
-def test_parts_that_are_no_headers(tmp_path: Path, about: Any) -> None:
+def test_invalid_parts_in_the_header(tmp_path: Path, about: Any) -> None:
     with pytest.raises(CaptureError, match="damaged header: what it says of its parts"):
         CaptureReader(forged(tmp_path / "c", about, [0]))
 
 
 @pytest.mark.parametrize("numbers", [[2], [1, 0], [0, 1, 0], [None], [0, None], [0, 1, 2], list(range(17))], ids=str)
-def test_part_numbers_that_make_no_sense(tmp_path: Path, numbers: list[int | None]) -> None:
+def test_invalid_part_numbers(tmp_path: Path, numbers: list[int | None]) -> None:
     about = [{}] * (17 if len(numbers) == 17 else 2)
     with pytest.raises(CaptureError, match="is damaged"):
         CaptureReader(forged(tmp_path / "c", about, numbers))
 
 
-def test_parts_in_the_header_of_an_older_format_say_nothing(tmp_path: Path) -> None:
+def test_parts_in_the_header_of_an_older_format_are_ignored(tmp_path: Path) -> None:
     reader = CaptureReader(forged(tmp_path / "c", 5, [0], format=3))
     assert reader.parts == [reader]
 
@@ -302,7 +302,7 @@ def test_parts_in_the_header_of_an_older_format_say_nothing(tmp_path: Path) -> N
 
 
 class Nobody:
-    """A Naming with one name for all."""
+    """A symbolizer with one name for all addresses."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -330,7 +330,7 @@ def test_an_archive_names_each_part(two: list[Path], tmp_path: Path) -> None:
     assert after.header["symbols"] == {"modules": 2, "addresses": 4, "named": 4, "skipped": 0}
 
 
-def test_a_redacted_archive_of_a_merged_capture_tells_no_names(tmp_path: Path) -> None:
+def test_a_redacted_archive_of_a_merged_capture_has_no_names(tmp_path: Path) -> None:
     sample = dict.fromkeys((field.name for field in KINDS["sample"]), 1)
     sample |= {"comm": "secret-app", "stack": "main;secret::run()", "kernel": "SecretKernel", "mnemonic": "send",
                "file": "/secret/k.cl"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reports of captures that were merged or imported: no part is taken for another, and nothing is lost in any verb."""
+"""Reports of merged and imported captures: parts are not mixed, and no verb loses samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAMPLES = 3 + 12 + 85
 
 @pytest.fixture(autouse=True)
 def _no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names come from the captures alone: what else is asked has processes that take their time to start."""
+    """Uses the captures' names only: other symbolizers start processes, which takes long."""
 
     def of_the_capture(part: CaptureReader, *_: object) -> AbstractContextManager[Naming]:
         return nullcontext(CaptureNames(part))
@@ -51,7 +51,7 @@ def _no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded(path: Path, name: str, host: str, begun_s: tuple[int, int], *stalls: dict[str, Any], **more: Any) -> Path:
-    """A capture of a process 7 with a kernel at A, launched from a stack 11: whatever is the same on several hosts."""
+    """A capture of process 7 with a kernel at A, launched from stack 11: ids that are equal on several hosts."""
     monotonic, wall = begun_s
     header = HEADER | {
         "host": {"name": host, "boot_id": host},
@@ -78,7 +78,7 @@ def stream(card: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two hosts, of which one has the second GPU and began 10 s later; an imported text; and all of them merged."""
+    """Captures of two hosts, one of which has a second GPU and began 10 s later; an imported text; and all merged."""
     node1 = recorded(tmp_path / "node1", "alpha", "node1", (900, 100), stall(S, record(A + 8, sbid=3)),
                      streams=[stream("card0")], end_ns=902 * S)  # fmt: skip
     stalls = [
@@ -101,7 +101,7 @@ def total(folded: str) -> int:
     return sum(int(line.rpartition(" ")[2]) for line in folded.splitlines())
 
 
-def test_what_is_the_same_on_two_hosts_is_not_mixed_up(folder: Path) -> None:
+def test_equal_pids_and_addresses_on_two_hosts_are_not_mixed(folder: Path) -> None:
     merge([folder / "node1", folder / "node2"], folder / "two")
     assert said(iaprof("report", folder / "two", "--frames=host,pid,cpu,function,instruction,offset")) == (
         "node1;7;[alpha+0x20];[alpha+0x10];-;alpha_[G];[no binary]_[g];0x8_[g] 3\n"
@@ -117,7 +117,7 @@ def test_what_is_the_same_on_two_hosts_is_not_mixed_up(folder: Path) -> None:
     assert [(each["host"], each["pid"], each["samples"]) for each in processes] == [("node2", 7, 12), ("node1", 7, 3)]
 
 
-def test_kernels_of_one_name_and_place_on_two_hosts_are_added_up_and_their_processes_are_not(tmp_path: Path) -> None:
+def test_kernels_on_two_hosts_are_added_up_but_not_processes(tmp_path: Path) -> None:
     for number, host in enumerate(("node1", "node2")):
         recorded(tmp_path / host, "same", host, (5, 10 + number), stall(S, record(A, sbid=3)))
     merge([tmp_path / "node1", tmp_path / "node2"], tmp_path / "m")
@@ -130,7 +130,7 @@ def test_kernels_of_one_name_and_place_on_two_hosts_are_added_up_and_their_proce
     assert (listing["samples"], listing["processes"], listing["launches"]) == (6, 2, 2)
 
 
-def test_what_was_merged_and_merged_again_is_reported_the_same(folder: Path) -> None:
+def test_the_report_of_a_twice_merged_capture_is_the_same(folder: Path) -> None:
     merge([folder / "node2", folder / "text"], folder / "some")
     merge([folder / "node1", folder / "some"], folder / "again")
     for words in ([SHORT], ["--json"], ["--format=iaprof"], ["--per-interval"]):
@@ -146,14 +146,14 @@ def test_what_was_merged_and_merged_again_is_reported_the_same(folder: Path) -> 
         ("--comm=beta-app", NODE2),
         ("--kernel=copy|alp", COPY + NODE1),
         ("--reason=sbid", PYTHON[6:7] + NODE1),
-        # What an imported text does not tell: it has nothing of it.
+        # Filters by what an imported text lacks select nothing of it.
         ("--tid=970", NODE1),
         ("--tid=75,970", NODE1 + NODE2),
         ("--cgroup=/beta", NODE2),
         ("--device=card0", NODE1),
         ("--device=/dev/dri/card1", NODE2),
         ("--device=card0,card1", NODE1 + NODE2),
-        # Times count from when the first began; of the text nobody knows when that was.
+        # Times count from the begin of the first part, which is unknown for the imported text.
         ("--time=-1500ms", IMPORTED + NODE1),
         ("--time=500ms-2s", NODE1),
         ("--time=10s-11s", NODE2[1:]),
@@ -167,7 +167,7 @@ def test_filters_of_a_merged_capture(folder: Path, words: str, expected: list[st
     assert said(iaprof("report", folder / "all", SHORT, *words.split())).splitlines() == sorted(expected)
 
 
-def test_intervals_of_all_parts_count_from_when_the_first_began(folder: Path) -> None:
+def test_intervals_count_from_the_begin_of_the_first_part(folder: Path) -> None:
     merge([folder / "node2", folder / "node1"], folder / "two")
     assert said(iaprof("report", folder / "two", "--per-interval", SHORT)).splitlines() == [
         "01.000 s;alpha_[G];sbid_[g] 3",
@@ -186,7 +186,7 @@ def test_intervals_of_all_parts_count_from_when_the_first_began(folder: Path) ->
         ("texts", "--device=card0", 2, "iaprof: --tid, --cgroup and --device find nothing here"),
     ],
 )
-def test_what_no_part_can_have(folder: Path, name: str, words: str, code: int, message: str) -> None:
+def test_filters_that_no_part_has_are_refused(folder: Path, name: str, words: str, code: int, message: str) -> None:
     other = json.loads(json.dumps(CaptureReader(folder / "text").header)) | {"totals": {"samples": 1}}
     sample = CaptureReader(folder / "text").table("sample").to_pylist()[:1]
     merge([folder / "text", capture(folder / "other", other, sample=sample)], folder / "texts")
@@ -203,7 +203,7 @@ def test_what_no_part_can_have(folder: Path, name: str, words: str, code: int, m
         ("--comm=python3", PYTHON),
         ("--kernel=^copy", COPY),
         ("--reason=control,tdr", [PYTHON[0], PYTHON[2], PYTHON[8]]),
-        ("--attribution=latest", IMPORTED),  # it was joined by who wrote the text
+        ("--attribution=latest", IMPORTED),  # the tool that wrote the text has joined it
     ],
 )
 def test_filters_of_an_imported_capture(folder: Path, words: str, expected: list[str]) -> None:
@@ -217,7 +217,7 @@ def test_times_of_an_imported_capture_are_those_of_its_intervals(folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["all", "text", "node2"])
-def test_every_verb_has_as_many_samples(folder: Path, name: str) -> None:
+def test_every_verb_has_the_same_number_of_samples(folder: Path, name: str) -> None:
     path, samples = folder / name, {"all": SAMPLES, "text": 85, "node2": 12}[name]
     assert total(said(iaprof("report", path))) == samples
     # top, by whatever
@@ -244,7 +244,7 @@ def asked_of(path: Path, sql: str) -> list[list[Any]]:
     return [list(row.values()) for row in json.loads(said(iaprof("query", path, sql, "--json")))]
 
 
-def test_parts_are_told_apart_in_queries_and_counted_by_info(folder: Path) -> None:
+def test_queries_have_a_part_column_and_info_counts_parts(folder: Path) -> None:
     by_part = "SELECT part, count(*), sum(send + inst_fetch + sbid) FROM stalls GROUP BY part ORDER BY part"
     assert asked_of(folder / "all", by_part) == [[0, 1, 3], [1, 3, 12]]
     by_host = "SELECT host, sum(samples) FROM samples GROUP BY host ORDER BY host NULLS FIRST"
@@ -257,7 +257,7 @@ def test_parts_are_told_apart_in_queries_and_counted_by_info(folder: Path) -> No
     assert total(said(iaprof("report", folder / "all"))) == SAMPLES
 
 
-def test_pages_of_recordings_that_are_days_apart_have_longer_intervals(tmp_path: Path) -> None:
+def test_recordings_days_apart_have_longer_intervals(tmp_path: Path) -> None:
     # given two recordings of seconds, three days apart
     for host, begun_s in (("node1", 100), ("node2", 100 + 3 * 86_400)):
         recorded(tmp_path / host, "alpha", host, (5, begun_s), stall(S, record(A + 8, sbid=3)), end_ns=8 * S)

@@ -1,4 +1,4 @@
-"""Frames of Python in reports: what a filter keeps, how many stacks lack some, and what rewriting leaves of them."""
+"""Python frames in reports: filters, counts of incomplete stacks, archives, merged captures and other formats."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STACKS = {
     "f": stack(6, frame(1, 7), ended="damaged"),
     "g": stack(7) | {"python": None, "python_ended": None},
 }
-SAMPLES = {name: 1 << number for number, name in enumerate(STACKS)}  # each sum tells which they are
+SAMPLES = {name: 1 << number for number, name in enumerate(STACKS)}  # each sum identifies its stacks
 COUNTS = PythonCounts(sum(SAMPLES.values()) - SAMPLES["g"], 7, SAMPLES["e"], SAMPLES["f"], SAMPLES["d"], SAMPLES["e"])
 
 
@@ -86,7 +86,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def kept(done: Done) -> str:
-    """Which of STACKS are in folded stacks, by their sum."""
+    """Returns which of STACKS are in folded stacks, by their sum."""
     assert (done.code, done.err) == (0, "")
     total = sum(int(line.rpartition(" ")[2]) for line in done.out.splitlines())
     return "".join(name for name, samples in SAMPLES.items() if total & samples)
@@ -108,7 +108,7 @@ def kept(done: Done) -> str:
         ("unknown", ""),  # what has no name is not called so
     ],
 )
-def test_what_the_filter_keeps(path: Path, words: tuple[str, ...], pattern: str, expected: str) -> None:
+def test_the_filter_keeps_matching_stacks(path: Path, words: tuple[str, ...], pattern: str, expected: str) -> None:
     done = iaprof("report", path, "-q", *words, "--python", pattern)
     if not pattern:
         assert done.err == "iaprof: --python takes a regular expression, and this is none: it is empty\n"
@@ -117,7 +117,7 @@ def test_what_the_filter_keeps(path: Path, words: tuple[str, ...], pattern: str,
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999}"])
-def test_what_is_no_regular_expression_is_refused(path: Path, pattern: str) -> None:
+def test_an_invalid_regular_expression_is_refused(path: Path, pattern: str) -> None:
     done = iaprof("top", path, "--python", pattern)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert done.err.startswith("iaprof: --python takes a regular expression, and this is none: ")
@@ -139,8 +139,8 @@ def traced(path: Path, *words: str) -> list[dict[str, Any]]:
     return [event | {"cat": "launch"} if event.get("ph") == "X" else event for event in events["traceEvents"]]
 
 
-def test_functions_of_perf_maps_and_of_imported_texts_are_found_too(tmp_path: Path) -> None:
-    # given a stack without frames of Python, but for the name that generated code has
+def test_the_filter_matches_functions_of_perf_maps_and_imported_texts(tmp_path: Path) -> None:
+    # given a stack whose only Python function is a name of generated code
     generated = {"time_ns": 0, "pid": 7, "start": 0x9000, "length": 0x1000, "offset": 0, "path": "//anon",
                  "build_id": None, "inode": None}  # fmt: skip
     module = {"id": 1, "what": "generated", "path": "//anon", "build_id": None, "inode": 0, "pid": 7,
@@ -161,7 +161,7 @@ def test_functions_of_perf_maps_and_of_imported_texts_are_found_too(tmp_path: Pa
     assert kept(iaprof("report", imported, "-q", "--python", "^train$")) == "a"
 
 
-def test_frames_stand_in_the_place_of_their_loop_with_their_lines(path: Path) -> None:
+def test_python_frames_replace_the_interpreter_s_loop(path: Path) -> None:
     shown = iaprof("report", path, "-q", "--frames", "cpu", "--lines", "--no-hide-cpython").out
     model, train = "/srv/model.py", "/srv/train.py"
     assert (
@@ -180,19 +180,19 @@ def test_frames_stand_in_the_place_of_their_loop_with_their_lines(path: Path) ->
 def test_frames_that_are_missing_are_marked_outside_of_those_that_are_there(
     tmp_path: Path, ended: str, mark: str
 ) -> None:
-    # given one function in its loop, and one outside of which the others are missing, so that its loop is not known
+    # given a function in its loop, and one whose outer functions are missing, so that its loop is unknown
     frames = [{"code": 1, "line": 13, "at": 0}, {"code": 0, "line": 6, "at": 65535}]
     one = STACKS["a"] | {"python": frames, "python_ended": ended}
     path = capture(tmp_path / "c.parquet", HEADER | {"end_ns": 20 * SECOND}, **rows(stack=[one]))
-    # then that one is in the place of the interpreter's next function
+    # then that one replaces the interpreter's next function
     shown = iaprof("report", path, "-q", "--frames", "cpu", "--no-hide-cpython").out
     assert f"[Python cut: {mark}];py::main:/srv/train.py;py::Layer.forward:/srv/model.py {SAMPLES['a']}\n" in shown
 
 
-# How many have all of them
+# Counts of stacks with all Python frames
 
 
-def test_counts_of_states() -> None:
+def test_counting_states_of_stacks() -> None:
     some = State.SOME
     found = PythonCounts.of({some: 5, some | State.DEEP | State.UNNAMED: 2, some | State.UNPLACED: 1, State.NONE: 9}, 3)
     assert found == PythonCounts(8, 5, 2, 0, 2, 1, 3)
@@ -217,11 +217,11 @@ CPU = "20 of 20 CPU samples with Python functions (100.0 %) have all of them"
 
 @pytest.fixture
 def told(tmp_path: Path) -> Path:
-    """A capture whose header tells how it was when recorded."""
+    """A capture whose header has the counts of the recording."""
     return capture(tmp_path / "told.parquet", HEADER | {"python_stacks": RECORDED}, **rows())
 
 
-def test_every_verb_says_how_many_have_all_of_them(told: Path) -> None:
+def test_every_verb_reports_how_many_stacks_have_all_python_frames(told: Path) -> None:
     header = CaptureReader(told).header
     assert f"; {LAUNCHES}; {CPU}; lost: nothing ]" in end_line("record", told, header, 1)
     shown = iaprof("info", told).out
@@ -235,13 +235,13 @@ def test_every_verb_says_how_many_have_all_of_them(told: Path) -> None:
         assert f"; {COUNTS.text('samples')}; recorded stacks: {LAUNCHES}; lost while recording" in line
         found = json.loads(iaprof(verb, "--json", "-q", told).out)
         assert (found["python_stacks"], found["recorded_python_stacks"]) == (COUNTS.to_json(), RECORDED)
-    # and of several captures their sum
+    # and for several captures their sum
     other = capture(told.with_name("b"), HEADER | {"python_stacks": RECORDED, "host": {"boot_id": "b"}}, **rows())
     merge([told, other], told.with_name("all"))
     assert "14 of 20 launches with Python functions" in iaprof("info", told.with_name("all")).out
 
 
-def test_nothing_is_said_of_programs_without_python(tmp_path: Path) -> None:
+def test_programs_without_python_have_no_such_report(tmp_path: Path) -> None:
     none = {kind: PythonCounts().to_json() for kind in RECORDED}
     path = capture(tmp_path / "c", HEADER | {"python_stacks": none}, stall=[stall(9, record(KERNEL, sbid=3))])
     for done in (iaprof("info", path), iaprof("report", path)):
@@ -255,7 +255,7 @@ JUNK = [None, 5, [], "x", {}, {"stacks": -1}, PythonCounts(1, 2).to_json(), Pyth
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_a_header_of_nonsense_tells_nothing(tmp_path: Path, junk: Any) -> None:
+def test_invalid_headers_are_ignored(tmp_path: Path, junk: Any) -> None:
     for value in (junk, {"launches": junk}):
         path = capture(tmp_path / "c", HEADER | {"python_stacks": value}, **rows())
         for done in (iaprof("info", path), iaprof("report", "--json", path)):
@@ -263,7 +263,7 @@ def test_a_header_of_nonsense_tells_nothing(tmp_path: Path, junk: Any) -> None:
         assert "Python" not in end_line("record", path, CaptureReader(path).header, 1)
 
 
-def test_a_real_recording_tells_itself() -> None:
+def test_a_real_recording_has_its_counts() -> None:
     reader = CaptureReader(REAL)
     stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
     rows = [stacks[row["stack"]] for row in reader.table("launch").to_pylist()]
@@ -275,7 +275,7 @@ def test_a_real_recording_tells_itself() -> None:
     assert ";py::train:/opt/example/train.py;py::batches:/opt/example/train.py;" in shown
 
 
-# What is written again
+# Archives and merged captures
 
 
 def functions(reader: CaptureReader) -> list[tuple[str, str]]:
@@ -332,13 +332,13 @@ def test_queries_see_code_objects(path: Path) -> None:
 
 
 def own_lines() -> set[tuple[str, str, int]]:
-    """Function, file and line of each frame of the real recording's stacks."""
+    """Returns function, file and line of each frame of the real recording's stacks."""
     reader = CaptureReader(REAL)
     codes = dict(enumerate(functions(reader)))
     return {(*codes[each["code"]], each["line"]) for row in reader.table("stack").to_pylist() for each in row["python"]}
 
 
-def test_viewers_get_file_and_line_of_each(tmp_path: Path) -> None:
+def test_viewers_get_file_and_line_of_python_frames(tmp_path: Path) -> None:
     expected = {(f"py::{name}:{file}", file, line) for name, file, line in own_lines()}
     assert len(expected) > 20
     # speedscope, where a function is one frame, and has a line where that is the same in all stacks
@@ -370,7 +370,7 @@ def test_viewers_get_file_and_line_of_each(tmp_path: Path) -> None:
     assert {each for each in lines if each[0].startswith("py::")} == expected
 
 
-def test_pictures_have_a_colour_for_them() -> None:
+def test_pictures_have_a_colour_for_python_frames() -> None:
     picture = iaprof("report", REAL, "-q", "--format", "svg").out
     titles = re.findall(r'<g class="(k\d+)"[^>]*><title>(py::)?[^<]* \(([^,()]+), ', picture)
     kinds = {(css, kind) for css, python, kind in titles if python}
@@ -380,12 +380,12 @@ def test_pictures_have_a_colour_for_them() -> None:
 
 
 @pytest.mark.parametrize("is_shown", [False, True])
-def test_an_interpreter_that_is_left_out_lacks_no_names(path: Path, is_shown: bool) -> None:
-    # given frames of an interpreter without names, in all stacks; one of them has no function of Python
+def test_a_hidden_interpreter_is_unnamed_only_without_python_functions(path: Path, is_shown: bool) -> None:
+    # given unnamed frames of an interpreter in all stacks, one of which has no Python function
     capture_, wanted = CaptureReader(path), ReportOptions(look=Look(interpreter=is_shown))
     with GpuModuleLoader() as modules:
         facts = build(capture_, modules, wanted).facts
-    # then they are missed where they are shown
+    # then they count as unnamed where they are shown
     (module,) = facts.cpu_modules
     assert module.names.module.path == "/usr/bin/python3.11"
     missed = 1.0 if is_shown else SAMPLES["g"] / sum(SAMPLES.values())
@@ -421,7 +421,7 @@ def test_labels_of_imported_stacks_stay_when_they_are_redacted(tmp_path: Path) -
         assert re.fullmatch("function-[0-9a-f]{8}", no_label)
 
 
-def test_where_python_and_the_stack_are_cut_it_says_in_which_code(path: Path, tmp_path: Path) -> None:
+def test_labels_of_cut_stacks_name_the_code(path: Path, tmp_path: Path) -> None:
     cut = STACKS["a"] | stack(1, frame(1, 1, 2), ended="deep") | {"ended": "memory"}
     capture(tmp_path / "d.parquet", HEADER | {"end_ns": 20 * SECOND}, **rows(stack=[cut]))
     done = iaprof("report", tmp_path / "d.parquet", "-q", "--kernel", "ka")

@@ -1,4 +1,4 @@
-"""`iaprof query`: every view against what is in the capture, whole outputs, and what a query must not do."""
+"""`iaprof query`: every view against the capture, whole outputs, and what a query must not do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ask(path: Path) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
 Ask = Callable[[str], list[tuple[Any, ...]]]
 
 
-def test_stalls_are_a_row_each(ask: Ask) -> None:
+def test_each_stall_record_is_a_row(ask: Ask) -> None:
     assert ask("SELECT time_ns, stream, ip, sbid, send FROM stalls") == [
         (9, 0, 0x1000, 3, 0),
         (9, 0, 0x1008, 0, 1),
@@ -71,7 +71,7 @@ def test_stalls_are_a_row_each(ask: Ask) -> None:
 
 
 def random_capture(path: Path, layouts: list[RecordLayout]) -> dict[str, Any]:
-    """Random records of GPUs of these kinds, and the columns that the view should have."""
+    """Writes random records with these layouts; returns the columns that the view must have."""
     rng = np.random.default_rng(5)
     versions = {records.PVC: [12, 60, 0], records.XE2: [20, 1, 0], records.XE3P: [35, 0, 0]}
     streams = [{"layout": layout.name, "ip_version": versions[layout]} for layout in layouts]
@@ -147,7 +147,7 @@ def test_the_join_is_made_only_for_samples(path: Path) -> None:
         assert made == [1]
 
 
-def test_every_kind_has_a_view_that_can_be_read(path: Path) -> None:
+def test_every_kind_of_rows_has_a_readable_view(path: Path) -> None:
     with Database(CaptureReader(path), lambda: PROFILE) as database:
         for name, _, columns in database.tables():
             assert database.query(f"SELECT * FROM {name}")[0] == columns
@@ -191,7 +191,7 @@ def test_errors_are_a_sentence(ask: Ask) -> None:
         ask(" ")
 
 
-def test_memory_has_an_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "limit", lambda: 67 << 20)
     with (
         Database(CaptureReader(path), lambda: PROFILE) as database,
@@ -200,7 +200,7 @@ def test_memory_has_an_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         database.query("SELECT list(range) FROM range(100000000)")
 
 
-def test_what_is_wrong_with_the_capture_is_said_in_its_own_words(tmp_path: Path) -> None:
+def test_errors_in_the_capture_keep_their_message(tmp_path: Path) -> None:
     path = capture(tmp_path / "cap.parquet", stall=[stall(1, record(8), stream=3)])
     with Database(CaptureReader(path), lambda: PROFILE) as database:
         assert list(database.query("SELECT count(*) FROM launches")[1]) == [[(0,)]]
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_the_capture_is_said_in_its_own_words(tmp_path: Path)
             database.query("SELECT count(*) FROM stalls")
 
 
-def test_words_that_do_not_belong_together(tmp_path: Path) -> None:
+def test_words_of_different_lengths_are_refused(tmp_path: Path) -> None:
     row = {**stall(1, record(8)), "w1": [1, 2]}
     reader = CaptureReader(capture(tmp_path / "cap.parquet", stall=[row]))
     with (
@@ -268,7 +268,7 @@ def test_csv_and_json(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert run(monkeypatch, capsys, path, "SELECT 'nan'::FLOAT AS a", "--json") == (0, '[\n{"a": null}\n]\n', "")
 
 
-def test_the_table_of_a_large_result_ends(
+def test_the_table_of_a_large_result_is_cut(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(query_verb, "MOST_ROWS", 2)
@@ -277,7 +277,7 @@ def test_the_table_of_a_large_result_ends(
     assert told == "iaprof: only the first 2 rows are shown: --format csv and json give all\n"
 
 
-def test_on_a_terminal_too_narrow_a_line_per_value(
+def test_a_narrow_terminal_gets_a_line_per_value(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(query_verb, "terminal_width", lambda: 40)
@@ -315,12 +315,14 @@ def test_the_examples_work(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert len(out.splitlines()) > 1
 
 
-def test_what_makes_no_sense(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_queries_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     message = "iaprof: there is no format 'xml': choose one of table, csv, json\n"
     assert run(monkeypatch, capsys, path, "SELECT 1", "--format", "xml") == (2, "", message)
 
 
-def test_a_process_that_ends_says_nothing_more(path: Path) -> None:
+def test_the_process_ends_without_further_output(path: Path) -> None:
     command = [sys.executable, "-m", "iaprof", "query", path, "SELECT sum(samples) AS n FROM samples"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("n\n8\n", "")

@@ -1,4 +1,4 @@
-"""Who waits for whom: by hand, and every annotation in the code of real GPUs."""
+"""Scoreboard dependencies: code made by hand, and every annotation in real GPU code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEND = "send.ugm (32|M0)         r22      r18  null:0  0x0            0x08200580
 
 
 def board(*texts: str) -> Scoreboard:
-    """Instructions of 16 bytes, one after the other; labels are IGA's: `L32` is the one at offset 32."""
+    """Consecutive instructions of 16 bytes, with IGA's labels: `L32` is the instruction at offset 32."""
     return of([(16 * index, text) for index, text in enumerate(texts)])
 
 
@@ -57,11 +57,11 @@ def of(code: Sequence[tuple[int, str]]) -> Scoreboard:
         ("mov {$5.dst} r1 {", Annotation("mov")),
     ],
 )  # fmt: skip
-def test_annotations(text: str, found: Annotation) -> None:
+def test_parsing_annotations(text: str, found: Annotation) -> None:
     assert parse_annotation(text) == found
 
 
-def test_along_a_straight_line_the_last_owner_counts() -> None:
+def test_the_last_setter_counts_in_straight_code() -> None:
     found = board(f"{SEND}{{$2}}", f"{SEND}{{$3}}", f"{SEND}{{$2}}", "mov r1 r2 {$2.dst}", "add r1 r2 {$2.src,I@1}")
     assert found.waits(0x30) == (Wait("$2.dst", ("sbid", "sync"), (0x20,)),)
     assert found.waits(0x40) == (Wait("$2.src", ("sbid", "sync"), (0x20,)), Wait("I@1", ("dist_acc",)))
@@ -69,35 +69,35 @@ def test_along_a_straight_line_the_last_owner_counts() -> None:
     assert found.waits(0x8) == ()
 
 
-def test_a_token_that_was_waited_for_is_free() -> None:
+def test_a_token_is_free_after_a_wait() -> None:
     found = board(f"{SEND}{{$2}}", "mov r1 r2 {$2.dst}", f"{SEND}{{$2}}")
     assert found.waits(0x20) == ()
 
 
-def test_around_a_loop() -> None:
+def test_dependencies_around_a_loop() -> None:
     found = board(
         "mov r1 r2 {$0.dst}", "mov r3 r4 {$1.src}", f"{SEND}{{$0}}", f"{SEND}{{$1}}", "(W&f1.0) jmpi L0", "ret"
     )
     assert [wait.offsets for offset in (0x00, 0x10) for wait in found.waits(offset)] == [(0x20,), (0x30,)]
 
 
-def test_on_each_path() -> None:
+def test_dependencies_on_each_path() -> None:
     found = board("(f0.0) goto L48 L48", f"{SEND}{{$4}}", "(W) jmpi L64", f"{SEND}{{$4}}", "sync.nop null {$4.dst}")
     assert found.waits(0x40) == (Wait("$4.dst", ("sbid", "sync"), (0x10, 0x30)),)
 
 
-def test_not_past_what_always_jumps_or_ends() -> None:
+def test_the_search_stops_at_unconditional_jumps_and_ends() -> None:
     for last in ("(W) jmpi L64", "goto L64 L64", "ret r1", "send.gtwy null r1 {EOT,$3}"):
         found = board(f"{SEND}{{$4}}", last, "mov r1 r2 {$4.dst}", "nop", "nop")
         assert found.waits(0x20) == (Wait("$4.dst", ("sbid", "sync")),), last
 
 
-def test_a_barrier_is_signalled_before() -> None:
+def test_a_barrier_waits_for_its_signal() -> None:
     found = board("send.gtwy null r5 null:0 0x0 0x02000004 {I@2,$7}", "nop", "(W) sync.bar 0x0")
     assert found.waits(0x20) == (Wait("barrier", ("sync",), (0x00,)),)
 
 
-def test_words() -> None:
+def test_waits_in_words() -> None:
     named = ["0x20 send.ugm", "0x40 send.slm"]
     assert describe(Wait("$2.dst", (), (1, 2)), named) == "waits for 0x20 send.ugm or 0x40 send.slm ($2.dst)"
     assert describe(Wait("$2.dst", ()), []) == "waits for an instruction that was not found ($2.dst)"
@@ -110,7 +110,7 @@ def test_words() -> None:
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
-def test_every_annotation_of_real_code_is_understood_and_every_owner_found(device: str, module: str) -> None:
+def test_every_annotation_of_real_code_is_parsed_and_every_setter_found(device: str, module: str) -> None:
     for kernel in KERNELS[module]:
         code = disassembly(device, module, kernel)
         found = of(code)
@@ -133,8 +133,8 @@ def test_every_annotation_of_real_code_is_understood_and_every_owner_found(devic
         assert tokens >= 5
 
 
-def test_code_of_strangers_takes_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given code in which every instruction waits for a token that nobody has, looking for it comes to an end."""
+def test_untrusted_code_takes_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every instruction waits for a token that none sets: the search is limited."""
     monkeypatch.setattr(scoreboard, "_MAX_STEPS", 10_000)
     found = board(f"{SEND}{{$2}}", *["mov r1 r2 {$1.dst}"] * 4_000, "mov r1 r2 {$2.dst}", "mov r1 r2 {$3.dst}")
     assert found.waits(16 * 4_001) == (Wait("$2.dst", ("sbid", "sync"), (0x00,)),)

@@ -1,4 +1,4 @@
-"""The filters that all verbs have: what each keeps, that its values add up to all, and what it says to nonsense."""
+"""The filters that all verbs share: what each keeps, that its values add up to all, and its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEN_SECONDS = {**HEADER, "streams": STREAMS, "end_ns": BEGUN + 10 * SECOND}
 
 
 class Stalled(NamedTuple):
-    """One read with one record, and the launch before it."""
+    """A read with one record, and the launch before it."""
 
     ms: int  # since the recording began
     stream: int
@@ -44,9 +44,9 @@ STALLS = {
     "e": Stalled(5000, 2, 9, 9, "web", "attention", "sync"),
     "f": Stalled(9900, 2, 9, 91, "web", "attention", "sbid"),
     "g": Stalled(10_000, 0, 10, 10, "web", "scale", "tdr"),
-    "h": Stalled(6000, 0, 0, 0, "", "", "other"),  # of which no launch and no kernel is known
+    "h": Stalled(6000, 0, 0, 0, "", "", "other"),  # without a known launch or kernel
 }
-SAMPLES = {name: 1 << number for number, name in enumerate(STALLS)}  # each sum tells which they are
+SAMPLES = {name: 1 << number for number, name in enumerate(STALLS)}  # each sum identifies its stalls
 CGROUPS = {
     7: ("/system.slice/web.service", None),
     8: ("/system.slice/web.service/worker", None),
@@ -56,14 +56,14 @@ CGROUPS = {
 
 
 def described(pid: int) -> dict[str, Any]:
-    """What was read of a process."""
+    """A `process` row."""
     cgroup, container = CGROUPS[pid]
     return {"time_ns": 1, "pid": pid, "tid": pid, "event": "described", "cgroup": cgroup, "container": container}
 
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capture of STALLS, each in memory of its own."""
+    """A capture of STALLS, each kernel in memory of its own."""
     stalls, launches = [], []
     for number, (name, one) in enumerate(STALLS.items()):
         address, time = 0x10000 + 0x1000 * number, BEGUN + one.ms * MS
@@ -89,7 +89,7 @@ def folded(done: Done) -> Counter[str]:
     ("words", "kept"),
     [
         ("", "abcdefgh"),
-        ("--time 1s-10s", "bcdefh"),  # the end belongs to what comes after
+        ("--time 1s-10s", "bcdefh"),  # the end is exclusive
         ("--time 0s-1s", "a"),
         ("--time 1-5", "bcd"),
         ("--time 500ms-", "abcdefgh"),
@@ -102,7 +102,7 @@ def folded(done: Done) -> Counter[str]:
         ("--time 10s-", "g"),
         ("--time 10%-20%", "b"),
         ("--time -20%", "ab"),
-        ("--time 99%-100%", "fg"),  # what was read last belongs to the recording
+        ("--time 99%-100%", "fg"),  # the last read belongs to the recording
         ("--time 12.5%-50.5%", "cde"),
         ("--pid 7", "abc"),
         ("-p 8,9 -p 10", "defg"),
@@ -140,8 +140,8 @@ def folded(done: Done) -> Counter[str]:
         ("--tid 9 --pid 8", ""),
     ],
 )
-def test_what_a_filter_keeps(known: Path, words: str, kept: str) -> None:
-    # given stalls whose counts are different powers of two; a no-break space stands for one within a word
+def test_filters_keep_matching_stalls(known: Path, words: str, kept: str) -> None:
+    # given stalls with different powers of two as counts; a no-break space stands for a space within a word
     split = [word.replace("\u00a0", " ") for word in words.split(" ") if word]
     # when
     found = folded(iaprof("report", known, "-q", "--frames", "reason", *split))
@@ -174,7 +174,7 @@ LEFT_OUT = {
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capture in which processes have kernels, the same or others, of which some lie where another's do."""
+    """A capture of processes with the same or different kernels, some of which overlap another process's."""
     rng = random.Random(5)
     addresses = [0x10000 + 0x1000 * number for number in range(9)]
     used = {pid: addresses[2 * number : 2 * number + 3] for number, pid in enumerate(CGROUPS)}
@@ -201,8 +201,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("option", KINDS_OF_VALUES)
-def test_what_the_values_of_a_filter_keep_adds_up(mixed: Path, option: str) -> None:
-    # given stalls of which some are ambiguous and some are of no kernel
+def test_samples_kept_by_all_values_of_a_filter_add_up(mixed: Path, option: str) -> None:
+    # given stalls some of which are ambiguous or in no kernel
     everything = folded(iaprof("report", mixed, "-q"))
     wanted = Counter(
         {line: n for line, n in everything.items() if not any(t in line for t in LEFT_OUT.get(option, ()))}
@@ -214,7 +214,7 @@ def test_what_the_values_of_a_filter_keep_adds_up(mixed: Path, option: str) -> N
     # then
     assert all(parts)
     together = sum(parts, Counter())
-    if option in ("--time", "--tid", "--device"):  # shares are made whole in smaller groups
+    if option in ("--time", "--tid", "--device"):  # counts are rounded in smaller groups
         assert together.total() == wanted.total()
         assert sums_by_reason(together) == sums_by_reason(wanted)
     else:
@@ -222,7 +222,7 @@ def test_what_the_values_of_a_filter_keep_adds_up(mixed: Path, option: str) -> N
 
 
 def sums_by_reason(stacks: Counter[str]) -> Counter[str]:
-    """Samples of each reason."""
+    """Returns the samples of each reason."""
     sums: Counter[str] = Counter()
     for stack, count in stacks.items():
         sums[stack.split(";")[-2]] += count
@@ -244,7 +244,7 @@ def sums_by_reason(stacks: Counter[str]) -> Counter[str]:
         ("--comm web --time -9.95s", "ef"),
     ],
 )
-def test_verbs_agree(known: Path, words: str, kept: str) -> None:
+def test_verbs_select_the_same_samples(known: Path, words: str, kept: str) -> None:
     # given
     split = [*words.split(), "-q", "--json"]
     expected = sum(SAMPLES[name] for name in kept)
@@ -260,8 +260,8 @@ def test_verbs_agree(known: Path, words: str, kept: str) -> None:
     assert sum(kernel["samples"] for kernel in listings) == expected
 
 
-def test_parts_of_a_merged_capture_need_not_have_the_device(tmp_path: Path) -> None:
-    # given the recordings of two hosts, one begun 5 s after the other, with different GPUs
+def test_a_device_may_be_missing_in_parts_of_a_merged_capture(tmp_path: Path) -> None:
+    # given recordings of two hosts with different GPUs, one begun 5 s after the other
     paths = []
     for number, (stream, sbid) in enumerate(((ONE, 1), (OTHER, 2))):
         clock = {"monotonic_ns": BEGUN, "realtime_ns": 5 * number * SECOND + SECOND}
@@ -319,7 +319,7 @@ REGEX = "--kernel takes a regular expression, and this is none: "
     ],
     ids=lambda value: value[:20],
 )
-def test_what_makes_no_sense(known: Path, option: str, value: str, message: str) -> None:
+def test_invalid_values_are_refused(known: Path, option: str, value: str, message: str) -> None:
     done = iaprof("report", known, f"{option}={value}")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"iaprof: {message}")
@@ -327,14 +327,14 @@ def test_what_makes_no_sense(known: Path, option: str, value: str, message: str)
 
 
 @pytest.mark.parametrize("words", [["top", "{}"], ["diff", "{}", "{}"], ["annotate", "{}", "."]])
-def test_other_verbs_say_the_same(known: Path, words: list[str]) -> None:
+def test_other_verbs_refuse_them_too(known: Path, words: list[str]) -> None:
     for filter_ in ("--time=5", "--reason=nap", "--device=card7"):
         said = iaprof("report", known, filter_)
         assert said.code == 2
         assert iaprof(*(word.format(known) for word in words), filter_) == said
 
 
-def test_shares_of_a_recording_of_unknown_length(tmp_path: Path) -> None:
+def test_percentages_of_a_recording_of_unknown_length_are_refused(tmp_path: Path) -> None:
     path = capture(tmp_path / "c", stall=[stall(BEGUN + 5, record(64, sbid=1))])
     assert iaprof("report", path, "--time", "10%-20%") == (
         2,
@@ -355,7 +355,7 @@ def test_shares_of_a_recording_of_unknown_length(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_names_of_devices_are_a_stranger_s(tmp_path: Path, streams: list[Any], there: str) -> None:
+def test_untrusted_device_names(tmp_path: Path, streams: list[Any], there: str) -> None:
     path = capture(tmp_path / "c", {**HEADER, "streams": streams}, stall=[])
     done = iaprof("report", path, "--device", "card5")
     assert done == (2, "", f"iaprof: the capture has no device 'card5'; it has: {there}\n")

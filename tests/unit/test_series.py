@@ -1,4 +1,4 @@
-"""Metrics as series: whose they are, which are chosen, and that no sum gets lost where there are too many points."""
+"""Time series of metrics: their names, which are selected, and how too many values become points."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def found(path: Path, selection: Selection = ALL, **more: Any) -> dict[tuple[str
     }
 
 
-def test_of_one_gpu_names_say_enough_and_rows_come_in_order_of_time(tmp_path: Path) -> None:
-    # given a GPU's metrics, and the CPU use of a process
+def test_a_single_gpu_needs_no_name_and_rows_are_sorted_by_time(tmp_path: Path) -> None:
+    # given a GPU's metrics, and a process's CPU usage
     path = capture(
         tmp_path / "c",
         HEADER | {"streams": [gpu("card0", gt=0, tile=0)]},
@@ -71,7 +71,7 @@ def test_of_one_gpu_names_say_enough_and_rows_come_in_order_of_time(tmp_path: Pa
     ]
 
 
-def test_of_several_gpus_each_is_named_and_of_several_gts_their_own_metrics_say_which(tmp_path: Path) -> None:
+def test_several_gpus_and_gts_are_named(tmp_path: Path) -> None:
     streams = [gpu("card0", tile=0, gt=0), gpu("card0", tile=0, gt=1), gpu("card1", tile=0, gt=0)]
     rows = [metric(1, name, 1, stream) for name in ("busy-copy-percent", "power-card-W") for stream in (0, 2)]
     path = capture(tmp_path / "c", HEADER | {"streams": streams}, metric=[*rows, metric(1, "busy-copy-percent", 2, 1)])
@@ -84,7 +84,7 @@ def test_of_several_gpus_each_is_named_and_of_several_gts_their_own_metrics_say_
     ]
 
 
-def test_energy_is_left_out_where_there_is_its_power(tmp_path: Path) -> None:
+def test_energy_is_left_out_if_there_is_power(tmp_path: Path) -> None:
     rows = [metric(1, "energy-card-J", 5), metric(1, "power-card-W", 9), metric(1, "energy-pkg-J", 7)]
     assert list(found(capture(tmp_path / "c", metric=rows))) == [("power-card-W", ""), ("energy-pkg-J", "")]
 
@@ -121,7 +121,7 @@ def test_selections_apply(selection: Selection, expected: dict[Any, Points], tmp
     assert found(path, selection) == expected
 
 
-def test_merged_captures_say_the_host_and_count_from_the_first_ones_begin(tmp_path: Path) -> None:
+def test_merged_captures_have_hosts_and_a_common_time_0(tmp_path: Path) -> None:
     # given recordings of two machines, the second one begun ten seconds later, at 500 s of its own clock
     for name, monotonic, wall in (("one", BEGUN, 100), ("two", 500 * SECOND, 110)):
         clock = {"monotonic_ns": monotonic, "realtime_ns": wall * SECOND}
@@ -143,8 +143,8 @@ def test_files_of_one_recording_make_one_series(tmp_path: Path) -> None:
     assert found(tmp_path / "m") == {("power-a-W", "one"): [(0.5, 0), (1.5, 1)]}
 
 
-def test_too_many_points_are_means_of_equal_spans(tmp_path: Path) -> None:
-    # given ten values a second apart, and room for five
+def test_too_many_values_become_means_of_equal_time_slices(tmp_path: Path) -> None:
+    # given ten values a second apart, and a limit of five points
     path = capture(tmp_path / "c", metric=[metric(n, "power-a-W", n * n) for n in range(10)])
     # when
     points = found(path, max_points=5)["power-a-W", ""]
@@ -153,8 +153,8 @@ def test_too_many_points_are_means_of_equal_spans(tmp_path: Path) -> None:
     assert points == list(zip([0.5, 2.5, 4.5, 6.5, 8.5], squares.mean(axis=1).tolist(), strict=True))
 
 
-def test_there_is_an_end_to_how_many_series_and_processes_there_are(tmp_path: Path) -> None:
-    # given hundreds of names, and processes of which the last ones use the most
+def test_the_number_of_series_and_processes_is_limited(tmp_path: Path) -> None:
+    # given hundreds of metrics, and processes with increasing CPU usage
     names = [metric(1, f"power-{n}-W", n) for n in range(300)]
     path = capture(tmp_path / "c", metric=names + [cpu(1, 1000 + n, n) for n in range(100)])
     # when
@@ -165,7 +165,7 @@ def test_there_is_an_end_to_how_many_series_and_processes_there_are(tmp_path: Pa
     assert busiest == [str(1099 - n) for n in range(MAX_PROCESSES)]
 
 
-def test_absurd_values_times_and_streams_do_no_harm(tmp_path: Path) -> None:
+def test_absurd_values_times_and_streams_are_harmless(tmp_path: Path) -> None:
     rows = [metric(1, "power-a-W", value) for value in (float("nan"), float("inf"), -1e300)]
     late = {**metric(0, "power-a-W", 4, stream=9), "time_ns": (1 << 64) - 1}
     of = found(capture(tmp_path / "c", metric=[*rows, late]))

@@ -1,4 +1,4 @@
-"""Source files: found by the end of their paths, and never one that the user did not lay out."""
+"""Source files: found by the last components of their paths, and only below the user's folders."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def test_the_longest_end_of_a_path_wins(folder: Path) -> None:
     assert sources.line("tile.h", 1) == "outer 1"
 
 
-def test_lines_are_fit_for_a_terminal(folder: Path) -> None:
+def test_lines_have_no_control_characters(folder: Path) -> None:
     assert SourceFiles([folder]).line("lib/tile.h", 2) == "    if (x)\\x1b[31m // \\u202e red"
 
 
-def test_there_is_no_such_line_or_file(folder: Path) -> None:
+def test_missing_lines_and_files(folder: Path) -> None:
     sources = SourceFiles([folder])
     for path, number in (("tile.h", 0), ("tile.h", -1), ("tile.h", 99), ("none.h", 1), ("", 1), ("/", 1), ("..", 1)):
         assert sources.line(path, number) is None, path
     assert SourceFiles([]).line("tile.h", 1) is None
 
 
-def test_the_first_folder_comes_first(folder: Path) -> None:
+def test_the_first_folder_takes_precedence(folder: Path) -> None:
     assert SourceFiles([folder / "lib", folder]).line("/x/tile.h", 1) == "inner 1"
     assert SourceFiles([folder, folder / "lib"]).line("/x/tile.h", 1) == "outer 1"
 
@@ -48,11 +48,11 @@ def test_the_first_folder_comes_first(folder: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["../secret.h", "/x/../../secret.h", "lib/../../secret.h", "lib/./../../../secret.h", "/etc/passwd"]
 )
-def test_nothing_outside_by_its_path(folder: Path, path: str) -> None:
+def test_paths_do_not_lead_outside(folder: Path, path: str) -> None:
     assert SourceFiles([folder]).file(path) is None
 
 
-def test_links_are_followed_inside_and_not_outside(folder: Path) -> None:
+def test_links_are_followed_only_inside(folder: Path) -> None:
     (folder / "inside.h").symlink_to("lib/tile.h")
     (folder / "linked").symlink_to(folder / "lib")
     (folder / "relative.h").symlink_to("../secret.h")
@@ -66,14 +66,14 @@ def test_links_are_followed_inside_and_not_outside(folder: Path) -> None:
         assert sources.file(path) is None, path
 
 
-def test_a_folder_that_is_a_link_is_where_it_leads(folder: Path) -> None:
+def test_a_folder_can_be_a_link(folder: Path) -> None:
     link = folder.parent / "link"
     link.symlink_to(folder)
     assert SourceFiles([link]).line("tile.h", 1) == "outer 1"
 
 
-def test_a_link_that_comes_in_between_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a file that is swapped for a link after it was looked at, then the link is not opened."""
+def test_a_file_replaced_by_a_link_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is replaced by a link after its path was resolved: the link is not opened."""
     real = os.path.realpath
 
     def swapped(path: str, *, strict: bool = False) -> str:
@@ -88,7 +88,7 @@ def test_a_link_that_comes_in_between_is_not_followed(folder: Path, monkeypatch:
     assert sources.file("tile.h") is None
 
 
-def test_only_regular_files_of_some_size_and_none_hidden(folder: Path) -> None:
+def test_only_regular_files_of_limited_size_that_are_not_hidden(folder: Path) -> None:
     os.mkfifo(folder / "pipe.h")
     (folder / "huge.h").touch()
     os.truncate(folder / "huge.h", 1 << 40)
@@ -102,13 +102,13 @@ def test_only_regular_files_of_some_size_and_none_hidden(folder: Path) -> None:
     assert sources.line("/home/me/.cache/lib/tile.h", 1) == "inner 1"
 
 
-def test_bytes_that_are_no_text(folder: Path) -> None:
+def test_bytes_that_are_not_text(folder: Path) -> None:
     (folder / "binary.h").write_bytes(b"\xff\xfe\0x\n\xc3\xa9")
     sources = SourceFiles([folder])
     assert [sources.line("binary.h", number) for number in (1, 2)] == ["��\\x00x", "é"]
 
 
-def test_what_changed_since(folder: Path) -> None:
+def test_files_changed_since(folder: Path) -> None:
     os.utime(folder / "tile.h", (1000, 1000))
     os.utime(folder / "lib" / "tile.h", (3000, 3000))
     sources = SourceFiles([folder])
@@ -118,14 +118,14 @@ def test_what_changed_since(folder: Path) -> None:
     assert sources.newer_than(2000) == [str(folder / "lib" / "tile.h")]
 
 
-def test_what_is_no_folder(tmp_path: Path) -> None:
+def test_a_source_dir_that_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, why in (("none", "No such file or directory"), ("file", "Not a directory")):
         with pytest.raises(UsageError, match=f"--source-dir .*/{name} is no folder that can be read: {why}"):
             SourceFiles([tmp_path / name])
 
 
-def test_paths_of_strangers_are_looked_for_so_often(folder: Path) -> None:
+def test_the_number_of_paths_is_limited(folder: Path) -> None:
     sources = SourceFiles([folder])
     for number in range(5_000):
         sources.file(f"{number}.h")

@@ -1,4 +1,4 @@
-"""`iaprof top`: whole tables of profiles made by hand, sums that stay whole, and what users can get wrong."""
+"""`iaprof top`: whole tables of profiles made by hand, exact sums, and user errors."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_whole_tables(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, by) == TABLES[by]
 
 
-def test_the_verb_knows_all_that_can_be_ranked() -> None:
+def test_the_verb_offers_all_kinds_of_entries() -> None:
     assert tuple(KEYS) == BY == tuple(TABLES)
 
 
-def test_what_is_beyond_the_limit_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_beyond_the_limit_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "kernel", limit=2) == (
         "SAMPLES    SHARE  MOSTLY           LAUNCHES  PROCS  KERNEL\n"
         "    950   95.0 %  sbid 68 %           1,200      2  matmul\n"
@@ -162,7 +162,7 @@ def test_a_table_for_each_interval(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("by", BY)
-def test_nothing_is_a_total_of_0(by: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_profile_has_a_total_of_0(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     heading, total = printed(capsys, by, of=profile([])).splitlines()
     assert heading.split()[0] == "SAMPLES"
     assert total.split()[:3] == ["0", "0.0", "%"]
@@ -170,7 +170,7 @@ def test_nothing_is_a_total_of_0(by: str, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == {"by": by, "intervals": []}
 
 
-def test_a_terminal_gets_what_tells_stacks_apart() -> None:
+def test_a_terminal_shows_what_distinguishes_stacks() -> None:
     lambda_ = "infer(float (*)(int), char const*)::{lambda(float)#1}::operator()(float) const"
     keys = [
         ("app", ("zeLaunch", lambda_, "(anonymous namespace)::f(int)", "main")),
@@ -188,7 +188,7 @@ def test_a_terminal_gets_what_tells_stacks_apart() -> None:
     assert names("stack", keys, short=False)[0] == f"zeLaunch < {lambda_} < (anonymous namespace)::f(int) < main < app"
 
 
-def test_names_of_strangers_stay_in_their_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_untrusted_names_stay_in_their_row(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "a\nb\x1b[31m\u202e\0"
     row = Row(
         0, Launch(hostile, 1, (hostile,)), Kernel(0, hostile, hostile), Code(hostile, (hostile,), (1,)), 0, [1] * 10
@@ -225,7 +225,7 @@ def test_json_has_whole_names_and_every_count(capsys: pytest.CaptureFixture[str]
 
 
 def plain(of: Profile, by: str) -> Counter[object]:
-    """The samples of each key, row by row."""
+    """Returns the samples of each key, added up row by row."""
     found: Counter[object] = Counter()
     for row in rows(of):
         kernel = (row.kernel.symbol, row.kernel.file) if row.kernel else (row.code.functions[0], "")
@@ -261,7 +261,7 @@ def random_rows(seed: int) -> list[Row]:
 
 @pytest.mark.parametrize("by", ["kernel", "function", "instruction", "reason", "process"])
 @pytest.mark.parametrize("seed", range(4))
-def test_like_adding_up_row_by_row(by: str, seed: int) -> None:
+def test_tables_match_sums_row_by_row(by: str, seed: int) -> None:
     # given
     of = profile(random_rows(seed), (0.0, 1.0, 2.0))
     expected = plain(of, by)
@@ -278,7 +278,7 @@ def test_like_adding_up_row_by_row(by: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_function_that_recurses_has_each_sample_once(seed: int) -> None:
+def test_a_recursive_function_has_each_sample_once(seed: int) -> None:
     of = profile(random_rows(seed))
     expected: Counter[object] = Counter()
     for row in rows(of):

@@ -1,4 +1,4 @@
-"""Copies and fills: from the records that BPF sends to what is said of them."""
+"""Copies and fills: from BPF's records to tables."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from unit.in_process import iaprof
 
 
 def transfer(time: int, function: int, size: int, **more: object) -> NDArray[np.void]:
-    """A record as BPF sends it."""
+    """A record, as BPF sends it."""
     record = np.zeros(1, LAUNCH)
     told = {"time": time, "pid": 7, "tid": 8, "cpu": 1, "iba": function, "size": size, "comm": b"app"}
     for name, value in (told | {"flags": LaunchFlags.TRANSFER} | more).items():
@@ -70,13 +70,15 @@ def test_records_become_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [0, len(FUNCTIONS) + 1, (1 << 64) - 1])
-def test_a_record_of_no_known_function_is_damaged(tmp_path: Path, function: int) -> None:
+def test_a_record_of_an_unknown_function_is_damaged(tmp_path: Path, function: int) -> None:
     reader = captured(tmp_path, transfer(1, 1, 10), transfer(2, function, 10))
     assert reader.table("transfer")["time_ns"].to_pylist() == [1]
     assert "damaged" in {row["what"] for row in reader.table("loss").to_pylist()}
 
 
-def test_info_tells_of_them_and_of_drivers_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_reports_transfers_and_drivers_without_probes_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = {"time_ns": 1, "pid": 7, "tid": 7, "cpu": 0, "comm": "app", "stack": 0, "function": FUNCTIONS[0],
            "bytes": 2_000_000, "flags": 0}  # fmt: skip
     libraries = [{"path": f"/{name}.so", "copies": known} for name, known in (("old", False), ("new", True))]
@@ -93,7 +95,7 @@ def test_info_tells_of_them_and_of_drivers_that_do_not(tmp_path: Path, capsys: p
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """Two processes that copy by kernels and by a copy engine, and fill; and launches that are no copy's."""
+    """Two processes that copy with kernels and a copy engine, and fill; and launches that do not belong to copies."""
 
     def row(time: int, function: int, size: int | None, stack: int, pid: int = 7, **more: Any) -> dict[str, Any]:
         told = {"time_ns": time, "pid": pid, "tid": pid, "cpu": 0, "comm": f"app{pid}", "stack": stack,
@@ -143,12 +145,12 @@ def test_selections_apply(copied: Path, selection: Selection, expected: dict[str
     assert {each.function: (each.calls, each.kernels) for each in found} == expected
 
 
-def test_what_transfers_do_not_have_cannot_be_chosen(copied: Path) -> None:
+def test_filters_that_transfers_lack_are_refused(copied: Path) -> None:
     with pytest.raises(UsageError, match="--by transfer"):
         transfers(CaptureReader(copied), Selection(devices=("card0",)))
 
 
-def test_top_has_a_table_of_them(copied: Path) -> None:
+def test_top_by_transfer(copied: Path) -> None:
     done = iaprof("top", copied, "--by", "transfer", "-n", 1)
     assert [line.split() for line in done.out.splitlines()] == [
         ["BYTES", "CALLS", "KERNELS", "FUNCTION"],
@@ -163,7 +165,7 @@ def test_top_has_a_table_of_them(copied: Path) -> None:
     assert iaprof("top", copied, "--by", "transfer", "--per-interval").code == 2
 
 
-def test_top_says_where_kernels_are_not_counted(tmp_path: Path) -> None:
+def test_top_reports_where_kernels_are_not_counted(tmp_path: Path) -> None:
     row = {"time_ns": 1, "pid": 7, "tid": 7, "cpu": 0, "comm": "app", "stack": 0, "function": FUNCTIONS[0],
            "bytes": 10, "flags": 0}  # fmt: skip
     injected = {"path": "/injected.so", "copies": True, "own_kernels": False}
@@ -172,19 +174,19 @@ def test_top_says_where_kernels_are_not_counted(tmp_path: Path) -> None:
     done = iaprof("top", path, "--by", "transfer")
     assert done.err == f"iaprof: /injected.so: {OWN_CLAUSE}\n"
     assert iaprof("top", path, "--by", "transfer", "--quiet").err == ""
-    # and a header that somebody made up is no error
+    # and an invalid header is not an error
     damaged = capture(tmp_path / "damaged.parquet", HEADER | {"libraries": {"path": 7}}, transfer=[row])
     assert iaprof("top", damaged, "--by", "transfer").err == ""
 
 
 @pytest.fixture
 def layout() -> Layout:
-    """One that leads to the kernels with which the driver copies."""
+    """A driver layout with the driver's own copy kernels."""
     layouts = (Layout.from_json(path.read_text()) for path in SHIPPED.glob("*.json"))
     return next(each for each in layouts if each.has_own_kernels)
 
 
-def test_a_layout_with_copies_by_unknown_functions_is_refused(layout: Layout) -> None:
+def test_a_layout_with_unknown_copy_functions_is_refused(layout: Layout) -> None:
     entries = tuple(
         dataclasses.replace(entry, name="zeCopyAll") if entry.action is Action.TRANSFER else entry
         for entry in layout.entries
@@ -193,7 +195,7 @@ def test_a_layout_with_copies_by_unknown_functions_is_refused(layout: Layout) ->
         Layout.from_json(dataclasses.replace(layout, entries=entries).to_json())
 
 
-def test_a_layout_of_an_earlier_version_has_no_own_kernels(layout: Layout) -> None:
+def test_a_layout_of_an_earlier_version_lacks_the_driver_s_kernels(layout: Layout) -> None:
     told = json.loads(layout.to_json())
     told["entries"] = [
         entry for entry in told["entries"] if entry["action"] in ("launch", "kernel-gone", "module-gone")

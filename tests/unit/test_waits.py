@@ -1,4 +1,4 @@
-"""Waits of captures: sums, selections and time lines, and headers that make no sense."""
+"""Waits of captures: sums, selections and time lines, and invalid headers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def table(recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return json.loads(capsys.readouterr().out)
 
 
-def test_who_waited_longest_comes_first_and_all_adds_up(
+def test_waits_are_ranked_by_time_and_add_up(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = table(recorded, monkeypatch, capsys)
@@ -91,7 +91,7 @@ def test_a_selection_keeps_times_processes_and_threads(
     assert waited("--tid", "8") == 105_000_000
     assert waited("--pid", "9") == 2 * S
     assert waited("--time", "0.9s-1.5s") == 300_000_000
-    # a wait that is under way in a time counts there as a whole
+    # a wait counts as a whole if it overlaps the time range
     assert waited("--time", "6s-6.5s") == 2 * S
 
 
@@ -101,9 +101,7 @@ def test_intervals_add_up(recorded: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert sums == {0: 100_000_000, 1: 300_000_000, 2: 100_000_000, 3: 5_000_000, 5: 2 * S}
 
 
-def test_stacks_of_a_capture_are_folded_with_microseconds(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folded_stacks_count_microseconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "report", "--waits", "-q", KEPT) == 0
     out = capsys.readouterr().out
     rows = CaptureReader(KEPT).table("wait").to_pylist()
@@ -115,7 +113,7 @@ def test_stacks_of_a_capture_are_folded_with_microseconds(
     assert any(";py::Layer.forward:/opt/example/train.py;" in line for line in out.splitlines())
 
 
-def test_time_lines_have_each_wait_but_those_added_up(
+def test_time_lines_have_all_waits_but_short_ones(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(monkeypatch, "report", recorded, "-q", "-o", tmp_path / "x.trace.json") == 0
@@ -130,8 +128,8 @@ def test_time_lines_have_each_wait_but_those_added_up(
     assert [(each["ts"], each["dur"]) for each in slices if each["pid"] == 9] == [(5_000_000.0, 2_000_000.0)]
 
 
-def test_a_wait_that_did_not_end_goes_on_until_its_thread_ended(tmp_path: Path) -> None:
-    # given threads of which one ends, and one before that had its number
+def test_an_unended_wait_lasts_until_its_thread_ends(tmp_path: Path) -> None:
+    # given a thread that ends, and an earlier one with the same tid
     waiting = np.zeros(2, WAITING)
     waiting["since"], waiting["pid"], waiting["function"] = [5 * S, 6 * S], 7, 1
     rows = unended_waits(np.array([70, 71], np.uint32), waiting, 20 * S)
@@ -150,12 +148,12 @@ def test_a_wait_that_did_not_end_goes_on_until_its_thread_ended(tmp_path: Path) 
 
 
 def exit_record(time: int, pid: int, tid: int) -> bytes:
-    """PERF_RECORD_EXIT with the identifiers that the recorder asks for."""
+    """A PERF_RECORD_EXIT with the sample_id fields that the recorder asks for."""
     body = struct.pack("<IIIIQ", pid, 1, tid, 1, time) + struct.pack("<IIQII", pid, tid, time, 0, 0)
     return struct.pack("<IHH", 4, 0, 8 + len(body)) + body
 
 
-def test_frames_that_are_no_waits_are_damage(tmp_path: Path) -> None:
+def test_invalid_wait_records_in_a_spool_are_damage(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.WAITS, bytes(WAIT.itemsize + 1), time=1)
     noise = np.frombuffer(np.random.default_rng(1).bytes(50 * WAIT.itemsize), WAIT)
@@ -171,7 +169,7 @@ def test_frames_that_are_no_waits_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "junk", [None, 1, "x", [], {}, {"waits": 1}, {"waits": -1, "waited_ns": 0, "short": 0, "not_ended": 0}]
 )
-def test_headers_of_strangers(junk: Any) -> None:
+def test_untrusted_headers(junk: Any) -> None:
     assert WaitTotals.from_header({"waits": junk}) is None
     assert of_all([{"waits": junk}, {}]) is None
     good = {"waits": 3, "waited_ns": 10, "short": 1, "not_ended": 0}
