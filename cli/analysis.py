@@ -47,12 +47,12 @@ def analysed(
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModuleLoader
-    from iaprof.report.join.memory import keep_little
+    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import ReportOptions
     from iaprof.symbols.names.cpu_frames import Look
 
-    keep_little()
+    return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     wanted = ReportOptions(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
     with GpuModuleLoader() as modules, joining(reader.stall_records) as progress:
@@ -93,13 +93,13 @@ def exported(
     from iaprof.report.exporting import build_export, cpu_samples, empty_profile, fitting_interval
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.gpu.source_files import SourceFiles
-    from iaprof.report.join.memory import keep_little
+    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of
     from iaprof.symbols.names.cpu_frames import Look
 
     folders = SourceFiles(source_dirs)
-    keep_little()
+    return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
     wanted = ReportOptions(choice.selection, interval, Look(choice.inlines, lines, interpreter))

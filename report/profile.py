@@ -21,7 +21,7 @@ from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECOR
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
-from iaprof.report.join.memory import give_back
+from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, begun_ns
@@ -91,11 +91,11 @@ def _build(
     )
     begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     row_filter = selection.row_filter(capture.header, begin_ns)
-    give_back()
+    return_free_memory()
     starts = instruction_starts(placed, kernels)
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged)
     joined, facts.records = join(capture, task, helper, progress)
-    give_back()
+    return_free_memory()
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
     cpu = _frames(capture, joined, placed, options.look, symbolizer or CaptureNames(capture))
     if selection.python is not None:

@@ -35,10 +35,10 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
         UsageError: what was chosen is nothing that transfers have.
     """
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.join.memory import keep_little
+    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.views.transfers import sum_transfers, transfers
 
-    keep_little()
+    return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     found = transfers(reader, choice.selection)
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])

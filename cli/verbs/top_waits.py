@@ -33,12 +33,12 @@ def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_j
         UsageError: it has nothing of what was asked for by name.
     """
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.join.memory import keep_little
+    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import entries, waits_of
     from iaprof.symbols.names.cpu_frames import Look
 
-    keep_little()
+    return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     waits = waits_of(
         reader, ReportOptions(choice.selection, interval_s, Look(choice.inlines, False, False)), symbol_options(choice)

@@ -23,7 +23,7 @@ from iaprof.gpu.records import RecordLayout
 from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, TooManyAtOnce
 from iaprof.report.join.cells import Cells
-from iaprof.report.join.memory import give_back
+from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
 from iaprof.report.join.streams import Stream
 from iaprof.report.join.tally import CellAddresses, Tally
@@ -231,7 +231,7 @@ class Attribution:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown)
             self._ip_spaces[stream.layout.ip_bits] = _IpSpace(cells, candidates, self._merged)
-            give_back()
+            return_free_memory()
         return self._ip_spaces[stream.layout.ip_bits]
 
     def _flush(self, space: _IpSpace, stream: int) -> None:

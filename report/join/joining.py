@@ -30,7 +30,7 @@ from iaprof.report.join.attribution import (
     to_whole_counts,
 )
 from iaprof.report.join.candidates import Rule
-from iaprof.report.join.memory import keep_little
+from iaprof.report.join.memory import return_large_blocks_when_freed
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC, limit, limit_memory
@@ -199,7 +199,7 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
     """
     if int(memory_bytes):
         limit_memory(int(memory_bytes))
-    keep_little()
+    return_large_blocks_when_freed()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # the first process is gone
         path, number, digest = pipe.recv()
         answer: Any

@@ -12,14 +12,14 @@ import pyarrow as pa
 _MMAP_THRESHOLD, _LARGE = -3, 16 << 20  # malloc.h's M_MMAP_THRESHOLD: malloc unmaps larger blocks when they are freed
 
 
-def keep_little() -> None:
+def return_large_blocks_when_freed() -> None:
     """Makes malloc return large blocks to the system as soon as they are freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc and musl have it
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
-def give_back() -> None:
+def return_free_memory() -> None:
     """Returns memory that is free now to the system."""
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has and needs it
