@@ -55,8 +55,8 @@ def about(
     walls = [wall for part in capture.parts if (wall := wall_ns(part.header)) < UNKNOWN_WALL]
     begun = min(walls, default=0) / 1e9
     groups = (
-        (heading, tuple((name, _cut(text)) for name, text in said))
-        for heading, said in _groups(found, facts, selection)
+        (heading, tuple((name, _cut(text)) for name, text in facts_))
+        for heading, facts_ in _groups(found, facts, selection)
     )
     return About(
         host=_join_names(part.host for part in found.parts),
@@ -65,7 +65,7 @@ def about(
         begun=begun,
         seconds=whole_ns(capture) / 1e9,
         headline=[_cut(text) for text in _headline(found, facts)],
-        facts=[(heading, said) for heading, said in groups if said],
+        facts=[(heading, facts_) for heading, facts_ in groups if facts_],
         warnings=[_cut(text) for text in _warnings(found, facts, sources.newer_than(begun or math.inf))],
     )
 
@@ -73,12 +73,12 @@ def about(
 def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
     """Yields the most important facts."""
     if facts is not None:
-        said = dict(_report_facts(found.parts, facts))
+        report_facts = dict(_report_facts(found.parts, facts))
         yield f"{facts.stalls:,} samples"
         yield from (
-            f"{name}: {said[name]}"
+            f"{name}: {report_facts[name]}"
             for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed")
-            if name in said
+            if name in report_facts
         )
     missing = lost(found.losses[:_MAX_SHOWN], (part.stack_ends for part in found.parts))
     yield f"lost: {', '.join(missing)}{and_more(len(found.losses) - _MAX_SHOWN)}"
@@ -105,14 +105,14 @@ def _groups(found: Inventory, facts: Facts | None, selection: Selection) -> Iter
 
 def _part_facts(parts: Sequence[Part]) -> Iterator[Fact]:
     for part in parts[:MOST_ROWS]:
-        said = [
+        details = [
             part.begun and in_utc(part.begun),
             part.duration_s is not None and in_time(part.duration_s),
             f"{or_dash(part.counts['stalls'])} stall records",
             part.losses and counted(len(part.losses), "kind") + " of loss",
             shlex.join(part.command),
         ]
-        yield part.label, ", ".join(str(each) for each in said if each)
+        yield part.label, ", ".join(str(each) for each in details if each)
     if len(parts) > MOST_ROWS:
         yield "", and_more(len(parts) - MOST_ROWS).strip(", ")
 
@@ -120,7 +120,7 @@ def _part_facts(parts: Sequence[Part]) -> Iterator[Fact]:
 def _gpu_facts(parts: Sequence[Part], several: bool) -> Iterator[Fact]:
     streams = [(part.label if several else "", stream) for part in parts for stream in part.streams]
     for label, stream in streams[:MOST_ROWS]:
-        said = [
+        details = [
             stream.name or stream.generation,
             stream.ip_version and f"ip {stream.ip_version}",
             stream.pci_address,
@@ -128,7 +128,7 @@ def _gpu_facts(parts: Sequence[Part], several: bool) -> Iterator[Fact]:
             stream.gt is not None and f"GT {stream.gt}",
             stream.xecores is not None and counted(stream.xecores, "XeCore"),
         ]
-        yield f"{label} {_device(stream)}".strip(), ", ".join(str(each) for each in said if each)
+        yield f"{label} {_device(stream)}".strip(), ", ".join(str(each) for each in details if each)
     if len(streams) > MOST_ROWS:
         yield "", and_more(len(streams) - MOST_ROWS).strip(", ")
 
@@ -189,13 +189,13 @@ def _selection_facts(selection: Selection) -> Iterator[Fact]:
         ("reason", sorted(selection.reasons)),
         ("cgroup", selection.cgroups),
     ]
-    said = [f"{name} {' or '.join(map(str, values))}" for name, values in chosen if values]
+    filters = [f"{name} {' or '.join(map(str, values))}" for name, values in chosen if values]
     if (time_range := selection.time_range) is not None:
         unit, scale = ("%", 100) if time_range.shares else (" s", 1)
         end = f"{time_range.end * scale:g}{unit}" if math.isfinite(time_range.end) else "the end"
-        said.insert(0, f"{time_range.begin * scale:g}{unit} to {end}")
-    if said:
-        yield "only", clean(", ".join(said))
+        filters.insert(0, f"{time_range.begin * scale:g}{unit} to {end}")
+    if filters:
+        yield "only", clean(", ".join(filters))
 
 
 def _cost_text(part: Part) -> str:
@@ -205,11 +205,11 @@ def _cost_text(part: Part) -> str:
 def _warnings(found: Inventory, facts: Facts | None, newer: Sequence[str]) -> list[str]:
     """Returns all warnings, the most important first."""
     losses = [text for loss in found.losses if (text := _loss_warning(loss, found.counts))]
-    said = [*warnings(found.parts), *losses, *(_report_warnings(facts) if facts is not None else ())]
-    said += [clean(f"{path} was changed after the recording began: its lines may be others") for path in newer]
-    if len(said) > _MAX_WARNINGS:
-        said[_MAX_WARNINGS:] = [f"and {len(said) - _MAX_WARNINGS:,} more warnings"]
-    return said
+    sentences = [*warnings(found.parts), *losses, *(_report_warnings(facts) if facts is not None else ())]
+    sentences += [clean(f"{path} was changed after the recording began: its lines may be others") for path in newer]
+    if len(sentences) > _MAX_WARNINGS:
+        sentences[_MAX_WARNINGS:] = [f"and {len(sentences) - _MAX_WARNINGS:,} more warnings"]
+    return sentences
 
 
 def _loss_warning(loss: Loss, counts: dict[str, int | None]) -> str:

@@ -172,7 +172,7 @@ def _part(capture: CaptureReader) -> Part:
     libraries = map(_Header, header.items("libraries"))
     streams = [_stream(each) for each in map(_Header, header.items("streams"))]
     counts = _counts(capture, header)
-    said = [*_warnings(capture.header, header), describe_unknown_executions(counts["unknown_executions"] or 0)]
+    sentences = [*_warnings(capture.header, header), describe_unknown_executions(counts["unknown_executions"] or 0)]
     return Part(
         label=clean(capture.label),
         file=header.text("file"),
@@ -200,7 +200,7 @@ def _part(capture: CaptureReader) -> Part:
         losses=_losses(header),
         cost=_cost(header, duration),
         symbols=_symbols(header),
-        warnings=[*_guesses(streams), *filter(None, map(clean, said))],
+        warnings=[*_guesses(streams), *filter(None, map(clean, sentences))],
         matched=_matched(header),
         stack_ends=_stack_ends(capture.header),
         python_stacks=recorded_python(capture.header) if PYTHON_STACKS in capture.header else None,

@@ -32,8 +32,8 @@ def recording(part: Part) -> Iterator[Fact]:
     """Yields where, when and how a part was recorded."""
     if part.host or part.kernel:
         about = [part.kernel and f"Linux {part.kernel}", part.machine, part.cpus and counted(part.cpus, "CPU")]
-        said = ", ".join(str(each) for each in about if each)
-        yield "host", f"{part.host} ({said})" if said else part.host
+        details = ", ".join(str(each) for each in about if each)
+        yield "host", f"{part.host} ({details})" if details else part.host
     if part.command:
         yield "command", shlex.join(part.command)
     if part.arguments:
@@ -90,10 +90,10 @@ def _remark(before: str, number: int | None, what: str, many: str = "", behind: 
 
 def warnings(parts: Sequence[Part]) -> Iterator[str]:
     """Yields the warnings of each part, after the part's label if it has one."""
-    said = [f"{part.label}: {text}".removeprefix(": ") for part in parts for text in part.warnings]
-    yield from said[:MOST_ROWS]
-    if len(said) > MOST_ROWS:
-        yield f"and {len(said) - MOST_ROWS:,} more"
+    sentences = [f"{part.label}: {text}".removeprefix(": ") for part in parts for text in part.warnings]
+    yield from sentences[:MOST_ROWS]
+    if len(sentences) > MOST_ROWS:
+        yield f"and {len(sentences) - MOST_ROWS:,} more"
 
 
 def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None] = ()) -> Iterator[str]:
@@ -134,11 +134,13 @@ def quality(part: Part) -> Iterator[Fact]:
 def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
     """Yields how many stacks are whole, for all parts together, and why others are not."""
     for kind in KINDS:
-        told = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
-        yield from WholeStacks.together(told).facts(f"{_STACKS[kind]} stacks", COUNTED[kind])
+        ends = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
+        yield from WholeStacks.together(ends).facts(f"{_STACKS[kind]} stacks", COUNTED[kind])
     for kind in PYTHON_KINDS:
-        of_python = [part.python_stacks[kind] for part in parts if part.python_stacks and kind in part.python_stacks]
-        yield from PythonCounts.together(of_python).facts(kind)
+        python_counts = [
+            part.python_stacks[kind] for part in parts if part.python_stacks and kind in part.python_stacks
+        ]
+        yield from PythonCounts.together(python_counts).facts(kind)
 
 
 def own_cost(cost: Cost) -> Iterator[Fact]:

@@ -177,8 +177,8 @@ def _select(found: dict[_Key, _Summary]) -> list[_Key]:
 def _is_in_power(key: _Key, found: dict[_Key, _Summary]) -> bool:
     """Whether this is an energy whose power is a series, too."""
     name, place = key
-    whose = name.removeprefix("energy-").removesuffix("-J")
-    return name == f"energy-{whose}-J" and (f"power-{whose}-W", place) in found
+    subject = name.removeprefix("energy-").removesuffix("-J")
+    return name == f"energy-{subject}-J" and (f"power-{subject}-W", place) in found
 
 
 def _points(

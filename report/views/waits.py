@@ -98,13 +98,13 @@ def _waits_of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOp
         capture.table("python_code"),
     )
     launches = [
-        Launch(names.get(who, ""), who, cpu.frames(user), host=host, origins=cpu.origins(user))
-        for who, user in zip(pid[first].tolist(), stack[first].tolist(), strict=True)
+        Launch(names.get(pid_, ""), pid_, cpu.frames(user), host=host, origins=cpu.origins(user))
+        for pid_, user in zip(pid[first].tolist(), stack[first].tolist(), strict=True)
     ]
     is_wanted = np.array([options.selection.matches_stack(each.stack) for each in launches], bool)
     keep, numbers = is_wanted[launch], np.cumsum(is_wanted) - 1
     kept = (numbers[launch[keep]], *(column[keep] for column in (function, handle, interval, *columns[5:])))
-    found = [each for each, wants in zip(launches, is_wanted.tolist(), strict=True) if wants]
+    found = [each for each, is_kept in zip(launches, is_wanted.tolist(), strict=True) if is_kept]
     own, functions, handles, *others = kept
     return Waits(found, [text or "" for text in texts], own, functions.astype(np.int64), handles, *_signed(others))
 
