@@ -146,16 +146,16 @@ def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
 def own_cost(cost: Cost) -> Iterator[Fact]:
     """Yields the recorder's own cost."""
     if cost.cpu_s is not None:
-        parts = [f"{in_time(cost.cpu_s)} recording"]
+        details = [f"{in_time(cost.cpu_s)} recording"]
         if cost.cpu_percent is not None:
-            parts[0] += f" ({cost.cpu_percent:.1f} % of one CPU)"
+            details[0] += f" ({cost.cpu_percent:.1f} % of one CPU)"
         if cost.compile_cpu_s:
-            parts.append(f"{in_time(cost.compile_cpu_s)} of it compiling BPF")
+            details.append(f"{in_time(cost.compile_cpu_s)} of it compiling BPF")
         if cost.learn_cpu_s:
-            parts.append(f"{in_time(cost.learn_cpu_s)} of it learning to unwind")
+            details.append(f"{in_time(cost.learn_cpu_s)} of it learning to unwind")
         if cost.finish_cpu_s is not None:
-            parts.append(f"{in_time(cost.finish_cpu_s)} writing the capture")
-        yield "CPU", ", ".join(parts)
+            details.append(f"{in_time(cost.finish_cpu_s)} writing the capture")
+        yield "CPU", ", ".join(details)
     if cost.probe_ns_per_launch is not None:
         yield "probes", f"{cost.probe_ns_per_launch / 1000:,.1f} µs a launch"
     if cost.peak_bytes is not None:

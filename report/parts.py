@@ -143,7 +143,7 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
         device_numbers = np.array([devices.setdefault(name, len(devices)) for name in profile.devices], np.int64)
         shifted["device"].append(device_numbers[profile.device])
         kernels, codes = kernels + len(profile.kernels), codes + len(profile.codes)
-    columns = {name: np.concatenate(parts) for name, parts in shifted.items()}
+    columns = {name: np.concatenate(arrays) for name, arrays in shifted.items()}
     columns |= {
         name: np.concatenate([getattr(profile, name) for profile in profiles]) for name in ("interval", "offset")
     }
@@ -182,16 +182,16 @@ def _launch_counts(profiles: list[Profile]) -> dict[int, int]:
     return counts
 
 
-def _sum_facts(parts: list[Facts]) -> Facts:
-    facts = Facts(matched=Matched(*(sum(getattr(part.matched, f.name) for part in parts) for f in fields(Matched))))
-    facts.whole = WholeStacks.together(part.whole for part in parts)
-    facts.python = PythonCounts.together(part.python for part in parts)
-    for part in parts:
-        facts.records += part.records
-        facts.stalls += part.stalls
-        facts.unknown_kernel += part.unknown_kernel
-        facts.no_launch += part.no_launch
-        facts.cpu_modules += part.cpu_modules
-        for problem, paths in part.problems.items():
+def _sum_facts(several: list[Facts]) -> Facts:
+    facts = Facts(matched=Matched(*(sum(getattr(each.matched, f.name) for each in several) for f in fields(Matched))))
+    facts.whole = WholeStacks.together(each.whole for each in several)
+    facts.python = PythonCounts.together(each.python for each in several)
+    for each in several:
+        facts.records += each.records
+        facts.stalls += each.stalls
+        facts.unknown_kernel += each.unknown_kernel
+        facts.no_launch += each.no_launch
+        facts.cpu_modules += each.cpu_modules
+        for problem, paths in each.problems.items():
             facts.problems.setdefault(problem, []).extend(paths)
     return facts

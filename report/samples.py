@@ -15,9 +15,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.join.attribution import MAX_INTERVALS
 from iaprof.report.views.gauges import gauges_between
 
-_TOLERANCE_DIVISOR = (
-    20  # intervals that differ by less than the 20th part are the same: Intel's are as exact as a timer's signal
-)
+_TOLERANCE_DIVISOR = 20  # lengths within 5 % are the same interval: Intel's tool times intervals by a signal
 _MAX_SAMPLES = 1 << 62
 _MAX_NS = (1 << 64) - 1
 _MAX_SINCE_NS = 1 << 62  # of times since the start: a hundred years

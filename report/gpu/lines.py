@@ -55,8 +55,8 @@ class FileTable:
         directory = text(self._directories[folder]) if 0 <= folder < len(self._directories) else ""
         path = posixpath.join(self._working_directory, directory, text(entry.name))
         # Do not resolve `..`: `a/../b` may be another file than `b`.
-        parts = [part for part in path.split("/") if part not in ("", ".")]
-        return ("/" if path.startswith("/") else "") + "/".join(parts)
+        components = [component for component in path.split("/") if component not in ("", ".")]
+        return ("/" if path.startswith("/") else "") + "/".join(components)
 
 
 class LineTable:

@@ -152,7 +152,7 @@ class Candidates:
             rest = rest[~np.isin(rest, late.pair)]
             # Only placements that have ended are left: the one that ended last, as the stalls arrived late.
             found.append(self._latest_of_any_process(*self._all_placements(rest, cells), ends, ended_last=True))
-        rest = in_kernel[~np.isin(in_kernel, np.concatenate([part.pair for part in found]))]
+        rest = in_kernel[~np.isin(in_kernel, np.concatenate([entries.pair for entries in found]))]
         found.append(self._last_compiled(*self._all_placements(rest, cells), begins, ends))
         entries = self._label_ambiguous(_Entries.concatenated(found))
         if self._rule.method is Method.NONE:

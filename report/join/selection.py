@@ -44,12 +44,12 @@ class TimeRange:
         Raises:
             UsageError: the text is not such a range.
         """
-        parts = text.replace(" ", "").split("-")
-        found = [_TIME.fullmatch(part) for part in parts]
+        bounds = text.replace(" ", "").split("-")
+        found = [_TIME.fullmatch(bound) for bound in bounds]
         if (
-            len(parts) != 2
-            or not any(parts)
-            or any(part and not match for part, match in zip(parts, found, strict=True))
+            len(bounds) != 2
+            or not any(bounds)
+            or any(bound and not match for bound, match in zip(bounds, found, strict=True))
         ):
             raise UsageError(f"--time takes a part of the recording such as 1s-10s, 500ms- or 10%-20%, not '{text}'")
         units = {match[2] for match in found if match}

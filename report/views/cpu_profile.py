@@ -61,7 +61,7 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
     row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
-    parts = [np.empty((0, 5), np.uint64)]
+    batches = [np.empty((0, 5), np.uint64)]
     pending = 0
     for table in capture.tables("cpu_sample", _COLUMNS):
         time, pid, tid, stack, kernel_stack = (table[name].to_numpy().astype(np.uint64) for name in _COLUMNS)
@@ -73,15 +73,15 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
         interval = intervals_of(time[keep], start, interval_ns, "CPU samples").astype(np.uint64)
         columns = [interval, *(column[keep] for column in (pid, stack, kernel_stack))]
         rows = np.column_stack([*columns, np.ones(len(interval), np.uint64)])
-        parts.append(rows)
+        batches.append(rows)
         pending += len(rows)
-        if pending > max(_ROWS_AT_ONCE, len(parts[0])):
-            parts, pending = [_merge(parts)], 0
-    return list(_merge(parts).T.copy())
+        if pending > max(_ROWS_AT_ONCE, len(batches[0])):
+            batches, pending = [_merge(batches)], 0
+    return list(_merge(batches).T.copy())
 
 
-def _merge(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    rows = np.concatenate(parts)
+def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    rows = np.concatenate(batches)
     first, number = distinct(*rows[:, :4].T)
     return np.column_stack([rows[first, :4], summed(rows[:, 4:], number)])
 

@@ -45,7 +45,7 @@ def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, G
     Raises:
         CaptureError: the capture is damaged.
     """
-    parts = []
+    sums_of_groups = []
     names: dict[str | None, int] = {}
     begins = np.array(bounds, np.uint64)
     for rows in capture.tables("metric", ("time_ns", "stream", "name", "value")):
@@ -55,10 +55,10 @@ def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, G
         interval = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
         rows = rows.append_column("interval", pa.array(interval))
         rows = rows.filter(pa.array((interval < len(bounds) - 1) & (values >= 0) & (values <= _MAX_VALUE)))
-        parts.append(rows.group_by(_KEYS).aggregate([("value", "sum"), ("value", "count")]))
-    if not parts:
+        sums_of_groups.append(rows.group_by(_KEYS).aggregate([("value", "sum"), ("value", "count")]))
+    if not sums_of_groups:
         return {}
-    sums = pa.concat_tables(parts).group_by(_KEYS).aggregate([("value_sum", "sum"), ("value_count", "sum")])
+    sums = pa.concat_tables(sums_of_groups).group_by(_KEYS).aggregate([("value_sum", "sum"), ("value_count", "sum")])
     means = sums.append_column(
         "value", pc.divide(sums["value_sum_sum"], pc.cast(sums["value_count_sum"], pa.float64()))
     )

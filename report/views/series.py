@@ -209,8 +209,8 @@ def _points(
     return number, begins, sums
 
 
-def _merge(parts: Sequence[tuple[_Ints, _Ints, _Floats]]) -> tuple[_Ints, _Ints, _Floats]:
+def _merge(batches: Sequence[tuple[_Ints, _Ints, _Floats]]) -> tuple[_Ints, _Ints, _Floats]:
     """Adds up rows of equal series and time slice, and sorts by these."""
-    number, span, sums = (np.concatenate(column) for column in zip(*parts, strict=True))
-    first, point = distinct(number, span)
-    return number[first], span[first], summed(sums, point)
+    number, slice_, sums = (np.concatenate(column) for column in zip(*batches, strict=True))
+    first, point = distinct(number, slice_)
+    return number[first], slice_[first], summed(sums, point)

@@ -118,7 +118,7 @@ def _rows(
     row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
     tids = np.array(sorted(selection.tids), np.uint64)
-    parts = [np.empty((0, 9), np.uint64)]
+    batches = [np.empty((0, 9), np.uint64)]
     for table in capture.tables("wait", _COLUMNS):
         numbers = {name: table[name].to_numpy().astype(np.uint64) for name in _COLUMNS if name != "function"}
         function = numbered(table["function"], texts).astype(np.uint64)
@@ -135,12 +135,12 @@ def _rows(
         longest = numbers["waited_ns"] // np.maximum(count, np.uint64(1))
         others = (numbers["pid"], numbers["stack"], function, numbers["handle"], numbers["waited_ns"], count, longest)
         rows = np.column_stack([interval.astype(np.uint64), *(each[keep] for each in (*others, not_ended))])
-        parts = [_merge([*parts, rows])]
-    return list(parts[0].T.copy())
+        batches = [_merge([*batches, rows])]
+    return list(batches[0].T.copy())
 
 
-def _merge(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    rows = np.concatenate(parts)
+def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    rows = np.concatenate(batches)
     first, number = distinct(*rows[:, :5].T)
     longest = np.zeros(len(first), np.uint64)
     np.maximum.at(longest, number, rows[:, 7])
