@@ -99,12 +99,14 @@ class GpuReader:
         except ZebinError as error:
             raise Refusal("ZebinError", str(error)) from None
         only = None if parameters["only"] is None else set(parameters["only"])
-        wanted = {index: kernel for index, kernel in enumerate(zebin.kernels) if only is None or kernel.address in only}
+        selected = {
+            index: kernel for index, kernel in enumerate(zebin.kernels) if only is None or kernel.address in only
+        }
         problems: list[str] = []
-        segments = self._segments(data, zebin, wanted, problems) if wanted else {}
+        segments = self._segments(data, zebin, selected, problems) if selected else {}
         decodings: dict[int, IgaDecoding] = {}
-        if parameters["decode"] and wanted:
-            decodings = self._decodings(parameters["platform"], wanted, parameters.get("texts", True), problems)
+        if parameters["decode"] and selected:
+            decodings = self._decodings(parameters["platform"], selected, parameters.get("texts", True), problems)
         strings, frame_table, stacks = Numbering(), Numbering(), Numbering()
         kernels = [
             {
@@ -128,7 +130,7 @@ class GpuReader:
         }
 
     def _segments(
-        self, data: bytes, zebin: Zebin, wanted: dict[int, ZebinKernel], problems: list[str]
+        self, data: bytes, zebin: Zebin, selected: dict[int, ZebinKernel], problems: list[str]
     ) -> dict[int, tuple[Segment, ...]]:
         """Returns each kernel's segments; from the symbol table if debug information is missing or damaged."""
         debug_info = no_debug_info()
@@ -142,14 +144,14 @@ class GpuReader:
         found: dict[int, tuple[Segment, ...]] = {}
 
         def find_segments() -> None:
-            for index, kernel in wanted.items():
+            for index, kernel in selected.items():
                 found[index] = debug_info.segments(kernel)
 
         self._stage("its debug information", problems, find_segments)
         return found
 
     def _decodings(
-        self, number: int | None, wanted: dict[int, ZebinKernel], texts: bool, problems: list[str]
+        self, number: int | None, selected: dict[int, ZebinKernel], texts: bool, problems: list[str]
     ) -> dict[int, IgaDecoding]:
         """Returns each kernel's instructions, as far as they can be decoded; an empty dict if there is no decoder."""
         found: dict[int, IgaDecoding] = {}
@@ -162,7 +164,7 @@ class GpuReader:
         platform, iga = Platform(number), self._iga
 
         def decode() -> None:
-            for index, kernel in wanted.items():
+            for index, kernel in selected.items():
                 try:
                     found[index] = iga.decode(platform, kernel.code, texts) if kernel.code else _empty_decoding()
                 except IgaError as error:
@@ -174,7 +176,7 @@ class GpuReader:
         except IgaUnavailable as error:
             problems.append(str(error))
             return found
-        for index in wanted:
+        for index in selected:
             found.setdefault(index, _empty_decoding())  # the time limit came first
         return found
 

@@ -142,13 +142,13 @@ class Attribution:
         """
         records = 0
         times, stream_of = table["time_ns"].to_numpy(), table["stream"].to_numpy()
-        wanted = (times >= np.uint64(row_filter.begin_ns)) & (times <= np.uint64(row_filter.end_ns))
+        in_time = (times >= np.uint64(row_filter.begin_ns)) & (times <= np.uint64(row_filter.end_ns))
         for stream in np.unique(stream_of).tolist():
             if stream >= len(known):
                 raise CaptureError("the capture has stalls of a stream that its header does not name")
             if row_filter.streams is not None and stream not in row_filter.streams:
                 continue
-            here = wanted & (stream_of == stream)
+            here = in_time & (stream_of == stream)
             rows = table if here.all() else table.filter(pa.array(here))
             words, lengths = _flatten(rows, known[stream].layout.words)
             records += int(lengths.sum())

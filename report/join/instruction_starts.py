@@ -25,12 +25,12 @@ def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDA
     behind = first + np.array([max(placement.size, 1) for placement in placements], np.uint64)
     pairs = overlaps(np.zeros(len(pids), np.uint64), first, behind)
     if pairs is None:
-        wanted = list(range(len(placements)))
+        overlapping = list(range(len(placements)))
     else:
         _, code = np.unique(np.array([placement.fingerprint for placement in placements]), return_inverse=True)
         differ = (pids[pairs[0]] != pids[pairs[1]]) & (code[pairs[0]] != code[pairs[1]])
-        wanted = np.unique(np.concatenate([each[differ] for each in pairs])).tolist()
-    known = {index: placements[index].kernel for index in wanted}
+        overlapping = np.unique(np.concatenate([each[differ] for each in pairs])).tolist()
+    known = {index: placements[index].kernel for index in overlapping}
     kernels.read({kernel for kernel in known.values() if kernel is not None})
     found = {}
     for index, kernel in known.items():

@@ -36,7 +36,7 @@ from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC, limit, limit_memory
 from iaprof.sandbox.worker import Worker
 
-_FEWEST_GROUPS = 6  # of about a million records, for which a second process is worth its start
+_FEWEST_GROUPS = 6  # row groups of about a million records each: starting a second process pays off
 _PROCESSES = 2
 
 

@@ -202,7 +202,7 @@ class Selection:
             names = list(cgroups), list(containers)
             for pid, cgroup, container in zip(*(column[first].tolist() for column in columns), strict=True):
                 texts = names[0][cgroup] or "", names[1][container] or ""
-                if any(_matches_cgroup(*texts, wanted) for wanted in self.cgroups):
+                if any(_matches_cgroup(*texts, pattern) for pattern in self.cgroups):
                     found.add(pid)
         return found
 
@@ -224,11 +224,11 @@ def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:
     return known
 
 
-def _matches_cgroup(cgroup: str, container: str, wanted: str) -> bool:
+def _matches_cgroup(cgroup: str, container: str, pattern: str) -> bool:
     """Whether a filter selects a process by its cgroup (a path, one above it, or a pattern) or its container's id."""
-    folder = wanted.rstrip("/") + "/"
+    folder = pattern.rstrip("/") + "/"
     below = cgroup and (f"{cgroup}/".startswith(folder) or fnmatch.fnmatchcase(f"{cgroup}/", f"{folder}*"))
-    return bool(below) or container == wanted or (len(wanted) >= 6 and container.startswith(wanted))
+    return bool(below) or container == pattern or (len(pattern) >= 6 and container.startswith(pattern))
 
 
 def begun_ns(header: dict[str, Any]) -> int:

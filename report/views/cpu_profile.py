@@ -48,7 +48,7 @@ def build_cpu(capture: CaptureReader, symbolizer: Naming, options: ReportOptions
     ]
     matches = np.array([options.selection.matches_stack(each.stack) for each in launches], bool)
     keep, numbers = matches[launch], np.cumsum(matches) - 1
-    chosen = [each for each, is_wanted in zip(launches, matches.tolist(), strict=True) if is_wanted]
+    chosen = [each for each, is_selected in zip(launches, matches.tolist(), strict=True) if is_selected]
     columns = (numbers[launch[keep]], interval[keep].astype(np.int64), count[keep].astype(np.int64))
     return CpuSamples(chosen, *columns)
 

@@ -101,10 +101,10 @@ def _waits_of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOp
         Launch(names.get(pid_, ""), pid_, cpu.frames(user), host=host, origins=cpu.origins(user))
         for pid_, user in zip(pid[first].tolist(), stack[first].tolist(), strict=True)
     ]
-    is_wanted = np.array([options.selection.matches_stack(each.stack) for each in launches], bool)
-    keep, numbers = is_wanted[launch], np.cumsum(is_wanted) - 1
+    is_selected = np.array([options.selection.matches_stack(each.stack) for each in launches], bool)
+    keep, numbers = is_selected[launch], np.cumsum(is_selected) - 1
     kept = (numbers[launch[keep]], *(column[keep] for column in (function, handle, interval, *columns[5:])))
-    found = [each for each, is_kept in zip(launches, is_wanted.tolist(), strict=True) if is_kept]
+    found = [each for each, keeps in zip(launches, is_selected.tolist(), strict=True) if keeps]
     own, functions, handles, *others = kept
     return Waits(found, [text or "" for text in texts], own, functions.astype(np.int64), handles, *_signed(others))
 
