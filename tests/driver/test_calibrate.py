@@ -19,7 +19,8 @@ from conftest import descendants
 from driver.driver import HERE, Driver
 from iaprof.bpf.probes.driver_layout import Action, Field, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.record.calibrate.calibrate import CalibrationError, calibrate
+from iaprof.record.calibrate import calibrate
+from iaprof.record.calibrate.calibrate import CalibrationError
 from integration.recording import IAPROF
 from unit.in_process import iaprof
 

@@ -24,7 +24,8 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical
-from iaprof.record.calibrate.calibrate import CalibrationError, calibrate
+from iaprof.record.calibrate import calibrate
+from iaprof.record.calibrate.calibrate import CalibrationError
 from integration.recording import IAPROF
 from programs.counting import Calls, Place
 from unit.in_process import iaprof

@@ -28,8 +28,8 @@ from iaprof.bpf.probes.driver_layout import (
 )
 from iaprof.bpf.probes.launches import _packed_layout
 from iaprof.bpf.probes.library_file import LibraryFile
+from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.answer import Code, Problem
-from iaprof.record.calibrate.calibrate import calibrate
 from iaprof.record.calibrate.entry import probe_offset
 from iaprof.record.calibrate.level_zero import read_level_zero
 from iaprof.record.calibrate.opencl import OpenCLAnswer, _way, read_opencl
