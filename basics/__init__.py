@@ -1,1 +1,1 @@
-"""What every part needs to treat users alike: errors, output files, numbers as people read them."""
+"""Errors, output files and number formatting that every package shares."""

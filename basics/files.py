@@ -1,15 +1,15 @@
-"""Output files: nothing is overwritten unasked, nobody is misled by half a file, and root does not get redirected.
+"""Output files: overwrite only on request, leave no half-written file, and let nobody redirect a write by root.
 
-A new file is written under a temporary name in the same folder, created by us alone (O_EXCL, O_NOFOLLOW) for its
-owner's eyes only, and gets its name when it is whole.
+A new file gets a temporary name in the same folder (O_EXCL, O_NOFOLLOW; mode 0600 unless the caller asks for another)
+and takes its final name when it is complete.
 
-The folder is opened at the first question about it and stays open as long as this process lives (`hold` hands it on
-to another one): everything happens in that folder, whoever renames it or its parents meanwhile. In a folder that
-others can write to they can do with our names what they like, as with their own; what they cannot do is to make us
-write, give away or name a file anywhere else.
+A folder is opened when it is first used, and stays open until the process ends (`hold` passes the descriptor on to
+another process): every operation is relative to that descriptor, even if the folder or its parents are renamed. Users
+who can write to the folder can rename or replace our files there, as they can their own, but they cannot make us
+create, chown or rename a file in any other folder.
 
-Nothing waits for the disk (fsync): it would stop the recorder for seconds per gigabyte, and a file that a power cut
-left incomplete is told from a whole one by its reader.
+Nothing calls fsync: it would stop the recorder for seconds per gigabyte, and readers recognize a file that a power
+failure truncated.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from iaprof.basics.errors import IaprofError
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_held: dict[Path, int] = {}  # O_PATH descriptors of folders, by what they are called
-_unfinished: dict[str, int] = {}  # temporary names, and their folders
-_MOST_LINKS = 40  # on the way to a folder, as in the kernel's own walk (path_resolution(7))
+_held: dict[Path, int] = {}  # O_PATH descriptors of folders, by absolute path
+_unfinished: dict[str, int] = {}  # temporary name -> descriptor of its folder
+_MOST_LINKS = 40  # on the path to a folder, as in the Linux kernel (path_resolution(7))
 
 
 def check_output(path: Path, force: bool, source: Path | None = None) -> None:
-    """Whether a file may be written at `path`.
+    """Checks that a file may be written at `path`.
 
     Args:
-        path: of the output.
-        force: it may exist.
-        source: what is read to make it, which even then it must not replace.
+            path: the output file.
+            force: whether an existing file may be replaced.
+            source: the input file, which must never be replaced.
 
     Raises:
-        IaprofError: it exists and `force` is false, or its folder cannot be written to.
+            IaprofError: `path` exists and `force` is false, it is `source` or no regular file, or the folder refuses.
     """
     try:
         folder, name = _place(path)
         found = _status(folder, name, follow=True)
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IaprofError(f"{path} is a folder: name a file with -o")
-        if found is not None and not stat.S_ISREG(found.st_mode):  # it would be replaced: think of /dev/null
+        if found is not None and not stat.S_ISREG(found.st_mode):  # such as /dev/null, which the rename would replace
             raise IaprofError(f"{path} is not a file: name another one with -o")
         if not force and _status(folder, name, follow=False) is not None:
             raise IaprofError(f"{path} exists: name another file with -o, or overwrite it with --force")
@@ -65,11 +65,11 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
 
 
 def create(path: Path, mode: int = 0o600) -> int:
-    """A descriptor of a file that did not exist; with sudo, of the user who called it.
+    """Creates a new file and returns its descriptor; under sudo, the file belongs to the user who called sudo.
 
     Raises:
-        IaprofError: a stranger's symbolic link is on the way.
-        OSError: as open(2) and fchown(2) say; there is no new file then.
+            IaprofError: the path leads through a symbolic link of another user.
+            OSError: open(2) or fchown(2) failed; no new file is left.
     """
     folder, name = _place(path)
     fd = os.open(name, _CREATE, mode, dir_fd=folder)
@@ -84,20 +84,20 @@ def create(path: Path, mode: int = 0o600) -> int:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Gives a file another name in the same folder.
+    """Renames a file within its folder.
 
     Raises:
-        OSError: as rename(2) says.
+            OSError: rename(2) failed.
     """
     folder, name = _place(path)
     os.rename(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def remove(path: Path) -> None:
-    """Deletes a file, if it is there.
+    """Deletes a file if it exists.
 
     Raises:
-        OSError: as unlink(2) says.
+            OSError: unlink(2) failed.
     """
     folder, name = _place(path)
     with contextlib.suppress(FileNotFoundError):
@@ -106,10 +106,10 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well, and leaves no trace when it does not.
+    """A temporary file that replaces `path` if the block succeeds, and is deleted if the block raises.
 
     Raises:
-        IaprofError: the folder refuses, the disk is full, or the like.
+            IaprofError: the file cannot be written, for example because the disk is full.
     """
     temporary = path.with_name(f".iaprof-{secrets.token_hex(8)}.tmp")
     try:
@@ -135,22 +135,22 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def remove_unfinished() -> None:
-    """Removes the files that `replacing` is writing, in a process that ends at once."""
+    """Deletes the temporary files of `replacing`, for a process that is about to call `os._exit`."""
     for name, folder in _unfinished.items():
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
 
 def can_be_strangers(status: os.stat_result) -> bool:
-    """Whether others than root and who runs this own a file, or whether everybody may write to it."""
+    """Whether another user than root and the effective user owns a file, or everybody may write to it."""
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
 
 
 def make_for_everyone(folder: Path) -> None:
-    """Makes a folder that is not there, with its parents; everybody may enter it, whatever the umask.
+    """Makes a folder and its parents if it does not exist, with mode 0755 whatever the umask.
 
     Raises:
-        OSError: it cannot be made.
+            OSError: mkdir(2) or chmod(2) failed.
     """
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -158,22 +158,22 @@ def make_for_everyone(folder: Path) -> None:
 
 
 def folder_of(path: Path) -> int:
-    """The descriptor of a file's folder, for another process, which is to `hold` it.
+    """The descriptor of a file's folder, for another process to pass to `hold`.
 
     Raises:
-        IaprofError: a stranger's symbolic link is on the way.
-        OSError: there is no such folder.
+            IaprofError: the path leads through a symbolic link of another user.
+            OSError: the folder does not exist or cannot be opened.
     """
     return _place(path)[0]
 
 
 def hold(path: Path, folder: int) -> None:
-    """From now on takes an inherited descriptor for the folder of a file, wherever its path leads."""
+    """Uses an inherited descriptor for a file's folder from now on, instead of resolving the path."""
     _held[path.absolute().parent] = folder
 
 
 def _place(path: Path) -> tuple[int, str]:
-    """The descriptor of a file's folder, and the file's name there."""
+    """The descriptor of a file's folder, and the file's name."""
     absolute = path.absolute()
     folder = absolute.parent
     if folder not in _held:
@@ -189,7 +189,7 @@ def _status(folder: int, name: str, follow: bool) -> os.stat_result | None:
 
 
 def behind_sudo() -> tuple[int, int] | None:
-    """User and group who called sudo, if that is how we became root."""
+    """The uid and gid of the user who called sudo, or None if this process is not root through sudo."""
     ids = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
     if os.geteuid() != 0 or not all(text.isdecimal() and len(text) <= 10 and int(text) < (1 << 32) - 1 for text in ids):
         return None
@@ -197,10 +197,10 @@ def behind_sudo() -> tuple[int, int] | None:
 
 
 def _opened(folder: Path) -> int:
-    """An O_PATH descriptor of a folder, opened name by name.
+    """Opens a folder component by component and returns an O_PATH descriptor.
 
-    Root follows only links that belong to root or to the user behind sudo: the kernel's own walk would let anybody
-    who can make a link lead root where it points (fs.protected_symlinks refuses some of them, where it is set).
+    Root follows only links that belong to root or to the user who called sudo: the kernel's own path walk would let any
+    user who can create a link redirect root (fs.protected_symlinks, where it is set, refuses some of these links only).
     """
     trusted = {0, *(behind_sudo() or ())[:1]} if os.geteuid() == 0 else None
     here = os.open("/", _FOLDER)

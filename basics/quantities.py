@@ -1,15 +1,15 @@
-"""Numbers as people read them."""
+"""Formats numbers for messages and tables."""
 
 from __future__ import annotations
 
 
 def counted(number: int, what: str, many: str = "") -> str:
-    """`1 time`, `1,200 times`; `many` where an s does not do."""
+    """A number and its noun: `1 time`, `1,200 times`; `many` is an irregular plural."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
 def in_bytes(size: float) -> str:
-    """A size, in powers of 1,000."""
+    """A size in bytes, kB, MB or GB (powers of 1,000)."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -18,7 +18,7 @@ def in_bytes(size: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A length of time."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -27,7 +27,7 @@ def in_time(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share that is 100 or 0 only where it is all or nothing."""
+    """A share (0 to 1) in percent, which shows 100 or 0 only if the share is exactly that."""
     text = f"{100 * share:.1f}"
     if text == "100.0" and share < 1:
         text = "99.9+"
@@ -37,15 +37,15 @@ def percent(share: float) -> str:
 
 
 def in_utc(iso: str) -> str:
-    """A moment such as `2026-11-21T10:33:33.747495Z`."""
+    """An ISO 8601 time such as `2026-11-21T10:33:33.747495Z`, to the second."""
     return f"{iso[:10]} {iso[11:19]} UTC"
 
 
 def or_dash(number: int | None) -> str:
-    """A number; `-` where it is not known."""
+    """A number, or `-` for None."""
     return "-" if number is None else f"{number:,}"
 
 
 def and_more(number: int) -> str:
-    """What stands behind the shown ones of many."""
+    """The end of a list that leaves out `number` items; empty if it leaves out none."""
     return f", and {number:,} more" if number > 0 else ""
