@@ -1,1 +1,1 @@
-"""The capture: its schema, and how it is written and read."""
+"""The capture file: its schema, reader and writer."""

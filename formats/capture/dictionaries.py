@@ -1,4 +1,4 @@
-"""Work on dictionary columns without decoding them: a small file may repeat a long text in a million rows."""
+"""Operations on dictionary columns that do not decode them: a small file may repeat a long text in a million rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _DECODED_BYTES = 64 << 20
 
 
 def in_one(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array; dictionaries become one.
+    """A chunked column as one array; its dictionaries are unified.
 
     Raises:
-        pa.ArrowException: its values are more than an array can hold.
+            pa.ArrowException: the values do not fit into one array.
     """
     array = column.combine_chunks()
     return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
 
 
 def distinct(texts: pa.Array) -> pa.DictionaryArray:
-    """The same values, with a dictionary that has each text once, and only texts that rows have."""
+    """The same values, with a dictionary in which each text occurs once and every text is used."""
     if not pa.types.is_dictionary(texts.type):
         return texts.dictionary_encode()
     used = texts.indices.dictionary_encode()
@@ -33,27 +33,27 @@ def distinct(texts: pa.Array) -> pa.DictionaryArray:
 
 
 def mapped(texts: pa.DictionaryArray, change: Callable[[Any], Any]) -> pa.DictionaryArray:
-    """Each distinct value replaced by another one of its type."""
+    """Replaces each distinct value by `change(value)`, which has the same type."""
     texts = distinct(texts)
-    values = (change(value.as_py()) for value in texts.dictionary)  # one after the other: they may be long
+    values = (change(value.as_py()) for value in texts.dictionary)  # a generator, as values may be long
     return distinct(pa.DictionaryArray.from_arrays(texts.indices, pa.array(values, texts.type.value_type)))
 
 
 def with_null_rows(texts: pa.DictionaryArray) -> pa.DictionaryArray:
-    """The same values with a dictionary that has no nulls; the rows have them."""
+    """The same values, with nulls in the rows instead of the dictionary."""
     valid = texts.dictionary.is_valid().to_numpy(zero_copy_only=False)
     number = pa.array((np.cumsum(valid) - 1).astype(np.int32), mask=~valid)
     return pa.DictionaryArray.from_arrays(number.take(texts.indices), texts.dictionary.drop_null())
 
 
 def decoded_bytes(texts: pa.DictionaryArray) -> int:
-    """How many bytes the decoded values of all rows have."""
+    """The size of the values of all rows if they were decoded, in bytes."""
     lengths = pc.cast(pc.binary_length(texts.dictionary), pa.int64())
     return pc.sum(lengths.take(texts.indices)).as_py() or 0
 
 
 def few_bytes(texts: pa.DictionaryArray) -> Iterator[slice]:
-    """Ranges of rows, in order, whose values are at most _DECODED_BYTES; a longer value has a range of its own."""
+    """Splits rows into ranges whose decoded values have at most _DECODED_BYTES; a longer value is a range by itself."""
     lengths = pc.fill_null(pc.cast(pc.binary_length(texts.dictionary), pa.int64()).take(texts.indices), 0).to_numpy()
     until = np.cumsum(lengths)
     first = 0
@@ -65,7 +65,7 @@ def few_bytes(texts: pa.DictionaryArray) -> Iterator[slice]:
 
 
 def shared(texts: pa.ChunkedArray) -> list[Any]:
-    """Each row's text; rows with the same text share it."""
+    """The text of each row; rows with the same text share one object."""
     found: list[Any] = []
     for chunk in texts.chunks:
         encoded = distinct(chunk)
@@ -75,7 +75,7 @@ def shared(texts: pa.ChunkedArray) -> list[Any]:
 
 
 def where(texts: pa.ChunkedArray, is_wanted: Callable[[str | None], bool]) -> NDArray[np.bool_]:
-    """Whether each row's text is wanted: bool[n]. Calls `is_wanted` once for each distinct text of a chunk."""
+    """Whether `is_wanted` accepts each row's text: bool[n]. Calls it once for each distinct text of a chunk."""
     found = [np.empty(0, bool)]
     for chunk in texts.chunks:
         encoded = distinct(chunk)
@@ -86,12 +86,12 @@ def where(texts: pa.ChunkedArray, is_wanted: Callable[[str | None], bool]) -> ND
 
 
 def equal(texts: pa.ChunkedArray, text: str) -> NDArray[np.bool_]:
-    """Whether each row has that text: bool[n]."""
+    """Whether each row's text is `text`: bool[n]."""
     return where(texts, lambda each: each == text)
 
 
 def numbered(texts: pa.ChunkedArray, numbers: dict[str | None, int]) -> NDArray[np.int64]:
-    """The number of each row's text: int64[n]. New texts get the next numbers."""
+    """The number of each row's text: int64[n]. Adds new texts to `numbers`, with the next free numbers."""
     found = [np.empty(0, np.int64)]
     for chunk in texts.chunks:
         encoded = distinct(chunk)

@@ -1,6 +1,6 @@
-"""The headers of merged captures: in which order the parts come, what they are called, and what their sums are.
+"""Headers of merged captures: the order of parts, their labels, and the sums over them.
 
-Headers may be anyone's: what does not have the form it should have is passed over.
+Headers are untrusted: members of another form than expected are ignored.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-_MOST = 1 << 64  # above every count and time that is one
+_MOST = 1 << 64  # above every valid count and time, which have 64 bits
 UNKNOWN_WALL = _MOST
 
 Header = dict[str, Any]
 
 
 def identity(header: Header) -> tuple[object, ...]:
-    """What two captures have in common if they are of the same recording, and the same file of it."""
+    """A key that is equal for two captures of the same recording and file number (or of the same imported text)."""
     host = header.get("host")
     boot = host.get("boot_id") if isinstance(host, dict) else None
-    # Of imported texts neither says much.
+    # Imported texts have neither boot id nor clock: their totals stand in.
     more = [header.get(name) for name in ("end_ns", "totals", "imported")] if "imported" in header else []
     return tuple(repr(value) for value in (boot, header.get("clock"), header.get("part"), more))
 
 
 def in_order(headers: Sequence[Header]) -> list[int]:
-    """The indices of headers by time: machines by when their first recording began, their recordings one by one.
+    """Indices of headers by time: grouped by machine, machines in the order of their first recordings.
 
-    Within one start of a machine its monotonic clock decides, as the wall clock may have been set; files of one
-    recording that began at once, their numbers.
+    Within one boot of a machine, the monotonic clock decides, as the wall clock may have been set. The file numbers
+    decide between files of one recording that begin at the same time.
     """
     begun: dict[tuple[str, str], int] = {}
     for header in headers:
@@ -44,7 +44,7 @@ def in_order(headers: Sequence[Header]) -> list[int]:
 
 
 def labels(headers: Sequence[Header]) -> list[str]:
-    """What tells each part from the others: the host's name, and the file's where several are of one host."""
+    """A distinct label for each part: the host's name, and the file's name if several parts are of one host."""
     hosts = Counter(map(_host, headers))
     alone = {host for host, number in hosts.items() if host and number == 1}
     found = [host if (host := _host(each)) in alone else f"{host} {_text(each.get('file'))}" for each in headers]
@@ -56,7 +56,7 @@ def labels(headers: Sequence[Header]) -> list[str]:
 
 
 def sums(headers: Sequence[Header]) -> Header:
-    """What a merged capture's header says of all its parts: `clock` of the earliest, `totals`, `losses`, `parts`."""
+    """A merged capture's header members `clock` (of the earliest part), `totals`, `losses` and `parts`."""
     totals: Counter[str] = Counter()
     losses: dict[object, Any] = {}
     for header in headers:
@@ -73,14 +73,14 @@ def sums(headers: Sequence[Header]) -> Header:
                     if (count := _number(loss.get("count"))) is not None:
                         total["count"] = (total["count"] or 0) + count
                 case _:
-                    losses[len(losses)] = loss  # it says that something is missing, at least
+                    losses[len(losses)] = loss  # keep it, as it says at least that something is missing
     earliest = min(headers, key=wall_ns)
     clock = {"clock": earliest["clock"]} if "clock" in earliest else {}
     return {**clock, "totals": dict(totals), "losses": list(losses.values()), "parts": list(headers)}
 
 
 def wall_ns(header: Header) -> int:
-    """When a recording began by the wall clock, ns since 1970; UNKNOWN_WALL where nobody knows."""
+    """The start of a recording, wall clock, ns since 1970; UNKNOWN_WALL if unknown."""
     return _of_clock(header, "realtime_ns") or _MOST
 
 

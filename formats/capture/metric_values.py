@@ -1,6 +1,6 @@
-"""What follows from the rows of raw numbers that a recorder kept: values, by whole columns.
+"""Computes metrics from the raw numbers that the recorder kept, by whole columns.
 
-The bytes may be anyone's (`iaprof recover`): what they declare is checked before it is used.
+The bytes are untrusted (`iaprof recover`): what they declare is checked before use.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from iaprof.formats.capture.metrics import MISSING, PROCESS_WIDTH, How, Metric
 from iaprof.formats.capture.schema import KINDS
 
 MAX_DESCRIPTION = 1 << 18  # bytes
-MAX_WIDTH = 1024  # numbers in a row
+MAX_WIDTH = 1024  # numbers per row
 MAX_NAME = 128
-MAX_VALUES = 1 << 22  # of one batch
+MAX_VALUES = 1 << 22  # per batch
 
 
 def check(meta: bytes, rows: bytes) -> int:
-    """How many values a batch can give at most; what has passed here, `decode` takes.
+    """Validates a batch and returns the maximum number of values it can give; `decode` accepts every valid batch.
 
     Raises:
-        ValueError: it is no batch.
+            ValueError: the batch is malformed.
     """
     stream, width, metrics = _described(meta)
     if len(rows) % (8 * width):
@@ -42,17 +42,17 @@ def check(meta: bytes, rows: bytes) -> int:
 
 
 def decode(meta: bytes, *batches: bytes) -> pa.StructArray:
-    """The `metric` rows of batches that have one description: of many at once, as one takes nearly as long.
+    """The `metric` rows of batches with the same description; many batches take hardly longer than one.
 
-    The first row (of each process) is what the next one is compared with, and gives none itself; nor does a number that
-    is missing, or one that is smaller than before: its counter began anew.
+    Values compare a row with the one before: the first row (of each process) gives none. Nor does a number that is
+    missing, or smaller than the one before, as its counter was reset.
 
     Args:
-        meta: as `describe` or `describe_processes` gives it.
-        batches: little-endian u64, row after row, each with its time first, CLOCK_MONOTONIC ns.
+            meta: from `describe` or `describe_processes`.
+            batches: rows of little-endian u64, each row beginning with its time, CLOCK_MONOTONIC ns.
 
     Raises:
-        ValueError: one is no batch.
+            ValueError: a batch is malformed.
     """
     for rows in batches:
         check(meta, rows)
@@ -64,7 +64,7 @@ def decode(meta: bytes, *batches: bytes) -> pa.StructArray:
     follows = spans > 0
     if stream is None:
         follows &= (table[1:, 1:3] == table[:-1, 1:3]).all(axis=1)
-    else:  # between two batches something may be missing
+    else:  # rows may be missing between batches
         ends = np.cumsum([len(rows) // (8 * width) for rows in batches], dtype=np.int64) - 1
         follows[ends[(ends >= 0) & (ends < len(follows))]] = False
     parts = [_rows(stream, table[1:], metric.name, *_values(metric, table, spans), follows) for metric in metrics]
@@ -108,14 +108,14 @@ def _metric(entry: dict[str, Any], width: int) -> Metric:
 
 
 def _growth(column: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """What a counter grew by from row to row, past the end of 64 bits too; negative where it began anew."""
+    """Differences between consecutive rows of a counter, modulo 2^64: int64[n - 1]; negative after a reset."""
     return (column[1:] - column[:-1]).view(np.int64)
 
 
 def _values(
     metric: Metric, table: NDArray[np.uint64], spans: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The values of rows 1 to n: float64[n - 1], and which of them there are: bool[n - 1]."""
+    """The values of rows 1 to n - 1, float64[n - 1], and which of them are valid, bool[n - 1]."""
     there = np.ones(len(spans), bool)
     for column in metric.columns + metric.of:
         missing = table[:, column] == MISSING

@@ -1,8 +1,8 @@
-"""Metrics on their way from counters to values: rows of raw numbers, and a description of what they mean.
+"""Metrics: the raw numbers that the recorder reads, and a description of how values follow from them.
 
-The recorder reads numbers and says, once per batch of rows, what follows from them; the arithmetic is done when the
-capture is written (metric_values.py). A batch begins with the last row of the one before, so that differences need
-nothing but the batch: where one is lost, the others keep their meaning.
+The recorder stores rows of numbers in batches, each with a description; metric_values.py computes the values when the
+capture is written. A batch begins with the last row of the batch before, so that differences can be computed from one
+batch alone: if a batch is lost, the others are unaffected.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ CPU_USE = "cpu-percent"
 _BUSY = "busy-", "-percent"
 
 MISSING = 1 << 63
-"""In a row: there was no such number at that time. No sensor's: as a signed number it is the least there is."""
+"""In a row: the number was not available. As a signed number it is the minimum, which no sensor reports."""
 
-PROCESS_WIDTH = 4  # numbers in a row of a process's CPU use
+PROCESS_WIDTH = 4  # numbers per row of processes' CPU use
 
 
 class How(StrEnum):
-    """How a metric follows from its columns. All but VALUE compare a row with the one before."""
+    """How to compute a metric from its columns. All but VALUE compare a row with the one before."""
 
     VALUE = "value"  # the number itself, signed
-    STEP = "step"  # by how much it grew
-    RATE = "rate"  # by how much it grew in a second
-    SHARE = "share"  # of what `of` grew by, the part that `columns` grew by: 1 at most
+    STEP = "step"  # the difference
+    RATE = "rate"  # the difference per second
+    SHARE = "share"  # the difference of `columns` as a fraction of that of `of`; at most 1
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a batch of rows."""
+    """A metric in a batch of rows."""
 
     name: str
     how: How
-    columns: tuple[int, ...]  # in the row, of which number 0 is the time; they are added up
+    columns: tuple[int, ...]  # indices into a row, whose number 0 is the time; their numbers are added up
     of: tuple[int, ...] = ()
-    scale: float = 1.0  # what a one becomes in the unit of the name
+    scale: float = 1.0  # factor from the raw number to the unit in the name
 
 
 def busy(engine_class: str) -> str:
-    """The name of the metric that says how busy a GT's engines of a class are."""
+    """The name of the utilization metric of an engine class."""
     return engine_class.join(_BUSY)
 
 
 def is_busy(name: str) -> bool:
-    """Whether a metric says how busy a class of engines is."""
+    """Whether a metric is the utilization of an engine class."""
     return name.startswith(_BUSY[0]) and name.endswith(_BUSY[1])
 
 
 def describe(stream: int, width: int, metrics: Sequence[Metric]) -> bytes:
-    """The description of rows of a stream.
+    """The description of a stream's rows, as JSON.
 
     Args:
-        stream: index in the capture's header.
-        width: numbers in a row, the time included.
-        metrics: what the numbers say.
+            stream: index into the header's streams.
+            width: numbers per row, including the time.
+            metrics: the metrics to compute.
     """
     return _json(stream, width, metrics)
 
 
 def describe_processes(ticks_per_s: int) -> bytes:
-    """The description of rows that say how much CPU time processes used: time, pid, its start, ticks used so far."""
+    """The description of rows with the CPU time of processes: time, pid, start time, ticks used so far."""
     return _json(None, PROCESS_WIDTH, [Metric(CPU_USE, How.RATE, (3,), (), 100 / ticks_per_s)])
 
 

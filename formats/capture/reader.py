@@ -1,10 +1,10 @@
-"""Reading a capture: one Parquet file with everything that a recording kept, as docs/capture-format.md describes it.
+"""The reader of captures: Parquet files with everything that a recording kept. docs/capture-format.md describes them.
 
-A row has a `kind` and one struct column per kind, of which only its own is not null; a row group holds rows of one
-kind. The header is JSON in the file's key-value metadata under `iaprof`.
+A row has a `kind` and one struct column per kind, of which only the column of its kind is not null. All rows of a row
+group have the same kind. The header is JSON in the file's key-value metadata, with the key `iaprof`.
 
 A merged capture holds the rows of several recordings, its parts: the column `part` has their numbers, and the header's
-`parts` their own headers (formats/capture/merged.py). Few rows of several parts may share a row group.
+`parts` their headers (formats/capture/merged.py). Small numbers of rows of several parts may share a row group.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from iaprof.formats.capture.schema import (
     later_than,
 )
 
-_TEXTS = ["kind", *(name for name, member in MEMBERS.items() if member.is_text)]  # which are read as dictionaries
+_TEXTS = ["kind", *(name for name, member in MEMBERS.items() if member.is_text)]  # read as dictionaries
 
 
 class _Rows(NamedTuple):
-    """Where rows of a kind, and of a part, are."""
+    """A range of rows of one kind and part in a row group."""
 
     group: int
     start: int
@@ -61,17 +61,17 @@ class _Rows(NamedTuple):
 
 
 class CaptureReader:
-    """A capture from anyone: everything about it is checked before it is used.
+    """Reads an untrusted capture: checks everything before use.
 
-    Rows are read part by part: what analyses a capture does so with each of `parts`. An ordinary capture is its own
-    only part.
+    Rows are read part by part: whoever analyses a capture iterates over `parts`. A capture that is not merged is its
+    own only part.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens it and reads the header.
+        """Opens the file and reads the header.
 
         Raises:
-            CaptureError: what it is instead of a capture that this version reads, and what to do.
+                CaptureError: the file cannot be read; the text says why and what to do.
         """
         self.path = path
         try:
@@ -92,24 +92,24 @@ class CaptureReader:
         self.header = self._read_header()
         self._check_schema()
         texts = [name for name in _TEXTS if name not in self._absent and name.split(".")[0] not in self._absent]
-        try:  # again, now that it is known to have the columns
+        try:  # now that the columns are known to exist
             self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=False)
         except MemoryError as error:
             raise self._too_large("list of rows") from error
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
             raise self._unreadable(error) from error
-        self.label = ""  # what tells a part of a merged capture from the others
-        self._own: int | None = None if self.is_merged else 0  # whose rows are read
+        self.label = ""  # the label of a part of a merged capture
+        self._own: int | None = None if self.is_merged else 0  # the part whose rows are read
         self._groups = self._row_groups()
 
     @property
     def is_merged(self) -> bool:
-        """Whether it holds the rows of several recordings."""
+        """Whether the capture holds the rows of several recordings."""
         return "parts" in self.header and self.header["format"] >= PARTS_SINCE
 
     @property
     def parts(self) -> list[CaptureReader]:
-        """The recordings in it, each with its own header, which share one open file."""
+        """The recordings in the capture, each with its own header; all share one open file."""
         if not self.is_merged:
             return [self]
         headers = self.header["parts"]
@@ -122,19 +122,19 @@ class CaptureReader:
 
     @property
     def has_cut_stacks(self) -> bool:
-        """Whether its stacks are without what a walk took for return addresses, as they are since format 5."""
-        return isinstance(self.header.get("stack_ends"), dict)  # one of before may have been written again since
+        """Whether wrong return addresses were cut from the stacks, as the recorder does since format 5."""
+        return isinstance(self.header.get("stack_ends"), dict)  # not the format: captures can be rewritten
 
     @property
     def stall_records(self) -> int:
-        """How many its header says that there are; 0 where it does not."""
+        """The number of stall records according to the header; 0 if it does not say."""
         totals = self.header.get("totals")
         stalls = totals.get("stalls") if isinstance(totals, dict) else None
         return stalls if type(stalls) is int and stalls > 0 else 0
 
     @property
     def number(self) -> int:
-        """Which of the parts of its file it is; 0 for an ordinary capture."""
+        """The number of this part in its file; 0 for a capture that is not merged."""
         return self._own or 0
 
     def _unreadable(self, error: BaseException) -> CaptureError:
@@ -208,8 +208,8 @@ class CaptureReader:
                     raise CaptureError(f"{self.path} is damaged: column '{field.name}.{name}' is of {members[name]}")
 
     def _row_groups(self) -> list[dict[str, list[_Rows]]]:
-        # Kinds are read as data, not from the footer's statistics, and values counted when they are read: pyarrow's
-        # accessors for what a footer says of columns end the process when a damaged one makes them throw.
+        # Read kinds as data, not from the footer's statistics, and count values as they are read: pyarrow's accessors
+        # for column metadata terminate the process if the footer is damaged.
         parts = len(self.header["parts"]) if self.is_merged else 1
         groups: list[dict[str, list[_Rows]]] = [defaultdict(list) for _ in range(parts)]
         rows_left = self._most_bytes // 8
@@ -224,7 +224,7 @@ class CaptureReader:
             if len(kinds) != 1:
                 raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
             if kinds[0] not in KINDS:
-                continue  # one of a later version of this format is not ours to read
+                continue  # of a later version of this format
             numbers, ends = self._runs(index, "part") if self.is_merged else ([0], [group.num_rows])
             if len(numbers) > PARTS_PER_GROUP or numbers != sorted(set(numbers)) or numbers[-1] >= parts:
                 raise CaptureError(f"{self.path} is damaged: a row group of it is not of parts in their order")
@@ -233,14 +233,14 @@ class CaptureReader:
         return groups
 
     def _runs(self, index: int, name: str) -> tuple[list[Any], list[int]]:
-        """The values of a column without nulls, each as often as it begins anew, and where each ends."""
+        """The run values of a column without nulls (at most PARTS_PER_GROUP + 1), and the end of each run."""
         column = self._read(index, [name], name).column(0)
         with self._damaged(name):
             column.validate(full=True)
             values = pa.concat_arrays(column.unify_dictionaries().chunks)
             is_dictionary = pa.types.is_dictionary(values.type)
             runs = pc.run_end_encode(values.indices if is_dictionary else values)
-            found = runs.values[: PARTS_PER_GROUP + 1]  # one too many is enough to know
+            found = runs.values[: PARTS_PER_GROUP + 1]  # one too many, to detect more
             found = (values.dictionary.take(found) if is_dictionary else found).to_pylist()
             if None in found:
                 raise ValueError(f"a row is of no {name}")
@@ -255,10 +255,10 @@ class CaptureReader:
         return self._groups[self._own].get(kind, [])
 
     def count(self, kind: str) -> int:
-        """How many rows of a kind there are; reads none of them.
+        """The number of rows of a kind, without reading them.
 
         Raises:
-            CaptureError: it is merged and this is no part of it.
+                CaptureError: the capture is merged: count in its parts instead.
         """
         return sum(rows.end - rows.start for rows in self._rows_of(kind))
 
@@ -276,21 +276,22 @@ class CaptureReader:
             raise CaptureError(f"{self.path} is damaged in its {what} rows: {_first_line(error)}") from error
 
     def groups(self, kind: str) -> int:
-        """How many row groups have rows of a kind."""
+        """The number of row groups with rows of a kind."""
         return len(self._rows_of(kind))
 
     def tables(self, kind: str, columns: tuple[str, ...] = (), share: tuple[int, int] = (0, 1)) -> Iterator[pa.Table]:
-        """The rows of a kind, a table per row group, with the struct's members as columns.
+        """The rows of a kind, a table per row group, with the struct's fields as columns.
 
-        What the format says is never null is not; texts are valid UTF-8, of bounded length, and come as dictionaries.
+        Columns that are never null by the format have no nulls; texts are valid UTF-8, of bounded length, and
+        dictionaries.
 
         Args:
             kind: a key of KINDS.
-            columns: which members; all when empty.
-            share: (i, n) for each n-th table, from the i-th on.
+                columns: names of fields; all if empty.
+                share: (i, n) reads every n-th row group from the i-th on.
 
         Raises:
-            CaptureError: the file is damaged in that place, or it is merged and this is no part of it.
+                CaptureError: the file is damaged there, or the capture is merged: read its parts instead.
         """
         schema = _read_schema(kind, columns)
         bytes_left = self._most_bytes
@@ -324,7 +325,7 @@ class CaptureReader:
         return pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
 
     def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:
-        """All rows of a kind at once, for kinds that are few."""
+        """All rows of a kind in one table, for kinds with few rows."""
         schema = _read_schema(kind, columns)
         with self._damaged(kind):
             return pa.concat_tables([schema.empty_table(), *self.tables(kind, columns)]).unify_dictionaries()
@@ -341,14 +342,14 @@ def _read_schema(kind: str, columns: tuple[str, ...]) -> pa.Schema:
 
 
 def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
-    """The values of a member in the type that readers get; ValueError where they are not what the format says."""
+    """A field's values in the type that `tables` returns; ValueError if they violate the format."""
     is_list = pa.types.is_list(values.type)
     nulls = values.null_count and f"{kind}.{field.name}" not in NULLABLE
     if nulls or (is_list and _has_nulls(values.flatten())):
         raise ValueError(f"column '{field.name}' has nulls")
     if pa.types.is_dictionary(values.type):
         texts = values.dictionary
-        if texts.null_count:  # another program's way to say that the value is null
+        if texts.null_count:  # a valid encoding of nulls, used by other programs
             return _checked(with_null_rows(values), field, kind)
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
         if not MEMBERS[f"{kind}.{field.name}"].how & WHOLE and longest > MAX_TEXT_BYTES:
@@ -357,20 +358,20 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
 
 
 def _has_nulls(elements: pa.Array) -> bool:
-    """Whether an element of a list is null, or a member of one."""
+    """Whether a list has a null element, or an element with a null field."""
     members = elements.flatten() if pa.types.is_struct(elements.type) else []
     return bool(elements.null_count or any(member.null_count for member in members))
 
 
 def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:
-    """How much larger what is no text is when each row has its own."""
+    """The additional size, in bytes, of repeated binaries when each row has a copy of its own."""
     fields = [f for f in rows.type if MEMBERS[f"{kind}.{f.name}"].how & WHOLE and pa.types.is_dictionary(f.type)]
     columns = [chunk.field(f.name) for f in fields for chunk in rows.chunks]
     return sum(max(decoded_bytes(column) - column.dictionary.nbytes, 0) for column in columns)
 
 
 def _copied(rows: pa.ChunkedArray, start: int, end: int) -> pa.ChunkedArray:
-    """Some of the rows, alone: lists begin at 0 and dictionaries have no texts of the other rows."""
+    """A copy of some rows by themselves: lists begin at 0, and dictionaries lack the texts of other rows."""
     taken = pa.concat_arrays(rows.take(pa.array(np.arange(start, end))).chunks)
     members = []
     for member in taken.flatten():

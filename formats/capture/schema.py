@@ -1,6 +1,6 @@
-"""What rows a capture has: each kind of row described once, for whatever writes, reads, counts, shows or redacts it.
+"""The schema of captures: each kind of row is described once, for writing, reading, counting, listing and redaction.
 
-The order of KINDS is that of the columns in the file. docs/capture-format.md says what the members mean.
+KINDS is in the order of the file's columns. docs/capture-format.md explains the fields.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ FORMAT = 8
 
 
 class How(IntFlag):
-    """What else is to be known of a member."""
+    """Properties of a field, as flags."""
 
-    NULL = 1  # it may be null in a row of its kind
-    REPEATS = 2  # the same numbers again and again: written as a dictionary, as all texts are
-    SPLIT = 4  # elements are written byte by byte, as their upper bytes are alike
-    WHOLE = 8  # no text: of any length, seldom the same twice, and written as it is
-    DROPPED = 16  # by redaction
+    NULL = 1  # may be null in a row of its kind
+    REPEATS = 2  # values repeat: dictionary-encoded, like all texts
+    SPLIT = 4  # byte stream split encoding for list elements, whose upper bytes are alike
+    WHOLE = 8  # a binary of any length that seldom repeats: plain encoding
+    DROPPED = 16  # redaction sets it to null
 
 
 NULL, REPEATS, SPLIT, WHOLE, DROPPED = How
@@ -37,40 +37,40 @@ _TEXTS = (_text, _binary)
 
 @dataclass(frozen=True)
 class Member:
-    """A column of a kind of rows."""
+    """A field of a kind of row: a child of the kind's struct column."""
 
     name: str
     type: pa.DataType
-    how: int = 0  # of How
-    since: int = 1  # the format that had it first
-    says: str = ""  # what name it tells, which redaction replaces: report/redaction.py
+    how: int = 0  # flags, see How
+    since: int = 1  # the first format that has it
+    says: str = ""  # what its texts name, if redaction replaces them: report/redaction.py
 
     @property
     def is_text(self) -> bool:
-        """Whether it is read as a dictionary: a text that comes a million times is one text."""
+        """Whether the reader returns it as a dictionary, so that a text that repeats a million times is stored once."""
         return self.type in _TEXTS
 
     @property
     def is_dictionary(self) -> bool:
-        """Whether it is a text that is written as a dictionary."""
+        """Whether it is dictionary-encoded text in the file."""
         return self.is_text and not self.how & WHOLE
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of rows."""
+    """A kind of row."""
 
     name: str
     members: tuple[Member, ...]
-    since: int = 1  # the format that had it first
-    view: str = ""  # what `iaprof query` calls the table of its rows; "" if it has none like them
-    about: str = ""  # what these are
-    count: str = ""  # what `iaprof info --json` calls their number; "" if it does not tell
-    label: str = ""  # what `iaprof info` calls that; "" likewise
+    since: int = 1  # the first format that has it
+    view: str = ""  # name of its table in `iaprof query`; "" if it has none
+    about: str = ""  # description of the rows
+    count: str = ""  # key of their number in `iaprof info --json`; "" if not listed
+    label: str = ""  # label of that number in `iaprof info`; "" if not listed
 
     @property
     def struct(self) -> pa.StructType:
-        """The type of its column."""
+        """The type of the kind's column."""
         return pa.struct([(each.name, each.type) for each in self.members])
 
 
@@ -348,9 +348,9 @@ ROWS = (
     ),
 )
 KINDS: dict[str, pa.StructType] = {kind.name: kind.struct for kind in ROWS}
-"""The struct column of each kind of row."""
+"""The type of the struct column of each kind."""
 MEMBERS = {f"{kind.name}.{member.name}": member for kind in ROWS for member in kind.members}
-"""By kind and name."""
+"""Fields by `KIND.FIELD`."""
 SCHEMA = pa.schema(
     [
         pa.field("kind", _text, nullable=False),
@@ -359,18 +359,18 @@ SCHEMA = pa.schema(
     ]
 )
 NULLABLE = {name for name, member in MEMBERS.items() if member.how & NULL}
-"""The members that may be null in a row of their kind."""
+"""The fields that may be null in a row of their kind, as `KIND.FIELD`."""
 PARTS_SINCE = 4
 
 
 def in_order(kinds: Sequence[Kind], first: Sequence[str]) -> list[Kind]:
-    """Kinds with those of these names first, in their order, and then all others."""
+    """Sorts kinds: those in `first` in that order, then all others."""
     place = {name: number for number, name in enumerate(first)}
     return sorted(kinds, key=lambda kind: place.get(kind.name, len(place)))
 
 
 def later_than(format_: int) -> set[str]:
-    """Kinds, and members of kinds, that captures of a format do not have: no such rows, and null for such members."""
+    """The kinds, and the fields as `KIND.FIELD`, that a format does not have: it has no such rows, or null values."""
     later = {kind.name for kind in ROWS if kind.since > format_}
     later |= {name for name, member in MEMBERS.items() if member.since > format_}
     return later | ({"part"} if format_ < PARTS_SINCE else set())

@@ -1,4 +1,4 @@
-"""Writing a capture: rows of one kind at a time, each in a row group. docs/capture-format.md describes the file."""
+"""The writer of captures: row groups with rows of one kind each. docs/capture-format.md describes the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iaprof.formats.capture.schema import FORMAT, KINDS, MEMBERS, REPEATS, SCHEM
 _SPLIT = [f"{name}.list.element" for name, member in MEMBERS.items() if member.how & SPLIT]
 _DICTIONARY_TEXTS = [name for name, member in MEMBERS.items() if member.is_dictionary]
 _DICTIONARY = ["kind", "part", *(name for name, member in MEMBERS.items() if member.how & REPEATS)]
-_SMALL = 1 << 16  # bytes of rows that share a group: each group costs 100 kB of whoever has the file open
+_SMALL = 1 << 16  # rows up to this many bytes share a row group, which costs every reader 100 kB
 
 
 def _as_written(field: pa.Field) -> pa.Field:
@@ -33,14 +33,14 @@ _WRITTEN = pa.schema([_as_written(field) for field in SCHEMA])
 
 
 class CaptureWriter:
-    """Writes a capture into an open file, a row group at a time.
+    """Writes a capture into an open file, row group by row group.
 
-    Texts go into it as dictionaries, however long they are: the rows of a small file may say them so often that nobody
-    has the memory to write each. Other programs see plain texts all the same.
+    All texts are written as dictionaries: a small capture may repeat long texts so often that nobody has the memory to
+    write them plain. Other programs see plain strings.
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        """Begins with no rows."""
+        """Starts an empty capture."""
         self._writer = pq.ParquetWriter(
             file,
             _WRITTEN,
@@ -48,29 +48,29 @@ class CaptureWriter:
             use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
             use_byte_stream_split=_SPLIT,
             write_statistics=False,
-            store_schema=False,  # it would have other programs get dictionaries
+            store_schema=False,  # other programs would get dictionaries
         )
         self._part: int | None = None
-        self._shared: dict[str, dict[int | None, pa.StructArray]] = defaultdict(dict)  # few rows of each part, by kind
+        self._shared: dict[str, dict[int | None, pa.StructArray]] = defaultdict(dict)  # small batches, by kind and part
 
     def __del__(self) -> None:
-        """Whoever did not close it wants no end of it, and the file may be closed: pyarrow would complain on stderr."""
+        """Prevents pyarrow from finishing the file, which may be closed already, if `close` was not called."""
         if hasattr(self, "_writer"):
             self._writer.is_open = False
 
     def begin_part(self, number: int) -> None:
-        """What is written from now on is of this part of a merged capture."""
+        """Starts a part of a merged capture: following rows belong to it."""
         self._part = number
 
     def write(self, kind: str, rows: pa.StructArray) -> None:
-        """Adds one row group; of a part, few rows may share one with those of the parts around it.
+        """Adds a row group; in a merged capture, small batches of several parts may share one.
 
         Args:
             kind: a key of KINDS.
             rows: of that kind's type, any number. Texts may be dictionaries.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: the file cannot be written, for example because the disk is full.
         """
         if len(rows) == 0:
             return
@@ -90,16 +90,16 @@ class CaptureWriter:
         rows = pa.concat_arrays([few for _, few in shared])
         part = pa.concat_arrays([pa.repeat(pa.scalar(number, pa.uint16()), len(few)) for number, few in shared])
         columns = [pa.repeat(pa.scalar(kind, pa.string()), len(rows)), part]
-        if len(shared) > 1:  # the dictionaries of all in one may have a text twice
+        if len(shared) > 1:  # parts may have the same texts in their dictionaries
             rows = _with_dictionaries(kind, rows)
         columns += [rows if name == kind else pa.nulls(len(rows), _WRITTEN.field(name).type) for name in KINDS]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=_WRITTEN), row_group_size=len(rows))
 
     def close(self, header: dict[str, Any]) -> None:
-        """Writes the header and the end of the file.
+        """Writes the header and the footer.
 
         Raises:
-            OSError: the disk is full, or the like.
+            OSError: the file cannot be written, for example because the disk is full.
         """
         for kind in list(self._shared):
             self._flush(kind)
@@ -108,7 +108,7 @@ class CaptureWriter:
 
 
 def _with_dictionaries(kind: str, rows: pa.StructArray) -> pa.StructArray:
-    """Rows whose texts are dictionaries of which each text is used, and in it once."""
+    """The rows, with texts as dictionaries that have each text once and no others."""
     fields = list(_WRITTEN.field(kind).type)
     members = [
         distinct(member) if pa.types.is_dictionary(field.type) else member
