@@ -1,1 +1,1 @@
-"""What the members of a capture's header say, and the sentences made of them."""
+"""Members of a capture's header: reading them, and the sentences about them."""

@@ -1,8 +1,8 @@
-"""A recording with stalls but no launches although a process mapped a driver: its header's member, and the message.
+"""The header member `no_launches`: stalls but no launches were recorded although a process mapped a driver.
 
-`no_launches` in the header is an object: `driver`, the name of the driver's library without its version; `pid`, the
-first process that mapped it; `by`, the value of --launches; `way`, how launches in that driver would have been seen
-(`probes`, `attach`, `inject`), null where there was no way.
+The member is an object: `driver`, the file name of the driver's library without version; `pid`, the first process that
+mapped it; `by`, the value of --launches; `way`, how launches by that driver would have been seen (`probes`, `attach`,
+`inject`), or null if there was no way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INJECT = "inject"
 
 
 def driver_at(path: str) -> str:
-    """The driver that a library is, one of DRIVERS; empty if it is none."""
+    """The driver (one of DRIVERS) that a library is; empty if it is none."""
     name = os.path.basename(path)
     return next((driver for driver in DRIVERS if name.startswith(driver)), "")
 
@@ -35,11 +35,11 @@ def add_drivers(drivers: dict[str, int], mappings: Mappings) -> None:
 
 
 def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[str, object] | None:
-    """The header's `no_launches`; None if no driver was mapped.
+    """The member `no_launches`; None if no driver was mapped.
 
     Args:
-        header: `launches_by` and `libraries` of the recording.
-        drivers: the first process that mapped it, by driver.
+        header: members `launches_by` and `libraries` of the recording.
+        drivers: the first process that mapped each driver.
     """
     by = header.get("launches_by")
     mapped = [driver for driver in DRIVERS if driver in drivers]
@@ -51,7 +51,7 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
         match library:
             case {"path": str(path), "way": str(way), "probes": int(probes)} if probes:
                 ways[way if way == _INJECT else driver_at(path)] = way
-    # OpenCL's driver maps Level Zero's: where both are mapped, the program may use OpenCL alone.
+    # OpenCL's driver maps Level Zero's: if both are mapped, the program may use OpenCL only.
     driver = mapped[-1] if by == _INJECT else mapped[0]
     if _INJECT in ways:
         driver = next((each for each in reversed(mapped) if each not in ways), driver)
@@ -64,11 +64,11 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
 
 
 def sentence(said: object, stalls: int | None) -> str:
-    """The message for a header's `no_launches`, with what to try; empty if the header has none.
+    """The warning about missing launches, with advice; empty if the header has no valid `no_launches`.
 
     Args:
-        said: that member; the header may be anyone's.
-        stalls: how many records of stalls there are; None where that is not known.
+        said: the member; untrusted.
+        stalls: number of stall records; None if unknown.
     """
     match said:
         case {"driver": str(driver), "pid": int(pid), "by": str(by), "way": str() | None as way} if driver in DRIVERS:

@@ -1,4 +1,4 @@
-"""How many launches or CPU samples have all their frames of Python, and what the others lack."""
+"""Counts launches and CPU samples by the completeness of their Python frames."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 from iaprof.basics.quantities import percent
 
 NO_CODE = (1 << 32) - 1
-"""In place of a code object's number: it was not copied, or cannot be read."""
+"""Replaces a code object's id if the code object was not copied or cannot be read."""
 NOWHERE = (1 << 16) - 1
-"""In place of the number of a frame of C: it is not known which one runs a frame of Python."""
-DEEPEST = 1024  # frames that are read of a stack; recorders keep fewer
+"""Replaces the index of a C frame if it is not known which C frame runs a Python frame."""
+DEEPEST = 1024  # maximum of Python frames read per stack; recorders keep fewer
 MEMBER = "python_stacks"
-"""The member of a capture's header: an object with `to_json` of each of KINDS."""
+"""The header member: an object with the `to_json` of each of KINDS."""
 KINDS = {"launches": "launches", "cpu_samples": "CPU samples"}
-"""What is counted, and what it is called."""
+"""What is counted, and its name in sentences."""
 _NAMES = {"launches": "launch Python", "cpu_samples": "CPU Python"}
 _MOST = 1 << 64
 
 
 class State(IntFlag):
-    """What is to be said of the frames of Python of one stack."""
+    """The completeness of the Python frames of a stack."""
 
-    NONE = 0  # it has none
-    SOME = 1  # it was looked for them, and has some
-    DEEP = 2  # it has more than are kept
-    DAMAGED = 4  # not all could be read
-    UNNAMED = 8  # of one or more the code object is missing
-    UNPLACED = 16  # of one or more it is not known between which frames of C they ran
+    NONE = 0  # no Python frames
+    SOME = 1  # has Python frames
+    DEEP = 2  # more frames than are kept
+    DAMAGED = 4  # some frames could not be read
+    UNNAMED = 8  # the code object of a frame is missing
+    UNPLACED = 16  # the position of a frame among the C frames is unknown
 
     @classmethod
     def of(cls, ended: str | None) -> State:
-        """What the column `python_ended` tells; what it does not tell is not known to be whole."""
+        """From the column `python_ended`; unknown values count as damaged."""
         return {"whole": cls.SOME, "deep": cls.SOME | cls.DEEP}.get(ended or "", cls.SOME | cls.DAMAGED)
 
 
@@ -48,36 +48,36 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class PythonCounts:
-    """Launches or samples by what their stacks tell of Python; a stack can lack several things."""
+    """Launches or CPU samples by the completeness of their Python frames; one stack may count several times."""
 
-    stacks: int = 0  # those whose stack has frames of Python
-    whole: int = 0  # of these, with all of them, each with a name and a place
-    deep: int = 0  # with more frames than are kept
-    damaged: int = 0  # with frames that could not be read
+    stacks: int = 0  # stacks with Python frames
+    whole: int = 0  # of these, complete: every frame has a name and a position
+    deep: int = 0  # more frames than are kept
+    damaged: int = 0  # with unreadable frames
     unnamed: int = 0  # with a frame whose code object is missing
-    unplaced: int = 0  # with a frame of which it is not known between which frames of C it ran
-    none: int = 0  # further ones, of processes with an interpreter, whose stack has no frame of Python
+    unplaced: int = 0  # with a frame whose position among the C frames is unknown
+    none: int = 0  # stacks without Python frames in processes with an interpreter; not in `stacks`
 
     @classmethod
     def of(cls, counts: Mapping[int, int], none: int = 0) -> PythonCounts:
-        """Makes it from counts by State, in any order; those of State.NONE do not count."""
+        """Adds up counts by State; State.NONE is not counted."""
         some = {state: count for state, count in counts.items() if state & State.SOME}
         lacking = {name: sum(count for state, count in some.items() if state & flag) for name, flag in _FLAGS.items()}
         return cls(sum(some.values()), some.get(State.SOME, 0), **lacking, none=none)
 
     @classmethod
     def together(cls, parts: Iterable[PythonCounts]) -> PythonCounts:
-        """The sum of several captures."""
+        """The sum over several captures."""
         found = list(parts)
         return cls(*(sum(getattr(part, each.name) for part in found) for each in fields(cls)))
 
     def to_json(self) -> dict[str, int]:
-        """For a header, and for other programs."""
+        """For the header, and for JSON output."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any) -> PythonCounts | None:
-        """Reads what `to_json` returned; None for anything else, which a stranger's header may have."""
+        """Inverse of `to_json`; None for an invalid value, as headers are untrusted."""
         if not isinstance(value, dict):
             return None
         counts = {each.name: value.get(each.name) for each in fields(cls)}
@@ -88,14 +88,14 @@ class PythonCounts:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no stack lacks anything."""
+        """Whether all Python frames of all stacks are complete."""
         return self.whole == self.stacks
 
     def text(self, what: str) -> str:
-        """One sentence without its full stop.
+        """One sentence, without a full stop.
 
         Args:
-            what: the things that are counted, such as `launches`.
+            what: the noun for what is counted, such as `launches`.
         """
         if not self.stacks:
             return f"none of {self.none:,} {what} of Python processes has Python functions"
@@ -111,19 +111,19 @@ class PythonCounts:
         return said + (f"; {self.none:,} more of Python processes have none" if self.none else "")
 
     def facts(self, kind: str) -> Iterator[tuple[str, str]]:
-        """The same as a line: a name, and what is to be said; nothing where no Python ran.
+        """The sentence as a (name, text) pair; nothing if no Python ran.
 
         Args:
-            kind: of KINDS.
+            kind: one of KINDS.
         """
         if self.stacks or self.none:
             yield _NAMES[kind], self.text(KINDS[kind])
 
 
 def recorded(header: Mapping[str, Any]) -> dict[str, PythonCounts]:
-    """What a capture's header, which may be anyone's, says of Python in all that was recorded: by one of KINDS.
+    """The counts in a capture's header (untrusted) by KINDS, summed over the parts of a merged capture.
 
-    Of a merged capture it is the sum. What no header tells is missing.
+    Kinds that no header describes are missing.
     """
     parts = header.get("parts")
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
@@ -133,5 +133,5 @@ def recorded(header: Mapping[str, Any]) -> dict[str, PythonCounts]:
 
 
 def said(header: Mapping[str, Any]) -> list[str]:
-    """A sentence for each of KINDS of which the header tells something, without full stops."""
+    """A sentence, without a full stop, for each of KINDS in the header."""
     return [each.text(KINDS[kind]) for kind, each in recorded(header).items() if each.stacks or each.none]

@@ -1,4 +1,4 @@
-"""What is said of a driver whose launches cost more, as its probes are at instructions that the kernel single-steps."""
+"""Warns that launches by a driver are slower, because the kernel single-steps the instructions at its probes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from iaprof.basics.quantities import and_more
 
 MEMBER = "single_stepped"
-"""The member of a library in a capture's header: the names of these functions or probes."""
+"""The member of a library in a capture's header: names of functions or probes that are single-stepped."""
 _MOST_NAMED = 3
 _LONGEST_NAME = 100  # characters
 
@@ -17,7 +17,7 @@ def slow_launches(functions: Sequence[str]) -> str:
     """A clause about a driver.
 
     Args:
-        functions: those that launch and have such a probe, or the probes' names; at least one.
+        functions: launching functions whose probe is single-stepped, or probes' names; at least one.
     """
     names = ", ".join(name[:_LONGEST_NAME] for name in functions[:_MOST_NAMED])
     return (
@@ -27,7 +27,7 @@ def slow_launches(functions: Sequence[str]) -> str:
 
 
 def sentence(library: Any) -> str:
-    """One without its full stop for a library in a header, which may be anyone's; empty if there is nothing to say."""
+    """A sentence, without a full stop, about a library in a header (untrusted); empty if there is nothing to say."""
     match library:
         case {"path": str(path), "single_stepped": [*names]} if names and all(type(name) is str for name in names):
             return f"{path}: {slow_launches(names)}"

@@ -1,4 +1,4 @@
-"""The functions by which programs have memory copied and filled, as records and captures name them."""
+"""The functions that copy and fill memory, as numbered in BPF records."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ FUNCTIONS = (
     "clEnqueueMemFillINTEL",
     "clEnqueueMemsetINTEL",
 )
-"""A record of a transfer has the place in this list, from 1 on: only add to its end."""
+"""Records have the 1-based position in this tuple: append only."""
 UNKNOWN_BYTES = (1 << 64) - 1
-"""In place of the bytes of a transfer's record whose size is not known."""
+"""In records of transfers: the size is not known."""
 
 
 def number_of(function: str) -> int:
-    """The number that records have for a function; 0 for one that transfers nothing."""
+    """The number of a function in records; 0 if it transfers nothing."""
     return FUNCTIONS.index(function) + 1 if function in FUNCTIONS else 0

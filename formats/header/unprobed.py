@@ -1,6 +1,6 @@
-"""Processes that mapped a driver before it had probes, as launches in that time are missing: a header's `unprobed`.
+"""The header member `unprobed`: processes that mapped a driver before it had probes, so that launches are missing.
 
-A driver that lies where iaprof does not look, such as in a container, is found when a process maps it.
+A driver at a path that iaprof does not search, such as in a container, is found only when a process maps it.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import Any
 from iaprof.basics.quantities import counted
 
 MEMBER = "unprobed"
-_MOST_REMEMBERED = 4096  # processes; of more, some may count twice
+_MOST_REMEMBERED = 4096  # processes; beyond that, some may count twice
 _MOST = 1 << 63
 
 
 @dataclass
 class Unprobed:
-    """How many there are."""
+    """Counts processes that mapped a driver before it had probes."""
 
-    processes: int = 0  # that had mapped a driver when its probes were attached
-    longest_ns: int = 0  # from the mapping until then, at most
-    ended: int = 0  # processes that ended, or unmapped it, before anybody could look at the driver
+    processes: int = 0  # processes that had mapped a driver before its probes were attached
+    longest_ns: int = 0  # the longest time from a mapping to the probes
+    ended: int = 0  # processes that ended, or unmapped the driver, before iaprof opened it
     _pids: set[int] = field(default_factory=set)
 
     def waited(self, pid: int, ns: int) -> None:
-        """A process had a driver mapped for so long without probes."""
+        """A process had mapped a driver for `ns` before it had probes."""
         self.longest_ns = max(self.longest_ns, ns)
         self.processes += pid not in self._pids
         self._remember(pid)
 
     def gone(self, pid: int) -> None:
-        """A process ended before its driver was looked at."""
+        """A process ended before iaprof opened its driver."""
         self.ended += pid not in self._pids
         self._remember(pid)
 
@@ -41,14 +41,14 @@ class Unprobed:
         self._pids.add(pid)
 
     def to_json(self) -> dict[str, int]:
-        """For the header; empty if there are none."""
+        """The member; empty if there are no such processes."""
         if not self.processes and not self.ended:
             return {}
         return {"processes": self.processes, "longest_ns": self.longest_ns, "ended": self.ended}
 
 
 def sentence(said: Any) -> str:
-    """One without its full stop for that member of a header, which may be anyone's; empty if there is nothing."""
+    """A sentence, without a full stop, about the member (untrusted); empty if there is nothing to say."""
     match said:
         case {"processes": int(processes), "longest_ns": int(longest), "ended": int(ended)} if all(
             type(number) is int and 0 <= number < _MOST for number in (processes, longest, ended)

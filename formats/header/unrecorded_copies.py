@@ -1,13 +1,13 @@
-"""What is said of a driver whose copies and fills are not recorded, or not the kernels of its own that do them."""
+"""Warns that a driver's copies and fills are not recorded, or not the driver's own kernels that do them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MEMBER = "copies"
-"""The member of a library in a capture's header: whether they are recorded; it is missing where no launches are."""
+"""The member of a library in a capture's header: whether transfers are recorded; missing if launches are not."""
 OWN_KERNELS = "own_kernels"
-"""Whether these kernels are; where it is missing, they are if copies are."""
+"""Whether the driver's own kernels are recorded; if it is missing, they are if copies are."""
 CLAUSE = (
     "copies and fills are not recorded, and stalls of the driver's own kernels, which do them, are at no known kernel"
 )
@@ -17,7 +17,7 @@ OWN_CLAUSE = (
 
 
 def sentence(library: Any) -> str:
-    """One without its full stop for a library in a header, which may be anyone's; empty if there is nothing to say."""
+    """A sentence, without a full stop, about a library in a header (untrusted); empty if there is nothing to say."""
     match library:
         case {"path": str(path), "copies": False}:
             return f"{path}: {CLAUSE}"

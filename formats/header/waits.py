@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORT_NS = 10_000
-"""Waits that took less are added up by thread and call site."""
+"""BPF adds up shorter waits (ns) by thread and call site."""
 
 FUNCTIONS = {
     1: "zeEventHostSynchronize",
@@ -22,7 +22,7 @@ FUNCTIONS = {
     6: "clFinish",
     7: "clWaitForEvents",
 }
-"""The functions in which programs wait, by the number that records have."""
+"""The functions that wait, by their number in records."""
 
 UNKNOWN_FUNCTION = "[unknown function]"
 
@@ -30,18 +30,18 @@ WAIT = np.dtype(
     [
         ("begin", "<u8"),  # CLOCK_MONOTONIC, ns
         ("end", "<u8"),
-        ("waited", "<u8"),  # ns; of several waits, of which the first began and the last ended then, the sum
-        ("count", "<u8"),  # waits
-        ("handle", "<u8"),  # for what was waited
+        ("waited", "<u8"),  # ns; of several waits (COUNT > 1) the sum, while begin and end span all of them
+        ("count", "<u8"),  # number of waits
+        ("handle", "<u8"),  # the object that was waited for
         ("stack", "<u8"),  # stack id, 0 for none
         ("pid", "<u4"),
         ("tid", "<u4"),
-        ("function", "<u4"),  # of FUNCTIONS
+        ("function", "<u4"),  # key of FUNCTIONS
         ("flags", "<u4"),  # WaitFlags
         ("comm", "S16"),
     ]
 )
-"""A wait, or several short ones of one thread at one call site."""
+"""A wait, or the sum of short waits of one thread at one call site."""
 
 WAITING = np.dtype(
     [
@@ -49,7 +49,7 @@ WAITING = np.dtype(
         *((name, "<u4") for name in ("pid", "flags", "which", "function")),
     ]
 )
-"""`struct waiting`, of a thread (uint32)."""
+"""`struct waiting` of bpf/waits.c: a thread's current wait; the map's key is the thread id (uint32)."""
 
 SITE_KEY = np.dtype([("returns_to", "<u8"), ("slot", "<u8"), ("tid", "<u4"), ("which", "<u4")])
 SITE = np.dtype(
@@ -59,21 +59,21 @@ SITE = np.dtype(
         ("comm", "S16"),
     ]
 )
-"""`struct site_key` and `struct site`."""
+"""`struct site_key` and `struct site` of bpf/waits.c: short waits by thread and call site."""
 
 
 class WaitFlags(IntFlag):
-    """How a wait ended, and what its row is."""
+    """How a wait ended, and what its row stands for."""
 
-    NOT_ENDED = 1  # it went on when the recording ended, or its thread ended in it
-    TIMED_OUT = 2  # what it waited for was not ready in the time that the program gave it
-    FAILED = 4  # the function gave an error
-    ADDED_UP = 8  # several short ones; the stack is that of one of them
-    PRESUMED = 32  # its stack is presumed to be that of another wait: formats.launches.LaunchFlags
+    NOT_ENDED = 1  # it lasted until the recording or its thread ended
+    TIMED_OUT = 2  # the object was not ready within the program's timeout
+    FAILED = 4  # the function returned an error
+    ADDED_UP = 8  # the sum of several short waits, with the stack of one of them
+    PRESUMED = 32  # the stack of another wait is presumed to be its own: wire.launches.LaunchFlags
 
 
 def added_up_waits(keys: NDArray[np.void], sites: NDArray[np.void]) -> NDArray[np.void]:
-    """WAIT[m] of SITE_KEY[n] and SITE[n]: those that have a sum."""
+    """The sums of short waits: WAIT[m] from SITE_KEY[n] and SITE[n], without empty sites."""
     has = sites["count"] > 0
     rows = np.zeros(int(has.sum()), WAIT)
     for name in ("begin", "end", "waited", "count", "handle", "stack", "pid", "function", "flags", "comm"):
@@ -83,7 +83,7 @@ def added_up_waits(keys: NDArray[np.void], sites: NDArray[np.void]) -> NDArray[n
 
 
 def unended_waits(tids: NDArray[np.uint32], waiting: NDArray[np.void], end_ns: int) -> NDArray[np.void]:
-    """WAIT[m] of threads (uint32[n]) and WAITING[n]: those that wait, until a time (CLOCK_MONOTONIC)."""
+    """Waits that had not ended at `end_ns` (CLOCK_MONOTONIC): WAIT[m] from thread ids uint32[n] and WAITING[n]."""
     waits = waiting["since"] > 0
     rows = np.zeros(int(waits.sum()), WAIT)
     for name in ("handle", "stack", "pid", "function"):
@@ -97,22 +97,22 @@ def unended_waits(tids: NDArray[np.uint32], waiting: NDArray[np.void], end_ns: i
 
 
 MEMBER = "waits"
-"""Of the capture's header."""
+"""The header member with the totals."""
 _MOST = 1 << 64
 
 
 @dataclass(frozen=True)
 class WaitTotals:
-    """All waits of a recording, added up."""
+    """The sums over all waits of a recording."""
 
     waits: int = 0
     waited_ns: int = 0
-    short: int = 0  # of the waits, those that were added up
+    short: int = 0  # of the waits, those shorter than SHORT_NS
     not_ended: int = 0
 
     @classmethod
     def of(cls, waits: NDArray[np.void]) -> WaitTotals:
-        """Of WAIT[n]."""
+        """Adds up WAIT[n] records."""
         flags, count = waits["flags"], waits["count"].astype(object)
         return cls(
             int(count.sum()),
@@ -122,17 +122,17 @@ class WaitTotals:
         )
 
     def __add__(self, other: WaitTotals) -> WaitTotals:
-        """Of both."""
+        """The sum of two."""
         pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
         return WaitTotals(*(one + another for one, another in pairs))
 
     def to_json(self) -> dict[str, int]:
-        """As the header has it."""
+        """The header member."""
         return asdict(self)
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> WaitTotals | None:
-        """What a header says, which may be anybody's; None if that is nothing."""
+        """Reads the member of a header (untrusted); None if it is missing or invalid."""
         told = header.get(MEMBER)
         if not isinstance(told, dict):
             return None
@@ -141,7 +141,7 @@ class WaitTotals:
         return cls(*valid) if len(valid) == len(numbers) else None
 
     def sentence(self) -> str:
-        """What is said of them: no full stop."""
+        """A clause without a full stop."""
         of_them = [f"{self.short:,} shorter than {SHORT_NS // 1000} us, added up"] if self.short else []
         of_them += [f"{self.not_ended:,} not ended"] if self.not_ended else []
         more = f" ({', '.join(of_them)})" if of_them else ""
@@ -149,6 +149,6 @@ class WaitTotals:
 
 
 def of_all(headers: Iterable[Mapping[str, Any]]) -> WaitTotals | None:
-    """The sum of what several headers say; None if none of them says anything."""
+    """The sum over several headers; None if no header has the member."""
     told = [totals for header in headers if (totals := WaitTotals.from_header(header)) is not None]
     return sum(told[1:], told[0]) if told else None

@@ -1,4 +1,4 @@
-"""How many launches or samples have a stack that reaches the start of its program, and where the others end."""
+"""Counts launches and CPU samples by whether their stack is whole, and by where the others end."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Any
 
 from iaprof.basics.quantities import and_more, counted, percent
 
-MOST_LIBRARIES = 50  # that are told apart
+MOST_LIBRARIES = 50  # listed by name
 MOST_PROCESSES = 20  # likewise
-_MOST_NAMED = 3  # in a sentence
+_MOST_NAMED = 3  # per sentence
 _LONGEST_NAME = 255  # characters
 _MOST = 1 << 64
 _COUNTS = ("deep", "guessed", "late", "presumed")
 MEMBER = "stack_ends"
-"""The member of a capture's header: an object with `to_json` of each of KINDS."""
+"""The header member: an object with the `to_json` of each of KINDS."""
 COUNTED = {"launches": "launches", "cpu_samples": "CPU samples"}
-"""What each of them is called."""
+"""What is counted, and its name in sentences."""
 KINDS = tuple(COUNTED)
 
 
 @dataclass(frozen=True)
 class LibraryEnd:
-    """How many stacks end in one library, or have callers there that were guessed."""
+    """The number of stacks that end in a library, or that have guessed callers there."""
 
     library: str
     count: int
-    deep: int = 0  # of these, as deep as the limit
+    deep: int = 0  # of these, cut off at the maximum depth
 
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """The stacks of one process; see WholeStacks for the counts of them that have a default."""
+    """The stacks of a process; WholeStacks explains the counts below `count`."""
 
     pid: int
     stacks: int
-    count: int  # of these, that are not whole
+    count: int  # of these, not whole
     deep: int = 0
     guessed: int = 0
     late: int = 0
     presumed: int = 0
 
     def text(self) -> str:
-        """What is to be said of it, such as `7: 3 of 40 end early, 2 have guessed callers`."""
+        """A clause such as `7: 3 of 40 end early, 2 with guessed callers`."""
         counts = (
             (self.count, f"of {self.stacks:,} end early"),
             (self.deep, "of these too deep"),
@@ -58,21 +58,19 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class WholeStacks:
-    """Launches or samples by where their stacks end; stacks as deep as the limit end in a library, too."""
+    """Launches or samples by the end of their stack; a stack cut off at the maximum depth ends in a library, too."""
 
-    stacks: int  # those that have a stack
-    whole: int  # of these, with a stack that reaches the start
-    unknown: int  # not known to be whole or not, because the code where they end could not be read
-    ends: tuple[LibraryEnd, ...] = ()  # where all but the whole ones end, the most first
-    more: int = 0  # of them, in libraries beyond MOST_LIBRARIES
-    deep: int = 0  # of them, as deep as the limit
-    guessed: int = 0  # of all, with a caller that was guessed: see formats.unwind_rules.Mark
-    late: int = 0  # of all, with a stack that was finished from a copy when the recording had ended
-    presumed: int = 0  # of all, that have the stack of another one: see formats.launches.LaunchFlags.PRESUMED
-    processes: tuple[ProcessEnd, ...] = ()  # with stacks that have any of this; those with the most that are not whole
-    guesses: tuple[
-        LibraryEnd, ...
-    ] = ()  # in which code callers were guessed (the innermost of each stack), the most first
+    stacks: int  # launches or samples that have a stack
+    whole: int  # of these, with a stack that reaches the start of its program or thread
+    unknown: int  # not known to be whole or not: the code at the end could not be read
+    ends: tuple[LibraryEnd, ...] = ()  # libraries where the stacks that are not whole end, most frequent first
+    more: int = 0  # of those stacks, in libraries beyond MOST_LIBRARIES
+    deep: int = 0  # of those stacks, cut off at the maximum depth
+    guessed: int = 0  # of all, with a guessed caller: see wire.unwind_rules.Mark
+    late: int = 0  # of all, with a stack that was finished from a copy after the recording ended
+    presumed: int = 0  # of all, with the stack of another one: see wire.launches.LaunchFlags.PRESUMED
+    processes: tuple[ProcessEnd, ...] = ()  # those with any such stacks, most incomplete first
+    guesses: tuple[LibraryEnd, ...] = ()  # libraries with the innermost guessed caller, most frequent first
 
     @classmethod
     def of(
@@ -88,19 +86,19 @@ class WholeStacks:
         deep_in: Mapping[str, int] | None = None,
         guesses: Counter[str] | None = None,
     ) -> WholeStacks:
-        """Makes it from counts.
+        """Creates it from counts.
 
         Args:
-            whole: see there.
-            unknown: likewise.
-            ends: counts each stack that is not whole, by library.
-            processes: all that have stacks; those of one pid are added up.
-            deep: see there.
-            guessed: likewise.
-            late: likewise.
-            presumed: likewise.
-            deep_in: of `ends`, those as deep as the limit.
-            guesses: counts each stack with a caller that was guessed, by library.
+            whole: as the attribute.
+            unknown: as the attribute.
+            ends: stacks that are not whole, by library.
+            processes: all processes with stacks; entries with the same pid are added up.
+            deep: as the attribute.
+            guessed: as the attribute.
+            late: as the attribute.
+            presumed: as the attribute.
+            deep_in: of `ends`, stacks cut off at the maximum depth.
+            guesses: stacks with a guessed caller, by library.
         """
         most, guessed_in = _libraries(ends, deep_in or {}), _libraries(guesses or Counter())
         missing = ends.total()
@@ -110,30 +108,30 @@ class WholeStacks:
 
     @classmethod
     def together(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
-        """The sum of several captures."""
+        """The sum over several captures."""
         parts, ends, deep_in, guesses = list(parts), Counter[str](), Counter[str](), Counter[str]()
         sums = {name: sum(getattr(part, name) for part in parts) for name in ("whole", "unknown", *_COUNTS)}
         for part in parts:
-            for end in part.ends:  # of which several may have one name, as in a redacted capture
+            for end in part.ends:  # a redacted capture may have several with the same name
                 ends[end.library] += end.count
                 deep_in[end.library] += end.deep
             for end in part.guesses:
                 guesses[end.library] += end.count
-        # Processes of several hosts may have one number.
+        # Processes of different hosts may have the same pid.
         processes = parts[0].processes if len(parts) == 1 else ()
         joined = cls.of(ends=ends, processes=processes, deep_in=deep_in, guesses=guesses, **sums)
         more = sum(part.more for part in parts)
         return replace(joined, stacks=joined.stacks + more, more=joined.more + more)
 
     def to_json(self) -> dict[str, Any]:
-        """For a header, and for other programs."""
+        """For the header, and for JSON output."""
         guesses = [{"library": each.library, "count": each.count} for each in self.guesses]
         lists = {name: [asdict(each) for each in getattr(self, name)] for name in ("ends", "processes")}
         return {**asdict(self), "cut": self.cut, **lists, "guesses": guesses}
 
     @classmethod
     def from_json(cls, value: Any) -> WholeStacks | None:
-        """Reads what `to_json` returned; None for anything else, which a stranger's header may have."""
+        """Inverse of `to_json`; None for an invalid value, as headers are untrusted."""
         match value:
             case {"stacks": stacks, "whole": whole, "unknown": unknown, "ends": list(ends), "more": more} if all(
                 type(number) is int and 0 <= number < _MOST for number in (stacks, whole, unknown, more)
@@ -141,7 +139,7 @@ class WholeStacks:
                 found = _ends(ends)
                 if found is None:
                     return None
-                counts = {name: value.get(name, 0) for name in _COUNTS}  # which came with format 6
+                counts = {name: value.get(name, 0) for name in _COUNTS}  # since format 6
                 if not all(type(number) is int and 0 <= number <= stacks for number in counts.values()):
                     return None
                 adds_up = stacks == whole + sum(end.count for end in found) + more
@@ -152,7 +150,7 @@ class WholeStacks:
         return None
 
     def cleaned(self, clean: Callable[[str], str]) -> WholeStacks:
-        """The same, with names of libraries that can be printed."""
+        """A copy with cleaned names of libraries."""
         ends, guesses = (
             tuple(replace(end, library=clean(end.library)) for end in of) for of in (self.ends, self.guesses)
         )
@@ -160,24 +158,24 @@ class WholeStacks:
 
     @property
     def cut(self) -> int:
-        """How many are known not to reach the start, though they are not as deep as the limit."""
+        """Stacks that are known not to reach the start, other than those cut off at the maximum depth."""
         return self.others - self.unknown - self.deep
 
     @property
     def others(self) -> int:
-        """How many do not reach the start, or are not known to."""
+        """Stacks that do not reach the start, or are not known to."""
         return self.stacks - self.whole
 
     @property
     def share(self) -> float:
-        """The share of stacks that reach the start; 1 if there is no stack."""
+        """The fraction of stacks that reach the start; 1 if there are none."""
         return self.whole / self.stacks if self.stacks else 1.0
 
     def text(self, what: str) -> str:
-        """One sentence without its full stop.
+        """One sentence, without a full stop.
 
         Args:
-            what: the things that are counted, such as `launches`.
+            what: the noun for what is counted, such as `launches`.
         """
         if not self.stacks:
             return f"no {what} with a stack"
@@ -190,7 +188,7 @@ class WholeStacks:
         return said + self._counts()
 
     def short(self, what: str) -> str:
-        """The same in fewer words, without libraries and processes."""
+        """The sentence without libraries and processes."""
         if not self.stacks:
             return f"no {what} with a stack"
         counts = {
@@ -204,11 +202,11 @@ class WholeStacks:
         return ", ".join([self._whole(what), *(f"{count:,} {name}" for name, count in counts.items() if count)])
 
     def facts(self, name: str, what: str) -> Iterator[tuple[str, str]]:
-        """All of it as lines: a name, and what is to be said.
+        """All counts as (name, text) pairs, a line each.
 
         Args:
             name: of the first line.
-            what: the things that are counted.
+            what: the noun for what is counted.
         """
         if not self.stacks:
             return
@@ -245,9 +243,9 @@ class WholeStacks:
 
 
 def recorded(header: Mapping[str, Any]) -> dict[str, WholeStacks]:
-    """What a capture's header, which may be anyone's, says of the stacks of all that was recorded: by one of KINDS.
+    """The counts in a capture's header (untrusted) by KINDS, summed over the parts of a merged capture.
 
-    Of a merged capture it is the sum. What no header tells is missing.
+    Kinds that no header describes are missing.
     """
     parts = header.get("parts")
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
@@ -282,7 +280,7 @@ def _most(processes: Iterable[ProcessEnd]) -> tuple[ProcessEnd, ...]:
 
 
 def _ends(value: Any) -> tuple[LibraryEnd, ...] | None:
-    """Of a header, which may be anyone's; None for what cannot be true."""
+    """Reads library ends of a header (untrusted); None if one is invalid."""
     found = []
     for end in value[:MOST_LIBRARIES] if isinstance(value, list) else []:
         match end:
@@ -296,7 +294,7 @@ def _ends(value: Any) -> tuple[LibraryEnd, ...] | None:
 
 
 def _processes(value: Any) -> tuple[ProcessEnd, ...]:
-    """Of a header, which may be anyone's: those that can be true."""
+    """Reads processes of a header (untrusted); skips invalid ones."""
     found = []
     for each in value[:MOST_PROCESSES] if isinstance(value, list) else []:
         match each:
