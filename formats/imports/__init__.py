@@ -1,1 +1,1 @@
-"""Captures made of other tools' files."""
+"""Importers: captures from other tools' files."""

@@ -1,4 +1,4 @@
-"""From Intel's iaprof text to a capture: read in blocks of bounded size, written a row group at a time."""
+"""Converts Intel's iaprof text to a capture: reads blocks of bounded size, writes row group by row group."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _BLOCK_BYTES = 1 << 22
 
 
 def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[int], None]) -> Facts:
-    """Writes what a text says as a capture's `sample` and `metric` rows.
+    """Writes a text's stalls and metrics as a capture with `sample` and `metric` rows.
 
     Args:
-        source: the text, of either version.
-        name: of the text, for messages.
-        output: where the capture is written.
-        tell: is told now and then how many bytes have been read.
+        source: the text, in either version.
+        name: the text's name for messages.
+        output: receives the capture.
+        tell: progress callback, called with the number of bytes read so far.
 
     Raises:
-        IaprofError: it is no such text, or a line of it says what cannot be.
-        OSError: it cannot be read, or the capture not be written.
+        IaprofError: the text is not in Intel's format, or a line has an invalid value.
+        OSError: the text cannot be read, or the capture cannot be written.
     """
     writer = CaptureWriter(output)
     header: dict[str, Any] = {}
@@ -32,7 +32,7 @@ def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[i
         lines = _read(source, name, writer, tell)
         header = _header(lines.facts)
     finally:
-        writer.close(header)  # pyarrow wants that in any case, or complains on stderr
+        writer.close(header)  # in any case, or pyarrow complains on stderr
     return lines.facts
 
 
@@ -56,7 +56,7 @@ def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[in
 
 
 def _blocks(source: BinaryIO) -> Iterator[bytes]:
-    """Whole lines; and in the end what stands behind the last one."""
+    """Whole lines; finally the rest after the last line end."""
     rest = b""
     while data := source.read(_BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
@@ -71,7 +71,7 @@ def _blocks(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _header(facts: Facts) -> dict[str, Any]:
-    """As a recorder's, as far as a text tells."""
+    """The header that a recorder would write, as far as the text has the facts."""
     return {
         "clock": {"monotonic_ns": facts.first_ns, "realtime_ns": 0},
         "end_ns": facts.last_ns,

@@ -1,7 +1,7 @@
-"""What the versions of Intel's iaprof text have in common: blocks of lines go in, rows of a capture come out.
+"""The common reader of Intel's iaprof text: blocks of lines in, rows of a capture out.
 
-Every string has a number; an interval's line has its time, the metrics' lines their values. Lines of stalls are what
-each version (iaprof_versions.py) reads in its way.
+In both versions, strings are numbered, and intervals and metrics have the same lines. The lines of stalls differ:
+iaprof_versions.py reads those.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.profile import UNKNOWN_PROCESS
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 
-MOST_SAMPLES = 1 << 53  # in a text: more than any GPU takes, and sums stay exact in every type
-_MOST_SECONDS = 1 << 33  # until then a float tells microseconds apart
-_MOST_STRING_BYTES = 1 << 28  # all strings of a text, which stay in memory; real ones have a few MB
-_STRING_COST = 128  # bytes that Python needs beside the characters
-_GROUP_TEXT_BYTES = 1 << 25  # of one row group, whose rows are written with all their texts
+MOST_SAMPLES = 1 << 53  # per text: more than any GPU takes, and exact in a double
+_MOST_SECONDS = 1 << 33  # up to here a double resolves microseconds
+_MOST_STRING_BYTES = 1 << 28  # of all strings of a text, which stay in memory; real texts have a few MB
+_STRING_COST = 128  # Python's overhead per string, bytes
+_GROUP_TEXT_BYTES = 1 << 25  # per row group, as its rows are written with their decoded texts
 _TRUNCATED = "[truncated]"
 _BUSY = busy("any")
 _METRICS = {b"frequency-MHz": FREQUENCY_ACTUAL, b"busy-percent": _BUSY}
@@ -34,54 +34,54 @@ _VALUE = re.compile(rb"[0-9]{1,20}(?:\.[0-9]{1,9})?")
 
 @dataclass
 class Facts:
-    """What was in a text, and what of it a capture cannot hold."""
+    """The contents of a text, and what was lost in the conversion."""
 
     format: str
     intervals: int = 0
-    first_ns: int = 0  # of the first interval's line, CLOCK_MONOTONIC
+    first_ns: int = 0  # of the first interval line, CLOCK_MONOTONIC
     last_ns: int = 0
     rows: int = 0  # `sample` rows
-    samples: int = 0  # their counts' sum
+    samples: int = 0  # sum over all counts
     metrics: int = 0  # `metric` rows
-    cut_texts: int = 0  # longer than a capture's texts may be
+    cut_texts: int = 0  # longer than MAX_TEXT_BYTES
     unknown_lines: int = 0
-    first_unknown: int = 0  # the number of the first one of them, from 1
-    cut_line: bool = False  # the last line did not end
+    first_unknown: int = 0  # number of the first of these, from 1
+    cut_line: bool = False  # the last line has no line end
 
     @property
     def interval_ns(self) -> int:
-        """The mean length of an interval, in whole microseconds; 0 where there is only one."""
+        """The mean length of an interval, rounded to microseconds; 0 if there is only one."""
         span = self.last_ns - self.first_ns
         return round(span / (self.intervals - 1) / 1000) * 1000 if self.intervals > 1 else 0
 
 
 class Lines:
-    """What both versions have in common; a block of lines goes in, rows come out."""
+    """The base class of both versions: reads blocks of lines and gives rows."""
 
     format = ""
     stall_line: re.Pattern[bytes]
-    stall_form = ""  # what such a line consists of
+    stall_form = ""  # its syntax, for messages
 
     def __init__(self) -> None:
-        """Begins above the first line."""
+        """Starts before the first line."""
         self.facts = Facts(self.format)
-        self._line = 0  # the last one that was read
-        self._ids: dict[bytes, int] = {b"0": 0}  # indices of texts by the text's ids; 0 is a text that is missing
+        self._line = 0  # number of the line that was read last
+        self._ids: dict[bytes, int] = {b"0": 0}  # string id -> index into _texts; id 0: no string
         self._texts = [""]
         self._text_bytes = [0]
-        self._made: dict[str, int] = {}  # indices of texts that are no string of the text's
+        self._made: dict[str, int] = {}  # text that is not one of the file's strings -> index into _texts
         self._string_bytes = 0
         self._unknown_process = self._make(UNKNOWN_PROCESS)
         self._unknown_file = self._make(UNKNOWN_FILE)
-        self._time: int | None = None  # of the interval, ns
+        self._time: int | None = None  # of the current interval, ns
         self._kinds: dict[bytes, tuple[int, Callable[[list[bytes]], None]]] = {b"metric": (2, self._metric)}
         self._begin_rows()
 
     def read(self, block: bytes) -> Iterator[tuple[str, pa.StructArray]]:
-        """Reads whole lines; gives their rows with the rows' kind. A last line without an end is left out.
+        """Reads whole lines and gives (kind, rows); ignores an unterminated last line.
 
         Raises:
-            ValueError: what is wrong, with the line's number.
+            ValueError: a line is invalid; the text begins with its number.
         """
         self._begin_rows()
         match, stall = self.stall_line.fullmatch, self._stall
@@ -104,7 +104,7 @@ class Lines:
             yield "metric", _struct("metric", [pa.array(column, field.type) for column, field in columns])
             self.facts.metrics += len(times)
 
-    # Lines
+    # Parsing of lines
 
     def _other(self, line: bytes) -> None:
         kind, *fields = line.split(b"\t")
@@ -125,7 +125,7 @@ class Lines:
         self.facts.first_unknown = self.facts.first_unknown or self._line
 
     def _string(self, line: bytes) -> None:
-        _, *fields = line.split(b"\t", 2)  # a text may have tabs
+        _, *fields = line.split(b"\t", 2)  # the text may contain tabs
         if len(fields) != 2 or not fields[0].isdigit() or len(fields[0]) > 18:
             raise ValueError("a line 'string' has a number and a text")
         number, text = fields
@@ -153,7 +153,7 @@ class Lines:
             return
         if not _VALUE.fullmatch(value):
             raise ValueError(f"'{shown(value)}' is no value of a metric")
-        # A GPU at 0 MHz was not measured. Idle ones count, and tell that there was an interval.
+        # 0 MHz means not measured. An idle GPU's 0 % is kept: it shows that the interval exists.
         if name == _BUSY or float(value):
             self._metrics.append((self._in_interval(), name, float(value)))
 
@@ -165,7 +165,7 @@ class Lines:
             raise ValueError("there is no interval above this line")
         return self._time
 
-    # Texts
+    # Strings
 
     def _add(self, text: str) -> int:
         raw = text.encode()
@@ -194,7 +194,7 @@ class Lines:
     # Rows
 
     def _begin_rows(self) -> None:
-        self._owner = -1  # whose stalls the next lines are; -1: that is to be found out
+        self._owner = -1  # index into _owners for the next stall lines; -1: not yet known
         self._owners: list[tuple[int, ...]] = []  # time, comm, pid, stack, address, kernel, file
         self._owner_of: list[int] = []
         self._offsets: list[int] = []
@@ -202,11 +202,11 @@ class Lines:
         self._metrics: list[tuple[int, str, float]] = []
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which rows there are, as indices of their first lines [n], and their counts [n, 10]."""
+        """The rows as indices of their first lines [n], and their counts [n, len(REASONS)]."""
         raise NotImplementedError
 
     def _samples(self) -> Iterator[tuple[str, pa.StructArray]]:
-        """The stalls that were read, in groups of bounded size."""
+        """The stalls that were read, in row groups of bounded size."""
         if not self._owner_of:
             return
         first, counts = self._counts()
@@ -247,19 +247,19 @@ def _struct(kind: str, columns: list[pa.Array]) -> pa.StructArray:
 
 
 def cut_text(raw: bytes) -> str:
-    """As much of a text as a capture's may have: of a stack the innermost frames, else the beginning."""
+    """Cuts a text to MAX_TEXT_BYTES: keeps the innermost frames of a stack, or else the beginning."""
     head = f"{_TRUNCATED};".encode()
     _, found, frames = raw[len(head) - MAX_TEXT_BYTES :].partition(b";")
     return (head + frames if found else raw[:MAX_TEXT_BYTES]).decode("utf-8", "ignore")
 
 
 def whole_number(field: bytes, most: int) -> int:
-    """A field's number; ValueError where it is none up to `most`."""
+    """A field's number; ValueError if it is not a number from 0 to `most`."""
     if not field.isdigit() or len(field) > 20 or int(field) > most:
         raise ValueError(f"'{shown(field)}' is no number from 0 to {most}")
     return int(field)
 
 
 def shown(field: bytes) -> str:
-    """A field for a message."""
+    """The beginning of a field, for a message."""
     return field[:40].decode("utf-8", "backslashreplace")

@@ -1,11 +1,11 @@
 """The two versions of Intel's iaprof text: 2026.2, and 0.5 (the Tiber release).
 
-Both number their strings, and say of each interval which instruction of which kernel waited how often. 2026.2 has a
-`kernel` line above its `eustall` lines of ten counts each. 0.5 has a line per reason (`e`), and lines of state, which
-stay in force until they are said again, in the next interval too.
+Both number their strings, and list the stalls of each interval by kernel, instruction and reason. 2026.2 has `kernel`
+lines, each followed by `eustall` lines with a count per reason. 0.5 has an `e` line per reason, and state lines that
+remain in force, in following intervals too, until another one replaces them.
 
-Both print an interval's line when it is over, so its time is the interval's end; iaprof's own text says the beginning.
-Nothing in a text tells which of them wrote it: the time is taken as it is.
+Both print the line of an interval when it is over, with the time of its end; iaprof's own text has the time of its
+start. As the text does not say which program wrote it, the time is used as it is.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Lines2026(Lines):
     stall_line = re.compile(rb"eustall\t0x([0-9a-fA-F]{1,16})\t([0-9]{1,18})((?:\t[0-9]{1,16}){10})")
 
     def __init__(self) -> None:
-        """Begins above the first line."""
+        """Starts before the first line."""
         super().__init__()
-        self._kernel: tuple[int, ...] | None = None  # an owner without its time
+        self._kernel: tuple[int, ...] | None = None  # a tuple of _owners without its time
         self._kinds |= {
             b"interval": (2, self._new_interval),
             b"kernel": (6, self._new_kernel),
@@ -50,7 +50,7 @@ class Lines2026(Lines):
     def _new_kernel(self, fields: list[bytes]) -> None:
         address = _hex(fields[0])
         comm, stack, file, symbol = (self._index(fields[n]) for n in (1, 3, 4, 5))
-        # A kernel of which only the launch is known, or only the debug ELF, has zeros for what is missing.
+        # A kernel known only from its launch or only from its debug ELF has zeros for what is missing.
         if not self._texts[symbol]:
             symbol = self._make(f"0x{address:x}" if address else UNKNOWN_KERNEL)
         self._kernel = (
@@ -88,27 +88,27 @@ class Lines05(Lines):
     stall_line = re.compile(rb"e\t[0-9]{1,18}\t([0-9]{1,18})\t([0-9a-fA-F]{1,16})\t([0-9]{1,16})")
 
     def __init__(self) -> None:
-        """Begins above the first line."""
+        """Starts before the first line."""
         super().__init__()
         self._state = dict.fromkeys((b"proc_name", b"ustack", b"kstack", b"gpu_file", b"gpu_symbol", b"insn_text"), 0)
         self._pid = 0
-        self._base = 0  # what offsets are added to: the address, where nothing is known of a stall
-        self._reasons: dict[bytes, int] = {}  # by string id
+        self._base = 0  # added to offsets: the address, if nothing is known of a stall
+        self._reasons: dict[bytes, int] = {}  # string id -> index into REASONS
         self._kinds |= {
             b"interval_start": (2, self._interval),
             b"interval_end": (1, self._end_interval),
             b"pid": (1, self._new_pid),
-            b"shader_type": (1, lambda fields: None),  # the constant strings tell as much
+            b"shader_type": (1, lambda fields: None),  # other lines tell as much
             b"eustall": (12, self._whole_stall),
             **{kind: (1, self._new_state(kind)) for kind in self._state},
         }
 
     def _begin_rows(self) -> None:
         super()._begin_rows()
-        self._one_count: list[tuple[int, int]] = []  # a reason's index, a count
+        self._one_count: list[tuple[int, int]] = []  # index into REASONS, count
 
     def _string(self, line: bytes) -> None:
-        # Whole stacks, one for every offset and reason, say nothing that the state does not, and are most of a text.
+        # Skip whole stacks, one per offset and reason: they repeat the state, and are most of the file.
         if not line.endswith(b"_[g]"):
             super()._string(line)
 
@@ -132,7 +132,7 @@ class Lines05(Lines):
         self._count(reason, int(offset, 16), int(count))
 
     def _whole_stall(self, fields: list[bytes]) -> None:
-        """A line of the tag v0.5.0, which has everything in it."""
+        """An `eustall` line of the tag v0.5.0, which has all of the state."""
         proc_name, pid, ustack, kstack, _is_debug, _is_system, *rest = fields
         for kind, number in zip(self._state, (proc_name, ustack, kstack, *rest[:3]), strict=True):
             self._state[kind] = self._index(number)
@@ -151,14 +151,14 @@ class Lines05(Lines):
         self._one_count.append((self._reasons[reason], count))
 
     def _kernel(self) -> tuple[int, ...]:
-        """What the state says: an owner without its time."""
+        """The state as a tuple of _owners without its time."""
         state = self._state
         stacks = (self._texts[state[kind]].rstrip(";") for kind in (b"ustack", b"kstack"))
         stack = ";".join(stack for stack in stacks if stack)
         symbol = state[b"gpu_symbol"]
         named = _HEX.fullmatch(self._texts[symbol].encode())
         address, self._base = int(named[1], 16) if named else 0, 0
-        if not (state[b"proc_name"] or self._pid):  # nothing was found for this address
+        if not (state[b"proc_name"] or self._pid):  # the profiler found nothing at this address
             address, self._base = 0, address
         return (
             state[b"proc_name"] or self._unknown_process,
@@ -180,13 +180,13 @@ class Lines05(Lines):
 
 
 def lines_of(block: bytes) -> Lines | None:
-    """A reader of the version that a text's first block is in; None where there is no interval."""
+    """The reader for a text with this first block; None if the block has no interval."""
     found = re.search(rb"^interval(_start)?\t", block, re.MULTILINE)
     return None if not found else Lines05() if found[1] else Lines2026()
 
 
 def _reason(text: str) -> int:
-    if text == "unknown":  # 0.5 counts this reason and has no name for it (interval_printer.c)
+    if text == "unknown":  # 0.5 counts this reason but has no name for it (interval_printer.c)
         text = "tdr"
     if text not in REASONS:
         raise ValueError(f"'{shown(text.encode())}' is no reason to wait")
