@@ -1,1 +1,1 @@
-"""The page of `--format=html`: what it shows, and its scripts and styles."""
+"""The page of `--format=html`: its data, scripts and styles."""

@@ -1,10 +1,10 @@
-"""What the page of `--format=html` draws from: trees of stacks with their samples by time, small enough to open.
+"""The data of flame graphs and heat maps on the page of `--format=html`: trees of stacks with samples by time.
 
-The payload is a JSON text behind its length (4 bytes, little endian), then the arrays that it describes, one after
-the other, all in one gzip. An array is stored by bytes, the lowest of all numbers first: `assets/model.js` unpacks it.
+The payload is gzipped: the length of a JSON text (4 bytes, little-endian), the JSON, then the arrays that it describes.
+An array is stored in byte planes, the lowest bytes of all numbers first; `assets/model.js` unpacks it.
 
-A tree of a large capture has more nodes than a page can hold. Those with the fewest samples become one frame
-`[N smaller]` of what called them, which has the sum of their samples, so that all sums stay what they were.
+A large capture's tree has more nodes than a page can hold. The nodes with the fewest samples are merged into one frame
+`[N smaller]` of their caller, which gets their samples, so that all sums are kept.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.stacks.viewer_tree import without_offsets
 
-# Half of what a tree can have: each node that stays may get one more, for what is too small below it.
+# Half the maximum per tree: each node that is kept may get one `[N smaller]` child.
 _MOST_NODES = 75_000
-_MOST_ENTRIES = 6_000_000  # numbers of samples by interval and leaf: some 10 MB of the page
-_DIVISORS = (1, 4, 16)  # of nodes, before intervals get longer
+_MOST_ENTRIES = 6_000_000  # counts by interval and leaf: about 10 MB of the page
+_DIVISORS = (1, 4, 16)  # for the number of nodes, before intervals get longer
 _MOST_INTERVALS = 1 << 20
-_MOST_TEXT = 4_000_000  # characters of all names of one kind
-_SHORTEST = 40  # characters that a name can have, however many there are
+_MOST_TEXT = 4_000_000  # characters in all names of one sort
+_SHORTEST = 40  # characters: names may have this length however many there are
 
 _Ints = NDArray[np.int64]
 
@@ -46,16 +46,16 @@ def payload(
     most_nodes: int = _MOST_NODES,
     most_entries: int = _MOST_ENTRIES,
 ) -> bytes:
-    """All that the page shows, compressed.
+    """All data of the page, compressed.
 
     Args:
         export: what to show.
-        shape: how stacks are to look; its end is only where the page begins, as it can turn them around.
-        panels: what the panels draw from, as JSON.
-        most_nodes: of a tree, that stay what they are.
-        most_entries: numbers of samples by interval and leaf, of a tree.
+        shape: the stack options; `inverted` only sets the initial view, as the page can invert stacks itself.
+        panels: the panels' data, as JSON.
+        most_nodes: nodes of a tree that are kept.
+        most_entries: counts by interval and leaf, per tree.
     """
-    # Offsets are what the listings of kernels show; as frames they would be the most and say the least.
+    # Kernel listings show offsets; as frames they would be the most numerous and the least useful.
     upright = replace(without_offsets(shape), inverted=False)
     wanted = [_Wanted("stalls", _stalls(export.profile, upright))]
     if export.by_time is not None:
@@ -85,7 +85,7 @@ def payload(
 
 
 def _intervals(export: Export) -> int:
-    """How many intervals there are; 0 where nothing is known of when."""
+    """The number of intervals; 0 if times are unknown."""
     if not export.interval_s:
         return 0
     ends = [len(each.intervals) for each in (export.profile, export.by_time) if each is not None]
@@ -96,31 +96,31 @@ def _intervals(export: Export) -> int:
 
 
 def _key(frame: Frame) -> Hashable:
-    """Frames are one if they look the same: a process and its function of one name are two."""
+    """Frames with equal keys are merged: a process and its function of the same name stay apart."""
     return frame.text, frame.kind, frame.module
 
 
 @dataclass(frozen=True, eq=False)
 class _Stacks:
-    """A tree, and which kernel its rows are of."""
+    """A tree, and the kernel of each of its rows."""
 
     tree: Tree
     kernel: _Ints  # [rows], index into kernels
-    kernels: Sequence[str]  # as the page's table calls them
+    kernels: Sequence[str]  # names, as in the page's table of kernels
 
 
 @dataclass(frozen=True, eq=False)
 class _Wanted:
-    """What is to be packed under a name."""
+    """A tree to pack, and its name in the payload."""
 
     name: str
     stacks: _Stacks
-    by_time: _Stacks | None = None  # the same samples by interval, if stacks have no intervals
+    by_time: _Stacks | None = None  # the same samples by interval, if `stacks` has no intervals
 
 
 @dataclass(frozen=True, eq=False)
 class _Samples:
-    """How often stacks end in a node with a reason and a kernel, which is a leaf; and when."""
+    """Samples by leaf, which is a node, reason and kernel, in total and by interval."""
 
     node: _Ints  # [leaves], ascending
     reason: _Ints  # [leaves]
@@ -139,16 +139,16 @@ def _stalls(profile: Profile, shape: Shape) -> _Stacks:
 
 
 def _pruned(tree: Tree, most: int, least: float) -> Tree:
-    """The tree with the largest of its nodes, in the order of a walk down; what is below a node and goes, becomes one.
+    """Keeps the largest nodes of a tree, in depth-first order, and merges the others below each node into one.
 
     Args:
-        tree: any.
-        most: nodes that stay, beside the root.
-        least: the share of all samples that nodes have to have to stay.
+        tree: any tree.
+        most: nodes to keep, besides the root.
+        least: nodes with a smaller share of all samples are merged.
     """
     total = tree.total()
     stays = total >= math.ceil(least * int(total[0]))
-    if len(total) > most + 1:  # of those with as many samples those nearer the root: what stays has to hang together
+    if len(total) > most + 1:  # of equal nodes, keep those nearer the root, as a kept node needs its parent
         stays[np.lexsort((tree.depth(), -total))[most + 1 :]] = False
     stays[0] = True
     at = np.arange(len(total))
@@ -178,7 +178,7 @@ def _merged(number: int) -> Frame:
 
 
 def _walked(tree: Tree) -> Tree:
-    """The tree with its nodes in the order of a walk down it, of siblings those with most samples first."""
+    """The tree with its nodes in depth-first order, siblings with more samples first."""
     total, size = tree.total(), tree.with_callees(np.ones(len(tree.parent), np.int64))
     order = np.lexsort((-total, tree.parent))  # siblings side by side
     before = np.cumsum(size[order]) - size[order]
@@ -197,9 +197,9 @@ def _walked(tree: Tree) -> Tree:
 
 
 def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
-    """The samples of a tree; by time, in steps of so many intervals, unless that is 0."""
+    """Samples of a tree by leaf, and, unless `step` is 0, by time in steps of `step` intervals."""
     kernels = int(kernel.max(initial=0)) + 1
-    reason = np.maximum(tree.reason, 0)  # CPU samples have none
+    reason = np.maximum(tree.reason, 0)  # CPU samples have no reason
     reasons = int(reason.max(initial=0)) + 1
     leaves, leaf = np.unique((tree.node * reasons + reason) * kernels + kernel, return_inverse=True)
     rest, kernel_of = np.divmod(leaves, kernels)
@@ -215,12 +215,12 @@ def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
 
 
 class _Packing:
-    """The trees of a page, made small and packed."""
+    """Reduces the trees of a page and packs them into arrays."""
 
     def __init__(self, intervals: int, most_nodes: int, most_entries: int, least: float) -> None:
-        """Takes what is allowed; `least` is the share of all samples that a frame has to have."""
+        """Starts without trees; frames with a smaller share of all samples than `least` are merged."""
         self.intervals = intervals
-        self.step = 1  # intervals that are one on the page
+        self.step = 1  # intervals that the page shows as one
         self.trees: dict[str, Any] = {}
         self.arrays: list[bytes] = []
         self.notes: list[str] = []
@@ -231,7 +231,7 @@ class _Packing:
         self._least = least
 
     def pack(self, wanted: Sequence[_Wanted]) -> None:
-        """Packs stacks, and those that ranges are drawn from: as NAMERanges, if by time there is too much of them."""
+        """Packs trees; if one has too many counts by time, also a smaller one, NAMERanges, for ranges of time."""
         wholes = [_pruned(each.stacks.tree, self._most_nodes, self._least) for each in wanted]
         while not all(found := [self._by_time(each, whole) for each, whole in zip(wanted, wholes, strict=True)]):
             self.step *= 2
@@ -247,7 +247,7 @@ class _Packing:
             self._pack(f"{each.name}Ranges", ranges, samples, timed.kernels)
 
     def _by_time(self, wanted: _Wanted, whole: Tree) -> tuple[Tree, _Samples] | None:
-        """A tree and its samples by time; of fewer nodes, if these are too many, and None if that does not help."""
+        """A tree and its samples by time, with fewer nodes if necessary; None if intervals must get longer first."""
         timed = wanted.by_time or wanted.stacks
         for divisor in _DIVISORS:
             as_it_is = divisor == 1 and not wanted.by_time
@@ -258,7 +258,7 @@ class _Packing:
         return None if self.step < self.intervals else (tree, samples)
 
     def _say(self, where: str, tree: Tree, pruned: Tree) -> None:
-        """Notes what became smaller."""
+        """Adds a note about frames that were merged."""
         frames = [index for index, frame in enumerate(pruned.frames) if index >= len(tree.frames)]
         merged = np.isin(pruned.frame, frames)
         if not merged.any():
@@ -306,25 +306,25 @@ class _Packing:
 
 
 def _planes(values: _Ints) -> tuple[int, int, bytes]:
-    """How many bytes a number takes, how many there are, and the bytes: all lowest ones first."""
+    """The bytes per number, the number of numbers, and the byte planes, lowest bytes first."""
     width = max((int(values.max(initial=0)).bit_length() + 7) // 8, 1)
     return width, len(values), values.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
 
 
 def _short(texts: Sequence[str]) -> list[str]:
-    """Clean texts, those that are very long without their end."""
+    """Cleans texts and truncates very long ones."""
     longest = max(_MOST_TEXT // max(len(texts), 1), _SHORTEST)
     found = [clean(text[: longest + 1]) for text in texts]
     return [text if len(text) <= longest else f"{text[: longest - 1]}…" for text in found]
 
 
 def _module(frame: Frame) -> str:
-    """What a frame is part of, without folders: two of one name are one colour."""
+    """The base name of a frame's module, which chooses its colour."""
     if frame.on_gpu:
         return os.path.basename(frame.file) or "GPU"
     return os.path.basename(frame.module) if frame.kind is not Kind.PROCESS else ""
 
 
 def _place(frame: Frame) -> str:
-    """Where a frame's source is."""
+    """Source file and line of a frame, as far as known."""
     return f"{frame.file}:{frame.line}" if frame.file and frame.line else frame.file

@@ -1,8 +1,8 @@
-"""`--format=html`: everything a report has to show, in one file that any browser opens without a network.
+"""`--format=html`: a report as one file that any browser opens without a network.
 
-The page's own parts are in `assets/`; here they become one file. What it shows is in `html_data.py` (flame graph and
-heat maps) and `html_panels.py` (the other panels). All of it travels as Base64, so that no name of a capture stands in
-the page's own text but the title's, and a content security policy lets nothing run but the page's own script.
+`assets/` has the page's template, scripts and styles, which this module joins. page/data.py has the data of the flame
+graph and heat maps, page/panels.py those of the other panels. The data is Base64, so that no name from a capture is
+part of the page's source except in its title, and the content security policy admits only the page's own script.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _STYLES = ("page.css", "panels.css")
 class HtmlPage(Writer):
     """Flame graph, heat maps, time line, kernels."""
 
-    interval_s = 0.02  # FlameScope's: fifty rows of a second
+    interval_s = 0.02  # like FlameScope: fifty rows per second
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.LISTINGS
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
         """Writes the page."""
-        # Imported here, as other verbs need no NumPy for knowing of this format.
+        # Imported here, so that the registry of formats loads without NumPy.
         from iaprof.formats.page.data import payload
         from iaprof.formats.page.panels import panels
 
@@ -54,12 +54,12 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a content security policy calls a text that may run (W3C, CSP 3, 2.3.1)."""
+    """The source expression of a text for a content security policy (W3C, CSP 3, 2.3.1)."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _kinds() -> str:
-    """The colours of kinds of code, in the order of Kind, and what is written on them."""
+    """The style rules with the colours of kinds of code, in the order of Kind, and of the text on them."""
     from iaprof.formats.stacks.palette import DARK, LIGHT, ink
 
     def rules(colours: dict[Kind, str]) -> str:

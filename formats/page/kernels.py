@@ -1,4 +1,4 @@
-"""What kernels are called in a page: by these names its trees, its table of kernels and its listings are joined."""
+"""The names of kernels on the page, by which its trees, its table of kernels and its listings refer to each other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LONGEST = 2_000  # characters
 
 
 def shown_name(symbol: str) -> str:
-    """A kernel's name as the page has it."""
+    """A kernel's name on the page: clean, and of bounded length."""
     return clean(symbol or UNKNOWN_KERNEL)[:_LONGEST]
 
 
 def kernels_of_rows(profile: Profile) -> tuple[list[str], NDArray[np.int64]]:
-    """The distinct names of kernels, and which of them each row of a profile has: int64[rows]."""
+    """The distinct names of kernels, and the index of each profile row's name: int64[rows]."""
     width = max(len(profile.codes), 1)
     pairs, pair_of = np.unique(profile.kernel * width + profile.code, return_inverse=True)
     numbers: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""What the panels of a page show beside flame graphs and heat maps, as JSON: bounded, however much was recorded.
+"""The data of the page's other panels as JSON, of bounded size however much was recorded.
 
-Texts are names of anybody: they are cleaned here, and the page sets them as text only.
+Names are untrusted: they are cleaned here, and the page sets them as text only.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from iaprof.formats.page.kernels import kernels_of_rows, shown_name
 from iaprof.formats.profile import Profile, clean
 from iaprof.formats.writers.timeline import unit
 
-_MOST_KERNELS = 500  # of the table
+_MOST_KERNELS = 500  # rows of the table
 _MOST_SERIES = 64
-_MOST_POINTS = 2_000  # of one series: two for each pixel of a wide screen
+_MOST_POINTS = 2_000  # per series: two per pixel of a wide screen
 _BINS = 400  # of launches over time
-_MOST_ROWS = 8  # kernels whose launches are shown over time; the others together
+_MOST_ROWS = 8  # kernels in the chart of launches; the others share a row
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
 
 def panels(export: Export) -> dict[str, Any]:
-    """What panels show.
+    """The panels' data.
 
     Args:
-        export: with all that the format needs.
+        export: with everything in HtmlPage.needs.
     """
     seconds = _seconds(export)
     return {
@@ -45,7 +45,7 @@ def panels(export: Export) -> dict[str, Any]:
 
 
 def _seconds(export: Export) -> float:
-    """How long the time line is."""
+    """The length of the time line."""
     times = [each.seconds for each in export.series]
     if export.launches is not None:
         times.append(export.launches.end)
@@ -73,7 +73,7 @@ def _about(about: About) -> dict[str, Any]:
 
 
 def _kernels(export: Export) -> dict[str, Any]:
-    """The kernels with most samples, by name, and all others together."""
+    """The kernels with the most samples, by name, and the sum over all others."""
     profile = export.profile
     names, row_of = kernels_of_rows(profile)
     counts = np.zeros((len(names), len(profile.reasons)), np.int64)
@@ -110,7 +110,7 @@ def _kernels(export: Export) -> dict[str, Any]:
 
 
 def _processes(profile: Profile, row_of: _Ints, kernels: int) -> _Ints:
-    """How many processes stalled in each kernel: int64[kernels]."""
+    """The number of processes with stalls in each kernel: int64[kernels]."""
     of = {key: at for at, key in enumerate(dict.fromkeys((each.host, each.pid) for each in profile.launches if each))}
     process = np.array([of[each.host, each.pid] if each else -1 for each in profile.launches], np.int64)
     pairs = np.unique(row_of * (len(of) + 1) + process[profile.launch] + 1)
@@ -119,7 +119,7 @@ def _processes(profile: Profile, row_of: _Ints, kernels: int) -> _Ints:
 
 
 def _series(series: Series) -> dict[str, Any] | None:
-    """A metric, of which each bucket of time keeps its lowest and highest value; None where there are no values."""
+    """A metric, reduced to the minimum and maximum of each bucket of time; None if it has no finite values."""
     finite = np.isfinite(series.seconds) & np.isfinite(series.values)
     seconds, values = series.seconds[finite], series.values[finite]
     if not len(values):
@@ -140,7 +140,7 @@ def _series(series: Series) -> dict[str, Any] | None:
 
 
 def _extremes(values: _Floats, most: int) -> _Ints:
-    """Indices of at most so many values, in order: the lowest and the highest of each of equal buckets."""
+    """Ascending indices of at most `most` values: the minimum and maximum of each of equal buckets."""
     if len(values) <= most:
         return np.arange(len(values))
     bucket = np.arange(len(values)) * (most // 2) // len(values)
@@ -151,7 +151,7 @@ def _extremes(values: _Floats, most: int) -> _Ints:
 
 
 def _launches(launches: Launches, seconds: float) -> dict[str, Any]:
-    """Launches of the busiest kernels in equal spans of time."""
+    """Launches of the busiest kernels in _BINS equal spans of time."""
     totals = np.bincount(launches.kernel, launches.count, len(launches.kernels)).astype(np.int64)
     busiest = [index for index in np.argsort(-totals, kind="stable").tolist() if totals[index]]
     row_of = np.full(len(launches.kernels), _MOST_ROWS)
@@ -175,7 +175,7 @@ def _launches(launches: Launches, seconds: float) -> dict[str, Any]:
 
 
 def _waits(waits: Launches, seconds: float) -> dict[str, Any]:
-    """Microseconds that were waited in each function, in equal spans of time."""
+    """Microseconds of waiting per function in _BINS equal spans of time."""
     edges = np.linspace(0, seconds, _BINS + 1)
     us = np.rint((waits.end - waits.begin) * 1e6).astype(np.int64)
     rows = []
@@ -186,24 +186,24 @@ def _waits(waits: Launches, seconds: float) -> dict[str, Any]:
 
 
 def spread(begin: _Floats, end: _Floats, count: _Ints, edges: _Floats) -> _Ints:
-    """Launches in each span of time, those of a run evenly over its time; they add up to all launches.
+    """Counts launches per span of time, spreading a run's launches evenly over it; the sum is exact.
 
     Args:
         begin: float64[n], seconds, of each run.
-        end: float64[n], of it, not before its begin.
-        count: int64[n], its launches.
-        edges: float64[m + 1], ascending, of the spans. What is beyond them is in the first or last.
+        end: float64[n], seconds, not before `begin`.
+        count: int64[n], launches of the run.
+        edges: float64[m + 1], ascending: the spans' limits. Launches beyond them count in the first or last span.
     """
     begin, end = np.clip(begin, edges[0], edges[-1]), np.clip(end, edges[0], edges[-1])
     length = end - begin
     at_once = length <= 0
-    # Launches up to a moment t: the sum of rate * (t - begin) of what has begun, less that of what has ended.
+    # Launches up to time t: the sum of rate * (t - begin) over the runs that have begun, less those that have ended.
     rate = np.where(at_once, 0, count / np.where(at_once, 1, length))
     so_far = _ramps(begin, rate, edges) - _ramps(end, rate, edges)
     found = np.diff(np.rint(so_far)).astype(np.int64)
     spans = len(edges) - 1
     found += np.bincount(_span_of(begin[at_once], edges), count[at_once], spans).astype(np.int64)
-    # Sums of many runs are rounded: what is too little or too much goes to the span with most.
+    # Rounding errors go to the span with the most launches, so that the sum is exact.
     found[int(np.argmax(found))] += int(count.sum()) - int(found.sum())
     return found
 
@@ -213,7 +213,7 @@ def _span_of(moments: _Floats, edges: _Floats) -> _Ints:
 
 
 def _ramps(begin: _Floats, rate: _Floats, moments: _Floats) -> _Floats:
-    """The sum of rate * (t - begin) over all that began before t, for each moment t."""
+    """The sum of rate * (t - begin) over all runs that began before t, for each t in `moments`."""
     order = np.argsort(begin, kind="stable")
     rates = np.concatenate([[0.0], np.cumsum(rate[order])])
     products = np.concatenate([[0.0], np.cumsum((rate * begin)[order])])
@@ -223,7 +223,7 @@ def _ramps(begin: _Floats, rate: _Floats, moments: _Floats) -> _Floats:
 
 
 def _listing(kernel: dict[str, Any], reasons: Sequence[str]) -> dict[str, Any]:
-    """A kernel's instructions as the page reads them: each distinct place in the source once, and reasons by number."""
+    """A kernel's annotated instructions for the page: distinct source places once, reasons by index."""
     places: dict[Any, int] = {}
     rows = []
     for row in kernel["instructions"]:
