@@ -1,1 +1,1 @@
-"""Stacks as columns, as trees, and as the frames that people read."""
+"""Stacks as columns, as trees, and as lists of frames."""

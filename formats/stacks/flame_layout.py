@@ -1,7 +1,7 @@
-"""Which frames of a tree a flame graph shows, and where.
+"""The layout of flame graphs: which frames of a tree are drawn, and where.
 
-A picture cannot show a million frames. What has too small a share is added up in one frame per parent, by whole
-columns; only what is shown is looked at one by one.
+A picture cannot show a million frames. Frames with too small a share are merged into one per parent, by operations on
+whole columns; only frames that are drawn are handled one by one.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.stack_columns import MARK
 from iaprof.formats.stacks.trees import Tree
 
-SMALLEST = 0.01  # percent of all: a tenth of a pixel, 1,000 pixels wide
-DEEPEST = 1000  # frames, one on another: taller pictures than 20,000 pixels are not shown by all programs
+SMALLEST = 0.01  # percent of all samples: a tenth of a pixel at a width of 1,000 pixels
+DEEPEST = 1000  # frames: some programs do not show pictures higher than 20,000 pixels
 _MOST_BYTES = 9_000_000
-_BOX_BYTES = 200  # beside its text; and a rest, which has a box of its own, can be as many
-_LONGEST = 1000  # characters of a frame's text
+_BOX_BYTES = 200  # besides the text; each box may have a rest, which is another box
+_LONGEST = 1000  # characters in a frame's text
 _Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A frame of the picture."""
+    """A rectangle of the flame graph."""
 
     text: str  # clean
     kind: Kind
-    x: int  # samples to the left of it
+    x: int  # samples to its left
     width: int  # samples
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Boxes by depth, from the root on, which is alone in the first row; each row from left to right."""
+    """Boxes by depth, each row from left to right; the first row has only the root."""
 
     rows: Sequence[Sequence[Box]]
-    limit: float  # percent of all: what has less is added up
-    left_out: int  # frames that have no box of their own
+    limit: float  # percent of all samples: frames with less are merged
+    left_out: int  # frames without a box of their own
 
     @property
     def total(self) -> int:
-        """Samples of all."""
+        """Samples of the root."""
         return self.rows[0][0].width
 
 
 def frame_key(frame: Frame) -> Hashable:
-    """Frames that look the same are the same."""
+    """Frames with equal keys are merged, as they look the same."""
     return frame.kind, clean(frame.name), frame is MARK
 
 
 def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTES) -> Layout:
-    """The boxes of a tree; siblings in alphabetical order, what is too small behind them in one box.
+    """Lays out a tree, siblings in alphabetical order; frames that are too small become one box after their siblings.
 
     Args:
         tree: made with `frame_key`.
-        percent_limit: what has a smaller share of all samples is too small, and so is what has less than `SMALLEST`.
-        most_bytes: of a file with the boxes, about; the limit grows until it is kept.
+        percent_limit: frames with a smaller share of all samples, or less than `SMALLEST`, are too small.
+        most_bytes: approximate maximum size of a file with the boxes; a higher limit enforces it.
     """
     totals, depth = tree.total(), tree.depth()
     total = int(totals[0])
     limit = max(percent_limit, SMALLEST)
     sizes = np.where(depth <= DEEPEST, totals, 0)
     shown = _shown(sizes, limit)
-    # The largest first: as many as the file has room for.
+    # Largest first: keep as many as fit into the file.
     largest = shown[np.argsort(-totals[shown], kind="stable")]
     names = {int(frame): _text(tree.frames[frame]) for frame in np.unique(tree.frame[shown[1:]])}
-    length = np.zeros(len(tree.frames) + 1, np.int64)  # the last one is the root's: its frame is -1
+    length = np.zeros(len(tree.frames) + 1, np.int64)  # the last element is the root's, whose frame is -1
     length[np.array(list(names), np.int64)] = [len(escape(name).encode()) for name in names.values()]
     room = int(np.searchsorted(np.cumsum(2 * _BOX_BYTES + length[tree.frame[largest]]), most_bytes))
     if room < len(largest):
@@ -86,9 +86,9 @@ def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYT
 
     by_name = {frame: rank for rank, frame in enumerate(sorted(names, key=names.__getitem__))}
     rows: list[list[Box]] = [[] for _ in range(int(depth[shown].max()) + 2)]
-    begin = {0: 0}  # of a node's next child
+    begin = {0: 0}  # where a node's next child begins
     rows[0].append(Box("all", Kind.PROCESS, 0, total))
-    # Parents stand before their children, so that by parents' order each one's place is known when it is needed.
+    # Sorted by parent, as a box needs the position of its parent's box.
     rank = np.array([by_name.get(int(frame), -1) for frame in tree.frame[shown]], np.int64)
     order = shown[np.lexsort((rank, tree.parent[shown]))][1:]
     for node, parent, frame, width in zip(
@@ -105,7 +105,7 @@ def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYT
 
 
 def _shown(totals: _Ints, limit: float) -> _Ints:
-    """Nodes with at least this share, and the root: int64[n], ascending. With a node its parent is among them."""
+    """The root and the nodes with at least this share: int64[n], ascending. A node's parent is always included."""
     found = totals * 100.0 >= limit * totals[0]
     found &= totals > 0
     found[0] = True
@@ -118,6 +118,6 @@ def _text(frame: Frame) -> str:
 
 
 def _rounded_up(percent: float) -> float:
-    """The next number above with two digits that count."""
+    """The next larger number with two significant digits."""
     unit = 10.0 ** (math.floor(math.log10(percent)) - 1)
     return (math.floor(percent / unit) + 1) * unit

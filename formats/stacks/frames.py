@@ -1,4 +1,4 @@
-"""The frames of a stack: those of the CPU that launched, and those of the GPU."""
+"""The frames of a stack: of the launching CPU code, and of the GPU code."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from iaprof.formats.profile import (
     kernel_name,
 )
 
-BETWEEN = "-"  # CPU and GPU
+BETWEEN = "-"  # separates the CPU's frames from the GPU's
 CPU_PARTS = ("host", "process", "pid", "cpu")
 GPU_PARTS = ("file", "function", "line", "instruction")
-NOTHING = "[unknown]"  # in place of a name that is empty, and of a stack of none of the parts that were chosen
+NOTHING = "[unknown]"  # for empty names, and for stacks without any of the chosen components
 _TRUNCATED = "[truncated]"
 _NO_NAME = re.compile(r"0x[0-9a-f]+|\[.*\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame."""
+    """A frame of a stack."""
 
-    text: str  # what folded stacks say, with `_[G]` and the like behind it; not cleaned
+    text: str  # as in folded stacks, with a suffix such as `_[G]`; not cleaned
     kind: Kind
-    module: str = ""  # path of the CPU's code; "" when unknown, and of all other frames
-    file: str = ""  # of its source; "" when unknown
-    line: int = 0  # 0 when unknown
-    name: str = ""  # without what folded stacks have behind it
+    module: str = ""  # path of the CPU code's file; "" if unknown, and for other frames
+    file: str = ""  # source file; "" if unknown
+    line: int = 0  # 0 if unknown
+    name: str = ""  # without the suffix
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is code of the GPU, or what stands for such code."""
+        """Whether the frame stands for GPU code."""
         return self.text.endswith(("_[G]", "_[g]"))
 
 
 def launch_frames(launch: Launch | None, shape: Shape, parts: Sequence[str] = ("process", "pid", "cpu")) -> list[Frame]:
-    """The CPU's frames of a stack, from the root."""
+    """The CPU frames of a stack, outermost first; `parts` selects and orders the components."""
     if launch is None:
         return [_process(UNKNOWN_PROCESS)]
     found = []
@@ -54,7 +54,7 @@ def launch_frames(launch: Launch | None, shape: Shape, parts: Sequence[str] = ("
             found.append(_process(launch.host))
         elif part == "process":
             found.append(_process(launch.comm or UNKNOWN_PROCESS))
-        elif part == "pid" and launch.pid:  # 0: of several processes
+        elif part == "pid" and launch.pid:  # 0 stands for several processes
             found.append(_process(str(launch.pid)))
         elif part == "cpu":
             found += _stack(launch, shape.max_stack)
@@ -78,7 +78,7 @@ def _stack(launch: Launch, most: int) -> list[Frame]:
 
 
 def kind_of(text: str) -> Kind:
-    """What a CPU frame is, by its name alone: for profiles from other tools."""
+    """The kind of code of a CPU frame, judged by its name, for profiles from other tools."""
     if text.startswith("py::"):
         return Kind.PYTHON
     if _NO_NAME.fullmatch(text):
@@ -87,7 +87,7 @@ def kind_of(text: str) -> Kind:
 
 
 def gpu_frames(kernel: Kernel | None, code: Code, shape: Shape, parts: Sequence[str] = GPU_PARTS) -> list[Frame]:
-    """The GPU's frames of a stack, from the kernel to the mnemonic."""
+    """The GPU frames of a stack, from the kernel to the instruction; `parts` selects and orders the components."""
     makers: dict[str, Callable[[Kernel, Code, Shape], list[Frame]]] = {
         "file": _file_frames,
         "function": _function_frames,
@@ -105,7 +105,7 @@ def _source(text: str, file: str = "", line: int = 0) -> Frame:
 
 
 def _file_frames(kernel: Kernel, _code: Code, shape: Shape) -> list[Frame]:
-    """The source file as one frame, or as one for each folder and itself."""
+    """The kernel's source file as one frame, or as one frame per component of its path."""
     parts = [part for part in kernel.file.split("/") if part not in ("", ".")] if shape.gpu_dirs else [kernel.file]
     return [_source(part, kernel.file) for part in parts if part]
 
@@ -120,7 +120,7 @@ def _function_frames(kernel: Kernel, code: Code, shape: Shape) -> list[Frame]:
 
 
 def _line_frames(kernel: Kernel, code: Code, _shape: Shape) -> list[Frame]:
-    """Where the instruction itself comes from."""
+    """The source location of the instruction itself."""
     index = len(code.lines) - 1
     line = code.lines[-1] if code.lines else 0
     return [_source(_place(kernel, code, index, line), _file(kernel, code, index), line)] if line else []
@@ -136,11 +136,11 @@ def _file(kernel: Kernel, code: Code, index: int) -> str:
 
 
 def _place(kernel: Kernel, code: Code, index: int, line: int) -> str:
-    """Where in a function; with the file's name, unless it is the kernel's, which is a frame already."""
+    """The line, with the file's base name if it is not the kernel's file."""
     file = code.files[index] if index < len(code.files) else ""
     return f"{os.path.basename(file)} line {line}" if file and file != kernel.file else f"line {line}"
 
 
 def clean_frame(frame: str) -> str:
-    """A frame as it can stand between semicolons."""
+    """A frame's text for stacks separated by semicolons."""
     return f"[{frame}]" if frame == BETWEEN else clean(frame, ";") or NOTHING

@@ -1,8 +1,8 @@
-"""The colours of code by what it is, the same in every picture.
+"""The colours of kinds of code, the same in every picture.
 
-The hues are those of Okabe and Ito's set for colour-blind readers ("Color Universal Design", 2008): warm ones for the
-GPU, cool ones for the CPU. Each kind has a lightness of its own, some six steps of CIE L* from the next, so that a
-print in black and white tells them apart too. tests/unit/test_palette.py measures both.
+The hues are those of Okabe and Ito's set for colour-blind readers ("Color Universal Design", 2008): warm hues for the
+GPU, cool ones for the CPU. Each kind has its own lightness, about six steps of CIE L* from the next, so that they
+differ in black-and-white prints, too. tests/unit/test_palette.py measures both.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LIGHT = {
     Kind.JIT: "#047959",
     Kind.C: "#055e92",
 }
-"""On a white page, lightest first."""
+"""For light backgrounds, lightest first."""
 DARK = {**LIGHT, Kind.PROCESS: "#4e4e4e"}
-"""On a page as dark as #1b1b1f: the lightest would glare there."""
+"""For backgrounds as dark as #1b1b1f, where the lightest colour of LIGHT would glare."""
 
 
 def ink(colour: str) -> str:
-    """Black or white: which of them can be read better on a colour.
+    """Black or white, whichever has more contrast with a background.
 
     Args:
         colour: `#rrggbb`.
@@ -35,13 +35,13 @@ def ink(colour: str) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast of two colours, from 1 to 21 (WCAG 2.2); text is easy to read from 4.5 on."""
+    """The contrast ratio of two colours, 1 to 21 (WCAG 2.2); text is easy to read from 4.5 on."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def luminance(colour: str) -> float:
-    """The share of white's light that a colour gives (sRGB, IEC 61966-2-1): 0 to 1."""
+    """The relative luminance of a colour (sRGB, IEC 61966-2-1), 0 to 1."""
     shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

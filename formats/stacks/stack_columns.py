@@ -1,7 +1,7 @@
-"""What the stacks of a profile consist of, part by part, as columns.
+"""The stacks of a profile by component, as columns.
 
-Each part of a stack, such as the frames of the CPU, is the same in many rows: it stands once, with an index for
-each row.
+Many rows share a component of a stack, such as the CPU frames: each distinct one is stored once, with an index for each
+row.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from iaprof.formats.profile import Kind, Profile, Shape
 from iaprof.formats.stacks.frames import BETWEEN, CPU_PARTS, GPU_PARTS, Frame, gpu_frames, launch_frames
 
 MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
-"""What stands between the CPU's frames and the GPU's."""
+"""The separator of CPU and GPU frames; compared by identity, as a function may have this name."""
 StackColumn = tuple[list[list[Frame]], NDArray[np.int64]]
-"""Frames from the root on, and which of them each row has: int64[n]."""
+"""Lists of frames, from the root, and the index of each row's list: int64[n]."""
 
 
 def is_mark(frames: Sequence[Sequence[Frame]]) -> bool:
-    """Whether a column is the mark between CPU and GPU: a frame that is called so is none."""
+    """Whether a column is the separator MARK, and not a frame of that name."""
     return len(frames) == 1 and any(frame is MARK for frame in frames[0])
 
 
 def stack_columns(
     profile: Profile, shape: Shape, row: NDArray[np.int64], reason: NDArray[np.int64]
 ) -> list[StackColumn]:
-    """The parts of stacks from the root on.
+    """The components of stacks, from the root.
 
     Args:
         profile: the profile.
-        shape: which parts, in which order; nothing else is inverted here.
+        shape: the stack options; `inverted` has no effect here.
         row: int64[n], rows of the profile.
-        reason: int64[n], of each an index into its reasons.
+        reason: int64[n], an index into the profile's reasons for each.
     """
     columns: list[StackColumn] = []
     for parts in _runs(shape.parts):
@@ -59,7 +59,7 @@ def stack_columns(
 
 
 def cpu_columns(samples: CpuSamples, shape: Shape) -> StackColumn:
-    """The frames of CPU samples: of the shape's parts those of the CPU, and all of these where there are none."""
+    """The frames of CPU samples: the chosen CPU components, or all CPU components if none was chosen."""
     parts = [part for part in shape.parts if part in CPU_PARTS] or CPU_PARTS
     return [launch_frames(each, shape, parts) for each in samples.launches], samples.launch
 
@@ -69,7 +69,7 @@ def _of_gpu(text: str) -> Frame:
 
 
 def interval_frames(intervals: Sequence[float]) -> list[Frame]:
-    """Seconds since the first one, all of one width so that they sort."""
+    """Each interval as a frame: its start in seconds since the first, padded to the same width so that texts sort."""
     since = [f"{begin - intervals[0]:.3f}" for begin in intervals]
     width = max(map(len, since), default=0)
     texts = (f"{text:0>{width}} s" for text in since)
@@ -77,7 +77,7 @@ def interval_frames(intervals: Sequence[float]) -> list[Frame]:
 
 
 def _runs(parts: Sequence[str]) -> list[list[str]]:
-    """Parts that stand side by side and follow from the same columns; a `-` where the GPU follows the CPU."""
+    """Groups neighbouring components that come from the same columns, and puts `-` where the GPU's follow the CPU's."""
     runs: list[list[str]] = []
     for part in parts:
         side = next((group for group in (CPU_PARTS, GPU_PARTS) if part in group), (part,))

@@ -1,6 +1,6 @@
-"""Stacks as a tree: what flame graphs are drawn from, and what formats with tables of stacks are written from.
+"""Stacks as a tree, for flame graphs and for formats with tables of stacks.
 
-There is no Python per row: each part of a stack stands once, and a step of all rows through one frame of it is a few
+No Python runs per row: each component of a stack is stored once, and advancing all rows by one frame takes a few
 operations on whole columns.
 """
 
@@ -23,18 +23,18 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Nodes of stacks, parents before children; node 0 is the root of all and has no frame."""
+    """A call tree: parents before children; node 0 is the root and has no frame."""
 
     frames: Sequence[Frame]
-    parent: _Ints  # [nodes]; -1 of the root
-    frame: _Ints  # [nodes], index into frames; -1 of the root
+    parent: _Ints  # [nodes]; -1 for the root
+    frame: _Ints  # [nodes], index into frames; -1 for the root
     launches: Sequence[Launch | None]
     devices: Sequence[str]
-    node: _Ints  # [rows], where a row's stack ends
+    node: _Ints  # [rows], the last node of a row's stack
     launch: _Ints  # [rows], index into launches
     device: _Ints  # [rows], index into devices
     interval: _Ints  # [rows]
-    reason: _Ints  # [rows], index into the reasons of the profile; NO_REASON of CPU samples
+    reason: _Ints  # [rows], index into the profile's reasons; NO_REASON for CPU samples
     count: _Ints  # [rows], samples
 
     def own(self) -> _Ints:
@@ -42,11 +42,11 @@ class Tree:
         return np.bincount(self.node, self.count, len(self.parent)).astype(np.int64)
 
     def total(self) -> _Ints:
-        """Samples of the stacks that go through each node: int64[nodes]."""
+        """Samples of the stacks through each node: int64[nodes]."""
         return self.with_callees(self.own())
 
     def with_callees(self, values: NDArray[np.int64]) -> _Ints:
-        """Sums over each node and all below it.
+        """Sums over each node and its descendants.
 
         Args:
             values: [nodes, ...].
@@ -61,23 +61,23 @@ class Tree:
         return found
 
     def depth(self) -> _Ints:
-        """How far each node is from the root: int64[nodes]."""
+        """The distance of each node from the root: int64[nodes]."""
         at = np.maximum(self.parent, 0)
         found = (self.parent >= 0).astype(np.int64)
-        while at.any():  # each time twice as far up, as stacks of strangers are thousands of frames deep
+        while at.any():  # doubles the distance each time, as hostile stacks have thousands of frames
             found += found[at]
             at = at[at]
         return found
 
 
 def stall_tree(profile: Profile, shape: Shape, key: Callable[[Frame], Hashable], marked: bool = False) -> Tree:
-    """The stacks of a profile's stalls.
+    """The call tree of a profile's stalls.
 
     Args:
         profile: the profile.
-        shape: which parts stacks have, and from which end. Its limit is the writer's matter.
-        key: frames of one are one frame.
-        marked: a frame stands between those of CPU and GPU, as in folded stacks.
+        shape: the stack options; applying `percent_limit` is up to the writer.
+        key: frames with equal keys are merged.
+        marked: puts a separator between CPU and GPU frames, as in folded stacks.
     """
     row, reason = np.nonzero(profile.counts)
     reason = reason.astype(np.int64)
@@ -88,7 +88,7 @@ def stall_tree(profile: Profile, shape: Shape, key: Callable[[Frame], Hashable],
 
 
 def cpu_tree(samples: CpuSamples, shape: Shape, key: Callable[[Frame], Hashable]) -> Tree:
-    """The stacks of CPU samples: of the shape's parts those of the CPU."""
+    """The call tree of CPU samples, with the chosen components that CPU samples have."""
     columns = [cpu_columns(samples, shape)]
     none = np.zeros(len(samples.launch), np.int64)
     rest = (samples.launch, none, samples.interval, none + NO_REASON, samples.count)
@@ -114,7 +114,7 @@ def _tree(
         table = np.full((len(stacks), int(lengths.max(initial=0))), -1, np.int64)
         for index, each in enumerate(stacks):
             table[index, : len(each)] = each
-        # Rows of one node so far and one stack go the same way.
+        # Rows at the same node that have the same stack take the same path.
         ways, way_of = np.unique(node * max(len(stacks), 1) + number, return_inverse=True)
         at, stack = np.divmod(ways, max(len(stacks), 1))
         for depth in range(table.shape[1]):
@@ -138,6 +138,6 @@ def _numbered(
         if number == len(frames):
             frames.append(frame)
         elif frames[number].line and frames[number].line != frame.line:
-            frames[number] = replace(frames[number], line=0)  # calls in several lines are one frame
+            frames[number] = replace(frames[number], line=0)  # calls from several lines are one frame without a line
         found.append(number)
     return found

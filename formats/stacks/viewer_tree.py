@@ -1,4 +1,4 @@
-"""Stacks as other programs' viewers are to show them: what the user asked for, and nothing that only texts need."""
+"""Call trees for the viewers of other programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 
 
 def viewer_tree(source: Profile | CpuSamples, shape: Shape, key: Callable[[Frame], Hashable]) -> Tree:
-    """The tree of a profile's stalls or of CPU samples, each row's stack with a frame at least.
+    """The call tree of a profile's stalls or of CPU samples, in which every stack has at least one frame.
 
-    Stacks below the shape's limit are one frame, `[below P %]`.
+    Stacks with a share below `percent_limit` become one frame, `[below P %]`.
 
     Args:
-        source: what is counted.
-        shape: which parts stacks have, and from which end.
-        key: frames of one are one frame.
+        source: stalls or CPU samples.
+        shape: the stack options.
+        key: frames with equal keys are merged.
     """
     tree = cpu_tree(source, shape, key) if isinstance(source, CpuSamples) else stall_tree(source, shape, key)
     tree = _ended(tree, tree.node == 0, NOTHING)
@@ -34,28 +34,28 @@ def viewer_tree(source: Profile | CpuSamples, shape: Shape, key: Callable[[Frame
 
 
 def without(shape: Shape, parts: Sequence[str]) -> Shape:
-    """The shape without some parts: those that a format has another place for."""
+    """The options without some components, for formats that store these elsewhere."""
     return replace(shape, parts=tuple(part for part in shape.parts if part not in parts))
 
 
 def without_offsets(shape: Shape) -> Shape:
-    """The shape without offsets, unless the user chose the parts.
+    """The options without offsets, unless the user chose components.
 
-    For viewers that list functions by their own samples: they would list offsets, and take those of different kernels
-    for one.
+    For viewers that list functions by self samples: they would list offsets, and merge equal offsets of different
+    kernels.
     """
     return without(shape, ("offset",)) if shape.parts == USUAL_PARTS else shape
 
 
 def by_time(export: Export, shape: Shape) -> tuple[Profile, Shape]:
-    """The stalls by interval, and the shape of their stacks: those of a large capture end in the kernel."""
+    """Stalls by interval, with the options for their stacks, which end in the kernel if the capture is large."""
     if export.by_time is None:
         return export.profile, shape
     return export.by_time, without(shape, ("line", "instruction", "offset"))
 
 
 def paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each of `nodes` [n] and those above it, the root not included: int64[n, depth], behind which are -1."""
+    """Each of `nodes` [n] followed by its ancestors without the root: int64[n, depth], padded with -1."""
     at = np.where(nodes > 0, nodes, -1)
     found = []
     while (inside := at > 0).any():
@@ -66,7 +66,7 @@ def paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _ended(tree: Tree, rows: NDArray[np.bool_], text: str) -> Tree:
-    """The tree with some rows, if there are any, in a frame of their own right below the root."""
+    """Moves some rows, bool[rows], to a new node below the root with this text; no node is added if there are none."""
     if not rows.any():
         return tree
     return replace(
@@ -79,7 +79,7 @@ def _ended(tree: Tree, rows: NDArray[np.bool_], text: str) -> Tree:
 
 
 def _pruned(tree: Tree) -> Tree:
-    """The tree with those nodes only that have samples, and the frames that these have."""
+    """Removes nodes without samples, and frames that no node has."""
     kept = tree.total() > 0
     kept[0] = True
     number = np.cumsum(kept) - 1
