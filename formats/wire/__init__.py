@@ -1,1 +1,1 @@
-"""What the kernel and our BPF programs send."""
+"""The formats of data from the kernel and from iaprof's BPF programs."""

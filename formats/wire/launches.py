@@ -8,10 +8,10 @@ import numpy as np
 
 NAME_BYTES = 64
 PATH_BYTES = 4096
-MAX_DEPTH = 256  # addresses of a stack, a power of two
+MAX_DEPTH = 256  # addresses per stack, a power of two
 PAGE_BYTES = 4096
 KEPT_SHIFT = 8
-PIECE_BYTES = (16 << 10) - 80  # with what goes before it, and the ring buffer's header, 16 KiB
+PIECE_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(
     [
@@ -20,13 +20,13 @@ LAUNCH = np.dtype(
         ("tid", "<u4"),
         ("cpu", "<u4"),
         ("flags", "<u4"),  # LaunchFlags
-        ("iba", "<u8"),  # instruction base address, as the runtime says
+        ("iba", "<u8"),  # instruction base address, from the runtime
         ("address", "<u8"),  # GPU address of the kernel's first instruction
         ("size", "<u8"),  # bytes
         ("stack", "<u8"),  # stack id, 0 for none
-        ("list", "<u8"),  # handle of the command list that it was appended to; 0 where that is not known
+        ("list", "<u8"),  # handle of the command list that the kernel was appended to; 0 if unknown
         ("comm", "S16"),
-        ("name", f"S{NAME_BYTES}"),  # the kernel's, cut at 63 bytes; empty where the runtime's pointer led nowhere
+        ("name", f"S{NAME_BYTES}"),  # of the kernel, truncated to 63 bytes; empty if the runtime's pointer was invalid
     ]
 )
 
@@ -35,7 +35,7 @@ COMPILED = np.dtype(
         ("time", "<u8"),
         ("pid", "<u4"),
         ("tid", "<u4"),
-        ("uid", "<u4"),  # real uid and gid, in the initial user namespace, of who fired the probe
+        ("uid", "<u4"),  # real uid and gid, in the initial user namespace, of the thread that hit the probe
         ("gid", "<u4"),
         ("path", f"S{PATH_BYTES}"),
     ]
@@ -50,8 +50,8 @@ LIST_EVENT = np.dtype(
         ("cpu", "<u4"),
         ("flags", "<u4"),  # LaunchFlags
         ("event", "<u4"),  # ListEvent
-        ("count", "<u4"),  # of `lists` that count
-        ("queue", "<u8"),  # handle of what executes: a queue, or an immediate command list; 0 in other events
+        ("count", "<u4"),  # number of valid `lists`
+        ("queue", "<u8"),  # handle of the queue or immediate command list that executes; 0 in other events
         ("stack", "<u8"),  # stack id, 0 for none
         ("comm", "S16"),
         ("lists", "<u8", (LISTS_A_RECORD,)),  # handles of command lists
@@ -60,38 +60,38 @@ LIST_EVENT = np.dtype(
 
 
 class ListEvent(IntEnum):
-    """What happened to command lists."""
+    """Events in the life of command lists."""
 
     EXECUTE = 0
     CLOSE = 1
-    RESET = 2  # from then on the list is empty
-    DESTROY = 3  # from then on its handle may be another list's
+    RESET = 2  # the list is empty afterwards
+    DESTROY = 3  # the handle may be reused for another list afterwards
 
 
 PIECE = np.dtype(
     [
-        ("time", "<u8"),  # of the launch at which the kernel was described
+        ("time", "<u8"),  # of the launch at which the kernel was dumped
         ("pid", "<u4"),
         ("tid", "<u4"),
-        ("module", "<u8"),  # its handle; 0 where that is not known
-        ("module_time", "<u8"),  # of the launch at which it was described first: a handle may be used again
+        ("module", "<u8"),  # its handle; 0 if unknown
+        ("module_time", "<u8"),  # of the launch at which the module was dumped first, as handles are reused
         ("address", "<u8"),  # GPU address of the kernel's first instruction
         ("size", "<u8"),  # bytes of the kernel
-        ("offset", "<u8"),  # of this piece in the whole
-        ("total", "<u8"),  # bytes of the whole
+        ("offset", "<u8"),  # of this chunk in the whole
+        ("total", "<u8"),  # size of the whole, bytes
         ("what", "<u4"),  # PieceOf
-        ("bytes", "<u4"),  # of `data` that count
+        ("bytes", "<u4"),  # number of valid bytes of `data`
         ("data", f"V{PIECE_BYTES}"),
     ]
 )
 
 
 class PieceOf(IntEnum):
-    """What a PIECE is a piece of."""
+    """The object that a PIECE is a chunk of."""
 
-    NAME = 0  # the kernel's name; in one piece
+    NAME = 0  # the kernel's name; always a single chunk
     CODE = 1  # the kernel's instructions
-    MODULE = 2  # the zebin that the kernel came in, as the driver keeps it
+    MODULE = 2  # the zebin with the kernel, as the driver keeps it
 
 
 COPY = np.dtype(
@@ -100,15 +100,15 @@ COPY = np.dtype(
         ("time", "<u8"),
         ("pid", "<u4"),
         ("tid", "<u4"),
-        ("generation", "<u8", (4,)),  # of the process's mappings: born, mm, exec_vm, loads
-        ("way", "<u8"),  # key in the map of copies that are on their way
-        ("start", "<u8", (8,)),  # registers where the walk began: ip, sp, bp, bx, r12 to r15
-        ("end", "<u8", (3,)),  # where it ended: ip, sp, bp
-        ("depth", "<u4"),  # addresses, that of the end included
-        ("is_exact", "<u2"),  # the end's is an instruction's, no return address
-        ("is_sample", "u1"),  # of a CPU sample, not of a launch
-        ("has_python", "u1"),  # frames of Python were found
-        ("address", "<u8"),  # of the page; 0 of the last record, which has none
+        ("generation", "<u8", (4,)),  # identifies the process's mappings: born, mm, exec_vm, loads
+        ("way", "<u8"),  # key in the map of copies in progress
+        ("start", "<u8", (8,)),  # registers at the start of the walk: ip, sp, bp, bx, r12 to r15
+        ("end", "<u8", (3,)),  # registers at its end: ip, sp, bp
+        ("depth", "<u4"),  # number of addresses, including that of the end
+        ("is_exact", "<u2"),  # the end is the address of an instruction, not a return address
+        ("is_sample", "u1"),  # of a CPU sample instead of a launch
+        ("has_python", "u1"),  # the stack has Python frames
+        ("address", "<u8"),  # of the page; 0 in the last record, which has no page
         ("page", f"V{PAGE_BYTES}"),
     ]
 )
@@ -128,84 +128,86 @@ CPU_SAMPLE = np.dtype(
 
 
 def stack_dtype(depth: int) -> np.dtype[np.void]:
-    """The dtype of one stack record whose program was loaded with STACK_DEPTH = `depth`."""
+    """The dtype of a stack record of programs loaded with STACK_DEPTH = `depth`."""
     return np.dtype(
         [
             ("id", "<u8"),
             ("time", "<u8"),
             ("pid", "<u4"),
             ("depth", "<u4"),
-            # formats.unwind_rules.Walked; from KEPT_SHIFT on, how many addresses that BPF sent with this id go before
+            # wire.unwind_rules.Walked; from KEPT_SHIFT on, the number of addresses, sent by BPF with the same id, that
+            # precede
             ("walked", "<u8"),
-            ("guessed", "<u8", (MAX_DEPTH // 64,)),  # bits: addresses that were found without call frame information
-            ("interrupted", "<u8", (MAX_DEPTH // 64,)),  # bits: no return addresses, signals came there
+            ("guessed", "<u8", (MAX_DEPTH // 64,)),  # bitmap of addresses found without call frame information
+            ("interrupted", "<u8", (MAX_DEPTH // 64,)),  # bitmap of addresses where a signal came, no return addresses
             ("ips", "<u8", (depth,)),  # innermost first
         ]
     )
 
 
-MAX_PYTHON = 256  # frames of Python of a stack, and ends of evaluation loops among them
+MAX_PYTHON = 256  # Python frames per stack, including the ends of evaluation loops
 CODE_TEXT_BYTES, CODE_TABLE_BYTES = 320, 3104
 PYTHON_STACK = np.dtype(
     [
         ("id", "<u8"),  # of the stack
         ("time", "<u8"),
         ("pid", "<u4"),
-        ("depth", "<u4"),  # addresses of the C stack that BPF walked
-        ("count", "<u4"),  # of frames
+        ("depth", "<u4"),  # number of addresses in the C stack that BPF walked
+        ("count", "<u4"),  # number of valid `frames`
         ("state", "<u2"),  # PythonState
-        ("kept", "<u2"),  # of user space: so many addresses that BPF walked go before
-        ("sp", "<u8"),  # of the innermost frame of C
-        ("cfas", "<u8", (MAX_DEPTH,)),  # where the caller of each address has its frame
-        # The innermost first. Where code is 0: what ends a loop's frames, and where that lies on the C stack.
+        ("kept", "<u2"),  # in records of user space: number of addresses of the BPF walk that precede these
+        ("sp", "<u8"),  # of the innermost C frame
+        ("cfas", "<u8", (MAX_DEPTH,)),  # the canonical frame address of the caller of each address
+        # Innermost first. An entry whose code is 0 ends an evaluation loop; `instruction` is the loop's place on the C
+        # stack.
         ("frames", np.dtype([("code", "<u8"), ("instruction", "<u8")]), (MAX_PYTHON,)),
     ]
 )
-"""Frames of Python of a stack, as BPF sends them besides it."""
+"""The Python frames of a stack, which BPF sends separately from it."""
 CODE = np.dtype(
     [
         ("time", "<u8"),
         ("pid", "<u4"),
         ("first_line", "<i4"),
-        ("code", "<u8"),  # its address
-        ("identity", "<u8"),  # differs between code objects that were at one address
-        ("offset", "<u8"),  # of what is here of the bytes object; the texts count only where this is 0
-        ("filename", "u1", (CODE_TEXT_BYTES,)),  # of the str object, from its start
+        ("code", "<u8"),  # address of the code object
+        ("identity", "<u8"),  # distinguishes code objects that had the same address
+        ("offset", "<u8"),  # of `table` in the bytes object; the texts are valid only if this is 0
+        ("filename", "u1", (CODE_TEXT_BYTES,)),  # the beginning of the str object
         ("qualname", "u1", (CODE_TEXT_BYTES,)),
-        ("table", "u1", (CODE_TABLE_BYTES,)),  # of the bytes object with the lines
+        ("table", "u1", (CODE_TABLE_BYTES,)),  # part of the bytes object with the line table
     ]
 )
-"""A code object of Python."""
+"""A Python code object."""
 
 
 INTERPRETER = b"python  "
-"""Begins the learner's messages about interpreters, JSON. No stack has it as its id."""
+"""The start of the learner's JSON messages about interpreters; never the id of a stack."""
 
 
 class PythonState(IntEnum):
-    """How a walk through frames of Python ended."""
+    """How the walk through Python frames ended."""
 
-    NONE = 0  # no interpreter is known, or the thread runs nothing in it
+    NONE = 0  # no interpreter is known, or the thread runs no Python code
     WHOLE = 1
-    DEEP = 2  # there are more than MAX_PYTHON
-    DAMAGED = 3  # memory that could not be read
+    DEEP = 2  # more than MAX_PYTHON frames
+    DAMAGED = 3  # some memory was unreadable
 
 
 class LaunchFlags(IntFlag):
-    """What could not be read of a launch, or was not to be."""
+    """Properties of a launch, and what could not be read of it."""
 
     BAD_ARGS = 1
     NO_STACK = 2
     NO_NAME = 4
-    OTHER = 8  # of a process that was not to be recorded: without stack, name and comm
-    PRESUMED = 32  # its stack is that of another launch, whose copy was on its way: they ended alike
-    TRANSFER = 64  # a copy or a fill, no kernel: no row of kind `launch`
-    OWN = 128  # of a kernel of the driver's own, with which it copies and fills
-    CARRIED = 16  # happened before this file was begun, and is in the one before it, too
+    OTHER = 8  # of a process outside -p: without stack, name and comm
+    PRESUMED = 32  # the stack is presumed to be that of another launch, whose copy was in progress, as both end alike
+    TRANSFER = 64  # a copy or fill, not a kernel: gives no row of kind `launch`
+    OWN = 128  # of one of the driver's own kernels for copies and fills
+    CARRIED = 16  # happened before this output file was begun, and is also in the previous file
 
 
 class Counter(IntEnum):
-    """Index into the programs' per-CPU counters."""
+    """Indices into the programs' per-CPU counters, in the order of bpf/counters.c."""
 
     LAUNCHES = 0
     LAUNCHES_LOST = 1

@@ -1,8 +1,8 @@
-"""perf's side-band records: what was mapped, forked, renamed and ended, as the kernel writes it.
+"""perf's side-band records: mappings, forks, renames and exits, as the kernel writes them.
 
-The recorder keeps these bytes as they are and they are read when a recording is finished. What already ran at the
-start is described in the same records, made here, so that there is one reader for both.
-Source of the layouts: include/uapi/linux/perf_event.h, Linux 6.18.
+The recorder stores the bytes unchanged; they are decoded when the recording is finished. Mappings and processes that
+existed before are encoded here as records of the same types, so that one decoder reads both.
+Source of the record layouts: include/uapi/linux/perf_event.h, Linux 6.18.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISC_BUILD_ID = 1 << 14
 
 @dataclass
 class Mappings:
-    """Columns of mapped executable memory, one row each time some was mapped."""
+    """Columns of executable mappings, one row per mmap."""
 
     time: list[int] = field(default_factory=list)  # CLOCK_MONOTONIC, ns
     pid: list[int] = field(default_factory=list)
@@ -34,13 +34,13 @@ class Mappings:
     offset: list[int] = field(default_factory=list)  # of the first byte in the file
     path: list[str] = field(default_factory=list)
     build_id: list[bytes | None] = field(default_factory=list)
-    inode: list[int | None] = field(default_factory=list)  # where the kernel told no build-id
-    device: list[int | None] = field(default_factory=list)  # likewise: major number << 32 | minor number
+    inode: list[int | None] = field(default_factory=list)  # if the kernel gave no build-id
+    device: list[int | None] = field(default_factory=list)  # likewise; major number << 32 | minor number
 
 
 @dataclass
 class Processes:
-    """Columns of what processes and threads did."""
+    """Columns of process and thread events."""
 
     time: list[int] = field(default_factory=list)  # CLOCK_MONOTONIC, ns
     pid: list[int] = field(default_factory=list)
@@ -52,30 +52,30 @@ class Processes:
 
 @dataclass
 class SideBand:
-    """What a run of side-band bytes said."""
+    """The contents of a sequence of side-band records."""
 
     mappings: Mappings = field(default_factory=Mappings)
     processes: Processes = field(default_factory=Processes)
-    lost: int = 0  # records that the kernel had no room for
+    lost: int = 0  # records that the kernel dropped for lack of buffer space
 
 
 def text(name: bytes) -> str:
-    """A name from the kernel up to its first NUL, as text that any encoder takes."""
+    """Decodes a name from the kernel up to its first NUL."""
     return name.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
 
 def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
-    """Where records are, up to what is none.
+    """Finds records up to the first malformed one.
 
     Returns:
-        Type, misc, start and end of each; the end of the last one.
+        Type, misc, start and end of each record; and the end of the last record.
     """
     words = memoryview(data)[: len(data) // 8 * 8].cast("Q")
     position, end = 0, len(words)
     found = []
     while position < end:
         head = words[position]
-        length = head >> 51  # the size, in words: the kernel rounds it up to whole ones
+        length = head >> 51  # the size in 8-byte words: the kernel pads records to whole ones
         if not 0 < length <= end - position or head >> 48 & 7:
             break
         found.append((head & 0xFFFFFFFF, head >> 32 & 0xFFFF, 8 * position + _HEADER.size, 8 * (position + length)))
@@ -84,10 +84,10 @@ def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:
 
 
 def decode(data: bytes, into: SideBand) -> None:
-    """Adds the records of `data`, whole records in the order of one CPU's buffer, to `into`.
+    """Adds the records in `data`, whole records in the order of one CPU's buffer, to `into`.
 
     Raises:
-        ValueError: what follows those that were added is no record.
+        ValueError: `data` ends in bytes that are no record; the records before it were added.
     """
     mappings, processes = into.mappings, into.processes
     found, whole = _records(data)
@@ -113,7 +113,7 @@ def decode(data: bytes, into: SideBand) -> None:
             _add_process(processes, time, pid, tid, None, event, text(data[start + 8 : body_end]))
         elif kind in (FORK, EXIT) and body_end >= start + _TASK.size:
             pid, ppid, tid, ptid, time = _TASK.unpack_from(data, start)
-            running = kind == FORK and ptid == tid  # made by `running_record`: no task is its own parent
+            running = kind == FORK and ptid == tid  # from `running_record`: a real task is never its own parent
             event = "running" if running else "fork" if kind == FORK else "exit"
             _add_process(processes, time, pid, tid, ppid, event, None)
         elif kind == LOST and end >= start + _LOST.size:
@@ -134,7 +134,7 @@ def _add_process(
 
 
 def mapped_paths(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Time, process and path of each mapping in `data`."""
+    """Time, pid and path of each mapping in `data`."""
     for kind, _, start, end in _records(data)[0]:
         if kind == MMAP2 and end - _TRAILER.size >= start + _MMAP2.size:
             pid = struct.unpack_from("<I", data, start)[0]
@@ -146,16 +146,16 @@ def mapped_paths(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
-    """Time, process, parent, and whether it begins (else it ends), of each process that `data` tells of."""
+    """Time, pid, parent's pid and whether it begins (or else ends) of each process event in `data`."""
     for kind, _, start, end in _records(data)[0]:
         if kind in (FORK, EXIT) and end - start >= _TASK.size:
             pid, parent, tid, _, time = _TASK.unpack_from(data, start)
-            if pid == tid:  # else a thread
+            if pid == tid:  # others are threads
                 yield time, pid, parent, kind == FORK
 
 
 def records_of(data: bytes, pids: Container[int]) -> bytes:
-    """The records that say what these processes mapped, who forked them and what they are called."""
+    """The MMAP2, COMM and FORK records of some processes."""
     kept = []
     for kind, _, start, end in _records(data)[0]:
         if kind in (MMAP2, COMM, FORK) and end - start >= 4 and struct.unpack_from("<I", data, start)[0] in pids:
@@ -166,17 +166,17 @@ def records_of(data: bytes, pids: Container[int]) -> bytes:
 def mapping_record(
     time: int, pid: int, start: int, length: int, offset: int, path: bytes, build_id: bytes, inode: tuple[int, int, int]
 ) -> bytes:
-    """An MMAP2 record for memory that was mapped before the recording started.
+    """Encodes an MMAP2 record for memory that was mapped before the recording started.
 
     Args:
         time: CLOCK_MONOTONIC, ns.
-        pid: whose it is.
-        start: its first address.
+        pid: the process.
+        start: first address.
         length: bytes.
-        offset: of its first byte in the file.
-        path: the file's, cut at 4,096 bytes.
-        build_id: empty when unknown; the record then holds `inode`.
-        inode: device major, minor and inode.
+        offset: of the first byte in the file.
+        path: path of the file, truncated to 4,096 bytes.
+        build_id: empty if unknown; the record then has `inode` instead.
+        inode: device major, device minor and inode number.
     """
     file = struct.pack("<B3x20s", len(build_id), build_id) if build_id else _FILE.pack(*inode, 0)
     name = path[:4096] + b"\0" * (8 - len(path[:4096]) % 8)
@@ -185,12 +185,12 @@ def mapping_record(
 
 
 def running_record(time: int, pid: int, ppid: int) -> bytes:
-    """A record that says that a process was running when the recording started (a FORK whose task is its parent)."""
+    """Encodes a FORK record for a process that was running when the recording started; the task is its own parent."""
     return _record(FORK, 0, _TASK.pack(pid, ppid, pid, pid, time), pid, time)
 
 
 def comm_record(time: int, pid: int, comm: bytes) -> bytes:
-    """A COMM record: the name that a running process has."""
+    """Encodes a COMM record with the name of a running process."""
     return _record(COMM, 0, struct.pack("<II16s", pid, pid, comm), pid, time)
 
 

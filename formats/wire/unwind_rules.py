@@ -6,74 +6,74 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
-_RULE = struct.Struct("<ihBB")  # struct rule of unwind.c
+_RULE = struct.Struct("<ihBB")  # struct rule in unwind.c
 
 
 class RuleKind(IntEnum):
-    """How to get from a frame to its caller, whose stack pointer is the CFA; the return address is 8 bytes below it."""
+    """How to find a frame's caller: its stack pointer is the CFA, and the return address is 8 bytes below it."""
 
     NONE = 0
     BY_RSP = 1  # CFA = rsp + cfa
     BY_RBP = 2  # CFA = rbp + cfa
-    BY_DEREF = 3  # CFA = what lies at rbp + cfa: a stack that was aligned anew, and rbp saved
-    BY_RBX = 4  # CFA = rbx + cfa; only where a walk begins, as rbx is known only there
-    SIGNAL = 5  # rsp points to the ucontext of a signal
-    END = 6  # nothing called it
-    HARD = 7  # none of the above: user space finishes such stacks
+    BY_DEREF = 3  # CFA = the value at rbp + cfa: a realigned stack with a saved rbp
+    BY_RBX = 4  # CFA = rbx + cfa; only for the innermost frame, where rbx is known
+    SIGNAL = 5  # rsp points to a signal's ucontext
+    END = 6  # the outermost frame
+    HARD = 7  # any other rule: user space finishes the stack
 
 
 class Walked(IntEnum):
     """How a walk ended."""
 
-    WHOLE = 0  # where the program or thread began
-    DEEP = 1  # at the limit
-    MISSED = 2  # at an address for which BPF had no rule: user space finishes it
-    NOWHERE = 3  # at an address in no code
-    MEMORY = 4  # at a part of the stack that was not copied
-    DAMAGED = 5  # at call frame information that is damaged
-    STUCK = 6  # in code without call frame information, from where nothing likely leads on
+    WHOLE = 0  # at the start of the program or thread
+    DEEP = 1  # at the maximum depth
+    MISSED = 2  # at an address without a rule in BPF: user space finishes the stack
+    NOWHERE = 3  # at an address outside of code
+    MEMORY = 4  # at stack memory that was not copied
+    DAMAGED = 5  # at damaged call frame information
+    STUCK = 6  # in code without call frame information, with no plausible caller
 
 
 class Mark(IntFlag):
-    """What is to be known of one address of a stack."""
+    """Properties of an address in a stack."""
 
-    GUESSED = 1  # it was found without call frame information
-    INTERRUPTED = 2  # it is an instruction's, no return address: a signal came there
+    GUESSED = 1  # found without call frame information
+    INTERRUPTED = 2  # interrupted by a signal: the address of an instruction, not a return address
 
 
 class RuleFlags(IntFlag):
-    """What is to be known of the caller that a rule leads to."""
+    """Properties of the caller that a rule finds."""
 
-    GUESS = 1  # there is no call frame information; BPF believes it where it leads to an address that has a rule
-    OTHER_STACK = 2  # the caller's frame lies on another stack, so it may lie further down, and BPF believes it
+    GUESS = 1  # no call frame information: BPF accepts the caller only if there is a rule for its address
+    OTHER_STACK = 2  # the caller's frame is on another stack and may have a lower address, which BPF accepts
 
 
 class RuleScope(IntEnum):
-    """What a rule is for, at an address."""
+    """The addresses that a rule applies to."""
 
     RETURN = 0  # a return address
     INSTRUCTION = 1
-    BLOCK = 2  # all instructions of so many bytes, aligned, that have none of their own
+    BLOCK = 2  # all instructions in an aligned block of BLOCK_BYTES without a rule of their own
 
 
 BLOCK_BYTES = 64
 
 
 class Rule(NamedTuple):
-    """One rule, of one process image."""
+    """An unwind rule in a process."""
 
     kind: RuleKind
     cfa: int = 0  # int32
-    rbp: int = 0  # int16: from the CFA to the caller's rbp, 0 if it is in rbp still; for BY_DEREF from rbp
+    rbp: int = 0  # int16: offset of the saved rbp from the CFA, 0 if rbp is unchanged; for BY_DEREF, from rbp
     flags: RuleFlags = RuleFlags(0)
 
     def pack(self) -> int:
-        """As a 64-bit number."""
+        """The rule as a 64-bit number."""
         return int.from_bytes(_RULE.pack(self.cfa, self.rbp, self.kind, self.flags), "little")
 
     @classmethod
     def unpack(cls, packed: int) -> Rule:
-        """What `pack` made. ValueError if that is no rule."""
+        """Inverse of `pack`; ValueError if the number is no rule."""
         cfa, rbp, kind, flags = _RULE.unpack(packed.to_bytes(8, "little"))
         return cls(RuleKind(kind), cfa, rbp, RuleFlags(flags))
 
