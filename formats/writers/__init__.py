@@ -1,1 +1,1 @@
-"""Output formats: a file for each, and the registry that knows them all."""
+"""Output formats: one module each, and the registry of all of them."""

@@ -1,6 +1,6 @@
-"""Trace Event Format, as JSON: launches as slices of threads; stalls, CPU samples and metrics as counters.
+"""Trace Event Format (JSON): launches as slices of threads; stalls, CPU samples and metrics as counters.
 
-The format is that of the document "Trace Event Format" (Chromium): events with a phase `ph`, times in microseconds.
+The format is that of the document "Trace Event Format" (Chromium): events with a phase `ph` and times in microseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from iaprof.formats.export import Export, Launches, Thread
 from iaprof.formats.profile import Shape, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
-_COUNTERS = 1 << 22  # the process of the counters: no pid of Linux is so large (PID_MAX_LIMIT)
+_COUNTERS = 1 << 22  # pid of the counters' process; no process has it (Linux's PID_MAX_LIMIT)
 
 Event = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Chrome(Writer):
     has_stacks = False
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes the document, event by event."""
+        """Writes the document event by event."""
         about = export.about
         said = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
         out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(said)},\n"traceEvents": [')
@@ -38,7 +38,7 @@ class Chrome(Writer):
 
 
 def _events(export: Export) -> Iterator[Event]:
-    # Imported here, as who only wants to know of this format needs no NumPy.
+    # Imported here, so that the registry of formats loads without NumPy.
     from iaprof.formats.writers.timeline import cpu_samples, per_interval, stalls, unit
 
     yield _about("process_name", _COUNTERS, 0, name="GPU")
@@ -73,7 +73,7 @@ def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iter
         if pid not in told:
             told.add(pid)
             yield _about("process_name", pid, 0, name=_process(thread))
-        # What overlaps must not be in one thread: each kernel is a thread of its own.
+        # Slices of a thread must not overlap, but runs of different kernels may: each kernel gets a thread of its own.
         tid = tids.of((what, row.thread, row.kernel), thread.tid)
         yield _about("thread_name", pid, tid, name=clean(f"{thread.comm} {thread.tid}: {kernel}"))
         yield _about("thread_sort_index", pid, tid, sort_index=order)
@@ -96,7 +96,7 @@ def _process(thread: Thread) -> str:
 
 
 class _Numbers:
-    """Numbers of processes or threads: their own, or one that none has where several have the same."""
+    """Unique numbers for processes or threads: their pid or tid if it is free, or else a number that no process has."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -104,7 +104,7 @@ class _Numbers:
         self._next = _COUNTERS + 1
 
     def of(self, key: Hashable, own: int) -> int:
-        """The number of what has this key."""
+        """The number for a key; `own` is its pid or tid."""
         if key not in self._numbers:
             if own in self._used or not 0 < own < _COUNTERS:
                 own, self._next = self._next, self._next + 1

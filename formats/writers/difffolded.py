@@ -1,11 +1,11 @@
 """Differential folded stacks, `frame;frame;...;frame BEFORE AFTER`, as flamegraph.pl reads them.
 
-flamegraph.pl (and difffolded.pl, which makes such lines from two folded files) takes widths from the second count and
-colours of the leaves from the difference: red is more, blue is less.
+flamegraph.pl (like difffolded.pl, which writes such lines) uses the second count for a frame's width and the difference
+for its colour: red for increases, blue for decreases.
 
-A stack without samples after has no width. It must not be there at all: flamegraph.pl keeps frames by name, depth and
-end, and one of no width takes the place of its neighbour. Such stacks add up in one line; they are seen when before and
-after change places.
+Stacks with a second count of 0 have no width and must be left out: flamegraph.pl identifies frames by name, depth and
+end, so that a frame without width replaces its neighbour. A single line `[gone]` has their sum; exchange the captures
+to see them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from iaprof.formats.profile import Profile, Shape
 from iaprof.formats.writers.folded import lines_of, text_of
 
 PARTS = ("process", "cpu", "file", "function", "instruction", "reason")
-"""What a stack usually consists of: neither process ids nor offsets are the same in two builds and runs."""
+"""The default components: process ids and offsets differ between builds and runs."""
 _GONE = "[gone]"
 _LINES_AT_ONCE = 1 << 16
 
 
 def write(both: Profile, shape: Shape, relative: bool, out: IO[str]) -> None:
-    """Writes every stack with its counts before and after, sorted by text; and `[gone]`, those with none after.
+    """Writes every stack with both counts, sorted by text, and a line `[gone]` for stacks without samples after.
 
     Args:
-        both: interval 0 is before, interval 1 after.
-        shape: of the stacks.
-        relative: counts after are scaled, so that they add up to those before.
-        out: gets the text.
+        both: interval 0 is before, interval 1 is after.
+        shape: the stack options.
+        relative: scale the counts after, so that both sums are equal.
+        out: receives the text.
     """
     columns, counts = lines_of(both, shape, by_interval=True)
     if relative:
@@ -45,7 +45,7 @@ def write(both: Profile, shape: Shape, relative: bool, out: IO[str]) -> None:
 
 
 def _scaled(counts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Whole numbers in the same proportions that add up to `total`, each less than 1 off: int64[n]."""
+    """Scales counts so that they add up to `total`, each off by less than 1: int64[n]."""
     sums = np.cumsum(counts)
     if not total or not len(sums) or not sums[-1]:
         return counts  # nothing to compare with

@@ -1,11 +1,11 @@
-"""The Firefox Profiler's processed profile (https://profiler.firefox.com), as JSON.
+"""The Firefox Profiler's processed profile format (https://profiler.firefox.com), as JSON.
 
-Version 61, of April 2026, as its documents describe it (docs-developer/CHANGELOG-formats.md and src/types/profile.ts of
-firefox-devtools/profiler); its reader brings older versions up to date. Each process has a thread for its stalls and
-one for its CPU samples; stacks, frames and functions are shared by all.
+Version 61, of April 2026, as docs-developer/CHANGELOG-formats.md and src/types/profile.ts of firefox-devtools/profiler
+describe it; the profiler upgrades older versions. Each process has a thread for stalls and one for CPU samples; all
+threads share the tables of stacks, frames and functions.
 
-The profiler draws a thread's use of a CPU over time. Here, that is how many samples there were, in relation to the
-busiest interval of any process. Within an interval each stack has its share of the time.
+The profiler draws a thread's CPU use over time. Here it is the number of samples in an interval relative to the busiest
+interval of any process. Within an interval, each stack lasts for its share of the samples.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without, wit
 from iaprof.formats.writers.writer import Needs, Writer
 
 _VERSION = 61
-_GECKO_VERSION = 34  # of that time; nothing here depends on it
-_COLORS = {  # the profiler's own that are nearest to formats/stacks/palette.py; grey means "no category" there
+_GECKO_VERSION = 34  # current at that time; nothing here depends on it
+_COLORS = {  # the profiler's nearest colours to formats/stacks/palette.py; it uses grey for "no category"
     Kind.UNKNOWN: "grey",
     Kind.PROCESS: "darkgrey",
     Kind.CPP: "lightblue",
@@ -42,8 +42,8 @@ _COLORS = {  # the profiler's own that are nearest to formats/stacks/palette.py;
     Kind.INSTRUCTION: "red",
 }
 _CATEGORY = {kind: number for number, kind in enumerate(_COLORS)}
-_LIBRARY = 1  # the type of a resource
-_FULL = 1e9  # units of "CPU" in a ms, in the busiest interval: enough for the shortest share of a stack
+_LIBRARY = 1  # the profiler's number for this type of resource
+_FULL = 1e9  # "CPU" units per ms in the busiest interval, enough to resolve the shortest stack
 _STALLS = "GPU stalls"
 _OF_PROCESSES = ("host", "process", "pid")
 _Ints = NDArray[np.int64]
@@ -53,10 +53,10 @@ class Firefox(Writer):
     """Stalls and CPU samples over time, as tracks of each process."""
 
     needs = Needs.TIME | Needs.CPU
-    interval_s = 0.05  # finer ones make the file larger, and a screen shows some hundred
+    interval_s = 0.05  # shorter intervals enlarge the file, and a screen shows some hundred
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes the threads of stalls and those of CPU samples, or only the latter."""
+        """Writes the threads of stalls and CPU samples, or of CPU samples only."""
         length_s = export.interval_s or export.about.seconds or 1.0
         sources: list[tuple[str, Profile | CpuSamples, Shape]] = []
         if not shape.cpu_samples:
@@ -82,7 +82,7 @@ class Firefox(Writer):
 
 
 def _sort(threads: list[dict[str, Any]]) -> None:
-    """The threads of a process side by side, that of its stalls first, and processes with the most stalls first."""
+    """Sorts threads: processes with the most stalls first, and in a process the thread of stalls first."""
     most: dict[str, tuple[int, int]] = {}
     for thread in threads:
         of_gpu = thread["name"] == _STALLS
@@ -96,7 +96,7 @@ def _sort(threads: list[dict[str, Any]]) -> None:
 
 
 def _shown(threads: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is to be seen at first: processes with stalls, or else what the profiler chooses."""
+    """The initially visible tracks: those of processes with stalls; if there are none, the profiler chooses."""
     stalled = {thread["pid"] for thread in threads if thread["name"] == _STALLS}
     visible = [number for number, thread in enumerate(threads) if thread["pid"] in stalled]
     return {"initialVisibleThreads": visible, "initialSelectedThreads": visible[:1]} if visible else {}
@@ -142,10 +142,10 @@ def _meta(about: About, reasons: Sequence[str], interval_ms: float) -> dict[str,
 
 
 class _Tables:
-    """What all threads share: every text, library, file, function and frame once, and the stacks."""
+    """The tables that threads share: strings, libraries, files, functions, frames and stacks."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
-        """Nothing yet; `reasons`: those that are frames."""
+        """Starts with empty tables; `reasons`: stall reasons that are frames."""
         self._reasons = reasons
         self._strings: dict[str, int] = {}
         self.libs: list[dict[str, Any]] = []
@@ -157,7 +157,7 @@ class _Tables:
         self._frame_of: list[int] = []
 
     def stacks(self, tree: Tree) -> int:
-        """Takes in the stacks of a tree, and says the number of what would be its root's."""
+        """Adds the stacks of a tree; returns the (virtual) stack index of its root."""
         first_frame, root = len(self._frames), len(self._parents) - 1
         self._frames += [self._frame(frame) for frame in tree.frames]
         self._frame_of += (tree.frame[1:] + first_frame).tolist()
@@ -175,7 +175,7 @@ class _Tables:
             if frame.name in self._reasons:
                 subcategory = self._reasons.index(frame.name) + 1
             elif frame.name.startswith("0x"):
-                category = None  # that of what it is below: the reason
+                category = None  # inherits the category of the reason above it
         return function, category, subcategory, frame.line or None
 
     def _resource(self, kind: Kind, module: str) -> int:
@@ -193,7 +193,7 @@ class _Tables:
         return self._sources.setdefault(file, len(self._sources)) if file else None
 
     def shared(self) -> dict[str, Any]:
-        """The tables, column by column."""
+        """The tables, as columns."""
         functions = [
             (self._string(name or NOTHING), self._resource(kind, module), self._source(file))
             for name, kind, module, file in self._functions
@@ -245,13 +245,13 @@ class _Tables:
 
 
 def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[str, Any]]:
-    """A thread for each process, with its samples in the order of time.
+    """A thread for each process, with samples in order of time.
 
     Args:
         name: of the threads.
         tree: its rows are the samples.
-        root: number of its root in the table of stacks.
-        length_ms: of an interval.
+        root: the result of `_Tables.stacks` for the tree.
+        length_ms: length of an interval.
     """
     processes = list(dict.fromkeys(_process(launch) for launch in tree.launches))
     index = {process: number for number, process in enumerate(processes)}
@@ -260,7 +260,7 @@ def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[st
     process, interval, node = process_of[first], tree.interval[first], tree.node[first]
     weight = summed(tree.count, number)
     time_ms, gap, rate = _spread(process, interval, weight, length_ms)
-    # Where a gap ends stands a sample of nothing: what came after it is not spread over it.
+    # A sample without a stack ends each gap: otherwise the next sample would extend over the gap.
     process = np.insert(process, gap, process[gap])
     stack = np.insert(node + root, gap, -1)
     time_ms = np.insert(time_ms, gap, interval[gap] * length_ms).round(6)
@@ -285,16 +285,17 @@ def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[st
 def _spread(
     process: _Ints, interval: _Ints, weight: _Ints, length_ms: float
 ) -> tuple[NDArray[Any], _Ints, NDArray[Any]]:
-    """When stacks end that share an interval by their weights, which of them come after a gap, and how busy it was.
+    """Divides intervals among their stacks in proportion to their weights.
 
     Args:
         process: int64[n], ascending.
-        interval: int64[n], ascending in each process.
+        interval: int64[n], ascending within a process.
         weight: int64[n].
-        length_ms: of an interval.
+        length_ms: length of an interval.
 
     Returns:
-        Times [n]; indices of stacks [m]; samples per interval in relation to the highest of all [n].
+        The ends of stacks, in ms [n]; indices of stacks that follow a gap [m]; the interval's samples relative to the
+        maximum of all intervals [n].
     """
     starts = np.flatnonzero((np.diff(process, prepend=-1) != 0) | (np.diff(interval, prepend=-1) != 0))
     group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(process)))
@@ -312,7 +313,7 @@ def _process(launch: Launch | None) -> tuple[str, str, int]:
 
 def _thread(name: str, process: tuple[str, str, int], samples: dict[str, Any]) -> dict[str, Any]:
     host, comm, pid = process
-    # The profiler puts together what has one pid: it is a text, and nobody reckons with it.
+    # The profiler groups threads by pid, which it treats as text: it need not be a number.
     return {
         "name": name,
         "processName": clean(f"{comm} on {host}" if host else comm),

@@ -1,8 +1,8 @@
-"""A flame graph as one SVG file: a whole picture anywhere, and one to zoom and search in where scripts may run.
+"""A flame graph as one SVG file: a static picture in any program, with zoom and search where scripts run.
 
-The picture is drawn 1,000 pixels wide. What the script needs stands in the elements: `data-x` and `data-w` in samples,
-texts in their `<title>`, so that names of anybody are nowhere but where XML has text. Colours are said without CSS
-variables, which other programs than browsers do not know.
+The picture is 1,000 pixels wide. The elements carry the script's data: `data-x` and `data-w` in samples, and texts in
+`<title>`, so that untrusted names appear only as XML text. Colours are literal, as programs other than browsers do not
+know CSS variables.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from iaprof.formats.writers.writer import Writer
 
 _WIDTH = 1000
 _PAD = 10
-_ROW = 17  # height, with the gap of one pixel below a box
-_LETTER = 7.25  # width, of 12 pixels high DejaVu Sans Mono; that of others is less
-_TITLE_LETTER = 9.1  # of 15 pixels high bold ones
+_ROW = 17  # height, including the gap of one pixel below a box
+_LETTER = 7.25  # width in 12 px DejaVu Sans Mono; other fonts are narrower
+_TITLE_LETTER = 9.1  # width in 15 px, bold
 _LINE = 18  # height of a line of text
 _FOOT = 26
-_LEAST = 3  # letters that a cut text has
+_LEAST = 3  # minimum letters of a truncated text
 _MOST_WARNINGS = 3
 CLASSES = {kind: f"k{index}" for index, kind in enumerate(Kind)}
 
 
 class FlameSvg(Writer):
-    """An interactive flame graph, in the manner of flamegraph.pl; of inverted stacks an icicle graph."""
+    """An interactive flame graph like flamegraph.pl's; an icicle graph if stacks are inverted."""
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes the picture; what is too small for it is added up per parent, and said."""
+        """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
         if shape.cpu_samples:
             assert export.cpu is not None
             tree = cpu_tree(export.cpu, shape, frame_key)
@@ -49,10 +49,10 @@ def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
     """Writes the picture.
 
     Args:
-        layout: what it shows.
-        about: what its title says.
-        shape: how stacks look: the root is below, or above where they are inverted.
-        out: the text of the file.
+        layout: the boxes to draw.
+        about: for the title.
+        shape: the stack options: the root is at the bottom, or at the top if stacks are inverted.
+        out: receives the text of the file.
     """
     head = list(_head(layout, about, shape))
     top = 10 + len(head) * _LINE + 38
@@ -79,7 +79,7 @@ def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
 
 
 def _head(layout: Layout, about: About, shape: Shape) -> Iterator[str]:
-    """Lines above the picture: whose it is, how much there is, and what has to be known."""
+    """The lines above the picture: title, origin, totals and warnings."""
     unit = "CPU samples" if shape.cpu_samples else "samples of GPU stalls"
     if shape.waits:
         unit = "us of waits for the GPU"
@@ -111,7 +111,7 @@ def _box(box: Box, total: int, scale: float, unit: str) -> str:
     x, width = _PAD + box.x * scale, box.width * scale
     text = _cut(box.text, int((width - 5) / _LETTER))
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
-    # A gap of half a pixel, unless it would be most of the box.
+    # A gap of half a pixel, except for boxes that would mostly be gap.
     drawn = width - 0.5 if width > 2 else width
     kind = "" if box.kind is Kind.PROCESS else f"{box.kind}, "
     share = 100 * box.width / max(total, 1)
@@ -123,7 +123,7 @@ def _box(box: Box, total: int, scale: float, unit: str) -> str:
 
 
 def _legend(layout: Layout) -> str:
-    """A patch and a name for each kind in the picture."""
+    """A patch and a name for each kind of code in the picture."""
     present = {box.kind for row in layout.rows for box in row}
     found, x = [], 0.0
     for kind in Kind:
@@ -135,7 +135,7 @@ def _legend(layout: Layout) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """As much of a text as has room: `most` letters; nothing where that would say nothing."""
+    """Truncates a text to `most` letters; empty if too few of them would remain."""
     letters = [2 if ord(character) >= 0x1100 else 1 for character in text] if not text.isascii() else []
     if (sum(letters) or len(text)) <= most:
         return text
@@ -151,7 +151,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _colours() -> str:
-    """What each kind is painted with: on a screen, on a dark one, on paper."""
+    """The style rules for kinds of code: for light screens and paper, and for dark screens."""
     return f"{_rules(LIGHT)}@media screen and (prefers-color-scheme: dark) {{\n{_rules(DARK)}}}\n"
 
 

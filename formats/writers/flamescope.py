@@ -1,9 +1,9 @@
-"""Text as `perf script` prints it, for FlameScope (https://github.com/Netflix/flamescope) and others that read it.
+"""Text in the format of `perf script`, for FlameScope (https://github.com/Netflix/flamescope) and similar tools.
 
-FlameScope takes each event for one sample, whatever count it has, and a file of 100 million events helps nobody. So
-there are at most so many, and each stands for the same number of samples: of the samples in the order of intervals,
-and of stacks in each, every so-many-th. Thus an interval, and a stack in it, has its share of events to within one.
-The counts of all events add up to the samples.
+FlameScope counts every event as one sample, whatever its count, and is slow with very large files. The number of events
+is therefore limited, and all events stand for the same number of samples: with samples sorted by interval, then by
+stack, every k-th becomes an event. So each interval, and each stack in it, has its share of the events, give or take
+one. The counts of all events add up to the number of samples.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from iaprof.formats.stacks.viewer_tree import by_time, paths, viewer_tree, witho
 from iaprof.formats.writers.writer import Needs, Writer
 
 MOST_EVENTS = 1_000_000
-MOST_BYTES = 50_000_000  # as text; FlameScope reads all of a file at each click
+MOST_BYTES = 50_000_000  # as text; FlameScope reads the whole file at each click
 _EVENTS_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _BETWEEN = pa.scalar("", _TEXT)
-_LIKE_A_TIME = re.compile(r"((?:^| )[0-9.]+):(?= |$)")  # what FlameScope takes for an event's, in whichever line
-_IN_FILE = re.compile(r"\[(.+)\+0x([0-9a-f]+)\]")  # how frames without a name are called
+_LIKE_A_TIME = re.compile(r"((?:^| )[0-9.]+):(?= |$)")  # FlameScope takes this for an event's time in any line
+_IN_FILE = re.compile(r"\[(.+)\+0x([0-9a-f]+)\]")  # frames without a name
 _Ints = NDArray[np.int64]
 
 
 class Flamescope(Writer):
-    """Events over time, as many as the stalls are, or as a file can hold."""
+    """Events over time: one per stall, or fewer if the file would become too large."""
 
     needs = Needs.TIME
-    interval_s = 0.02  # a cell of FlameScope's heat map, which has 50 to the second
+    interval_s = 0.02  # a cell of FlameScope's heat map, which has 50 per second
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes the events in the order of time."""
+        """Writes the events in order of time."""
         write_events(export, shape, out)
 
 
 def write_events(export: Export, shape: Shape, out: IO[str], most: int = MOST_EVENTS, size: int = MOST_BYTES) -> None:
-    """Writes the events, at most so many, and about so many bytes."""
+    """Writes at most `most` events in about `size` bytes."""
     cpu = export.cpu if shape.cpu_samples else None
     profile, stalls_shape = by_time(export, shape)
-    bare = without(shape if cpu else stalls_shape, ("process", "pid"))  # every event has its process before it
+    bare = without(shape if cpu else stalls_shape, ("process", "pid"))  # process and pid are in each event's first line
     tree = viewer_tree(cpu or profile, bare, lambda frame: (frame.text, frame.module))
     order = np.lexsort((tree.node, tree.interval))
     lines = [_line(frame) for frame in tree.frames]
@@ -78,15 +78,15 @@ def write_events(export: Export, shape: Shape, out: IO[str], most: int = MOST_EV
 
 
 def _chosen(counts: _Ints, most: int) -> tuple[_Ints, _Ints]:
-    """Of each event the row, and how many samples it stands for, all but the same: int64[m], int64[m].
+    """Distributes samples over events: the row of each event, int64[m], and its number of samples, int64[m].
 
     Args:
         counts: int64[n], samples of each row.
-        most: events.
+        most: maximum number of events.
     """
     total = int(counts.sum())
     events = min(total, most)
-    # The e-th of m events stands for samples from e * total // m on, in parts that do not overflow.
+    # Event e of m stands for the samples from e * total // m on, computed in steps that do not overflow.
     share, rest = divmod(total, max(events, 1))
     ends = np.arange(events + 1) * share + np.arange(events + 1) * rest // max(events, 1)
     return np.searchsorted(np.cumsum(counts), ends[:-1] + np.diff(ends) // 2, side="right"), np.diff(ends)
@@ -100,7 +100,7 @@ def _times(interval: _Ints, length: int) -> _Ints:
 
 
 def _fitting(tree: Tree, lines: list[str], heads: list[str], size: int) -> int:
-    """How many events a file of that size has room for."""
+    """The number of events that fit into a file of `size` bytes."""
     length = np.array([*(len(line.encode()) for line in lines), 0], np.int64)[tree.frame]
     depth = tree.depth()
     for level in range(1, int(depth.max()) + 1):
@@ -113,14 +113,14 @@ def _fitting(tree: Tree, lines: list[str], heads: list[str], size: int) -> int:
 
 
 def _stacks(tree: Tree, nodes: _Ints, lines: pa.Array) -> pa.Array:
-    """The lines of stacks, the leaf first."""
+    """The frame lines of each stack, leaf first."""
     table = paths(tree, nodes)
     frames = np.where(table < 0, len(lines) - 1, tree.frame[table])
     return pc.binary_join_element_wise(*(lines.take(pa.array(column)) for column in frames.T), _BETWEEN)
 
 
 def _head(launch: Launch | None) -> str:
-    """What an event begins with; a name with blanks or a `#` in front could be taken for something else."""
+    """An event's first line up to the time; the name has no blanks or leading `#`, which parsers would misread."""
     comm = clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS).replace(" ", "_")
     return f"{'_' if comm.startswith('#') else ''}{comm} {launch.pid if launch else 0} "
 
@@ -128,7 +128,7 @@ def _head(launch: Launch | None) -> str:
 def _line(frame: Frame) -> str:
     text = _LIKE_A_TIME.sub(r"\1 :", clean_frame(frame.text))
     module = clean(frame.module).replace(" ", "_") or ("[gpu]" if frame.on_gpu else "[unknown]")
-    # perf's way of telling where code without a name lies; FlameScope cuts names at a `+`.
+    # as perf shows the place of code without a name; FlameScope cuts names at a `+`
     if found := _IN_FILE.fullmatch(text):
         return f"\t    {found[2]:>12} [unknown] ({module if frame.module else found[1].replace(' ', '_')})\n"
     return f"\t    {0:>12} {text} ({module})\n"

@@ -1,10 +1,10 @@
 """Folded stacks (stackcollapse): `frame;frame;...;frame COUNT`, a line per distinct stack, sorted.
 
-From the root: process name and id, user frames, kernel frames `_[k]`, a `-`, then the GPU's part: source file and
-functions `_[G]`, mnemonic, reason and offset `_[g]`. A Shape can choose and order these parts.
+From the root: process name and pid, user frames, kernel frames `_[k]`, a `-`, then the GPU's components: source file
+and functions `_[G]`, mnemonic, reason and offset `_[g]`. StackOptions can select and order the components.
 
-A line is put together from a few texts, each of which belongs to many lines. They are sorted, numbered and joined as
-columns: there is no Python per line.
+A line is composed of a few texts that many lines share. They are sorted, numbered and joined as columns: no Python runs
+per line.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62
 LinesColumn = tuple[list[str], NDArray[np.int64]]
-"""Texts, and which of them each line has."""
+"""Texts, and the index of each line's text."""
 
 
 class Folded(Writer):
     """The format of flamegraph.pl, speedscope and many others."""
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes every stack with its count, sorted by text; those below the limit add up in a last line."""
+        """Writes every stack with its count, sorted by text; stacks below the limit are added up in a last line."""
         if shape.cpu_samples:
             write_cpu_lines(export, shape, out)
         else:
@@ -43,7 +43,7 @@ class Folded(Writer):
 
 
 def write_lines(profile: Profile, shape: Shape, out: IO[str]) -> None:
-    """Writes every stack with its count, sorted by text; those below the limit add up in a last line."""
+    """Writes every stack with its count, sorted by text; stacks below the limit are added up in a last line."""
     _write(*lines_of(profile, shape), shape, out)
 
 
@@ -66,9 +66,9 @@ def _write(columns: list[LinesColumn], counts: NDArray[np.int64], shape: Shape, 
 
 
 def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple[list[LinesColumn], NDArray[np.int64]]:
-    """The parts of each line from the root on, in the order of the lines' texts, and each line's count.
+    """The components of each line, from the root, in the order of the lines' texts; and each line's count.
 
-    Counts are int64[lines]; by interval, they are int64[lines, intervals].
+    Counts are int64[lines], or, by interval, int64[lines, intervals].
     """
     row, reason = np.nonzero(profile.counts)
     counts = profile.counts[row, reason].astype(np.int64)
@@ -82,7 +82,7 @@ def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple
 
 
 def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
-    """The columns, with a frame for lines that have none of the parts that were chosen."""
+    """The columns, with a placeholder frame for lines that would be empty."""
     empty = np.logical_and.reduce([np.array([not text for text in texts], bool)[number] for texts, number in columns])
     if not empty.any():
         return columns
@@ -93,7 +93,7 @@ def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
 
 
 def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], shape: Shape) -> LinesColumn:
-    """Frames of each number as texts, the same text once, sorted; each frame ends in a `;`."""
+    """Frames as distinct, sorted texts, and the index of each row's text; each frame ends with `;`."""
     joined = [
         "".join(f"{clean_frame(frame.text)};" for frame in (reversed(each) if shape.inverted else each))
         for each in frames
@@ -104,7 +104,7 @@ def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], shape:
 
 
 def _added_up(columns: list[LinesColumn], counts: NDArray[np.int64]) -> tuple[list[LinesColumn], NDArray[np.int64]]:
-    """The distinct lines, sorted by text, and what their counts add up to."""
+    """The distinct lines, sorted by text, and the sums of their counts."""
     key = np.zeros(len(counts), np.int64)
     width = 1
     for texts, number in columns:
@@ -117,7 +117,7 @@ def _added_up(columns: list[LinesColumn], counts: NDArray[np.int64]) -> tuple[li
     firsts = np.flatnonzero(np.diff(key[order], prepend=-1))
     lines = [(texts, number[order[firsts]]) for texts, number in columns]
     added = np.add.reduceat(counts[order], firsts) if len(firsts) else counts[:0]
-    # Sorted texts side by side are sorted lines, unless a text goes on where another ends and the next part begins.
+    # Sorting by columns sorts the lines, unless a text is a prefix of another, so that the next component would decide.
     if any(_goes_on(texts) for texts, _ in lines[:-1]):
         whole = [line for first in range(0, len(added), _LINES_AT_ONCE) for line in _stacks(lines, first)]
         texts = sorted(set(whole))
@@ -139,7 +139,7 @@ def _stacks(columns: list[LinesColumn], first: int) -> list[str]:
 
 
 def text_of(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
-    """Whole lines, one after the other: a stack and its count, or counts."""
+    """Lines with a stack and its counts, each ended by a newline."""
     if not len(counts):
         return ""
     *before, (texts, number) = columns
@@ -150,12 +150,12 @@ def text_of(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
     numbers = [pa.array(column).cast(_TEXT) for column in counts.reshape(len(counts), -1).T]
     spaced = [part for number in numbers for part in (pa.scalar(" ", _TEXT), number)]
     lines = pc.binary_join_element_wise(*stacks, *spaced, pa.scalar("\n", _TEXT), pa.scalar("", _TEXT))
-    # An array of texts has them one after the other, and that is all that is wanted.
+    # An Arrow array stores its texts back to back: its buffer is the result.
     return str(lines.buffers()[2], "utf-8")
 
 
 def _joined(columns: list[LinesColumn]) -> pa.Array:
-    """The texts of each line, one after the other."""
+    """The texts of each line, joined."""
     return pc.binary_join_element_wise(*_texts(columns), pa.scalar("", _TEXT))
 
 

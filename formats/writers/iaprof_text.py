@@ -1,7 +1,7 @@
-"""iaprof text, as Intel's iaprof 2026.2 writes it: tab-separated lines that intern every string.
+"""iaprof text in the format of Intel's iaprof 2026.2: tab-separated lines that intern every string.
 
-What the text cannot tell apart is added up, and kernels are sorted by address and then by what the lines say of them:
-the same profile gives the same text, also after it was read back from one (iaprof_import.py).
+Rows that the format cannot distinguish are added up, and kernels are sorted by address, then by their lines: the same
+profile gives the same text, even after importing the text again (iaprof_import.py).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from iaprof.formats.writers.writer import Writer
 UNKNOWN_FILE = "[unknown file]"
 
 _Head = tuple[int, str, int, str, str, str]
-"""What a kernel line says: address, process, pid, stack, file, symbol."""
+"""The fields of a kernel line: address, process, pid, stack, file, symbol."""
 _Value = TypeVar("_Value", str, _Head)
 
 
 class IaprofText(Writer):
-    """Intel's own text format."""
+    """The text format of Intel's iaprof."""
 
     hides_cpython = False
     interval_s = 1.0
     has_stacks = False
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes interval after interval; each kernel of each launching place with its stalls below it."""
+        """Writes interval by interval; each distinct kernel line, followed by its stalls."""
         profile = export.profile
         strings = _Strings(out)
         heads, head_of = _heads(profile, shape)
@@ -60,7 +60,7 @@ class IaprofText(Writer):
 
 
 def _heads(profile: Profile, shape: Shape) -> tuple[list[_Head], NDArray[np.int64]]:
-    """The distinct kernel lines, sorted, and which one each row is below."""
+    """The distinct kernel lines, sorted, and the index of each row's."""
     first, number = distinct(profile.launch, profile.kernel, profile.code)
     columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
     heads, rank = _ranked(
@@ -75,7 +75,7 @@ def _heads(profile: Profile, shape: Shape) -> tuple[list[_Head], NDArray[np.int6
 def _head(launch: Launch | None, kernel: Kernel | None, code: Code, shape: Shape) -> _Head:
     frames = [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else []
     return (
-        kernel.address if kernel else 0,  # offsets in an unknown kernel are addresses
+        kernel.address if kernel else 0,  # for an unknown kernel, offsets are addresses
         clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS),
         launch.pid if launch else 0,
         ";".join(clean(frame, ";") for frame in frames) or UNKNOWN_PROCESS,
@@ -91,7 +91,7 @@ def _kernel_line(head: _Head, strings: _Strings) -> str:
 
 
 def _ranked(values: Sequence[_Value]) -> tuple[list[_Value], NDArray[np.int64]]:
-    """The distinct values, sorted, and the place of each of the given ones among them."""
+    """The distinct values, sorted, and the index of each given value among them."""
     found = sorted(set(values))
     ranks = {value: rank for rank, value in enumerate(found)}
     return found, np.array([ranks[value] for value in values], np.int64)
@@ -103,7 +103,7 @@ def _end_interval(gauges: Gauges | None, out: IO[str]) -> None:
 
 
 class _Strings:
-    """Ids of strings; a string's line is written when it is first needed."""
+    """Assigns ids to strings, and writes a string's line before its first use."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out

@@ -1,4 +1,4 @@
-"""The profile as JSON: what other programs want to reckon with, whole and unshortened."""
+"""The profile as JSON for other programs, complete and untruncated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iaprof.formats.writers.writer import Writer
 
 
 def stack_ends(profile: Profile) -> dict[str, Any]:
-    """Where stacks end, and what they tell of Python: of the launched samples, and of all that was recorded."""
+    """The completeness of stacks and of their Python frames: of the stalls' launches, and of all that was recorded."""
     found: dict[str, Any] = {}
     if profile.whole is not None:
         found["stack_ends"] = profile.whole.to_json()
@@ -24,12 +24,12 @@ def stack_ends(profile: Profile) -> dict[str, Any]:
 
 
 class JsonStacks(Writer):
-    """One document: tables of stacks and kernels, and a row for each instruction with its samples by reason."""
+    """One document: tables of stacks and kernels, and a row per instruction with its samples by reason."""
 
     has_stacks = False
 
     def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
-        """Writes the document, rows one by one: there may be many."""
+        """Writes the document, rows one by one, as there may be many."""
         profile = export.profile
         launches = [
             {

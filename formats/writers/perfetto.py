@@ -1,7 +1,7 @@
-"""Perfetto's own trace format: launches as slices of threads; stalls, CPU samples and metrics as counters.
+"""Perfetto's native trace format: launches as slices of threads; stalls, CPU samples and metrics as counters.
 
-The messages are those of protos/perfetto/trace/ in Perfetto's sources, as the `perfetto` package has them. Times are
-those of CLOCK_MONOTONIC, as recorded: other traces of the same start of a machine fit beside this one.
+The messages are those in protos/perfetto/trace/ of Perfetto's sources, from the `perfetto` package. Timestamps are
+CLOCK_MONOTONIC as recorded, so that other traces from the same boot can be combined with this one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from iaprof.formats.writers.writer import Needs, Writer
 
 _SEQUENCE = 1
 _PACKETS_AT_ONCE = 4096
-_LATEST_S = 4e9  # of times: their nanoseconds fit into 63 bits, together with those of time 0
+_LATEST_S = 4e9  # limits times: their ns, added to those of time 0, fit into 63 bits
 _MOST_PID = (1 << 31) - 1  # ProcessDescriptor.pid is an int32
-_LAUNCHES, _WAITS = 1, 2  # numbers of annotations' names
+_LAUNCHES, _WAITS = 1, 2  # ids of interned annotation names
 
 
 class Perfetto(Writer):
@@ -34,7 +34,7 @@ class Perfetto(Writer):
     has_stacks = False
 
     def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
-        """Writes the trace, a piece at a time."""
+        """Writes the trace in chunks."""
         trace = _Trace(out, export)
         order = 0
         for found in stalls(export):
@@ -81,7 +81,7 @@ class _Trace:
     def __init__(self, out: IO[bytes], export: Export) -> None:
         self._out = out
         self._trace = pb.Trace()
-        self._tracks = 0  # so far: their numbers
+        self._tracks = 0  # the number of tracks, which are numbered from 1
         self._processes: dict[tuple[str, int], int] = {}
         self._threads: dict[tuple[str, int, int], int] = {}
         self._names: dict[str, int] = {}
@@ -108,18 +108,18 @@ class _Trace:
         return self._trace.packet.add(trusted_packet_sequence_id=_SEQUENCE)
 
     def flush(self) -> None:
-        """Writes what waits: a trace is its pieces one after another."""
+        """Writes the buffered packets: serialized traces can be concatenated."""
         self._out.write(self._trace.SerializeToString())
         self._trace.Clear()
 
     def times(self, seconds: NDArray[np.float64]) -> list[int]:
-        """Seconds since time 0 as CLOCK_MONOTONIC ns."""
+        """Converts seconds since time 0 to CLOCK_MONOTONIC ns."""
         since = np.rint(np.clip(seconds, -_LATEST_S, _LATEST_S) * 1e9).astype(np.int64)
         found: list[int] = np.maximum(since + self._zero_ns, 0).tolist()
         return found
 
     def _describe(self, parent: int = 0, rank: int | None = None) -> Any:
-        """The descriptor of a new track."""
+        """Adds a track and returns its descriptor."""
         self._tracks += 1
         found = self._packet().track_descriptor
         found.uuid = self._tracks
@@ -130,19 +130,19 @@ class _Trace:
         return found
 
     def track(self, name: str, parent: int) -> int:
-        """A new track: its number."""
+        """Adds a track and returns its number."""
         self._describe(parent).name = name
         return self._tracks
 
     def group(self, name: str, rank: int) -> int:
-        """A new track for others below it, in the order of their ranks."""
+        """Adds a parent track whose children are sorted by rank; returns its number."""
         found = self._describe(rank=rank)
         found.name = name
         found.child_ordering = pb.TrackDescriptor.EXPLICIT
         return self._tracks
 
     def counter(self, name: str, of: str, parent: int = 0, rank: int = 0, shared: str = "") -> int:
-        """A new track of a counter; what is `shared` in a group has one scale."""
+        """Adds a counter track; counters with the same `shared` and parent have a common scale. Returns its number."""
         found = self._describe(parent, rank)
         found.name = clean(name)
         found.counter.unit_name = clean(of)
@@ -153,7 +153,7 @@ class _Trace:
     def thread(self, thread: Thread) -> int:
         """The track of a thread, below that of its process."""
         process = thread.host, thread.pid
-        named = not thread.host and 0 < thread.pid <= _MOST_PID  # pids of several machines are not one machine's
+        named = not thread.host and 0 < thread.pid <= _MOST_PID  # pids of several machines could collide
         if process not in self._processes:
             found = self._describe()
             if named:
@@ -176,7 +176,7 @@ class _Trace:
         return self._threads[key]
 
     def values(self, track: int, seconds: NDArray[np.float64], values: NDArray[Any]) -> None:
-        """What a counter was from these times on."""
+        """Adds the values of a counter, each valid from its time on."""
         whole = values.dtype.kind == "i"
         for time, value in zip(self.times(seconds), values.tolist(), strict=True):
             event = self._event(track, time, pb.TrackEvent.TYPE_COUNTER).track_event
@@ -186,7 +186,7 @@ class _Trace:
                 event.double_counter_value = value
 
     def slice(self, track: int, name: str, begin: int, end: int, what: int, count: int) -> None:
-        """A run of launches or waits, ns."""
+        """Adds a run of launches or waits; times in ns."""
         packet = self._event(track, begin, pb.TrackEvent.TYPE_SLICE_BEGIN)
         if name not in self._names:
             self._names[name] = len(self._names) + 1

@@ -1,8 +1,8 @@
 """pprof's profile.proto, gzipped (https://github.com/google/pprof).
 
-pprof has places of its own for most of what a stack can consist of: process, pid, host, device, reason, mnemonic and
-interval are labels of a sample, a source file is its function's, and the offset in a kernel is the address of the
-innermost location. What is left are functions with lines, so that `pprof -top` lists functions and not offsets.
+Most components of a stack have a place of their own in pprof: process, pid, host, device, reason, mnemonic and interval
+are sample labels, the source file belongs to its function, and the offset in a kernel is the address of the innermost
+location. The remaining frames are functions with lines, so that `pprof -top` lists functions, not offsets.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.formats.writers.writer import Writer
 
 _ELSEWHERE = ("interval", "host", "process", "pid", "file", "instruction", "reason", "offset")
-_GPU = "[gpu]"  # as a module: in brackets, so that pprof looks for no such file
+_GPU = "[gpu]"  # brackets keep pprof from looking for a file of this name
 _SAMPLES_AT_ONCE = 1 << 16
-_LEVEL = 6  # of compression, as usual
+_LEVEL = 6  # the default of gzip
 _NO_ADDRESS = 0
-_LATEST_S = 9e9  # of times: their nanoseconds fit into 63 bits
+_LATEST_S = 9e9  # limits times: their ns fit into 63 bits
 _Ints = NDArray[np.int64]
 _Label = tuple[str, Sequence[str | int], _Ints]
-"""A key, its values, of which "" and 0 are none, and the index of each row's."""
+"""A key, its values, of which "" and 0 mean no label, and the index of each row's value."""
 
 
 class Pprof(Writer):
-    """The format of `pprof`, and of the services that collect profiles."""
+    """The format of `pprof`, and of services that collect profiles."""
 
     binary = True
     readable = False
 
     def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
-        """Writes the profile of the stalls, or that of the CPU samples."""
+        """Writes the profile of the stalls, or of the CPU samples."""
         cpu = export.cpu if shape.cpu_samples else None
         source: Profile | CpuSamples = cpu or export.profile
-        # A function's place in the source is beside its name.
+        # A function has its source place beside its name.
         bare = without(replace(shape, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in shape.parts else [])))
         tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
         labels, addresses, address = _of_launches(tree, shape), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
@@ -57,7 +57,7 @@ class Pprof(Writer):
                 addresses, address = _addresses(tree, source)
         tables = _Tables()
         if not cpu:
-            tables.module(_GPU)  # the first module is what pprof says that a profile is of
+            tables.module(_GPU)  # pprof shows the first mapping as the profile's main binary
         sets, set_of = _label_sets(labels, len(tree.node), tables)
         leaf = _innermost(tree, addresses, address, tables)
         first, number = distinct(set_of, tree.node, leaf)
@@ -79,7 +79,7 @@ class Pprof(Writer):
 
 
 class _Tables:
-    """What samples refer to by number: texts, functions and mappings, each once."""
+    """The tables that samples refer to by number: strings, functions and mappings."""
 
     def __init__(self) -> None:
         self.message = new_profile()
@@ -98,11 +98,11 @@ class _Tables:
         return self._functions[key]
 
     def module(self, path: str) -> int:
-        """The number of a mapping; 0 where it is not known."""
+        """The number of a mapping; 0 if unknown."""
         name = self.string(path)
         if name and name not in self._mappings:
             self._mappings[name] = len(self._mappings) + 1
-            # So that pprof does not want to name what is in there.
+            # keeps pprof from symbolizing addresses itself
             named = {"has_functions": True, "has_filenames": True, "has_line_numbers": True, "has_inline_frames": True}
             self.message.mapping.add(id=self._mappings[name], filename=name, **named)
         return self._mappings.get(name, 0)
@@ -112,13 +112,13 @@ class _Tables:
 
 
 def _head(about: About, type_: str, tables: _Tables) -> Any:
-    """All but the samples."""
+    """The message without samples."""
     message = tables.message
     message.sample_type.add(type=tables.string(type_), unit=tables.string("count"))
     message.default_sample_type = tables.string(type_)
     message.time_nanos = round(min(about.begun, _LATEST_S) * 1e9)
     message.duration_nanos = round(min(about.seconds, _LATEST_S) * 1e9)
-    for comment in (f"iaprof {__version__}", about.title, *about.warnings):  # pprof shows them above everything
+    for comment in (f"iaprof {__version__}", about.title, *about.warnings):  # pprof shows comments first
         if comment:
             message.comment.append(tables.string(comment))
     message.string_table.extend(tables.strings())
@@ -141,7 +141,7 @@ def _of_launches(tree: Tree, shape: Shape) -> list[_Label]:
 
 
 def _of_stalls(tree: Tree, profile: Profile, shape: Shape) -> list[_Label]:
-    row = np.nonzero(profile.counts)[0]  # in the order of the tree's
+    row = np.nonzero(profile.counts)[0]  # in the order of the tree's rows
     labels: list[_Label] = []
     if "instruction" in shape.parts:
         labels.append(("instruction", [code.mnemonic for code in profile.codes], profile.code[row]))
@@ -153,18 +153,18 @@ def _of_stalls(tree: Tree, profile: Profile, shape: Shape) -> list[_Label]:
 
 
 def _addresses(tree: Tree, profile: Profile) -> tuple[list[int], _Ints]:
-    """The distinct addresses, none first, and which of them the innermost frame of each row has."""
+    """The distinct addresses, 0 first, and the index of each row's innermost frame's address."""
     offsets, number = np.unique(profile.offset[np.nonzero(profile.counts)[0]], return_inverse=True)
     on_gpu = np.array([frame.on_gpu for frame in tree.frames] + [False])
     return [_NO_ADDRESS, *offsets.tolist()], np.where(on_gpu[tree.frame[tree.node]], number + 1, 0)
 
 
 def _label_sets(labels: Sequence[_Label], rows: int, tables: _Tables) -> tuple[list[Any], _Ints]:
-    """Samples with nothing but labels, each kind once, and which of them each row has: int64[rows]."""
+    """The distinct sets of labels, as Sample messages, and the index of each row's set: int64[rows]."""
     first = set_of = np.zeros(rows, np.int64)
     first = first[:1]
     columns = []
-    for key, values, number in labels:  # the same value under several numbers is one
+    for key, values, number in labels:  # equal values must get one index
         index = {value: place for place, value in enumerate(dict.fromkeys(values))}
         columns.append((key, list(index), np.array([index[value] for value in values], np.int64)[number]))
     if rows:
@@ -183,7 +183,7 @@ def _label_sets(labels: Sequence[_Label], rows: int, tables: _Tables) -> tuple[l
 
 
 def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Tables) -> _Ints:
-    """Makes a location of every frame, in their order, and then those with an address: each row's innermost one."""
+    """Adds a location per frame, then one per (frame, address); returns the number of each row's innermost location."""
     for index, frame in enumerate(tree.frames):
         module = _GPU if frame.on_gpu else frame.module
         location = tables.message.location.add(id=index + 1, mapping_id=tables.module(module))
@@ -202,7 +202,7 @@ def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Ta
 
 
 def _stacks(tree: Tree, nodes: _Ints, leaf: _Ints) -> list[list[int]]:
-    """The numbers of the locations of stacks, the innermost first."""
+    """The location numbers of stacks, innermost first."""
     table = paths(tree, nodes)
     lengths = (table >= 0).sum(axis=1)
     locations = tree.frame[table] + 1

@@ -1,4 +1,4 @@
-"""The messages of pprof's profile.proto, made of the numbers of their fields (google/pprof, proto/profile.proto)."""
+"""The messages of pprof's profile.proto, built from field numbers (google/pprof, proto/profile.proto)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SCALARS = {
     "bool": _Field.TYPE_BOOL,
     "string": _Field.TYPE_STRING,
 }
-_MESSAGES = {  # "*": repeated; numbers are indices into the string table where that is not said otherwise
+_MESSAGES = {  # "*": repeated; int64 fields named like texts are indices into the string table
     "Profile": {
         "sample_type": (1, "*ValueType"),
         "sample": (2, "*Sample"),
@@ -61,7 +61,7 @@ def _profile_class() -> Any:
                 added.type = _SCALARS[type_]
             else:
                 added.type, added.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{type_}"
-    pool = descriptor_pool.DescriptorPool()  # one of our own: another package may have registered pprof's
+    pool = descriptor_pool.DescriptorPool()  # a private pool: another package may have registered pprof's types
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
 

@@ -1,4 +1,4 @@
-"""The profile as one Arrow table in long form: a row for each stack, instruction and reason, with its samples."""
+"""The profile as an Arrow table in long form: a row per stack, instruction and reason."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SCHEMA = pa.schema(
      ("samples", pa.uint64())]
 )  # fmt: skip
 """`stack` joins frames with `;`, outermost first. `function` is the innermost at the instruction, in `file` and `line`,
-0 when unknown. `offset` is in bytes from the kernel's beginning. Null is what nobody knows;
-`host` is null unless captures were merged."""
+0 if unknown. `offset` is in bytes from the kernel's beginning. Unknown values are null;
+`host` is null unless the capture is merged."""
 SECONDS = pa.field("seconds", pa.float64())
-"""When the interval begins, since time 0."""
+"""The start of the interval, since time 0."""
 
 
 def profile_table(profile: Profile, shape: Shape) -> pa.Table:
-    """The rows of a profile, one for each reason that has samples: SCHEMA, with clean texts.
+    """The rows of a profile, one per reason that has samples: SCHEMA, with clean texts.
 
     Args:
         profile: the profile.
-        shape: how long CPU stacks are.
+        shape: limits the length of CPU stacks.
     """
     row, reason = np.nonzero(profile.counts)
     launches = profile.launches
@@ -61,7 +61,7 @@ def profile_table(profile: Profile, shape: Shape) -> pa.Table:
 
 
 def export_table(export: Export, shape: Shape) -> pa.Table:
-    """The rows of an export's profile; where it has intervals, with SECONDS as the first column."""
+    """The rows of an export's profile; if it has intervals, the first column is SECONDS."""
     table = profile_table(export.profile, shape)
     if not export.interval_s:
         return table
@@ -70,7 +70,7 @@ def export_table(export: Export, shape: Shape) -> pa.Table:
 
 
 def _texts(texts: Sequence[str | None], numbers: NDArray[Any]) -> pa.Array:
-    """The texts of rows, by their numbers: a dictionary that has each once."""
+    """The clean text of each row, by `numbers`, as a dictionary column."""
     distinct: dict[str, int] = {}
     of = [-1 if text is None else distinct.setdefault(clean(text), len(distinct)) for text in texts]
     indices = np.array(of, np.int32)[numbers]
@@ -78,7 +78,7 @@ def _texts(texts: Sequence[str | None], numbers: NDArray[Any]) -> pa.Array:
 
 
 def _named(kernel: Kernel | None, code: Code) -> tuple[str, str, str]:
-    """Kernel, file and function of an instruction."""
+    """Kernel, file and innermost function of an instruction."""
     if kernel is None:
         return kernel_name(kernel, code), "", ""
     file = (code.files[-1] if code.files else "") or kernel.file

@@ -1,6 +1,6 @@
-"""The output formats: the table from which `--format`, extensions and help come.
+"""The registry of output formats, from which `--format`, file extensions and help are made.
 
-A writer is imported when it is used: NumPy, Arrow and protobuf take longer to import than help takes to print.
+Writers are imported on first use: importing NumPy, Arrow and protobuf takes longer than printing help.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from iaprof.formats.writers.writer import Writer
 
 @dataclass(frozen=True)
 class Format:
-    """An output format, and where its writer is.
+    """An output format.
 
     Attributes:
         name: for `--format`.
-        description: a line of help, at most 60 characters.
-        extensions: of output files that choose it; the first is the usual one.
-        writer: the class that writes it, below iaprof.formats.
+        description: for help, at most 60 characters.
+        extensions: of output files in this format; the first is the default.
+        writer: the writer's class, relative to iaprof.formats.
     """
 
     name: str
@@ -98,6 +98,6 @@ WRITERS: Mapping[str, Writer] = _Writers()
 
 
 def for_file(path: Path) -> Format | None:
-    """The format whose extension `path` has, of several the longest; None where none fits."""
+    """The format with the longest extension that matches the path; None if none does."""
     matches = {end: format_ for format_ in FORMATS.values() for end in format_.extensions if path.name.endswith(end)}
     return matches[max(matches, key=len)] if matches else None

@@ -1,7 +1,7 @@
-"""speedscope's own JSON (https://www.speedscope.app/file-format-schema.json).
+"""speedscope's JSON format (https://www.speedscope.app/file-format-schema.json).
 
-All processes are in one "sampled" profile, as each is the root of its stacks: one can be chosen there, and they can be
-compared. What the CPUs did meanwhile is a second profile beside it.
+One "sampled" profile has all processes, as roots of its stacks: speedscope can select a process there, and compare
+processes. CPU samples are a second profile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Frames = dict[tuple[str, str], dict[str, Any]]
 
 
 class Speedscope(Writer):
-    """The format of the viewer at speedscope.app, which runs without network, too."""
+    """The format of the viewer at speedscope.app, which also runs without a network."""
 
     needs = Needs.CPU
 
@@ -72,7 +72,7 @@ class Speedscope(Writer):
 
 
 def _stacks(source: Profile | CpuSamples, shape: Shape, frames: _Frames) -> tuple[Iterator[str], list[int]]:
-    """JSON of the distinct stacks of each interval, many at once, and their samples; frames are added to `frames`."""
+    """The distinct stacks of each interval, as JSON in chunks, and their samples; adds frames to `frames`."""
     tree = viewer_tree(source, without_offsets(shape), lambda frame: (frame.text, frame.file, frame.line))
     number = _numbered(tree, frames)
     first, stack = distinct(tree.interval, tree.node)
@@ -80,10 +80,10 @@ def _stacks(source: Profile | CpuSamples, shape: Shape, frames: _Frames) -> tupl
 
 
 def _numbered(tree: Tree, frames: _Frames) -> list[int]:
-    """Of each frame of a tree, the index in `frames`.
+    """The index in `frames` of each frame of a tree.
 
-    A function is one frame there wherever in it a call is, as speedscope adds up by frames; it has a line only where
-    all of it has the same.
+    A function is one frame wherever its calls are, as speedscope adds up by frame; it has a line only if all
+    occurrences have the same.
     """
     found = []
     index = {key: number for number, key in enumerate(frames)}

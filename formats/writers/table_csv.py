@@ -1,4 +1,4 @@
-"""The profile as a table in CSV (RFC 4180), for spreadsheets and data frames."""
+"""The profile as a CSV table (RFC 4180), for spreadsheets and data frames."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class Csv(Writer):
-    """A line for each stack, instruction and reason."""
+    """A line per stack, instruction and reason."""
 
     binary = True
     has_stacks = False
 
     def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
-        """Writes the table with a line of headings.
+        """Writes the table with a header line.
 
-        A text that a spreadsheet would take for a formula has an apostrophe before it: names are anybody's.
+        Prefixes an apostrophe to texts that a spreadsheet would evaluate as formulas, as names are untrusted.
         """
-        # Imported here, as who only wants to know of this format needs no Arrow.
+        # Imported here, so that the registry of formats loads without Arrow.
         import pyarrow as pa
         import pyarrow.csv
 

@@ -1,4 +1,4 @@
-"""The profile as a table in Parquet, for DuckDB, pandas, Polars and the like."""
+"""The profile as a Parquet table, for DuckDB, pandas, Polars and the like."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from iaprof.formats.writers.writer import Writer
 
 
 class Parquet(Writer):
-    """A row for each stack, instruction and reason."""
+    """A row per stack, instruction and reason."""
 
     binary = True
     readable = False
@@ -18,7 +18,7 @@ class Parquet(Writer):
 
     def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
         """Writes the table."""
-        # Imported here, as who only wants to know of this format needs no Arrow.
+        # Imported here, so that the registry of formats loads without Arrow.
         import pyarrow as pa
         import pyarrow.parquet as pq
 

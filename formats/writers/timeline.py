@@ -1,4 +1,4 @@
-"""What time-line viewers are shown of an export: what happened in each interval, and launches in rows."""
+"""Counters by interval and launches in rows, for formats that show time lines."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import Export, Launches
 
-_SHORTEST_S = 1e-6  # of a run, so that a single launch can be seen; runs of a row are farther apart than that
+_SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this
 
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Counts by interval: of those with any, and of those behind them, so that a viewer's curve goes back to 0."""
+    """Counts by interval. Empty intervals are left out, except after others, where a viewer's curve returns to 0."""
 
-    place: str  # which GPU; "" when there is only one
-    seconds: NDArray[np.float64]  # [n], when each begins, since time 0
+    place: str  # the GPU; "" if there is only one
+    seconds: NDArray[np.float64]  # [n], start of each interval, since time 0
     counts: NDArray[np.int64]  # [n, m]
-    names: Sequence[str]  # [m], of what is counted
+    names: Sequence[str]  # [m], what is counted
 
 
 def stalls(export: Export) -> list[Intervals]:
-    """Samples by reason of each GPU that has any."""
+    """Samples by reason, for each GPU that has any."""
     profile = export.profile if export.by_time is None else export.by_time
     counts = profile.counts.astype(np.int64)
     found = []
@@ -38,7 +38,7 @@ def stalls(export: Export) -> list[Intervals]:
 
 
 def cpu_samples(export: Export) -> Intervals | None:
-    """CPU samples (m = 1); None where there are none."""
+    """CPU samples (m = 1); None if there are none."""
     cpu = export.cpu
     if cpu is None or not len(cpu.count):
         return None
@@ -55,29 +55,29 @@ def _by_interval(
 
 
 def per_interval(export: Export, what: str) -> str:
-    """What a curve is called: `stalls per 0.1 s`."""
+    """The title of a counter: `stalls per 0.1 s`."""
     return f"{what} per {export.interval_s:g} s" if export.interval_s else what
 
 
 def unit(metric: str) -> tuple[str, str]:
-    """A metric's name without its unit, and the unit as people write it."""
+    """Splits a metric's name into its name and its unit, in the usual notation."""
     name, _, end = metric.rpartition("-")
     return (name, {"percent": "%", "C": "°C"}.get(end, end)) if name else (metric, "")
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The runs of one kernel by one thread; none overlaps another."""
+    """Runs of one kernel by one thread, which do not overlap."""
 
-    thread: int  # index into the threads of the launches
-    kernel: int  # index into their kernels
+    thread: int  # index into Launches.threads
+    kernel: int  # index into Launches.kernels
     begins: list[float]  # seconds
-    ends: list[float]  # seconds; at least a microsecond later
+    ends: list[float]  # seconds; at least 1 us after the begin
     counts: list[int]
 
 
 def rows(launches: Launches) -> Iterator[Row]:
-    """Launches in rows, thread by thread. Those of one thread can overlap: what ran meanwhile is in another row."""
+    """Launches in rows, sorted by thread and kernel: a thread's runs of different kernels may overlap."""
     order = np.lexsort((launches.begin, launches.kernel, launches.thread))
     thread, kernel, begin, count = (getattr(launches, name)[order] for name in ("thread", "kernel", "begin", "count"))
     end = np.maximum(launches.end[order], begin + _SHORTEST_S)
@@ -88,5 +88,5 @@ def rows(launches: Launches) -> Iterator[Row]:
 
 
 def run_name(kernel: str, count: int) -> str:
-    """What a run is called."""
+    """The title of a run."""
     return kernel if count == 1 else f"{kernel} ×{count:,}"  # noqa: RUF001 (it is the sign of multiplication)

@@ -1,4 +1,4 @@
-"""What all output formats have in common."""
+"""The interface of output formats."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from iaprof.formats.profile import Shape
 
 
 class Needs(Flag):
-    """What a format wants to have beside the stalls; reading that takes time."""
+    """What a format needs besides stalls; reading it takes time."""
 
     NOTHING = 0
-    TIME = auto()  # stalls by interval; of a large capture `Export.by_time`, beside all in one
+    TIME = auto()  # stalls by interval; for a large capture, `Export.by_time` and one profile of all time
     CPU = auto()  # CPU samples
     SERIES = auto()  # metrics
     LAUNCHES = auto()
@@ -21,14 +21,14 @@ class Needs(Flag):
 
 
 class Writer(Protocol):
-    """One output format."""
+    """An output format."""
 
-    hides_cpython: bool = True  # unless the user says otherwise
-    interval_s: float = 0.0  # length of its intervals, unless the user says otherwise; 0: it has none
+    hides_cpython: bool = True  # default of --hide-cpython
+    interval_s: float = 0.0  # default length of intervals; 0: none
     needs: Needs = Needs.NOTHING
-    binary: bool = False  # it writes bytes
-    readable: bool = True  # a terminal may show it
-    has_stacks: bool = True  # whose parts the user can choose, and which can be those of CPU samples
+    binary: bool = False  # writes bytes, not text
+    readable: bool = True  # may be written to a terminal
+    has_stacks: bool = True  # accepts options for stacks, such as --frames and --cpu-samples
 
     def write(self, export: Export, shape: Shape, out: IO[Any]) -> None:
-        """Writes all of it."""
+        """Writes an export."""
