@@ -1,1 +1,1 @@
-"""What files look like, in and out; pure: no device, no process."""
+"""The formats of files, records and outputs, in and out: no access to devices or processes."""

@@ -1,4 +1,4 @@
-"""Rows of several columns: which are the same, and what their counts add up to."""
+"""Finds equal rows of several columns and adds up their counts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from numpy.typing import NDArray
 
 
 def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct rows of some columns, in ascending order.
+    """Finds the distinct rows of some columns.
 
     Args:
-        columns: integers from 0 on [n] each; the first one sorts first. At least one column, n below 2^31.
+            columns: int [n] each, 0 or more; rows sort by the first column first. At least one column, n below 2^31.
 
     Returns:
-        The index of the first row of each kind [k]; and which of the k each row is [n].
+            int64[k], the index of the first of each group of equal rows, in ascending order of rows;
+            and int64[n], the group of each row.
     """
     first = number = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         width = int(column.max(initial=0)) + 1
-        if width > len(column):  # so that keys have at most 62 bits
+        if width > len(column):  # keeps keys below 2^62
             found, column = np.unique(column, return_inverse=True)
             width = len(found)
         key = number * width + column.astype(np.int64)
@@ -29,7 +30,7 @@ def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def summed(counts: NDArray[Any], number: NDArray[np.int64]) -> NDArray[Any]:
-    """The counts [n, ...] of rows with one number added up [k, ...], by `number` [n], of which there are 0 to k - 1."""
+    """The sums [k, ...] of the counts [n, ...] of equal rows; `number` [n] is the second result of `distinct`."""
     order = np.argsort(number, kind="stable")
     starts = np.flatnonzero(np.diff(number[order], prepend=-1))
     return np.add.reduceat(counts[order], starts) if len(starts) else counts

@@ -1,4 +1,4 @@
-"""What a writer can write: a profile, and what was recorded beside the stalls. All times count from `About.begun`."""
+"""The input of a writer: a profile and what was recorded besides stalls. All times are relative to `About.begun`."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 from iaprof.formats.profile import Launch, Profile
 
-if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
+if TYPE_CHECKING:  # without NumPy, the registry of formats imports fast
     import numpy as np
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class About:
-    """What is to be said of a capture. Texts are clean: they can be shown as they are."""
+    """A capture's description, for titles and headings. All texts are clean: writers can print them as they are."""
 
-    host: str = ""  # names of all machines
-    command: str = ""  # as it would be typed
-    gpus: str = ""  # names of all
-    begun: float = 0.0  # seconds since 1970, of time 0; 0 when unknown
-    seconds: float = 0.0  # how long was recorded; 0 when unknown
-    facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # groups: a heading, names and what is said of each
-    warnings: Sequence[str] = ()  # what a reader has to know before anything else, such as much loss
-    headline: Sequence[str] = ()  # what matters most: how much there is, was lost, has its place, cost
+    host: str = ""  # of all machines, joined
+    command: str = ""  # as a shell would take it
+    gpus: str = ""  # names of all GPUs, joined
+    begun: float = 0.0  # seconds since 1970 of time 0; 0 if unknown
+    seconds: float = 0.0  # length of the recording; 0 if unknown
+    facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # groups: a heading, and (name, text) pairs
+    warnings: Sequence[str] = ()  # for the reader to see first, such as large losses
+    headline: Sequence[str] = ()  # the main figures: samples, losses, match rates, cost
 
     @property
     def title(self) -> str:
-        """One line: the command, GPUs and host."""
+        """One line: command, GPUs and host."""
         return " · ".join(each for each in (self.command, self.gpus, self.host) if each)
 
 
 @dataclass(frozen=True, eq=False)
 class CpuSamples:
-    """What the CPUs did, in the profile's intervals: distinct (launch, interval) and how often."""
+    """CPU samples by distinct (launch, interval), in the profile's intervals."""
 
-    launches: Sequence[Launch]  # of samples: no kernel is launched there
+    launches: Sequence[Launch]  # the stack of each sample; no kernel is launched there
     launch: NDArray[np.int64]  # [n], index into launches
     interval: NDArray[np.int64]  # [n]
     count: NDArray[np.int64]  # [n]
@@ -44,17 +44,17 @@ class CpuSamples:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """A metric over time."""
+    """A metric as a time series."""
 
     name: str  # "frequency-actual-MHz"
-    place: str  # which GPU, GT or process; "" when there is only one
+    place: str  # the GPU, GT or process; "" if there is only one
     seconds: NDArray[np.float64]  # [n], ascending
     values: NDArray[np.float64]  # [n], in the unit at the end of the name
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """Who launches."""
+    """A thread that launches kernels or waits."""
 
     comm: str
     pid: int
@@ -64,28 +64,28 @@ class Thread:
 
 @dataclass(frozen=True, eq=False)
 class Launches:
-    """Launches over time; those of one kernel by one thread that follow one another closely are one run."""
+    """Launches over time: consecutive launches of one kernel by one thread, at most `gap` apart, form a run."""
 
     kernels: Sequence[str]
     threads: Sequence[Thread]
     kernel: NDArray[np.int64]  # [n], index into kernels
     thread: NDArray[np.int64]  # [n], index into threads
-    begin: NDArray[np.float64]  # [n], seconds, of the run's first launch
-    end: NDArray[np.float64]  # [n], seconds, of its last launch
-    count: NDArray[np.int64]  # [n], launches of the run
-    gap: float = 0.0  # seconds: launches of a run are at most so far apart
+    begin: NDArray[np.float64]  # [n], seconds: the first launch of the run
+    end: NDArray[np.float64]  # [n], seconds: the last launch of the run
+    count: NDArray[np.int64]  # [n], launches in the run
+    gap: float = 0.0  # seconds: the maximum distance between launches of a run
 
 
 @dataclass(frozen=True, eq=False)
 class Export:
-    """Everything a writer may ask for; what it does not need may be missing."""
+    """All that a writer may use; members beyond its `Needs` may be missing."""
 
     profile: Profile
     about: About = About()
-    interval_s: float = 0.0  # length of the profile's intervals; 0: all is in one
-    by_time: Profile | None = None  # by interval, each kernel's instructions in one; None: the profile has everything
+    interval_s: float = 0.0  # length of the profile's intervals; 0 if the profile is not divided
+    by_time: Profile | None = None  # by interval, with one row per kernel; None if `profile` has all of it
     cpu: CpuSamples | None = None
     series: Sequence[Series] = ()
     launches: Launches | None = None
-    waits: Launches | None = None  # for the GPU; functions are in the place of kernels
-    listings: Sequence[dict[str, Any]] = ()  # kernels as `iaprof annotate --json` has them
+    waits: Launches | None = None  # for the GPU, with the waiting functions as `kernels`
+    listings: Sequence[dict[str, Any]] = ()  # annotated kernels, as in the output of `iaprof annotate --json`

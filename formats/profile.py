@@ -1,7 +1,7 @@
-"""What writers get: columns that are joined and named, ready to be printed, and nothing of how they came to be.
+"""The profile: stalls joined to launches, kernels and source lines, as columns, independent of how they were joined.
 
-A profile is a table of distinct (interval, launch, kernel, code, offset) with ten counts. What rows share, such as a
-stack, stands once beside the columns, and they say its index: work on texts is done once per text, not once per row.
+A profile is a table of distinct (interval, launch, kernel, code, offset) rows with a count per stall reason. Values
+that rows share, such as stacks, are stored once and referred to by index, so that texts are processed once each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
+if TYPE_CHECKING:  # without NumPy, the registry of formats imports fast
     import numpy as np
     from numpy.typing import NDArray
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:  # who only wants to know of a format needs no NumPy
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel as it was placed in one process."""
+    """A kernel at its address in one process."""
 
-    address: int  # canonical, 48 bits; 0 where it is not known
+    address: int  # canonical, 48 bits; 0 if unknown
     symbol: str
     file: str  # "" when unknown
 
 
 class Kind(StrEnum):
-    """What code is; the values are what legends say."""
+    """The kind of code that a frame stands for; the values appear in legends."""
 
-    PROCESS = "process"  # no code: whose
-    CPP = "C++"  # and what else demangles to names with `::`
+    PROCESS = "process"  # no code, but the process, host or the like
+    CPP = "C++"  # and other languages whose demangled names contain `::`
     C = "C"
     PYTHON = "Python"
     JIT = "JIT"
@@ -44,81 +44,81 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a CPU frame is from."""
+    """The origin of a CPU frame."""
 
     kind: Kind
-    module: str = ""  # path of the file that has the code; "[kernel]", "[vdso]"; "" when unknown
-    file: str = ""  # of its source; "" when unknown
-    line: int = 0  # 0 when unknown
+    module: str = ""  # path of the file with the code; "[kernel]", "[vdso]"; "" if unknown
+    file: str = ""  # source file; "" if unknown
+    line: int = 0  # 0 if unknown
     inlined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Where kernels were launched from; of a CPU sample, where it was taken."""
+    """The stack of a launch, or of a CPU sample."""
 
     comm: str
     pid: int
     stack: tuple[str, ...]  # user frames, outermost first
-    kernel_stack: tuple[str, ...] = ()  # of the operating system's kernel, outermost first
-    host: str = ""  # where it ran; "" unless captures of several were merged
-    origins: tuple[Origin, ...] = ()  # of the user frames; empty where nobody knows them
+    kernel_stack: tuple[str, ...] = ()  # of the Linux kernel, outermost first
+    host: str = ""  # "" unless the capture is merged
+    origins: tuple[Origin, ...] = ()  # of the user frames; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What is the same for all instructions of a kernel that have one mnemonic and one place in the source."""
+    """Properties that instructions of a kernel share: mnemonic and source location."""
 
     mnemonic: str
-    functions: tuple[str, ...]  # the kernel first, inlined functions inside
-    lines: tuple[int, ...]  # of each function; 0 when unknown
-    files: tuple[str, ...] = ()  # those that the lines are in; "" when unknown
+    functions: tuple[str, ...]  # the kernel first, then inlined functions
+    lines: tuple[int, ...]  # of each function; 0 if unknown
+    files: tuple[str, ...] = ()  # of each line; "" if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How the GPUs were in an interval; 0 where nothing was measured."""
+    """The GPUs' state in an interval; 0 where nothing was measured."""
 
-    frequency_mhz: float = 0.0  # mean of all GTs
-    busy_percent: float = 0.0  # mean of all GTs, each as busy as its busiest class of engines
+    frequency_mhz: float = 0.0  # mean over all GTs
+    busy_percent: float = 0.0  # mean over all GTs of each GT's busiest engine class
 
 
 def all_reasons(profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """The reasons of several profiles, each once."""
+    """The union of the reasons of several profiles, in order of appearance."""
     return tuple(dict.fromkeys(reason for profile in profiles for reason in profile.reasons))
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All rows, sorted by interval, then by launch and kernel; and what their indices refer to."""
+    """Rows sorted by interval, launch and kernel, and the tables that their indices refer to."""
 
-    launches: Sequence[Launch | None]  # None: where no launch could be found
-    kernels: Sequence[Kernel | None]  # None: the address is in no known kernel
+    launches: Sequence[Launch | None]  # None: no launch was found
+    kernels: Sequence[Kernel | None]  # None: the address lies in no known kernel
     codes: Sequence[Code]
     interval: NDArray[np.int64]  # [n]
     launch: NDArray[np.int64]  # [n], index into launches
     kernel: NDArray[np.int64]  # [n], index into kernels
     code: NDArray[np.int64]  # [n], index into codes
-    offset: NDArray[np.uint64]  # [n], bytes from the kernel's first instruction; in no known kernel the address itself
-    counts: NDArray[np.uint64]  # [n, m] samples, in the order of `reasons`
+    offset: NDArray[np.uint64]  # [n], bytes from the first instruction; the address if no kernel is known
+    counts: NDArray[np.uint64]  # [n, m], samples, in the order of `reasons`
     device: NDArray[np.int64]  # [n], index into devices
-    reasons: Sequence[str]  # [m], why instructions waited
-    intervals: Sequence[float]  # seconds, CLOCK_MONOTONIC, at which each starts
-    devices: Sequence[str] = ("",)  # what the GPUs are called; "" where nobody knows
-    gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval, of those with any
-    launch_counts: dict[int, int] = field(default_factory=dict)  # launches that were recorded, by index of kernels
-    matched: dict[str, float] = field(default_factory=dict)  # shares of samples that found their place: report.profile
-    whole: WholeStacks | None = None  # samples by where the stack ends that launched them; None where that is not known
-    # The same of all launches and CPU samples that were recorded, whatever is selected: formats.whole_stacks.recorded.
+    reasons: Sequence[str]  # [m], stall reasons
+    intervals: Sequence[float]  # seconds, CLOCK_MONOTONIC: the start of each interval
+    devices: Sequence[str] = ("",)  # names of GPUs; "" if unknown
+    gauges: dict[int, Gauges] = field(default_factory=dict)  # by interval
+    launch_counts: dict[int, int] = field(default_factory=dict)  # recorded launches, by index into kernels
+    matched: dict[str, float] = field(default_factory=dict)  # match rates: report.facts.Matched
+    whole: WholeStacks | None = None  # where the launching stacks of the samples end; None if unknown
+    # The same for all recorded launches and CPU samples, whatever is selected: header.whole_stacks.recorded.
     recorded: Mapping[str, WholeStacks] = field(default_factory=dict)
-    python: PythonCounts | None = None  # samples by what the stack that launched them tells of Python
-    recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same of all, as `recorded`
+    python: PythonCounts | None = None  # Python frames of the launching stacks of the samples
+    recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same for all recorded ones
 
     def __len__(self) -> int:
         return len(self.interval)
 
     def counts_of(self, reasons: Sequence[str]) -> NDArray[np.uint64]:
-        """Samples in the order of other reasons, of which the profile's may be a part: [n, len(reasons)]."""
+        """Counts in the order of `reasons`, which must include all of the profile's: uint64[n, len(reasons)]."""
         if tuple(reasons) == tuple(self.reasons):
             return self.counts
         found = np.zeros((len(self), len(reasons)), np.uint64)
@@ -126,7 +126,7 @@ class Profile:
         return found
 
     def only(self, rows: NDArray[Any]) -> Self:
-        """The profile with some of its rows: bool[n], or indices int64[m] in ascending order."""
+        """A profile with a subset of the rows: bool[n], or ascending indices int64[m]."""
         names = ("interval", "launch", "kernel", "code", "offset", "counts", "device")
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
@@ -144,22 +144,22 @@ PARTS = {
     "reason": "why it waited",
     "offset": "its place in the kernel",
 }
-"""What a stack can consist of."""
+"""The components of a stack that `--frames` can choose, with their descriptions."""
 USUAL_PARTS = ("process", "pid", "cpu", "file", "function", "instruction", "reason", "offset")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How the user wants stacks to look."""
+    """Options for the shape of stacks: which components they have, and how these look."""
 
     gpu_lines: bool = False
-    gpu_dirs: bool = False  # each folder of a source path as a frame
-    parts: tuple[str, ...] = USUAL_PARTS  # of PARTS, from the root
-    inverted: bool = False  # the leaf first
-    max_stack: int = 0  # frames of a CPU stack, the innermost; 0 for all
-    percent_limit: float = 0.0  # what has less than this share is added up in one line
-    cpu_samples: bool = False  # the stacks of CPU samples, in place of those of stalls
-    waits: bool = False  # then these are microseconds that were waited for the GPU
+    gpu_dirs: bool = False  # one frame per folder of a source path
+    parts: tuple[str, ...] = USUAL_PARTS  # keys of PARTS, from the root
+    inverted: bool = False  # leaf first
+    max_stack: int = 0  # maximum number of CPU frames, the innermost; 0: all
+    percent_limit: float = 0.0  # stacks with a smaller share are added up in one line
+    cpu_samples: bool = False  # stacks of CPU samples instead of stalls
+    waits: bool = False  # `cpu_samples` is set, too, and counts are microseconds of waiting
 
 
 UNKNOWN_PROCESS = "[unknown process]"
@@ -167,16 +167,16 @@ UNKNOWN_KERNEL = "[unknown kernel]"
 
 
 def kernel_name(kernel: Kernel | None, code: Code) -> str:
-    """What a row's kernel is called; where it is in no known one, what is known of that. Not cleaned."""
+    """A row's kernel name, not cleaned; if the kernel is unknown, the best description there is."""
     if kernel is not None:
         return kernel.symbol
     return (code.functions[0] if code.functions else "") or UNKNOWN_KERNEL
 
 
 def clean(frame: str, separators: str = "") -> str:
-    """A frame that keeps to its place: no control or invisible characters, and none of `separators`.
+    """Escapes control and invisible characters in a frame's text, and replaces each of `separators` by a colon.
 
-    Names come from binaries, processes and captures of anybody: they must not break a line, a terminal or a format.
+    Names come from untrusted binaries, processes and captures: they must not break a line, a terminal or a format.
     """
     if frame.isascii() and frame.isprintable() and not any(mark in frame for mark in separators):
         return frame

@@ -1,4 +1,4 @@
-"""Zebins: the ELF files that hold a GPU module's kernels, as the compiler writes them and as the driver places them.
+"""Zebins: the ELF files with a GPU module's kernels, as the compiler writes them and as the driver loads them.
 
 This names kernels and hands out their code. Lines and inlined functions (DWARF) are report.gpu_frames' work,
 instructions report.decoder's. The file may come from anyone: all that it declares is checked before use, and the work
@@ -17,44 +17,44 @@ from iaprof.formats import elf
 
 ADDRESS_MASK = 0xFFFF_FFFF_FFFF  # GPU addresses have 48 bits
 TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
-CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # the "kernel" whose section holds functions that kernels call
+CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # pseudo-kernel whose section holds functions that kernels call
 
 _RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
 _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
 
 
 class ZebinError(IaprofError):
-    """These bytes are no zebin that can be used; the text says why, in one sentence without a subject's name."""
+    """The bytes are no usable zebin; the text says why, in a clause whose subject is "it"."""
 
 
 def canonical(address: int) -> int:
-    """The 48 bits that a GPU address has: drivers sign-extend them on some devices and not on others."""
+    """The low 48 bits of a GPU address: on some devices the driver sign-extends addresses, on others it does not."""
     return address & ADDRESS_MASK
 
 
 @dataclass(frozen=True, slots=True)
 class ZebinFunction:
-    """A function inside a kernel's section that is not the kernel itself."""
+    """A function in a kernel's section, other than the kernel itself."""
 
-    name: str  # as the symbol table has it, so perhaps mangled
+    name: str  # from the symbol table; may be mangled
     offset: int  # bytes from the kernel's address
-    size: int  # bytes, 0 where the symbol table does not say
+    size: int  # bytes, 0 if the symbol table does not say
 
 
 @dataclass(frozen=True, slots=True)
 class ZebinKernel:
-    """One `.text.<kernel>` section."""
+    """A `.text.<kernel>` section."""
 
-    name: str  # as the section's name has it, so perhaps mangled
-    address: int  # canonical: 48 bits, not sign-extended; 0 in a zebin that was not placed
-    size: int  # bytes: the size of the FUNC symbol of that name, else the section's
-    code: bytes  # the whole section, padding behind the kernel included
+    name: str  # from the section's name; may be mangled
+    address: int  # canonical (48 bits, not sign-extended); 0 if the zebin was not relocated
+    size: int  # bytes: the size of the FUNC symbol of this name, or else of the section
+    code: bytes  # the whole section, including the padding after the kernel
     functions: tuple[ZebinFunction, ...]  # sorted by offset
-    relocations: tuple[tuple[int, int], ...] = ()  # offset and bytes of what the driver may change when it places it
+    relocations: tuple[tuple[int, int], ...] = ()  # offset and size, in bytes, of the bytes that relocations change
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the code, in hexadecimal: the same wherever the driver placed it."""
+        """SHA-256 of the code without relocated bytes, in hexadecimal: the same at every load address."""
         code = bytearray(self.code)
         for offset, size in self.relocations:
             code[offset : offset + size] = bytes(min(size, max(len(code) - offset, 0)))
@@ -63,11 +63,11 @@ class ZebinKernel:
 
 @dataclass(frozen=True, slots=True)
 class Zebin:
-    """What a zebin says about its kernels, in the order of its sections."""
+    """The kernels of a zebin, in the order of its sections."""
 
     kernels: tuple[ZebinKernel, ...]
-    has_debug: bool  # there is DWARF
-    placed: bool  # kernels have GPU addresses: this is the driver's debug form
+    has_debug: bool  # it has DWARF
+    placed: bool  # kernels have GPU addresses: this is the driver's debug ELF
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Section:
 
 
 def read_zebin(data: bytes) -> Zebin:
-    """Read a zebin in either form; ZebinError where it is none, or is damaged where it matters."""
+    """Reads a compiler's zebin or a driver's debug ELF; ZebinError if it is neither, or damaged."""
     sections = read_sections(data)
     texts = kernel_sections(sections)
     if sum(section.size for section in texts.values()) > len(data):
@@ -127,15 +127,15 @@ def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
 
 
 def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, int]]:
-    """The kernels of a zebin whose names have so many bytes.
+    """The kernels of a zebin whose names have a length within bounds.
 
     Args:
-        data: anyone's.
-        shortest: bytes of a name, at least.
-        longest: bytes of a name, at most.
+            data: the file, untrusted.
+            shortest: minimum length of a name, bytes.
+            longest: maximum length of a name, bytes.
 
     Returns:
-        Name and canonical address (0 where the zebin was not placed) of each; nothing where it is no zebin.
+            Name and canonical address (0 if the zebin was not relocated) of each; empty if `data` is no zebin.
     """
     try:
         file = elf.ElfFile(elf.in_memory(data), most_sections=len(data))
@@ -206,7 +206,7 @@ def read_sections(data: bytes) -> list[Section]:
 
 
 def kernels_elsewhere(data: bytes) -> set[str]:
-    """Names of the kernels that a debug ELF has no code of: they were not launched, and lie nobody knows where."""
+    """Names of the kernels that a debug ELF has no code for: they were never launched, and their address is unknown."""
     return {
         section.name.removeprefix(TEXT_PREFIX)
         for section in read_sections(data)
@@ -215,7 +215,7 @@ def kernels_elsewhere(data: bytes) -> set[str]:
 
 
 def kernel_sections(sections: list[Section]) -> dict[int, Section]:
-    """Those that are kernels, by their indices: read_zebin's kernels are in the same order."""
+    """The kernels' sections by section index, in the order of `read_zebin`'s kernels."""
     return {
         index: section
         for index, section in enumerate(sections)
@@ -226,7 +226,7 @@ def kernel_sections(sections: list[Section]) -> dict[int, Section]:
 
 
 def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) -> dict[int, list[ZebinFunction]]:
-    """The FUNC symbols of each text section, by that section's index."""
+    """The FUNC symbols of each text section, by section index."""
     found: dict[int, list[ZebinFunction]] = {}
     table = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
     if table is None:
@@ -242,7 +242,7 @@ def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) 
         if info & 0xF != elf.STT_FUNC or index not in texts:
             continue
         section = texts[index]
-        # Where the driver placed a section, it added the section's address to the symbols in it.
+        # The driver adds the section's address to its symbols when it relocates the section.
         offset = canonical(value - section.address)
         if offset < max(section.size, 1):
             size = min(size, section.size - offset)
@@ -251,9 +251,9 @@ def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) 
 
 
 def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[int, int]]]:
-    """Offset and bytes of what relocations change, by the index of the section that they are for."""
+    """Offset and size, in bytes, of each relocated place, by the index of the relocated section."""
     found: dict[int, dict[int, int]] = {}
-    left = len(data)  # sections may overlap
+    left = len(data)  # sections may overlap: bounds the total
     for section in sections:
         if section.type in (elf.SHT_REL, elf.SHT_RELA) and section.name.startswith(
             (f".rel{TEXT_PREFIX}", f".rela{TEXT_PREFIX}")
@@ -273,14 +273,14 @@ def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[i
 
 
 class Names:
-    """A string table. Many entries may name one long string: what is read in all is bounded by the table's length."""
+    """An untrusted string table: limits the total length of the names read, as many entries may share one string."""
 
     def __init__(self, strings: bytes) -> None:
         self._strings = strings
         self._left = 16 * len(strings) + 4096
 
     def at(self, offset: int) -> str:
-        """The name that starts at `offset`, empty outside the table."""
+        """The name that starts at `offset`; empty outside the table."""
         end = self._strings.find(b"\0", offset)
         name = self._strings[offset : end if end >= 0 else len(self._strings)]
         self._left -= len(name)
