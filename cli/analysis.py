@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iaprof.cli.options.selection import Choice
-from iaprof.formats.profile import Shape, clean
+from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def exported(
     capture: Path,
     choice: Choice,
     writer: Writer,
-    shape: Shape,
+    stack_options: StackOptions,
     interval_s: float | None,
     *,
     lines: bool = False,
@@ -77,7 +77,7 @@ def exported(
         capture: the file.
         choice: which stalls, and where names come from.
         writer: the format.
-        shape: how stacks are to look.
+        stack_options: how stacks are to look.
         interval_s: length of intervals; None: as is usual with the format.
         lines: CPU frames with file and line.
         interpreter: CPython's own frames between Python functions, too.

@@ -149,7 +149,7 @@ USUAL_PARTS = ("process", "pid", "cpu", "file", "function", "instruction", "reas
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackOptions:
     """Options for the shape of stacks: which components they have, and how these look."""
 
     gpu_lines: bool = False

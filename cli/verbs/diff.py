@@ -17,7 +17,7 @@ from iaprof.cli.terminal.entry_names import fields, names, one_of
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import answering, destination
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 
 if TYPE_CHECKING:
     from iaprof.report.views.difference import Change, Difference
@@ -78,7 +78,7 @@ def diff(
         both = joined(old.profile, new.profile)
     if folded:
         with destination(output) as out:
-            difffolded.write(both, Shape(parts=difffolded.PARTS), relative, out)
+            difffolded.write(both, StackOptions(parts=difffolded.PARTS), relative, out)
     else:
         show(difference(both, by, limit, relative), as_json, relative)
     if not quiet:

@@ -21,7 +21,7 @@ from iaprof.cli.terminal.stdout import destination
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.symbol_sources import sources
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.formats.profile import PARTS, USUAL_PARTS, Shape
+from iaprof.formats.profile import PARTS, USUAL_PARTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, for_file
 from iaprof.formats.writers.writer import Needs
 
@@ -148,7 +148,9 @@ def report(
         )
     if per_interval and "interval" not in parts:
         parts = (*parts, "interval") if inverted else ("interval", *parts)
-    shape = Shape(gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits)
+    stack_options = StackOptions(
+        gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
+    )
     if output is not None:
         check_output(output, force, capture)
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
@@ -157,12 +159,19 @@ def report(
     page = io.StringIO()
     with (
         exported(
-            capture, choice, writer, shape, interval, lines=lines, interpreter=not hidden, source_dirs=source_dirs or ()
+            capture,
+            choice,
+            writer,
+            stack_options,
+            interval,
+            lines=lines,
+            interpreter=not hidden,
+            source_dirs=source_dirs or (),
         ) as (export, built),
         contextlib.nullcontext(page) if shown and output is None else destination(output, writer.binary) as out,
         writing(output),
     ):
-        writer.write(export, shape, out)
+        writer.write(export, stack_options, out)
     if symbol_sources and built is not None:
         for line in sources(built.facts.cpu_modules):
             say(line)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
 from iaprof.formats.page.kernels import kernels_of_rows
-from iaprof.formats.profile import Kind, Profile, Shape, clean
+from iaprof.formats.profile import Kind, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.stacks.viewer_tree import without_offsets
@@ -41,7 +41,7 @@ _Ints = NDArray[np.int64]
 
 def payload(
     export: Export,
-    shape: Shape,
+    options: StackOptions,
     panels: Mapping[str, Any],
     most_nodes: int = _MOST_NODES,
     most_entries: int = _MOST_ENTRIES,
@@ -50,20 +50,20 @@ def payload(
 
     Args:
         export: what to show.
-        shape: the stack options; `inverted` only sets the initial view, as the page can invert stacks itself.
+        options: the stack options; `inverted` only sets the initial view, as the page can invert stacks itself.
         panels: the panels' data, as JSON.
         most_nodes: nodes of a tree that are kept.
         most_entries: counts by interval and leaf, per tree.
     """
     # Kernel listings show offsets; as frames they would be the most numerous and the least useful.
-    upright = replace(without_offsets(shape), inverted=False)
+    upright = replace(without_offsets(options), inverted=False)
     wanted = [_Wanted("stalls", _stalls(export.profile, upright))]
     if export.by_time is not None:
         wanted[0] = replace(wanted[0], by_time=_stalls(export.by_time, upright))
     if export.cpu is not None and len(export.cpu.count):
         tree = cpu_tree(export.cpu, upright, _key)
         wanted.append(_Wanted("cpu", _Stacks(tree, np.zeros(len(tree.node), np.int64), ("",))))
-    packing = _Packing(_intervals(export), most_nodes, most_entries, shape.percent_limit / 100)
+    packing = _Packing(_intervals(export), most_nodes, most_entries, options.percent_limit / 100)
     packing.pack(wanted)
     if export.by_time is not None:
         packing.notes.append("In a selected range, kernels are not split into instructions: the recording is large.")
@@ -74,8 +74,8 @@ def payload(
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),
         "notes": packing.notes,
-        "source": "cpu" if shape.cpu_samples and "cpu" in packing.trees else "stalls",
-        "inverted": shape.inverted,
+        "source": "cpu" if options.cpu_samples and "cpu" in packing.trees else "stalls",
+        "inverted": options.inverted,
         "intervalSeconds": export.interval_s * packing.step,
         "intervals": -(-packing.intervals // packing.step),
         "trees": packing.trees,
@@ -131,8 +131,8 @@ class _Samples:
     count: _Ints  # [entries], samples
 
 
-def _stalls(profile: Profile, shape: Shape) -> _Stacks:
-    tree = stall_tree(profile, shape, _key)
+def _stalls(profile: Profile, options: StackOptions) -> _Stacks:
+    tree = stall_tree(profile, options, _key)
     row, _ = np.nonzero(profile.counts)  # the rows of the tree
     names, number = kernels_of_rows(profile)
     return _Stacks(tree, number[row], names)

@@ -15,7 +15,7 @@ from string import Template
 from typing import IO
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Kind, Shape, clean
+from iaprof.formats.profile import Kind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCRIPTS = ("model.js", "about.js", "words.js", "heatmap.js", "flame.js", "timeline.js", "kernels.js", "main.js")
@@ -28,7 +28,7 @@ class HtmlPage(Writer):
     interval_s = 0.02  # like FlameScope: fifty rows per second
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.LISTINGS
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the page."""
         # Imported here, so that the registry of formats loads without NumPy.
         from iaprof.formats.page.data import payload
@@ -44,7 +44,7 @@ class HtmlPage(Writer):
                 policy=f"{policy}; base-uri 'none'; form-action 'none'",
                 script=script,
                 style=style,
-                payload=base64.b64encode(payload(export, shape, panels(export))).decode(),
+                payload=base64.b64encode(payload(export, options, panels(export))).decode(),
             )
         )
 

@@ -14,7 +14,7 @@ from iaprof.formats.profile import (
     Kind,
     Launch,
     Origin,
-    Shape,
+    StackOptions,
     clean,
     kernel_name,
 )
@@ -44,7 +44,9 @@ class Frame:
         return self.text.endswith(("_[G]", "_[g]"))
 
 
-def launch_frames(launch: Launch | None, shape: Shape, parts: Sequence[str] = ("process", "pid", "cpu")) -> list[Frame]:
+def launch_frames(
+    launch: Launch | None, options: StackOptions, parts: Sequence[str] = ("process", "pid", "cpu")
+) -> list[Frame]:
     """The CPU frames of a stack, outermost first; `parts` selects and orders the components."""
     if launch is None:
         return [_process(UNKNOWN_PROCESS)]
@@ -57,7 +59,7 @@ def launch_frames(launch: Launch | None, shape: Shape, parts: Sequence[str] = ("
         elif part == "pid" and launch.pid:  # 0 stands for several processes
             found.append(_process(str(launch.pid)))
         elif part == "cpu":
-            found += _stack(launch, shape.max_stack)
+            found += _stack(launch, options.max_stack)
     return found
 
 
@@ -86,9 +88,11 @@ def kind_of(text: str) -> Kind:
     return Kind.CPP if "::" in text or "(" in text else Kind.C
 
 
-def gpu_frames(kernel: Kernel | None, code: Code, shape: Shape, parts: Sequence[str] = GPU_PARTS) -> list[Frame]:
+def gpu_frames(
+    kernel: Kernel | None, code: Code, options: StackOptions, parts: Sequence[str] = GPU_PARTS
+) -> list[Frame]:
     """The GPU frames of a stack, from the kernel to the instruction; `parts` selects and orders the components."""
-    makers: dict[str, Callable[[Kernel, Code, Shape], list[Frame]]] = {
+    makers: dict[str, Callable[[Kernel, Code, StackOptions], list[Frame]]] = {
         "file": _file_frames,
         "function": _function_frames,
         "line": _line_frames,
@@ -96,7 +100,7 @@ def gpu_frames(kernel: Kernel | None, code: Code, shape: Shape, parts: Sequence[
     }
     if kernel is None:
         return [_source(kernel_name(kernel, code))] if "function" in parts else []
-    return [frame for part in parts for frame in makers[part](kernel, code, shape)]
+    return [frame for part in parts for frame in makers[part](kernel, code, options)]
 
 
 def _source(text: str, file: str = "", line: int = 0) -> Frame:
@@ -104,29 +108,29 @@ def _source(text: str, file: str = "", line: int = 0) -> Frame:
     return Frame(f"{text}_[G]", kind, "", file, line, text)
 
 
-def _file_frames(kernel: Kernel, _code: Code, shape: Shape) -> list[Frame]:
+def _file_frames(kernel: Kernel, _code: Code, options: StackOptions) -> list[Frame]:
     """The kernel's source file as one frame, or as one frame per component of its path."""
-    parts = [part for part in kernel.file.split("/") if part not in ("", ".")] if shape.gpu_dirs else [kernel.file]
+    parts = [part for part in kernel.file.split("/") if part not in ("", ".")] if options.gpu_dirs else [kernel.file]
     return [_source(part, kernel.file) for part in parts if part]
 
 
-def _function_frames(kernel: Kernel, code: Code, shape: Shape) -> list[Frame]:
+def _function_frames(kernel: Kernel, code: Code, options: StackOptions) -> list[Frame]:
     frames = []
     for index, function in enumerate(code.functions):
         line = code.lines[index] if index < len(code.lines) else 0
-        place = f" {_place(kernel, code, index, line)}" if shape.gpu_lines and line else ""
+        place = f" {_place(kernel, code, index, line)}" if options.gpu_lines and line else ""
         frames.append(_source(f"{function}{place}", _file(kernel, code, index), line))
     return frames
 
 
-def _line_frames(kernel: Kernel, code: Code, _shape: Shape) -> list[Frame]:
+def _line_frames(kernel: Kernel, code: Code, _shape: StackOptions) -> list[Frame]:
     """The source location of the instruction itself."""
     index = len(code.lines) - 1
     line = code.lines[-1] if code.lines else 0
     return [_source(_place(kernel, code, index, line), _file(kernel, code, index), line)] if line else []
 
 
-def _instruction_frames(_kernel: Kernel, code: Code, _shape: Shape) -> list[Frame]:
+def _instruction_frames(_kernel: Kernel, code: Code, _shape: StackOptions) -> list[Frame]:
     kind = Kind.UNKNOWN if code.mnemonic.startswith("[") else Kind.INSTRUCTION
     return [Frame(f"{code.mnemonic}_[g]", kind, name=code.mnemonic)]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples
-from iaprof.formats.profile import Kind, Profile, Shape
+from iaprof.formats.profile import Kind, Profile, StackOptions
 from iaprof.formats.stacks.frames import BETWEEN, CPU_PARTS, GPU_PARTS, Frame, gpu_frames, launch_frames
 
 MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
@@ -27,24 +27,24 @@ def is_mark(frames: Sequence[Sequence[Frame]]) -> bool:
 
 
 def stack_columns(
-    profile: Profile, shape: Shape, row: NDArray[np.int64], reason: NDArray[np.int64]
+    profile: Profile, options: StackOptions, row: NDArray[np.int64], reason: NDArray[np.int64]
 ) -> list[StackColumn]:
     """The components of stacks, from the root.
 
     Args:
         profile: the profile.
-        shape: the stack options; `inverted` has no effect here.
+        options: the stack options; `inverted` has no effect here.
         row: int64[n], rows of the profile.
         reason: int64[n], an index into the profile's reasons for each.
     """
     columns: list[StackColumn] = []
-    for parts in _runs(shape.parts):
+    for parts in _runs(options.parts):
         if parts[0] in CPU_PARTS:
-            columns.append(([launch_frames(each, shape, parts) for each in profile.launches], profile.launch[row]))
+            columns.append(([launch_frames(each, options, parts) for each in profile.launches], profile.launch[row]))
         elif parts[0] in GPU_PARTS:
             pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
             each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
-            frames = [gpu_frames(profile.kernels[kernel], profile.codes[code], shape, parts) for kernel, code in each]
+            frames = [gpu_frames(profile.kernels[kernel], profile.codes[code], options, parts) for kernel, code in each]
             columns.append((frames, pair_of[row]))
         elif parts[0] == "interval":
             columns.append(([[frame] for frame in interval_frames(profile.intervals)], profile.interval[row]))
@@ -58,10 +58,10 @@ def stack_columns(
     return columns
 
 
-def cpu_columns(samples: CpuSamples, shape: Shape) -> StackColumn:
+def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:
     """The frames of CPU samples: the chosen CPU components, or all CPU components if none was chosen."""
-    parts = [part for part in shape.parts if part in CPU_PARTS] or CPU_PARTS
-    return [launch_frames(each, shape, parts) for each in samples.launches], samples.launch
+    parts = [part for part in options.parts if part in CPU_PARTS] or CPU_PARTS
+    return [launch_frames(each, options, parts) for each in samples.launches], samples.launch
 
 
 def _of_gpu(text: str) -> Frame:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples
-from iaprof.formats.profile import Launch, Profile, Shape
+from iaprof.formats.profile import Launch, Profile, StackOptions
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.stack_columns import StackColumn, cpu_columns, is_mark, stack_columns
 
@@ -70,29 +70,29 @@ class Tree:
         return found
 
 
-def stall_tree(profile: Profile, shape: Shape, key: Callable[[Frame], Hashable], marked: bool = False) -> Tree:
+def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable], marked: bool = False) -> Tree:
     """The call tree of a profile's stalls.
 
     Args:
         profile: the profile.
-        shape: the stack options; applying `percent_limit` is up to the writer.
+        options: the stack options; applying `percent_limit` is up to the writer.
         key: frames with equal keys are merged.
         marked: puts a separator between CPU and GPU frames, as in folded stacks.
     """
     row, reason = np.nonzero(profile.counts)
     reason = reason.astype(np.int64)
-    columns = [each for each in stack_columns(profile, shape, row, reason) if marked or not is_mark(each[0])]
+    columns = [each for each in stack_columns(profile, options, row, reason) if marked or not is_mark(each[0])]
     counts = profile.counts[row, reason].astype(np.int64)
     rest = (profile.launch[row], profile.device[row], profile.interval[row], reason, counts)
-    return _tree(columns, shape.inverted, key, profile.launches, profile.devices, rest)
+    return _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)
 
 
-def cpu_tree(samples: CpuSamples, shape: Shape, key: Callable[[Frame], Hashable]) -> Tree:
+def cpu_tree(samples: CpuSamples, options: StackOptions, key: Callable[[Frame], Hashable]) -> Tree:
     """The call tree of CPU samples, with the chosen components that CPU samples have."""
-    columns = [cpu_columns(samples, shape)]
+    columns = [cpu_columns(samples, options)]
     none = np.zeros(len(samples.launch), np.int64)
     rest = (samples.launch, none, samples.interval, none + NO_REASON, samples.count)
-    return _tree(columns, shape.inverted, key, samples.launches, ("",), rest)
+    return _tree(columns, options.inverted, key, samples.launches, ("",), rest)
 
 
 def _tree(

@@ -9,49 +9,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples, Export
-from iaprof.formats.profile import USUAL_PARTS, Kind, Profile, Shape
+from iaprof.formats.profile import USUAL_PARTS, Kind, Profile, StackOptions
 from iaprof.formats.stacks.frames import NOTHING, Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 
 
-def viewer_tree(source: Profile | CpuSamples, shape: Shape, key: Callable[[Frame], Hashable]) -> Tree:
+def viewer_tree(source: Profile | CpuSamples, options: StackOptions, key: Callable[[Frame], Hashable]) -> Tree:
     """The call tree of a profile's stalls or of CPU samples, in which every stack has at least one frame.
 
     Stacks with a share below `percent_limit` become one frame, `[below P %]`.
 
     Args:
         source: stalls or CPU samples.
-        shape: the stack options.
+        options: the stack options.
         key: frames with equal keys are merged.
     """
-    tree = cpu_tree(source, shape, key) if isinstance(source, CpuSamples) else stall_tree(source, shape, key)
+    tree = cpu_tree(source, options, key) if isinstance(source, CpuSamples) else stall_tree(source, options, key)
     tree = _ended(tree, tree.node == 0, NOTHING)
-    if shape.percent_limit:
+    if options.percent_limit:
         own = tree.own()
-        small = own * 100.0 < shape.percent_limit * int(own.sum())
-        tree = _ended(tree, small[tree.node], f"[below {shape.percent_limit:g} %]")
+        small = own * 100.0 < options.percent_limit * int(own.sum())
+        tree = _ended(tree, small[tree.node], f"[below {options.percent_limit:g} %]")
     return _pruned(tree)
 
 
-def without(shape: Shape, parts: Sequence[str]) -> Shape:
+def without(options: StackOptions, parts: Sequence[str]) -> StackOptions:
     """The options without some components, for formats that store these elsewhere."""
-    return replace(shape, parts=tuple(part for part in shape.parts if part not in parts))
+    return replace(options, parts=tuple(part for part in options.parts if part not in parts))
 
 
-def without_offsets(shape: Shape) -> Shape:
+def without_offsets(options: StackOptions) -> StackOptions:
     """The options without offsets, unless the user chose components.
 
     For viewers that list functions by self samples: they would list offsets, and merge equal offsets of different
     kernels.
     """
-    return without(shape, ("offset",)) if shape.parts == USUAL_PARTS else shape
+    return without(options, ("offset",)) if options.parts == USUAL_PARTS else options
 
 
-def by_time(export: Export, shape: Shape) -> tuple[Profile, Shape]:
+def by_time(export: Export, options: StackOptions) -> tuple[Profile, StackOptions]:
     """Stalls by interval, with the options for their stacks, which end in the kernel if the capture is large."""
     if export.by_time is None:
-        return export.profile, shape
-    return export.by_time, without(shape, ("line", "instruction", "offset"))
+        return export.profile, options
+    return export.by_time, without(options, ("line", "instruction", "offset"))
 
 
 def paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from typing import IO, Any
 
 from iaprof.formats.export import Export, Launches, Thread
-from iaprof.formats.profile import Shape, clean
+from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 _COUNTERS = 1 << 22  # pid of the counters' process; no process has it (Linux's PID_MAX_LIMIT)
@@ -25,7 +25,7 @@ class Chrome(Writer):
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
     has_stacks = False
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the document event by event."""
         about = export.about
         said = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}

@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.profile import Profile, Shape
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.folded import lines_of, text_of
 
 PARTS = ("process", "cpu", "file", "function", "instruction", "reason")
@@ -24,16 +24,16 @@ _GONE = "[gone]"
 _LINES_AT_ONCE = 1 << 16
 
 
-def write(both: Profile, shape: Shape, relative: bool, out: IO[str]) -> None:
+def write(both: Profile, options: StackOptions, relative: bool, out: IO[str]) -> None:
     """Writes every stack with both counts, sorted by text, and a line `[gone]` for stacks without samples after.
 
     Args:
         both: interval 0 is before, interval 1 is after.
-        shape: the stack options.
+        options: the stack options.
         relative: scale the counts after, so that both sums are equal.
         out: receives the text.
     """
-    columns, counts = lines_of(both, shape, by_interval=True)
+    columns, counts = lines_of(both, options, by_interval=True)
     if relative:
         counts[:, 1] = _scaled(counts[:, 1], int(counts[:, 0].sum()))
     there = counts[:, 1] > 0

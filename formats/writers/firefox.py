@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch, Profile, Shape, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import NOTHING, Frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without, without_offsets
@@ -55,18 +55,18 @@ class Firefox(Writer):
     needs = Needs.TIME | Needs.CPU
     interval_s = 0.05  # shorter intervals enlarge the file, and a screen shows some hundred
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the threads of stalls and CPU samples, or of CPU samples only."""
         length_s = export.interval_s or export.about.seconds or 1.0
-        sources: list[tuple[str, Profile | CpuSamples, Shape]] = []
-        if not shape.cpu_samples:
-            sources.append((_STALLS, *by_time(export, without_offsets(shape))))
+        sources: list[tuple[str, Profile | CpuSamples, StackOptions]] = []
+        if not options.cpu_samples:
+            sources.append((_STALLS, *by_time(export, without_offsets(options))))
         if export.cpu is not None:
-            sources.append(("CPU samples", export.cpu, shape))
-        tables = _Tables(export.profile.reasons if "reason" in shape.parts else ())
+            sources.append(("CPU samples", export.cpu, options))
+        tables = _Tables(export.profile.reasons if "reason" in options.parts else ())
         threads = []
-        for name, source, its_shape in sources:
-            tree = viewer_tree(source, without(its_shape, _OF_PROCESSES), _key)
+        for name, source, its_options in sources:
+            tree = viewer_tree(source, without(its_options, _OF_PROCESSES), _key)
             threads += _threads(name, tree, tables.stacks(tree), length_s * 1e3)
         _sort(threads)
         json.dump(

@@ -14,7 +14,7 @@ from typing import IO
 from xml.sax.saxutils import escape
 
 from iaprof.formats.export import About, Export
-from iaprof.formats.profile import Kind, Shape
+from iaprof.formats.profile import Kind, StackOptions
 from iaprof.formats.stacks.flame_layout import DEEPEST, Box, Layout, frame_key, laid_out
 from iaprof.formats.stacks.palette import DARK, LIGHT, ink
 from iaprof.formats.stacks.trees import cpu_tree, stall_tree
@@ -35,26 +35,26 @@ CLASSES = {kind: f"k{index}" for index, kind in enumerate(Kind)}
 class FlameSvg(Writer):
     """An interactive flame graph like flamegraph.pl's; an icicle graph if stacks are inverted."""
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
-        if shape.cpu_samples:
+        if options.cpu_samples:
             assert export.cpu is not None
-            tree = cpu_tree(export.cpu, shape, frame_key)
+            tree = cpu_tree(export.cpu, options, frame_key)
         else:
-            tree = stall_tree(export.profile, shape, frame_key, marked=True)
-        draw(laid_out(tree, shape.percent_limit), export.about, shape, out)
+            tree = stall_tree(export.profile, options, frame_key, marked=True)
+        draw(laid_out(tree, options.percent_limit), export.about, options, out)
 
 
-def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
+def draw(layout: Layout, about: About, options: StackOptions, out: IO[str]) -> None:
     """Writes the picture.
 
     Args:
         layout: the boxes to draw.
         about: for the title.
-        shape: the stack options: the root is at the bottom, or at the top if stacks are inverted.
+        options: the stack options: the root is at the bottom, or at the top if stacks are inverted.
         out: receives the text of the file.
     """
-    head = list(_head(layout, about, shape))
+    head = list(_head(layout, about, options))
     top = 10 + len(head) * _LINE + 38
     height = top + len(layout.rows) * _ROW + 8 + _FOOT
     title = escape(about.title or "iaprof")
@@ -63,13 +63,13 @@ def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Flame graph">\n'
         f"<title>{title}</title>\n<style>\n{_colours()}{_asset('flame_svg.css')}</style>\n"
         '<rect id="page" width="100%" height="100%"/>\n'
-        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(shape.inverted)}">\n'
+        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(options.inverted)}">\n'
     )
     scale = (_WIDTH - 2 * _PAD) / max(layout.total, 1)
     for depth, row in enumerate(layout.rows):
-        place = depth if shape.inverted else len(layout.rows) - 1 - depth
+        place = depth if options.inverted else len(layout.rows) - 1 - depth
         out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
-        out.writelines(_box(box, layout.total, scale, "us" if shape.waits else "samples") for box in row)
+        out.writelines(_box(box, layout.total, scale, "us" if options.waits else "samples") for box in row)
         out.write("</g>\n")
     out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
     out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(layout)}</g></g>\n')
@@ -78,10 +78,10 @@ def draw(layout: Layout, about: About, shape: Shape, out: IO[str]) -> None:
     out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
 
 
-def _head(layout: Layout, about: About, shape: Shape) -> Iterator[str]:
+def _head(layout: Layout, about: About, options: StackOptions) -> Iterator[str]:
     """The lines above the picture: title, origin, totals and warnings."""
-    unit = "CPU samples" if shape.cpu_samples else "samples of GPU stalls"
-    if shape.waits:
+    unit = "CPU samples" if options.cpu_samples else "samples of GPU stalls"
+    if options.waits:
         unit = "us of waits for the GPU"
     where = [each for each in (about.gpus, about.host) if each]
     if about.begun:
@@ -89,7 +89,7 @@ def _head(layout: Layout, about: About, shape: Shape) -> Iterator[str]:
     if about.seconds:
         where.append(f"{about.seconds:,.1f} s")
     much = [f"{layout.total:,} {unit}"]
-    if shape.inverted:
+    if options.inverted:
         much.append("leaf first")
     if layout.left_out:
         deep = f" or deeper than {DEEPEST:,}" if len(layout.rows) > DEEPEST + 1 else ""

@@ -40,16 +40,20 @@ class Flamescope(Writer):
     needs = Needs.TIME
     interval_s = 0.02  # a cell of FlameScope's heat map, which has 50 per second
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the events in order of time."""
-        write_events(export, shape, out)
+        write_events(export, options, out)
 
 
-def write_events(export: Export, shape: Shape, out: IO[str], most: int = MOST_EVENTS, size: int = MOST_BYTES) -> None:
+def write_events(
+    export: Export, options: StackOptions, out: IO[str], most: int = MOST_EVENTS, size: int = MOST_BYTES
+) -> None:
     """Writes at most `most` events in about `size` bytes."""
-    cpu = export.cpu if shape.cpu_samples else None
-    profile, stalls_shape = by_time(export, shape)
-    bare = without(shape if cpu else stalls_shape, ("process", "pid"))  # process and pid are in each event's first line
+    cpu = export.cpu if options.cpu_samples else None
+    profile, stalls_options = by_time(export, options)
+    bare = without(
+        options if cpu else stalls_options, ("process", "pid")
+    )  # process and pid are in each event's first line
     tree = viewer_tree(cpu or profile, bare, lambda frame: (frame.text, frame.module))
     order = np.lexsort((tree.node, tree.interval))
     lines = [_line(frame) for frame in tree.frames]

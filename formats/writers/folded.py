@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Profile, Shape
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import BETWEEN, NOTHING, Frame, clean_frame
 from iaprof.formats.stacks.stack_columns import cpu_columns, is_mark, stack_columns
 from iaprof.formats.writers.writer import Writer
@@ -34,38 +34,40 @@ LinesColumn = tuple[list[str], NDArray[np.int64]]
 class Folded(Writer):
     """The format of flamegraph.pl, speedscope and many others."""
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes every stack with its count, sorted by text; stacks below the limit are added up in a last line."""
-        if shape.cpu_samples:
-            write_cpu_lines(export, shape, out)
+        if options.cpu_samples:
+            write_cpu_lines(export, options, out)
         else:
-            write_lines(export.profile, shape, out)
+            write_lines(export.profile, options, out)
 
 
-def write_lines(profile: Profile, shape: Shape, out: IO[str]) -> None:
+def write_lines(profile: Profile, options: StackOptions, out: IO[str]) -> None:
     """Writes every stack with its count, sorted by text; stacks below the limit are added up in a last line."""
-    _write(*lines_of(profile, shape), shape, out)
+    _write(*lines_of(profile, options), options, out)
 
 
-def write_cpu_lines(export: Export, shape: Shape, out: IO[str]) -> None:
+def write_cpu_lines(export: Export, options: StackOptions, out: IO[str]) -> None:
     """Writes the stacks of CPU samples in the same way."""
     assert export.cpu is not None
-    frames, number = cpu_columns(export.cpu, shape)
-    _write(*_added_up(_never_empty([_column(frames, number, shape)]), export.cpu.count), shape, out)
+    frames, number = cpu_columns(export.cpu, options)
+    _write(*_added_up(_never_empty([_column(frames, number, options)]), export.cpu.count), options, out)
 
 
-def _write(columns: list[LinesColumn], counts: NDArray[np.int64], shape: Shape, out: IO[str]) -> None:
+def _write(columns: list[LinesColumn], counts: NDArray[np.int64], options: StackOptions, out: IO[str]) -> None:
     total = int(counts.sum())
-    kept = counts * 100.0 >= shape.percent_limit * total
+    kept = counts * 100.0 >= options.percent_limit * total
     small = int(counts[~kept].sum())
     for first in range(0, len(counts), _LINES_AT_ONCE):
         some = slice(first, first + _LINES_AT_ONCE)
         out.write(text_of([(texts, numbers[some][kept[some]]) for texts, numbers in columns], counts[some][kept[some]]))
     if small:
-        out.write(f"[below {shape.percent_limit:g} %] {small}\n")
+        out.write(f"[below {options.percent_limit:g} %] {small}\n")
 
 
-def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple[list[LinesColumn], NDArray[np.int64]]:
+def lines_of(
+    profile: Profile, options: StackOptions, by_interval: bool = False
+) -> tuple[list[LinesColumn], NDArray[np.int64]]:
     """The components of each line, from the root, in the order of the lines' texts; and each line's count.
 
     Counts are int64[lines], or, by interval, int64[lines, intervals].
@@ -75,10 +77,10 @@ def lines_of(profile: Profile, shape: Shape, by_interval: bool = False) -> tuple
     if by_interval:
         counts = counts[:, np.newaxis] * (profile.interval[row, np.newaxis] == np.arange(len(profile.intervals)))
     columns = [
-        ([f"{BETWEEN};"], number) if is_mark(frames) else _column(frames, number, shape)
-        for frames, number in stack_columns(profile, shape, row, reason.astype(np.int64))
+        ([f"{BETWEEN};"], number) if is_mark(frames) else _column(frames, number, options)
+        for frames, number in stack_columns(profile, options, row, reason.astype(np.int64))
     ]
-    return _added_up(_never_empty(columns[::-1] if shape.inverted else columns), counts)
+    return _added_up(_never_empty(columns[::-1] if options.inverted else columns), counts)
 
 
 def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
@@ -92,10 +94,10 @@ def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
     return [(sorted_, np.where(empty, sorted_.index(f"{NOTHING};"), ranks[number])), *columns[1:]]
 
 
-def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], shape: Shape) -> LinesColumn:
+def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], options: StackOptions) -> LinesColumn:
     """Frames as distinct, sorted texts, and the index of each row's text; each frame ends with `;`."""
     joined = [
-        "".join(f"{clean_frame(frame.text)};" for frame in (reversed(each) if shape.inverted else each))
+        "".join(f"{clean_frame(frame.text)};" for frame in (reversed(each) if options.inverted else each))
         for each in frames
     ]
     texts = sorted(set(joined))

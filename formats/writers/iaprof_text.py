@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, Code, Gauges, Kernel, Launch, Profile, Shape, clean, kernel_name
+from iaprof.formats.profile import (
+    UNKNOWN_PROCESS,
+    Code,
+    Gauges,
+    Kernel,
+    Launch,
+    Profile,
+    StackOptions,
+    clean,
+    kernel_name,
+)
 from iaprof.formats.stacks.frames import launch_frames
 from iaprof.formats.writers.writer import Writer
 
@@ -32,11 +42,11 @@ class IaprofText(Writer):
     interval_s = 1.0
     has_stacks = False
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes interval by interval; each distinct kernel line, followed by its stalls."""
         profile = export.profile
         strings = _Strings(out)
-        heads, head_of = _heads(profile, shape)
+        heads, head_of = _heads(profile, options)
         mnemonics, rank = _ranked([clean(code.mnemonic) for code in profile.codes])
         columns = (profile.interval, head_of, profile.offset, rank[profile.code])
         first, number = distinct(*columns)
@@ -59,21 +69,21 @@ class IaprofText(Writer):
             _end_interval(profile.gauges.get(current), out)
 
 
-def _heads(profile: Profile, shape: Shape) -> tuple[list[_Head], NDArray[np.int64]]:
+def _heads(profile: Profile, options: StackOptions) -> tuple[list[_Head], NDArray[np.int64]]:
     """The distinct kernel lines, sorted, and the index of each row's."""
     first, number = distinct(profile.launch, profile.kernel, profile.code)
     columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
     heads, rank = _ranked(
         [
-            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code], shape)
+            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code], options)
             for launch, kernel, code in zip(*columns, strict=True)
         ]
     )
     return heads, rank[number]
 
 
-def _head(launch: Launch | None, kernel: Kernel | None, code: Code, shape: Shape) -> _Head:
-    frames = [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else []
+def _head(launch: Launch | None, kernel: Kernel | None, code: Code, options: StackOptions) -> _Head:
+    frames = [frame.text for frame in launch_frames(launch, options, ("cpu",))] if launch else []
     return (
         kernel.address if kernel else 0,  # for an unknown kernel, offsets are addresses
         clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS),

@@ -6,7 +6,7 @@ import json
 from typing import IO, Any
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, Shape
+from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, StackOptions
 from iaprof.formats.stacks.frames import launch_frames
 from iaprof.formats.writers.writer import Writer
 
@@ -28,7 +28,7 @@ class JsonStacks(Writer):
 
     has_stacks = False
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the document, rows one by one, as there may be many."""
         profile = export.profile
         launches = [
@@ -36,7 +36,7 @@ class JsonStacks(Writer):
                 "process": launch.comm if launch else None,
                 "pid": launch.pid if launch else None,
                 "host": (launch.host or None) if launch else None,
-                "stack": [frame.text for frame in launch_frames(launch, shape, ("cpu",))] if launch else [],
+                "stack": [frame.text for frame in launch_frames(launch, options, ("cpu",))] if launch else [],
             }
             for launch in profile.launches
         ]

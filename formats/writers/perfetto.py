@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches, Thread
-from iaprof.formats.profile import Shape, clean
+from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.timeline import Intervals, cpu_samples, per_interval, rows, run_name, stalls, unit
 from iaprof.formats.writers.writer import Needs, Writer
 
@@ -33,7 +33,7 @@ class Perfetto(Writer):
     readable = False
     has_stacks = False
 
-    def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[bytes]) -> None:
         """Writes the trace in chunks."""
         trace = _Trace(out, export)
         order = 0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, Shape, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import NOTHING, Frame
 from iaprof.formats.stacks.stack_columns import interval_frames
 from iaprof.formats.stacks.trees import Tree
@@ -43,17 +43,19 @@ class Pprof(Writer):
     binary = True
     readable = False
 
-    def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[bytes]) -> None:
         """Writes the profile of the stalls, or of the CPU samples."""
-        cpu = export.cpu if shape.cpu_samples else None
+        cpu = export.cpu if options.cpu_samples else None
         source: Profile | CpuSamples = cpu or export.profile
         # A function has its source place beside its name.
-        bare = without(replace(shape, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in shape.parts else [])))
+        bare = without(
+            replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.parts else []))
+        )
         tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
-        labels, addresses, address = _of_launches(tree, shape), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
+        labels, addresses, address = _of_launches(tree, options), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
         if isinstance(source, Profile):
-            labels += _of_stalls(tree, source, shape)
-            if "offset" in shape.parts and not shape.inverted:
+            labels += _of_stalls(tree, source, options)
+            if "offset" in options.parts and not options.inverted:
                 addresses, address = _addresses(tree, source)
         tables = _Tables()
         if not cpu:
@@ -125,7 +127,7 @@ def _head(about: About, type_: str, tables: _Tables) -> Any:
     return message
 
 
-def _of_launches(tree: Tree, shape: Shape) -> list[_Label]:
+def _of_launches(tree: Tree, options: StackOptions) -> list[_Label]:
     def label(key: str, value: Any) -> _Label:
         return key, [value(launch) for launch in tree.launches], tree.launch
 
@@ -133,21 +135,21 @@ def _of_launches(tree: Tree, shape: Shape) -> list[_Label]:
         return (launch and launch.comm) or UNKNOWN_PROCESS
 
     labels = [label("host", lambda launch: launch.host if launch else ""), ("device", tree.devices, tree.device)]
-    if "process" in shape.parts:
+    if "process" in options.parts:
         labels.append(label("process", process))
-    if "pid" in shape.parts:
+    if "pid" in options.parts:
         labels.append(label("pid", lambda launch: launch.pid if launch else 0))
     return labels
 
 
-def _of_stalls(tree: Tree, profile: Profile, shape: Shape) -> list[_Label]:
+def _of_stalls(tree: Tree, profile: Profile, options: StackOptions) -> list[_Label]:
     row = np.nonzero(profile.counts)[0]  # in the order of the tree's rows
     labels: list[_Label] = []
-    if "instruction" in shape.parts:
+    if "instruction" in options.parts:
         labels.append(("instruction", [code.mnemonic for code in profile.codes], profile.code[row]))
-    if "reason" in shape.parts:
+    if "reason" in options.parts:
         labels.append(("reason", profile.reasons, tree.reason))
-    if "interval" in shape.parts:
+    if "interval" in options.parts:
         labels.append(("interval", [frame.text for frame in interval_frames(profile.intervals)], tree.interval))
     return labels
 

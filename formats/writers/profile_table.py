@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Profile, Shape, clean, kernel_name
+from iaprof.formats.profile import Code, Kernel, Profile, StackOptions, clean, kernel_name
 from iaprof.formats.stacks.frames import launch_frames
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())
@@ -27,12 +27,12 @@ SECONDS = pa.field("seconds", pa.float64())
 """The start of the interval, since time 0."""
 
 
-def profile_table(profile: Profile, shape: Shape) -> pa.Table:
+def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
     """The rows of a profile, one per reason that has samples: SCHEMA, with clean texts.
 
     Args:
         profile: the profile.
-        shape: limits the length of CPU stacks.
+        options: limits the length of CPU stacks.
     """
     row, reason = np.nonzero(profile.counts)
     launches = profile.launches
@@ -41,7 +41,7 @@ def profile_table(profile: Profile, shape: Shape) -> pa.Table:
     places, place = np.unique(profile.kernel[row] * width + code, return_inverse=True)
     named = [_named(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
     stacks = [
-        None if each is None else ";".join(clean(frame.text, ";") for frame in launch_frames(each, shape, ("cpu",)))
+        None if each is None else ";".join(clean(frame.text, ";") for frame in launch_frames(each, options, ("cpu",)))
         for each in launches
     ]
     columns = [
@@ -60,9 +60,9 @@ def profile_table(profile: Profile, shape: Shape) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def export_table(export: Export, shape: Shape) -> pa.Table:
+def export_table(export: Export, options: StackOptions) -> pa.Table:
     """The rows of an export's profile; if it has intervals, the first column is SECONDS."""
-    table = profile_table(export.profile, shape)
+    table = profile_table(export.profile, options)
     if not export.interval_s:
         return table
     numbers = export.profile.interval[np.nonzero(export.profile.counts)[0]]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples, Export
-from iaprof.formats.profile import Profile, Shape, clean
+from iaprof.formats.profile import Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import clean_frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without_offsets
@@ -35,15 +35,15 @@ class Speedscope(Writer):
 
     needs = Needs.CPU
 
-    def write(self, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes a profile of the stalls and one of the CPU samples, or only the latter."""
         sources: list[tuple[str, Profile | CpuSamples]] = []
-        if not shape.cpu_samples:
+        if not options.cpu_samples:
             sources.append(("GPU stalls", export.profile))
-        if export.cpu is not None and (len(export.cpu.count) or shape.cpu_samples):
-            sources.append(("waits" if shape.waits else "CPU samples", export.cpu))
+        if export.cpu is not None and (len(export.cpu.count) or options.cpu_samples):
+            sources.append(("waits" if options.waits else "CPU samples", export.cpu))
         frames: _Frames = {}
-        profiles = [(name, *_stacks(source, shape, frames)) for name, source in sources]
+        profiles = [(name, *_stacks(source, options, frames)) for name, source in sources]
         head = {
             "$schema": _SCHEMA,
             "exporter": f"iaprof {__version__}",
@@ -57,7 +57,7 @@ class Speedscope(Writer):
             start = {
                 "type": "sampled",
                 "name": name,
-                "unit": "microseconds" if shape.waits else "none",
+                "unit": "microseconds" if options.waits else "none",
                 "startValue": 0,
                 "endValue": sum(weights),
             }
@@ -71,9 +71,9 @@ class Speedscope(Writer):
         out.write("]}\n")
 
 
-def _stacks(source: Profile | CpuSamples, shape: Shape, frames: _Frames) -> tuple[Iterator[str], list[int]]:
+def _stacks(source: Profile | CpuSamples, options: StackOptions, frames: _Frames) -> tuple[Iterator[str], list[int]]:
     """The distinct stacks of each interval, as JSON in chunks, and their samples; adds frames to `frames`."""
-    tree = viewer_tree(source, without_offsets(shape), lambda frame: (frame.text, frame.file, frame.line))
+    tree = viewer_tree(source, without_offsets(options), lambda frame: (frame.text, frame.file, frame.line))
     number = _numbered(tree, frames)
     first, stack = distinct(tree.interval, tree.node)
     return _texts(tree, tree.node[first], number), summed(tree.count, stack).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Csv(Writer):
     binary = True
     has_stacks = False
 
-    def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[bytes]) -> None:
         """Writes the table with a header line.
 
         Prefixes an apostrophe to texts that a spreadsheet would evaluate as formulas, as names are untrusted.
@@ -32,7 +32,7 @@ class Csv(Writer):
 
         from iaprof.formats.writers.profile_table import export_table
 
-        table = export_table(export, shape)
+        table = export_table(export, options)
         plain = pa.schema([f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in table.schema])
         guarded = pa.table([_guarded(column) for column in table.columns], table.schema)
         with pyarrow.csv.CSVWriter(pa.PythonFile(out, "w"), plain) as writer:

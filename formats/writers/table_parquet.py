@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import IO
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.writer import Writer
 
 
@@ -16,7 +16,7 @@ class Parquet(Writer):
     readable = False
     has_stacks = False
 
-    def write(self, export: Export, shape: Shape, out: IO[bytes]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[bytes]) -> None:
         """Writes the table."""
         # Imported here, so that the registry of formats loads without Arrow.
         import pyarrow as pa
@@ -24,4 +24,4 @@ class Parquet(Writer):
 
         from iaprof.formats.writers.profile_table import export_table
 
-        pq.write_table(export_table(export, shape), pa.PythonFile(out, "w"), compression="zstd")
+        pq.write_table(export_table(export, options), pa.PythonFile(out, "w"), compression="zstd")

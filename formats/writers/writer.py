@@ -6,7 +6,7 @@ from enum import Flag, auto
 from typing import IO, Any, Protocol
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 
 
 class Needs(Flag):
@@ -30,5 +30,5 @@ class Writer(Protocol):
     readable: bool = True  # may be written to a terminal
     has_stacks: bool = True  # accepts options for stacks, such as --frames and --cpu-samples
 
-    def write(self, export: Export, shape: Shape, out: IO[Any]) -> None:
+    def write(self, export: Export, options: StackOptions, out: IO[Any]) -> None:
         """Writes an export."""

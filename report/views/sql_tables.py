@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, ROWS, in_order
-from iaprof.formats.profile import Profile, Shape
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.profile_table import SCHEMA, profile_table
 from iaprof.gpu.intel.generations import LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS

@@ -8,7 +8,7 @@ import pytest
 
 from iaprof.cli.terminal.stdout import destination
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
 from iaprof.report.cpu_names import SymbolOptions
@@ -46,7 +46,7 @@ def test_from_a_command_to_a_page(tmp_path: Path) -> None:
         export, _ = build_export(reader, modules, ReportOptions(interval_s=0.1), SymbolOptions(), everything)
     for name in TOTALS.keys() - {"html"}:
         with destination(made := tmp_path / f"made-{name}", WRITERS[name].binary) as out:
-            WRITERS[name].write(export, Shape(), out)
+            WRITERS[name].write(export, StackOptions(), out)
         assert TOTALS[name](made) == captured, name
     again = iaprof("flame", "-o", page, "--", "true")
     assert (again.code, again.err) == (

@@ -12,7 +12,7 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 def document(given: Export) -> dict[str, Any]:
     out = io.StringIO()
-    WRITERS["chrome"].write(given, Shape(), out)
+    WRITERS["chrome"].write(given, StackOptions(), out)
     found: dict[str, Any] = json.loads(out.getvalue())
     return found
 
@@ -114,7 +114,7 @@ def test_processes_of_several_machines_are_several() -> None:
 
 def test_hostile_names_are_escaped_and_the_document_is_ascii() -> None:
     out = io.StringIO()
-    WRITERS["chrome"].write(export(), Shape(), out)
+    WRITERS["chrome"].write(export(), StackOptions(), out)
     assert out.getvalue().isascii()
     names = [event["name"] for event in document(export())["traceEvents"]] + rows(export())
     assert any("\\x1b[2J" in name for name in names)

@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.cli.verbs.diff import BY, show
-from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers import difffolded
 from iaprof.report.views.difference import ENTRIES, difference, joined
 from unit.capturing import capture, launch, record, stall
@@ -122,7 +122,7 @@ def test_an_empty_profile_against_another(by: str, relative: bool) -> None:
 
 def folded(before: Profile, after: Profile, relative: bool) -> str:
     out = io.StringIO()
-    difffolded.write(joined(before, after), Shape(parts=difffolded.PARTS), relative, out)
+    difffolded.write(joined(before, after), StackOptions(parts=difffolded.PARTS), relative, out)
     return out.getvalue()
 
 

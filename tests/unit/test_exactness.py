@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
@@ -75,7 +75,7 @@ def test_sums(tmp_path: Path, seed: int) -> None:
         with GpuModuleLoader() as modules:
             report = build(CaptureReader(path), modules, ReportOptions(interval_s=0.7 if writer.interval_s else 0.0))
             out = io.StringIO()
-            writer.write(Export(report.profile), Shape(), out)
+            writer.write(Export(report.profile), StackOptions(), out)
         # then
         found: Counter[str] = Counter()
         for line in out.getvalue().splitlines():

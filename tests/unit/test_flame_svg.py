@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 
 from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import Code, Kernel, Launch, Shape
+from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
 from iaprof.formats.stacks.flame_layout import SMALLEST, Layout, frame_key, laid_out
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.flame_svg import FlameSvg, draw
@@ -34,8 +34,8 @@ ROWS = [
     Row(0, LAUNCH, KERNEL, MOV, 0x20, counts(tdr=20)),
     Row(0, OTHER, KERNEL, MOV, 0x20, counts(tdr=20)),
 ]
-SHORT = Shape(parts=("process", "cpu", "function", "reason"))
-SHORT_OPS = Shape(parts=("process", "instruction"))
+SHORT = StackOptions(parts=("process", "cpu", "function", "reason"))
+SHORT_OPS = StackOptions(parts=("process", "instruction"))
 HOSTILE = (
     "<script>alert(1)</script>",
     "]]><script>alert(2)</script>",
@@ -53,9 +53,9 @@ def export(rows: list[Row] = ROWS, about: About | None = None) -> Export:
     return Export(profile(rows), about or About(host="lab-3", command="./app --fast", gpus="Arc B580"))
 
 
-def written(made: Export, shape: Shape = SHORT) -> str:
+def written(made: Export, options: StackOptions = SHORT) -> str:
     out = io.StringIO()
-    FlameSvg().write(made, shape, out)
+    FlameSvg().write(made, options, out)
     return out.getvalue()
 
 
@@ -103,13 +103,13 @@ class TestLayout:
     def test_equals_a_plain_one(self, seed: int) -> None:
         # Given a profile by chance, and its folded stacks
         made = random_export(seed)
-        shape = Shape(inverted=seed % 2 == 1)
+        options = StackOptions(inverted=seed % 2 == 1)
         limit = (0, 0.5, 3, 20)[seed % 4]
         folded = io.StringIO()
-        Folded().write(made, shape, folded)
+        Folded().write(made, options, folded)
         stacks = [line.rpartition(" ") for line in folded.getvalue().splitlines()]
         # When it is laid out
-        layout = laid_out(stall_tree(made.profile, shape, frame_key, marked=True), limit)
+        layout = laid_out(stall_tree(made.profile, options, frame_key, marked=True), limit)
         # Then it is as when the stacks are taken one by one
         plain = [([re.sub(r"_\[[kGg]\]$", "", each) for each in stack.split(";")], int(n)) for stack, _, n in stacks]
         assert boxes(layout) == plain_layout(plain, max(limit, SMALLEST))
@@ -131,7 +131,7 @@ class TestLayout:
         assert 100 * (sizes[0] - 1) < layout.limit * layout.total <= 100 * sizes[0]
         assert layout.left_out == sizes[0] - 1
         out = io.StringIO()
-        draw(layout, About(), Shape(), out)
+        draw(layout, About(), StackOptions(), out)
         assert 50_000 < len("".join(re.findall("<g class.*", out.getvalue()))) < 200_000
 
     def test_deep_stacks_end_somewhere(self) -> None:
@@ -196,7 +196,7 @@ def plain_layout(stacks: list[tuple[list[str], int]], limit: float) -> list[list
 class TestFile:
     def test_frames_as_they_are_written(self) -> None:
         rows = [ROWS[0]._replace(counts=counts(sbid=30)), ROWS[1]._replace(counts=counts(tdr=10))]
-        text = written(export(rows), Shape(parts=("process", "reason")))
+        text = written(export(rows), StackOptions(parts=("process", "reason")))
         frames = text[text.index('<g id="frames"') : text.index('<g id="head"')]
         assert frames == (
             '<g id="frames" data-pad="10" data-letter="7.25" data-inverted="0">\n'
@@ -219,7 +219,7 @@ class TestFile:
 
     def test_what_is_said_above(self) -> None:
         about = About("lab-3", "./app --fast", "Arc B580", 1_700_000_000.0, 12.34, (), ["2 % lost"])
-        made = ElementTree.fromstring(written(export(about=about), Shape(percent_limit=10)))
+        made = ElementTree.fromstring(written(export(about=about), StackOptions(percent_limit=10)))
         lines = [line[0].text for line in made.iter(f"{SVG}text") if "data-letter" in line.attrib]
         assert lines == [
             "./app --fast",
@@ -236,7 +236,8 @@ class TestFile:
     def test_cpu_samples(self) -> None:
         columns = (np.array([0, 1]), np.zeros(2, np.int64), np.array([7, 3]))
         text = written(
-            Export(profile([]), cpu=CpuSamples([LAUNCH, OTHER], *columns)), Shape(parts=("cpu",), cpu_samples=True)
+            Export(profile([]), cpu=CpuSamples([LAUNCH, OTHER], *columns)),
+            StackOptions(parts=("cpu",), cpu_samples=True),
         )
         assert [frame[0].text for frame in frames_in(text)] == [
             "all (10 samples, 100.00 %)",
@@ -360,8 +361,8 @@ class TestInABrowser:
         assert page.text_content("#matched") == "Matched: 100.00 %"
 
     def test_inverted_it_hangs_from_its_root(self, browser: Browser, tmp_path: Path) -> None:
-        shape = Shape(parts=SHORT.parts, inverted=True)
-        with opened(browser, saved(tmp_path, written(export(), shape))) as page:
+        options = StackOptions(parts=SHORT.parts, inverted=True)
+        with opened(browser, saved(tmp_path, written(export(), options))) as page:
             tops = page.evaluate(
                 """Array.from(document.querySelectorAll("#frames > g"), (row) => row.getBoundingClientRect().top)"""
             )

@@ -8,7 +8,7 @@ from math import floor
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.flamescope import Flamescope, write_events
 from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
@@ -20,9 +20,9 @@ COMM = re.compile(r"^ *([^0-9]+)")
 ROWS = 50  # of a second
 
 
-def written(export: Export, shape: Shape | None = None) -> str:
+def written(export: Export, options: StackOptions | None = None) -> str:
     out = io.StringIO()
-    Flamescope().write(export, shape or Shape(), out)
+    Flamescope().write(export, options or StackOptions(), out)
     return out.getvalue()
 
 
@@ -90,7 +90,7 @@ def test_many_stalls_are_fewer_events_in_the_same_proportions() -> None:
     total = sum(sum(row.counts) for row in rows)
     # when there may be a thousand events
     out = io.StringIO()
-    write_events(stalled.export(rows), Shape(), out, most=1_000)
+    write_events(stalled.export(rows), StackOptions(), out, most=1_000)
     # then each interval and stack has its share to within one, and the counts add up to all samples
     text = out.getvalue()
     found = heat_map(text)
@@ -105,22 +105,22 @@ def test_many_stalls_are_fewer_events_in_the_same_proportions() -> None:
 def test_a_file_has_about_the_size_that_it_may_have() -> None:
     rows = [row._replace(counts=[count * 1_000 for count in row.counts]) for row in stalled.ROWS]
     out = io.StringIO()
-    write_events(stalled.export(rows), Shape(), out, size=300_000)
+    write_events(stalled.export(rows), StackOptions(), out, size=300_000)
     assert 270_000 < len(out.getvalue()) < 330_000
 
 
 @pytest.mark.parametrize(
-    ("shape", "stacks"),
+    ("options", "stacks"),
     [
-        (Shape(parts=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
+        (StackOptions(parts=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
             "[unknown_process];control_[g]": 3, "Web_Content;send_[g]": 5}),
-        (Shape(parts=("function",), inverted=True), {"app;matmul_[G]": 20, "app;dot(float)_[G];matmul_[G]": 82,
+        (StackOptions(parts=("function",), inverted=True), {"app;matmul_[G]": 20, "app;dot(float)_[G];matmul_[G]": 82,
             "[unknown_process];[unknown kernel]_[G]": 3, "Web_Content;dot(float)_[G];matmul_[G]": 5}),
-        (Shape(cpu_samples=True), {"app;main;wait": 4, "swapper;cpu_idle_[k]": 2}),
+        (StackOptions(cpu_samples=True), {"app;main;wait": 4, "swapper;cpu_idle_[k]": 2}),
     ],
 )  # fmt: skip
-def test_the_chosen_parts(shape: Shape, stacks: dict[str, int]) -> None:
-    found = events(written(stalled.export(), shape))
+def test_the_chosen_parts(options: StackOptions, stacks: dict[str, int]) -> None:
+    found = events(written(stalled.export(), options))
     assert Counter(";".join(name for name, _ in stack) for _, stack in found) == stacks
 
 

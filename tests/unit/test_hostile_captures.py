@@ -18,7 +18,7 @@ from iaprof.formats.capture import reader as capture_format
 from iaprof.formats.capture.limits import HEADER_KEY, CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, NULLABLE, SCHEMA
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
@@ -46,7 +46,7 @@ def reports(path: Path, names: Collection[str] = WRITERS) -> dict[str, str]:
     for name in names:
         writer = WRITERS[name]
         out = io.BytesIO() if writer.binary else io.StringIO()
-        writer.write(export, Shape(), out)
+        writer.write(export, StackOptions(), out)
         found[name] = out.getvalue() if isinstance(out, io.StringIO) else ""
     return found
 

@@ -20,7 +20,7 @@ from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.page.data import payload
 from iaprof.formats.page.html import HtmlPage
-from iaprof.formats.profile import Code, Kernel, Kind, Launch, Origin, Profile, Shape
+from iaprof.formats.profile import Code, Kernel, Kind, Launch, Origin, Profile, StackOptions
 from iaprof.gpu.intel.reasons import REASONS
 
 from .profiles import Row, counts, profile
@@ -90,9 +90,9 @@ def page(window: Page) -> Page:
     return ready(window)
 
 
-def written(path: Path, export: Export = EXPORT, shape: Shape = Shape()) -> Path:  # noqa: B008 - it is frozen
+def written(path: Path, export: Export = EXPORT, options: StackOptions = StackOptions()) -> Path:  # noqa: B008 - it is frozen
     out = io.StringIO()
-    HtmlPage().write(export, shape, out)
+    HtmlPage().write(export, options, out)
     path.write_text(out.getvalue(), encoding="utf-8")
     return path
 
@@ -229,7 +229,7 @@ _SEEDS = st.lists(
 def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds):
     made = random_rows(seeds)
 
-    trees = decoded(payload(Export(made, interval_s=0.02), Shape(), {}))
+    trees = decoded(payload(Export(made, interval_s=0.02), StackOptions(), {}))
 
     expected: dict[tuple[tuple[str, ...], int, int], int] = {}
     for interval, launch, kernel, reason, count in seeds:
@@ -245,9 +245,9 @@ def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds):
 def test_what_is_summed_up_adds_up(seeds, most_nodes, most_entries):
     """In every interval, for every reason, and in every frame that stays."""
     export = Export(random_rows(seeds), interval_s=0.02)
-    whole = stacks(decoded(payload(export, Shape(), {}))["stalls"])
+    whole = stacks(decoded(payload(export, StackOptions(), {}))["stalls"])
 
-    trees = decoded(payload(export, Shape(), {}, most_nodes, most_entries))
+    trees = decoded(payload(export, StackOptions(), {}, most_nodes, most_entries))
 
     ranges = trees.get("stallsRanges", trees["stalls"])
     small = stacks(ranges)
@@ -280,7 +280,7 @@ def totals(found: dict[tuple[tuple[str, ...], int, int], int], reasons: bool = F
 
 
 def test_frames_below_the_limit_are_summed_up():
-    trees = decoded(payload(EXPORT, Shape(percent_limit=20), {}))
+    trees = decoded(payload(EXPORT, StackOptions(percent_limit=20), {}))
 
     found = stacks(trees["stalls"])
 
@@ -295,7 +295,7 @@ def test_names_are_bounded():
     launch = Launch("p", 1, tuple(f"{number}{'x' * 1_000_000}" for number in range(8)))
     made = profile([Row(0, launch, MATMUL, SEND, 0, counts(sbid=1))], INTERVALS)
 
-    texts = decoded(payload(Export(made, interval_s=0.02), Shape(), {}))["stalls"]["texts"]
+    texts = decoded(payload(Export(made, interval_s=0.02), StackOptions(), {}))["stalls"]["texts"]
 
     assert sum(map(len, texts)) <= 4_000_000
     assert [text[:1] + text[-1:] for text in texts if len(text) > 100] == [f"{number}…" for number in range(8)]
@@ -543,7 +543,7 @@ def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path, 
     made = Profile(
         launches, [MATMUL], codes, none, launch, none, code, none.astype(np.uint64), by_reason, none, REASONS, [0.0]
     )
-    path = written(tmp_path / "page.html", Export(made), Shape(parts=("cpu", "instruction")))
+    path = written(tmp_path / "page.html", Export(made), StackOptions(parts=("cpu", "instruction")))
 
     with opened(browser, path) as page:
         ready(page)
@@ -581,8 +581,8 @@ def test_nothing_recorded_is_a_page(browser, tmp_path):
 
 
 def test_options_say_what_it_begins_with(browser, tmp_path):
-    shape = Shape(inverted=True, cpu_samples=True)
-    path = written(tmp_path / "page.html", EXPORT, shape)
+    options = StackOptions(inverted=True, cpu_samples=True)
+    path = written(tmp_path / "page.html", EXPORT, options)
 
     with opened(browser, path) as page:
         ready(page)

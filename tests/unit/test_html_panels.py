@@ -19,7 +19,7 @@ from iaprof.cli.main import main
 from iaprof.formats.export import About, Export, Launches, Series, Thread
 from iaprof.formats.page.html import HtmlPage
 from iaprof.formats.page.panels import panels, spread
-from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.facts import Facts, Report
 from iaprof.report.gpu.module import GpuKernel
@@ -265,7 +265,7 @@ def everything() -> Export:
 def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "page.html"
     with path.open("w", encoding="utf-8") as out:
-        HtmlPage().write(everything(), Shape(), out)
+        HtmlPage().write(everything(), StackOptions(), out)
     return path
 
 

@@ -18,7 +18,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.imports import iaprof_import
 from iaprof.formats.imports.iaprof_import import import_text
 from iaprof.formats.imports.iaprof_lines import Facts
-from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, Shape
+from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.formats.writers.writer import Writer
@@ -41,7 +41,7 @@ def read(text: bytes, folder: Path) -> tuple[CaptureReader, Facts]:
 
 def written(found: Profile, writer: Writer) -> str:
     out = io.StringIO()
-    writer.write(Export(found), Shape(), out)
+    writer.write(Export(found), StackOptions(), out)
     return out.getvalue()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Launch, Profile, Shape
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.json_stacks import JsonStacks
 from iaprof.gpu.intel.reasons import REASONS
@@ -63,9 +63,9 @@ NAMES = [
 ]
 
 
-def written(writer: JsonStacks | Folded, made: Profile, shape: Shape | None = None) -> str:
+def written(writer: JsonStacks | Folded, made: Profile, options: StackOptions | None = None) -> str:
     out = io.StringIO()
-    writer.write(Export(made), shape or Shape(), out)
+    writer.write(Export(made), options or StackOptions(), out)
     return out.getvalue()
 
 
@@ -138,7 +138,7 @@ def test_of_nothing() -> None:
 
 
 def test_max_stack_holds_here_too() -> None:
-    launches = json.loads(written(JsonStacks(), PROFILE, Shape(max_stack=2)))["launches"]
+    launches = json.loads(written(JsonStacks(), PROFILE, StackOptions(max_stack=2)))["launches"]
     assert launches[0]["stack"] == ["[truncated]", "run(int)", "do_syscall_64_[k]"]
 
 

@@ -24,7 +24,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.cpu_names import SymbolOptions
@@ -401,7 +401,7 @@ def test_a_report_of_a_merged_capture_is_that_of_its_parts(two: list[Path], tmp_
     texts = []
     for report in reports:
         out = io.StringIO()
-        WRITERS["folded"].write(Export(report.profile), Shape(), out)
+        WRITERS["folded"].write(Export(report.profile), StackOptions(), out)
         texts.append(out.getvalue().splitlines())
     assert texts[2] == sorted(texts[0] + texts[1])
     assert len(texts[2]) == 2

@@ -21,7 +21,7 @@ from iaprof.formats.capture.metrics import MISSING, How, Metric, busy, describe,
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Gauges, Shape
+from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record import cpu_use
 from iaprof.record.capture.finish import finish
@@ -693,7 +693,7 @@ def test_iaprof_text_ends_intervals_with_gauges() -> None:
     rows = [Row(n, None, None, Code("mov", (), ()), 0, (1,) * 10) for n in (0, 2)]
     out = io.StringIO()
     found = profile(rows, [0.0, 1.0, 2.0], {0: Gauges(2399.6, 99.4), 1: Gauges(7.0, 0.0)})
-    IaprofText().write(Export(found), Shape(), out)
+    IaprofText().write(Export(found), StackOptions(), out)
     lines = [line for line in out.getvalue().splitlines() if line.startswith("metric")]
     assert lines == [
         "metric\tfrequency-MHz\t2400",

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.flame_svg import FlameSvg
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
@@ -100,7 +100,7 @@ def test_a_page_that_cannot_be_made_leaves_no_folder(
     good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a page for which there is not enough memory
-    def write(self: FlameSvg, export: Export, shape: Shape, out: IO[str]) -> None:
+    def write(self: FlameSvg, export: Export, options: StackOptions, out: IO[str]) -> None:
         out.write("<svg")
         raise MemoryError
 

@@ -12,7 +12,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
@@ -43,7 +43,7 @@ def name_of(track: Any) -> str:
 def read(given: Export) -> Read:
     """Parses a trace as protos/perfetto/trace/ in Perfetto's sources says that it is to be read."""
     out = io.BytesIO()
-    WRITERS["perfetto"].write(given, Shape(), out)
+    WRITERS["perfetto"].write(given, StackOptions(), out)
     found = Read()
     paths: dict[int, tuple[str, ...]] = {}
     names: dict[int, str] = {}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.pprof import Pprof
 from iaprof.formats.writers.pprof_proto import new_profile
 from unit import stalled
@@ -25,9 +25,9 @@ PUBLISHED = {  # proto/profile.proto of google/pprof
 }
 
 
-def written(export: Export, shape: Shape | None = None) -> Any:
+def written(export: Export, options: StackOptions | None = None) -> Any:
     out = io.BytesIO()
-    Pprof().write(export, shape or Shape(), out)
+    Pprof().write(export, options or StackOptions(), out)
     message = new_profile()
     message.ParseFromString(gzip.decompress(out.getvalue()))
     return message
@@ -88,10 +88,10 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
 
 
 @pytest.mark.parametrize(
-    ("shape", "lines"),
+    ("options", "lines"),
     [
         (
-            Shape(parts=("function", "reason")),
+            StackOptions(parts=("function", "reason")),
             [
                 f"{DOT} < {MATMUL} | device=card0 reason=active | [10]",
                 f"{DOT} < {MATMUL} | device=card0 reason=sbid | [72]",
@@ -101,7 +101,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
             ],
         ),
         (
-            Shape(parts=("interval", "line", "offset")),
+            StackOptions(parts=("interval", "line", "offset")),
             [
                 "0x10 vec.h line 9_[G] src/vec.h:9 in [gpu] | device=card0 interval=0.000 s | [80]",
                 "0x10 vec.h line 9_[G] src/vec.h:9 in [gpu] | host=north device=card1 interval=0.020 s | [5]",
@@ -111,7 +111,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
             ],
         ),
         (
-            Shape(parts=("function",), inverted=True, percent_limit=50),
+            StackOptions(parts=("function",), inverted=True, percent_limit=50),
             [
                 "[below 50 %] in ? | device=card0 | [20]",
                 "[below 50 %] in ? | device=card1 | [3]",
@@ -120,7 +120,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
             ],
         ),
         (
-            Shape(cpu_samples=True),
+            StackOptions(cpu_samples=True),
             [
                 "wait nn/run.cpp:40 in /usr/lib/libnn so.1 < main src/main.c:12 in /usr/bin/app"
                 " | process=app pid=42 | [4]",
@@ -129,8 +129,8 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
         ),
     ],
 )
-def test_the_chosen_parts(shape: Shape, lines: list[str]) -> None:
-    assert sorted(text(written(stalled.export(), shape))) == sorted(lines)
+def test_the_chosen_parts(options: StackOptions, lines: list[str]) -> None:
+    assert sorted(text(written(stalled.export(), options))) == sorted(lines)
 
 
 def test_fields_have_the_numbers_that_pprof_publishes() -> None:

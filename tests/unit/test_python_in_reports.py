@@ -14,7 +14,7 @@ import pytest
 from iaprof.cli.terminal.summary import end_line
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts, State
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.gpu.intel.reasons import REASONS
@@ -395,7 +395,7 @@ def test_a_hidden_interpreter_is_unnamed_only_without_python_functions(path: Pat
 def test_a_frame_of_calls_in_several_lines_has_no_line() -> None:
     with GpuModuleLoader() as modules:
         profile = build(CaptureReader(REAL), modules).profile
-    found = {frame.text: frame.line for frame in stall_tree(profile, Shape(), lambda frame: frame.text).frames}
+    found = {frame.text: frame.line for frame in stall_tree(profile, StackOptions(), lambda frame: frame.text).frames}
     lines: dict[str, set[int]] = {}
     for name, file, line in own_lines():
         lines.setdefault(f"py::{name}:{file}", set()).add(line)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import PARTS, USUAL_PARTS, Code, Kernel, Launch, Profile, Shape
+from iaprof.formats.profile import PARTS, USUAL_PARTS, Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers import folded
 from iaprof.formats.writers.folded import Folded
 from iaprof.gpu.intel.reasons import REASONS
@@ -33,9 +33,9 @@ ROWS = [
 PROFILE = profile(ROWS, (100.0, 101.5, 110.0))
 
 
-def written(made: Profile, shape: Shape) -> str:
+def written(made: Profile, options: StackOptions) -> str:
     out = io.StringIO()
-    Folded().write(Export(made), shape, out)
+    Folded().write(Export(made), options, out)
     return out.getvalue()
 
 
@@ -57,7 +57,7 @@ EACH = {
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_alone(part: str) -> None:
-    assert written(PROFILE, Shape(parts=(part,))) == EACH[part]
+    assert written(PROFILE, StackOptions(parts=(part,))) == EACH[part]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_each_part_alone(part: str) -> None:
     ],
 )
 def test_order(parts: str, text: str) -> None:
-    assert written(PROFILE, Shape(parts=tuple(parts.split(",")))) == text
+    assert written(PROFILE, StackOptions(parts=tuple(parts.split(",")))) == text
 
 
 def test_inverted() -> None:
     back = "do_syscall_64_[k];zeLaunch;run(int);main"
-    assert written(PROFILE, Shape(inverted=True)) == (
+    assert written(PROFILE, StackOptions(inverted=True)) == (
         f"0x10_[g];active_[g];send_[g];dot(float)_[G];matmul_[G];src/matmul.cl_[G];-;{back};42;app 200\n"
         f"0x10_[g];sbid_[g];send_[g];dot(float)_[G];matmul_[G];src/matmul.cl_[G];-;{back};42;app 640\n"
         "0x20_[g];pipestall_[g];mov_[g];scale_[G];-;main;[unknown process] 150\n"
@@ -111,14 +111,16 @@ def test_inverted() -> None:
     ],
 )
 def test_max_stack(most: int, inverted: bool, stack: str) -> None:
-    shape = Shape(parts=("cpu",), inverted=inverted, max_stack=most)
-    assert sorted(written(PROFILE, shape).splitlines()) == sorted(["[unknown process] 10", "main 150", f"{stack} 840"])
+    options = StackOptions(parts=("cpu",), inverted=inverted, max_stack=most)
+    assert sorted(written(PROFILE, options).splitlines()) == sorted(
+        ["[unknown process] 10", "main 150", f"{stack} 840"]
+    )
 
 
 def test_what_becomes_the_same_is_one_line() -> None:
     launches = [Launch("app", 1, (name, "run")) for name in ("main", "start")]
     made = profile([Row(0, each, SCALE, MOV, 0, counts(tdr=3)) for each in launches])
-    assert written(made, Shape(parts=("cpu",), max_stack=1)) == "[truncated];run 6\n"
+    assert written(made, StackOptions(parts=("cpu",), max_stack=1)) == "[truncated];run 6\n"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_what_becomes_the_same_is_one_line() -> None:
     ],
 )
 def test_percent_limit(limit: float, text: str) -> None:
-    assert written(PROFILE, Shape(parts=("reason",), percent_limit=limit)) == text
+    assert written(PROFILE, StackOptions(parts=("reason",), percent_limit=limit)) == text
 
 
 # As the command's options
@@ -250,8 +252,8 @@ _row = st.builds(
     st.lists(st.sampled_from((0, 0, 0, 1, 70)), min_size=10, max_size=10).map(tuple),
 )
 _profiles = st.lists(_row, max_size=12).map(lambda made: profile(made, (1.0, 2.5, 12.25)))
-_shapes = st.builds(
-    Shape,
+_options = st.builds(
+    StackOptions,
     parts=st.just(USUAL_PARTS) | st.lists(st.sampled_from([*PARTS]), min_size=1, unique=True).map(tuple),
     inverted=st.booleans(),
     max_stack=st.integers(0, 3),
@@ -275,7 +277,7 @@ def plain(name: str) -> str:
     return {"": "[unknown]", "-": "[-]"}.get(shown, shown)
 
 
-def of_cpu(launched: Launch, part: str, shape: Shape) -> list[str]:
+def of_cpu(launched: Launch, part: str, options: StackOptions) -> list[str]:
     if part == "host":
         return [launched.host] * bool(launched.host)
     if part == "process":
@@ -283,7 +285,7 @@ def of_cpu(launched: Launch, part: str, shape: Shape) -> list[str]:
     if part == "pid":
         return [str(launched.pid)] * bool(launched.pid)
     stack = [*launched.stack, *(f"{name}_[k]" for name in launched.kernel_stack)]
-    return ["[truncated]", *stack[-shape.max_stack :]] if 0 < shape.max_stack < len(stack) else stack
+    return ["[truncated]", *stack[-options.max_stack :]] if 0 < options.max_stack < len(stack) else stack
 
 
 def of_gpu(kernel: Kernel | None, code: Code, part: str) -> list[str]:
@@ -303,11 +305,11 @@ def of_gpu(kernel: Kernel | None, code: Code, part: str) -> list[str]:
     return [f"{named}line {code.lines[-1]}_[G]"]
 
 
-def stack_of(row: Row, reason: str, shape: Shape) -> str:
+def stack_of(row: Row, reason: str, options: StackOptions) -> str:
     """One line, frame by frame."""
     frames: list[str] = []
     before = ""
-    for part in shape.parts:
+    for part in options.parts:
         if before in OF_CPU and part not in (*OF_CPU, "interval"):
             frames.append("-")
         if part == "interval":
@@ -321,28 +323,30 @@ def stack_of(row: Row, reason: str, shape: Shape) -> str:
         elif row.launch is None:
             found = ["[unknown process]"] * (before not in OF_CPU)
         else:
-            found = of_cpu(row.launch, part, shape)
+            found = of_cpu(row.launch, part, options)
         frames += map(plain, found)
         before = part
-    return ";".join(frames[::-1] if shape.inverted else frames) or "[unknown]"
+    return ";".join(frames[::-1] if options.inverted else frames) or "[unknown]"
 
 
 @settings(max_examples=30, deadline=None)
-@given(_profiles, _shapes, st.sampled_from((2, 1 << 16)), st.sampled_from((4, 1 << 62)))
-def test_folded_lines_are_what_plain_loops_make(made: Profile, shape: Shape, at_once: int, widest: int) -> None:
+@given(_profiles, _options, st.sampled_from((2, 1 << 16)), st.sampled_from((4, 1 << 62)))
+def test_folded_lines_are_what_plain_loops_make(
+    made: Profile, options: StackOptions, at_once: int, widest: int
+) -> None:
     # given
     expected: Counter[str] = Counter()
     for row in rows(made):
         for reason, count in zip(REASONS, row.counts, strict=True):
-            expected[stack_of(row, reason, shape)] += count
+            expected[stack_of(row, reason, options)] += count
     expected = +expected
-    small = [stack for stack in expected if expected[stack] * 100 < shape.percent_limit * expected.total()]
+    small = [stack for stack in expected if expected[stack] * 100 < options.percent_limit * expected.total()]
     below = sum(expected.pop(stack) for stack in small)
     lines = [f"{stack} {expected[stack]}\n" for stack in sorted(expected, key=lambda stack: f"{stack};")]
     # when
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folded, "_LINES_AT_ONCE", at_once)  # as if there were many
         patch.setattr(folded, "_WIDEST_KEY", widest)
-        text = written(made, shape)
+        text = written(made, options)
     # then
-    assert text == "".join(lines) + (f"[below {shape.percent_limit:g} %] {below}\n" if below else "")
+    assert text == "".join(lines) + (f"[below {options.percent_limit:g} %] {below}\n" if below else "")

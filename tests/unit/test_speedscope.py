@@ -14,16 +14,16 @@ from playwright.sync_api import Browser, Page
 
 from browser import chromium
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Shape
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.speedscope import Speedscope
 from unit import stalled
 
 PAGES = Path(sys.prefix) / "lib/speedscope"
 
 
-def written(export: Export, shape: Shape | None = None) -> Any:
+def written(export: Export, options: StackOptions | None = None) -> Any:
     out = io.StringIO()
-    Speedscope().write(export, shape or Shape(), out)
+    Speedscope().write(export, options or StackOptions(), out)
     document = json.loads(out.getvalue())
     jsonschema.validate(document, json.loads((PAGES / "file-format-schema.json").read_text()))
     return document
@@ -72,21 +72,21 @@ def test_a_function_is_one_frame_whichever_of_its_lines_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "expected"),
+    ("options", "expected"),
     [
-        (Shape(parts=("reason",)), [
+        (StackOptions(parts=("reason",)), [
             "active_[g] 10", "control_[g] 3", "sbid_[g] 2", "sbid_[g] 70", "send_[g] 5", "tdr_[g] 20",
         ]),
-        (Shape(parts=("function", "offset"), inverted=True, percent_limit=25), [
+        (StackOptions(parts=("function", "offset"), inverted=True, percent_limit=25), [
             "0x10_[g];dot(float)_[G];matmul_[G] 5", "0x10_[g];dot(float)_[G];matmul_[G] 80",
             "[below 25 %] 20", "[below 25 %] 5",
         ]),
-        (Shape(parts=("process", "reason"), cpu_samples=True), ["app 1", "app 3", "swapper 2"]),
-        (Shape(parts=("host",)), ["[unknown process] 3", "[unknown] 100", "[unknown] 2", "north 5"]),
+        (StackOptions(parts=("process", "reason"), cpu_samples=True), ["app 1", "app 3", "swapper 2"]),
+        (StackOptions(parts=("host",)), ["[unknown process] 3", "[unknown] 100", "[unknown] 2", "north 5"]),
     ],
 )  # fmt: skip
-def test_the_chosen_parts(shape: Shape, expected: list[str]) -> None:
-    assert sorted(stacks(written(stalled.export(), shape))) == expected
+def test_the_chosen_parts(options: StackOptions, expected: list[str]) -> None:
+    assert sorted(stacks(written(stalled.export(), options))) == expected
 
 
 def test_nothing_to_show_is_a_document_too() -> None:
@@ -111,7 +111,7 @@ def test_speedscope_shows_every_stall(export: Export, total: int, browser: Brows
     # given
     path = tmp_path / "cap.speedscope.json"
     with path.open("w", encoding="utf-8") as out:
-        Speedscope().write(export, Shape(), out)
+        Speedscope().write(export, StackOptions(), out)
     page, problems = _speedscope(browser)
     # when it reads the file, and lists functions
     page.set_input_files("input[type=file]", path)

@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Launch, Shape
+from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
 from iaprof.formats.writers.registry import WRITERS, for_file
 from iaprof.report.exporting import empty_profile
 from unit.capturing import capture, launch, record, stall
@@ -35,7 +35,7 @@ EVIL = ['=cmd|"/C calc"!A0', "+1", "-1", "@SUM(A1)", 'a"b,c\nd', "\x1b[2J", "\u2
 
 def written(name: str, given: Export) -> bytes:
     out = io.BytesIO()
-    WRITERS[name].write(given, Shape(), out)
+    WRITERS[name].write(given, StackOptions(), out)
     return out.getvalue()
 
 

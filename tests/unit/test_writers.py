@@ -5,7 +5,7 @@ import io
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Launch, Shape, clean
+from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, clean
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.formats.writers.registry import FORMATS, for_file
@@ -20,9 +20,9 @@ ROWS = [
 ]
 
 
-def written(writer: Folded | IaprofText, rows: list[Row], shape: Shape | None = None) -> str:
+def written(writer: Folded | IaprofText, rows: list[Row], options: StackOptions | None = None) -> str:
     out = io.StringIO()
-    writer.write(Export(profile(rows, [10.0, 11.0, 12.0])), shape or Shape(), out)
+    writer.write(Export(profile(rows, [10.0, 11.0, 12.0])), options or StackOptions(), out)
     return out.getvalue()
 
 
@@ -37,7 +37,7 @@ def test_folded() -> None:
 
 
 def test_folded_with_lines() -> None:
-    text = written(Folded(), ROWS[:1], Shape(gpu_lines=True))
+    text = written(Folded(), ROWS[:1], StackOptions(gpu_lines=True))
     assert "src/matmul.cl_[G];matmul line 4_[G];dot(float) line 9_[G];send_[g]" in text
 
 
@@ -45,7 +45,7 @@ def test_a_line_in_another_file_says_in_which() -> None:
     files = ("src/matmul.cl", "include/vec.h", "")
     code = Code("send", ("matmul", "dot(float)", "mad"), (4, 9, 2), files)
     row = Row(0, LAUNCH, KERNEL, code, 0x10, (1,) + (0,) * 9)
-    text = written(Folded(), [row], Shape(gpu_lines=True))
+    text = written(Folded(), [row], StackOptions(gpu_lines=True))
     assert ";matmul line 4_[G];dot(float) vec.h line 9_[G];mad line 2_[G];send_[g]" in text
 
 
@@ -63,7 +63,7 @@ def test_a_line_in_another_file_says_in_which() -> None:
 )
 def test_folders_as_frames(file: str, frames: str) -> None:
     row = Row(0, LAUNCH, Kernel(0x8000, "matmul", file), Code("mov", ("matmul",), (1,)), 0, (1,) + (0,) * 9)
-    text = written(Folded(), [row], Shape(gpu_dirs=True))
+    text = written(Folded(), [row], StackOptions(gpu_dirs=True))
     assert text.split(";-;")[1] == f"{frames}matmul_[G];mov_[g];active_[g];0x0_[g] 1\n"
 
 
@@ -133,4 +133,4 @@ def test_formats_by_extension() -> None:
 
 def test_iaprof_text_shortens_stacks_too() -> None:
     row = ROWS[0]._replace(launch=Launch("app", 1, ("main", "run", "leaf")))
-    assert "[truncated];run;leaf\n" in written(IaprofText(), [row], Shape(max_stack=2))
+    assert "[truncated];run;leaf\n" in written(IaprofText(), [row], StackOptions(max_stack=2))
