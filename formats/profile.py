@@ -131,7 +131,7 @@ class Profile:
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
 
-PARTS = {
+COMPONENTS = {
     "interval": "when, in seconds",
     "host": "the machine, of merged captures",
     "process": "its name",
@@ -145,7 +145,7 @@ PARTS = {
     "offset": "its place in the kernel",
 }
 """The components of a stack that `--frames` can choose, with their descriptions."""
-USUAL_PARTS = ("process", "pid", "cpu", "file", "function", "instruction", "reason", "offset")
+DEFAULT_COMPONENTS = ("process", "pid", "cpu", "file", "function", "instruction", "reason", "offset")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class StackOptions:
 
     gpu_lines: bool = False
     gpu_dirs: bool = False  # one frame per folder of a source path
-    parts: tuple[str, ...] = USUAL_PARTS  # keys of PARTS, from the root
+    components: tuple[str, ...] = DEFAULT_COMPONENTS  # keys of COMPONENTS, from the root
     inverted: bool = False  # leaf first
     max_stack: int = 0  # maximum number of CPU frames, the innermost; 0: all
     percent_limit: float = 0.0  # stacks with a smaller share are added up in one line

@@ -78,7 +78,7 @@ def diff(
         both = joined(old.profile, new.profile)
     if folded:
         with destination(output) as out:
-            difffolded.write(both, StackOptions(parts=difffolded.PARTS), relative, out)
+            difffolded.write(both, StackOptions(components=difffolded.COMPONENTS), relative, out)
     else:
         show(difference(both, by, limit, relative), as_json, relative)
     if not quiet:

@@ -21,7 +21,7 @@ from iaprof.cli.terminal.stdout import destination
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.symbol_sources import sources
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.formats.profile import PARTS, USUAL_PARTS, StackOptions
+from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, for_file
 from iaprof.formats.writers.writer import Needs
 
@@ -69,11 +69,11 @@ def report(
         typer.Option(
             "--frames",
             metavar="PART,...",
-            help=f"What a stack consists of, from the root: {', '.join(PARTS)}. Without, all but "
-            f"{', '.join(part for part in PARTS if part not in USUAL_PARTS)}.",
+            help=f"What a stack consists of, from the root: {', '.join(COMPONENTS)}. Without, all but "
+            f"{', '.join(each for each in COMPONENTS if each not in DEFAULT_COMPONENTS)}.",
             show_default=False,
         ),
-    ] = ",".join(USUAL_PARTS),
+    ] = ",".join(DEFAULT_COMPONENTS),
     inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
     per_interval: Annotated[
         bool, typer.Option("--per-interval", help="Each interval for itself, as the root of its stacks.")
@@ -139,22 +139,22 @@ def report(
         raise UsageError("--percent-limit takes a percentage, from 0 to 100")
     if source_dirs and Needs.LISTINGS not in writer.needs:
         raise UsageError(f"--source-dir is for --format=html: {chosen.name} shows no lines of source")
-    parts = _parts(frames)
+    components = _components(frames)
     if waits and (cpu_samples or Needs.TIME in writer.needs or chosen.name not in OF_WAITS):
         raise UsageError(f"--waits is for {', '.join(OF_WAITS)}, without --cpu-samples")
-    if not writer.has_stacks and (parts != USUAL_PARTS or inverted or percent_limit or cpu_samples):
+    if not writer.has_stacks and (components != DEFAULT_COMPONENTS or inverted or percent_limit or cpu_samples):
         raise UsageError(
             f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {chosen.name} has none"
         )
-    if per_interval and "interval" not in parts:
-        parts = (*parts, "interval") if inverted else ("interval", *parts)
+    if per_interval and "interval" not in components:
+        components = (*components, "interval") if inverted else ("interval", *components)
     stack_options = StackOptions(
-        gpu_lines, gpu_dirs, parts, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
+        gpu_lines, gpu_dirs, components, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
     )
     if output is not None:
         check_output(output, force, capture)
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
-    if "interval" in parts and interval is None and not writer.interval_s:
+    if "interval" in components and interval is None and not writer.interval_s:
         interval = 1.0
     page = io.StringIO()
     with (
@@ -220,15 +220,15 @@ def _kept(page: str, name: str) -> Path:
     return folder / name
 
 
-def _parts(frames: str) -> tuple[str, ...]:
-    """The parts that `--frames` names."""
-    parts = tuple(part.strip() for part in frames.split(",") if part.strip())
-    for part in parts:
-        if part not in PARTS:
-            raise UsageError(f"--frames knows no part '{part}': choose of {', '.join(PARTS)}")
-    if not parts or len(set(parts)) < len(parts):
+def _components(frames: str) -> tuple[str, ...]:
+    """The components that `--frames` names; UsageError if one is unknown or repeated."""
+    components = tuple(each.strip() for each in frames.split(",") if each.strip())
+    for each in components:
+        if each not in COMPONENTS:
+            raise UsageError(f"--frames knows no part '{each}': choose of {', '.join(COMPONENTS)}")
+    if not components or len(set(components)) < len(components):
         raise UsageError("--frames takes at least one part, and each once")
-    return parts
+    return components
 
 
 def _format(name: str | None, output: Path | None) -> Format:

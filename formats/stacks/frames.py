@@ -20,8 +20,8 @@ from iaprof.formats.profile import (
 )
 
 BETWEEN = "-"  # separates the CPU's frames from the GPU's
-CPU_PARTS = ("host", "process", "pid", "cpu")
-GPU_PARTS = ("file", "function", "line", "instruction")
+CPU_COMPONENTS = ("host", "process", "pid", "cpu")
+GPU_COMPONENTS = ("file", "function", "line", "instruction")
 NOTHING = "[unknown]"  # for empty names, and for stacks without any of the chosen components
 _TRUNCATED = "[truncated]"
 _NO_NAME = re.compile(r"0x[0-9a-f]+|\[.*\]", re.DOTALL)
@@ -45,20 +45,20 @@ class Frame:
 
 
 def launch_frames(
-    launch: Launch | None, options: StackOptions, parts: Sequence[str] = ("process", "pid", "cpu")
+    launch: Launch | None, options: StackOptions, components: Sequence[str] = ("process", "pid", "cpu")
 ) -> list[Frame]:
-    """The CPU frames of a stack, outermost first; `parts` selects and orders the components."""
+    """The CPU frames of a stack, outermost first, of some components in their order."""
     if launch is None:
         return [_process(UNKNOWN_PROCESS)]
     found = []
-    for part in parts:
-        if part == "host" and launch.host:
+    for component in components:
+        if component == "host" and launch.host:
             found.append(_process(launch.host))
-        elif part == "process":
+        elif component == "process":
             found.append(_process(launch.comm or UNKNOWN_PROCESS))
-        elif part == "pid" and launch.pid:  # 0 stands for several processes
+        elif component == "pid" and launch.pid:  # 0 stands for several processes
             found.append(_process(str(launch.pid)))
-        elif part == "cpu":
+        elif component == "cpu":
             found += _stack(launch, options.max_stack)
     return found
 
@@ -89,9 +89,9 @@ def kind_of(text: str) -> Kind:
 
 
 def gpu_frames(
-    kernel: Kernel | None, code: Code, options: StackOptions, parts: Sequence[str] = GPU_PARTS
+    kernel: Kernel | None, code: Code, options: StackOptions, components: Sequence[str] = GPU_COMPONENTS
 ) -> list[Frame]:
-    """The GPU frames of a stack, from the kernel to the instruction; `parts` selects and orders the components."""
+    """The GPU frames of a stack, of some components in their order."""
     makers: dict[str, Callable[[Kernel, Code, StackOptions], list[Frame]]] = {
         "file": _file_frames,
         "function": _function_frames,
@@ -99,8 +99,8 @@ def gpu_frames(
         "instruction": _instruction_frames,
     }
     if kernel is None:
-        return [_source(kernel_name(kernel, code))] if "function" in parts else []
-    return [frame for part in parts for frame in makers[part](kernel, code, options)]
+        return [_source(kernel_name(kernel, code))] if "function" in components else []
+    return [frame for component in components for frame in makers[component](kernel, code, options)]
 
 
 def _source(text: str, file: str = "", line: int = 0) -> Frame:
@@ -110,8 +110,8 @@ def _source(text: str, file: str = "", line: int = 0) -> Frame:
 
 def _file_frames(kernel: Kernel, _code: Code, options: StackOptions) -> list[Frame]:
     """The kernel's source file as one frame, or as one frame per component of its path."""
-    parts = [part for part in kernel.file.split("/") if part not in ("", ".")] if options.gpu_dirs else [kernel.file]
-    return [_source(part, kernel.file) for part in parts if part]
+    names = [name for name in kernel.file.split("/") if name not in ("", ".")] if options.gpu_dirs else [kernel.file]
+    return [_source(name, kernel.file) for name in names if name]
 
 
 def _function_frames(kernel: Kernel, code: Code, options: StackOptions) -> list[Frame]:

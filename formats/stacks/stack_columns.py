@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Kind, Profile, StackOptions
-from iaprof.formats.stacks.frames import BETWEEN, CPU_PARTS, GPU_PARTS, Frame, gpu_frames, launch_frames
+from iaprof.formats.stacks.frames import BETWEEN, CPU_COMPONENTS, GPU_COMPONENTS, Frame, gpu_frames, launch_frames
 
 MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
 """The separator of CPU and GPU frames; compared by identity, as a function may have this name."""
@@ -38,19 +38,23 @@ def stack_columns(
         reason: int64[n], an index into the profile's reasons for each.
     """
     columns: list[StackColumn] = []
-    for parts in _runs(options.parts):
-        if parts[0] in CPU_PARTS:
-            columns.append(([launch_frames(each, options, parts) for each in profile.launches], profile.launch[row]))
-        elif parts[0] in GPU_PARTS:
+    for components in _runs(options.components):
+        if components[0] in CPU_COMPONENTS:
+            columns.append(
+                ([launch_frames(each, options, components) for each in profile.launches], profile.launch[row])
+            )
+        elif components[0] in GPU_COMPONENTS:
             pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
             each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
-            frames = [gpu_frames(profile.kernels[kernel], profile.codes[code], options, parts) for kernel, code in each]
+            frames = [
+                gpu_frames(profile.kernels[kernel], profile.codes[code], options, components) for kernel, code in each
+            ]
             columns.append((frames, pair_of[row]))
-        elif parts[0] == "interval":
+        elif components[0] == "interval":
             columns.append(([[frame] for frame in interval_frames(profile.intervals)], profile.interval[row]))
-        elif parts[0] == "reason":
+        elif components[0] == "reason":
             columns.append(([[_of_gpu(name)] for name in profile.reasons], reason))
-        elif parts[0] == "offset":
+        elif components[0] == "offset":
             offsets, offset_of = np.unique(profile.offset, return_inverse=True)
             columns.append(([[_of_gpu(f"0x{offset:x}")] for offset in offsets.tolist()], offset_of[row]))
         else:
@@ -60,8 +64,8 @@ def stack_columns(
 
 def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:
     """The frames of CPU samples: the chosen CPU components, or all CPU components if none was chosen."""
-    parts = [part for part in options.parts if part in CPU_PARTS] or CPU_PARTS
-    return [launch_frames(each, options, parts) for each in samples.launches], samples.launch
+    components = [component for component in options.components if component in CPU_COMPONENTS] or CPU_COMPONENTS
+    return [launch_frames(each, options, components) for each in samples.launches], samples.launch
 
 
 def _of_gpu(text: str) -> Frame:
@@ -76,15 +80,15 @@ def interval_frames(intervals: Sequence[float]) -> list[Frame]:
     return [Frame(text, Kind.PROCESS, name=text) for text in texts]
 
 
-def _runs(parts: Sequence[str]) -> list[list[str]]:
+def _runs(components: Sequence[str]) -> list[list[str]]:
     """Groups neighbouring components that come from the same columns, and puts `-` where the GPU's follow the CPU's."""
     runs: list[list[str]] = []
-    for part in parts:
-        side = next((group for group in (CPU_PARTS, GPU_PARTS) if part in group), (part,))
-        if runs and runs[-1][0] in CPU_PARTS and side is not CPU_PARTS and part != "interval":
+    for component in components:
+        side = next((group for group in (CPU_COMPONENTS, GPU_COMPONENTS) if component in group), (component,))
+        if runs and runs[-1][0] in CPU_COMPONENTS and side is not CPU_COMPONENTS and component != "interval":
             runs.append([BETWEEN])
         if runs and runs[-1][0] in side:
-            runs[-1].append(part)
+            runs[-1].append(component)
         else:
-            runs.append([part])
+            runs.append([component])
     return runs

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples, Export
-from iaprof.formats.profile import USUAL_PARTS, Kind, Profile, StackOptions
+from iaprof.formats.profile import DEFAULT_COMPONENTS, Kind, Profile, StackOptions
 from iaprof.formats.stacks.frames import NOTHING, Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 
@@ -33,9 +33,11 @@ def viewer_tree(source: Profile | CpuSamples, options: StackOptions, key: Callab
     return _pruned(tree)
 
 
-def without(options: StackOptions, parts: Sequence[str]) -> StackOptions:
+def without(options: StackOptions, components: Sequence[str]) -> StackOptions:
     """The options without some components, for formats that store these elsewhere."""
-    return replace(options, parts=tuple(part for part in options.parts if part not in parts))
+    return replace(
+        options, components=tuple(component for component in options.components if component not in components)
+    )
 
 
 def without_offsets(options: StackOptions) -> StackOptions:
@@ -44,7 +46,7 @@ def without_offsets(options: StackOptions) -> StackOptions:
     For viewers that list functions by self samples: they would list offsets, and merge equal offsets of different
     kernels.
     """
-    return without(options, ("offset",)) if options.parts == USUAL_PARTS else options
+    return without(options, ("offset",)) if options.components == DEFAULT_COMPONENTS else options
 
 
 def by_time(export: Export, options: StackOptions) -> tuple[Profile, StackOptions]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.folded import lines_of, text_of
 
-PARTS = ("process", "cpu", "file", "function", "instruction", "reason")
+COMPONENTS = ("process", "cpu", "file", "function", "instruction", "reason")
 """The default components: process ids and offsets differ between builds and runs."""
 _GONE = "[gone]"
 _LINES_AT_ONCE = 1 << 16

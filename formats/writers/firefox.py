@@ -63,7 +63,7 @@ class Firefox(Writer):
             sources.append((_STALLS, *by_time(export, without_offsets(options))))
         if export.cpu is not None:
             sources.append(("CPU samples", export.cpu, options))
-        tables = _Tables(export.profile.reasons if "reason" in options.parts else ())
+        tables = _Tables(export.profile.reasons if "reason" in options.components else ())
         threads = []
         for name, source, its_options in sources:
             tree = viewer_tree(source, without(its_options, _OF_PROCESSES), _key)

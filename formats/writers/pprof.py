@@ -49,13 +49,13 @@ class Pprof(Writer):
         source: Profile | CpuSamples = cpu or export.profile
         # A function has its source place beside its name.
         bare = without(
-            replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.parts else []))
+            replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.components else []))
         )
         tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
         labels, addresses, address = _of_launches(tree, options), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
         if isinstance(source, Profile):
             labels += _of_stalls(tree, source, options)
-            if "offset" in options.parts and not options.inverted:
+            if "offset" in options.components and not options.inverted:
                 addresses, address = _addresses(tree, source)
         tables = _Tables()
         if not cpu:
@@ -135,9 +135,9 @@ def _of_launches(tree: Tree, options: StackOptions) -> list[_Label]:
         return (launch and launch.comm) or UNKNOWN_PROCESS
 
     labels = [label("host", lambda launch: launch.host if launch else ""), ("device", tree.devices, tree.device)]
-    if "process" in options.parts:
+    if "process" in options.components:
         labels.append(label("process", process))
-    if "pid" in options.parts:
+    if "pid" in options.components:
         labels.append(label("pid", lambda launch: launch.pid if launch else 0))
     return labels
 
@@ -145,11 +145,11 @@ def _of_launches(tree: Tree, options: StackOptions) -> list[_Label]:
 def _of_stalls(tree: Tree, profile: Profile, options: StackOptions) -> list[_Label]:
     row = np.nonzero(profile.counts)[0]  # in the order of the tree's rows
     labels: list[_Label] = []
-    if "instruction" in options.parts:
+    if "instruction" in options.components:
         labels.append(("instruction", [code.mnemonic for code in profile.codes], profile.code[row]))
-    if "reason" in options.parts:
+    if "reason" in options.components:
         labels.append(("reason", profile.reasons, tree.reason))
-    if "interval" in options.parts:
+    if "interval" in options.components:
         labels.append(("interval", [frame.text for frame in interval_frames(profile.intervals)], tree.interval))
     return labels
 

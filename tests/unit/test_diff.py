@@ -122,7 +122,7 @@ def test_an_empty_profile_against_another(by: str, relative: bool) -> None:
 
 def folded(before: Profile, after: Profile, relative: bool) -> str:
     out = io.StringIO()
-    difffolded.write(joined(before, after), StackOptions(parts=difffolded.PARTS), relative, out)
+    difffolded.write(joined(before, after), StackOptions(components=difffolded.COMPONENTS), relative, out)
     return out.getvalue()
 
 

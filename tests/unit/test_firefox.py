@@ -88,7 +88,7 @@ def test_each_process_has_a_thread_of_stalls_and_one_of_cpu_samples() -> None:
 
 
 def test_stacks_share_their_interval_by_how_often_they_were_seen() -> None:
-    document = written(stalled.export(), StackOptions(parts=("process", "cpu", "function", "reason")))
+    document = written(stalled.export(), StackOptions(components=("process", "cpu", "function", "reason")))
     main, run = "main src/main.c:12 in app (C, Other)", "nn::run(int) nn/run.cpp:40 in libnn so.1 (C++, Other)"
     cpu = f"{main}; {run}; do_syscall_64 in [kernel] (OS kernel, Other)"
     gpu = "matmul src/matmul.cl:4 in GPU (GPU source, Other); dot(float) src/vec.h:9 in GPU (GPU source, Other)"
@@ -122,7 +122,7 @@ def test_intervals_that_follow_one_another_have_no_gap() -> None:
     rows = [
         Row(interval, stalled.APP, stalled.MATMUL, stalled.SEND, 0, counts(sbid=9 - interval)) for interval in (1, 2)
     ]
-    document = written(stalled.export(rows, cpu=False), StackOptions(parts=("reason",)))
+    document = written(stalled.export(rows, cpu=False), StackOptions(components=("reason",)))
     assert samples(document, document["threads"][0]) == [
         "20 ms: 0 of nothing, 0 %",
         "40 ms: 8 of sbid in GPU (GPU instruction, sbid), 100 %",
@@ -132,7 +132,7 @@ def test_intervals_that_follow_one_another_have_no_gap() -> None:
 
 @pytest.mark.parametrize("export", [stalled.export(), stalled.hostile(), stalled.export([], cpu=False)])
 def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(export: Export) -> None:
-    document = written(export, StackOptions(parts=("cpu", "function", "reason", "offset")))
+    document = written(export, StackOptions(components=("cpu", "function", "reason", "offset")))
     assert document.keys() == {"meta", "libs", "shared", "threads"}
     assert document["meta"]["preprocessedProfileVersion"] == 61
     assert {
@@ -166,7 +166,7 @@ def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(expor
 
 
 def test_an_offset_is_of_its_reasons_category() -> None:
-    document = written(stalled.export(), StackOptions(parts=("reason", "offset")))
+    document = written(stalled.export(), StackOptions(components=("reason", "offset")))
     last = stack(document, document["threads"][0]["samples"]["stack"][1])
     assert last.split("; ")[1] in ("0x10 in GPU", "0x20 in GPU")
     assert document["meta"]["categories"][-1]["subcategories"] == ["Other", *REASONS]

@@ -34,8 +34,8 @@ ROWS = [
     Row(0, LAUNCH, KERNEL, MOV, 0x20, counts(tdr=20)),
     Row(0, OTHER, KERNEL, MOV, 0x20, counts(tdr=20)),
 ]
-SHORT = StackOptions(parts=("process", "cpu", "function", "reason"))
-SHORT_OPS = StackOptions(parts=("process", "instruction"))
+SHORT = StackOptions(components=("process", "cpu", "function", "reason"))
+SHORT_OPS = StackOptions(components=("process", "instruction"))
 HOSTILE = (
     "<script>alert(1)</script>",
     "]]><script>alert(2)</script>",
@@ -196,7 +196,7 @@ def plain_layout(stacks: list[tuple[list[str], int]], limit: float) -> list[list
 class TestFile:
     def test_frames_as_they_are_written(self) -> None:
         rows = [ROWS[0]._replace(counts=counts(sbid=30)), ROWS[1]._replace(counts=counts(tdr=10))]
-        text = written(export(rows), StackOptions(parts=("process", "reason")))
+        text = written(export(rows), StackOptions(components=("process", "reason")))
         frames = text[text.index('<g id="frames"') : text.index('<g id="head"')]
         assert frames == (
             '<g id="frames" data-pad="10" data-letter="7.25" data-inverted="0">\n'
@@ -237,7 +237,7 @@ class TestFile:
         columns = (np.array([0, 1]), np.zeros(2, np.int64), np.array([7, 3]))
         text = written(
             Export(profile([]), cpu=CpuSamples([LAUNCH, OTHER], *columns)),
-            StackOptions(parts=("cpu",), cpu_samples=True),
+            StackOptions(components=("cpu",), cpu_samples=True),
         )
         assert [frame[0].text for frame in frames_in(text)] == [
             "all (10 samples, 100.00 %)",
@@ -361,7 +361,7 @@ class TestInABrowser:
         assert page.text_content("#matched") == "Matched: 100.00 %"
 
     def test_inverted_it_hangs_from_its_root(self, browser: Browser, tmp_path: Path) -> None:
-        options = StackOptions(parts=SHORT.parts, inverted=True)
+        options = StackOptions(components=SHORT.components, inverted=True)
         with opened(browser, saved(tmp_path, written(export(), options))) as page:
             tops = page.evaluate(
                 """Array.from(document.querySelectorAll("#frames > g"), (row) => row.getBoundingClientRect().top)"""

@@ -112,14 +112,14 @@ def test_a_file_has_about_the_size_that_it_may_have() -> None:
 @pytest.mark.parametrize(
     ("options", "stacks"),
     [
-        (StackOptions(parts=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
+        (StackOptions(components=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
             "[unknown_process];control_[g]": 3, "Web_Content;send_[g]": 5}),
-        (StackOptions(parts=("function",), inverted=True), {"app;matmul_[G]": 20, "app;dot(float)_[G];matmul_[G]": 82,
-            "[unknown_process];[unknown kernel]_[G]": 3, "Web_Content;dot(float)_[G];matmul_[G]": 5}),
+        (StackOptions(components=("function",), inverted=True), {"app;matmul_[G]": 20,
+            "app;dot(float)_[G];matmul_[G]": 82, "[unknown_process];[unknown kernel]_[G]": 3, "Web_Content;dot(float)_[G];matmul_[G]": 5}),
         (StackOptions(cpu_samples=True), {"app;main;wait": 4, "swapper;cpu_idle_[k]": 2}),
     ],
 )  # fmt: skip
-def test_the_chosen_parts(options: StackOptions, stacks: dict[str, int]) -> None:
+def test_chosen_components(options: StackOptions, stacks: dict[str, int]) -> None:
     found = events(written(stalled.export(), options))
     assert Counter(";".join(name for name, _ in stack) for _, stack in found) == stacks
 

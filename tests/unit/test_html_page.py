@@ -543,7 +543,7 @@ def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path, 
     made = Profile(
         launches, [MATMUL], codes, none, launch, none, code, none.astype(np.uint64), by_reason, none, REASONS, [0.0]
     )
-    path = written(tmp_path / "page.html", Export(made), StackOptions(parts=("cpu", "instruction")))
+    path = written(tmp_path / "page.html", Export(made), StackOptions(components=("cpu", "instruction")))
 
     with opened(browser, path) as page:
         ready(page)

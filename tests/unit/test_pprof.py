@@ -91,7 +91,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
     ("options", "lines"),
     [
         (
-            StackOptions(parts=("function", "reason")),
+            StackOptions(components=("function", "reason")),
             [
                 f"{DOT} < {MATMUL} | device=card0 reason=active | [10]",
                 f"{DOT} < {MATMUL} | device=card0 reason=sbid | [72]",
@@ -101,7 +101,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
             ],
         ),
         (
-            StackOptions(parts=("interval", "line", "offset")),
+            StackOptions(components=("interval", "line", "offset")),
             [
                 "0x10 vec.h line 9_[G] src/vec.h:9 in [gpu] | device=card0 interval=0.000 s | [80]",
                 "0x10 vec.h line 9_[G] src/vec.h:9 in [gpu] | host=north device=card1 interval=0.020 s | [5]",
@@ -111,7 +111,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
             ],
         ),
         (
-            StackOptions(parts=("function",), inverted=True, percent_limit=50),
+            StackOptions(components=("function",), inverted=True, percent_limit=50),
             [
                 "[below 50 %] in ? | device=card0 | [20]",
                 "[below 50 %] in ? | device=card1 | [3]",
@@ -129,7 +129,7 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
         ),
     ],
 )
-def test_the_chosen_parts(options: StackOptions, lines: list[str]) -> None:
+def test_chosen_components(options: StackOptions, lines: list[str]) -> None:
     assert sorted(text(written(stalled.export(), options))) == sorted(lines)
 
 

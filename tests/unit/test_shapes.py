@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import PARTS, USUAL_PARTS, Code, Kernel, Launch, Profile, StackOptions
+from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers import folded
 from iaprof.formats.writers.folded import Folded
 from iaprof.gpu.intel.reasons import REASONS
@@ -55,13 +55,13 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_each_part_alone(part: str) -> None:
-    assert written(PROFILE, StackOptions(parts=(part,))) == EACH[part]
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_each_component_alone(component: str) -> None:
+    assert written(PROFILE, StackOptions(components=(component,))) == EACH[component]
 
 
 @pytest.mark.parametrize(
-    ("parts", "text"),
+    ("components", "text"),
     [
         (
             "reason,function,process",
@@ -86,8 +86,8 @@ def test_each_part_alone(part: str) -> None:
         ),
     ],
 )
-def test_order(parts: str, text: str) -> None:
-    assert written(PROFILE, StackOptions(parts=tuple(parts.split(",")))) == text
+def test_order(components: str, text: str) -> None:
+    assert written(PROFILE, StackOptions(components=tuple(components.split(",")))) == text
 
 
 def test_inverted() -> None:
@@ -111,7 +111,7 @@ def test_inverted() -> None:
     ],
 )
 def test_max_stack(most: int, inverted: bool, stack: str) -> None:
-    options = StackOptions(parts=("cpu",), inverted=inverted, max_stack=most)
+    options = StackOptions(components=("cpu",), inverted=inverted, max_stack=most)
     assert sorted(written(PROFILE, options).splitlines()) == sorted(
         ["[unknown process] 10", "main 150", f"{stack} 840"]
     )
@@ -120,7 +120,7 @@ def test_max_stack(most: int, inverted: bool, stack: str) -> None:
 def test_what_becomes_the_same_is_one_line() -> None:
     launches = [Launch("app", 1, (name, "run")) for name in ("main", "start")]
     made = profile([Row(0, each, SCALE, MOV, 0, counts(tdr=3)) for each in launches])
-    assert written(made, StackOptions(parts=("cpu",), max_stack=1)) == "[truncated];run 6\n"
+    assert written(made, StackOptions(components=("cpu",), max_stack=1)) == "[truncated];run 6\n"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_becomes_the_same_is_one_line() -> None:
     ],
 )
 def test_percent_limit(limit: float, text: str) -> None:
-    assert written(PROFILE, StackOptions(parts=("reason",), percent_limit=limit)) == text
+    assert written(PROFILE, StackOptions(components=("reason",), percent_limit=limit)) == text
 
 
 # As the command's options
@@ -193,7 +193,7 @@ PERCENTAGE = "--percent-limit takes a percentage, from 0 to 100"
         ("--frames=", ONCE),
         ("--frames=,", ONCE),
         ("--frames=pid,cpu,pid", ONCE),
-        ("--frames=pid,\x1b[2J", f"--frames knows no part '\\x1b[2J': choose of {', '.join(PARTS)}"),
+        ("--frames=pid,\x1b[2J", f"--frames knows no part '\\x1b[2J': choose of {', '.join(COMPONENTS)}"),
         ("--frames=pid --json", NO_STACKS.format("json")),
         ("--inverted --json", NO_STACKS.format("json")),
         ("--percent-limit=1 --format=iaprof", NO_STACKS.format("iaprof")),
@@ -254,7 +254,8 @@ _row = st.builds(
 _profiles = st.lists(_row, max_size=12).map(lambda made: profile(made, (1.0, 2.5, 12.25)))
 _options = st.builds(
     StackOptions,
-    parts=st.just(USUAL_PARTS) | st.lists(st.sampled_from([*PARTS]), min_size=1, unique=True).map(tuple),
+    components=st.just(DEFAULT_COMPONENTS)
+    | st.lists(st.sampled_from([*COMPONENTS]), min_size=1, unique=True).map(tuple),
     inverted=st.booleans(),
     max_stack=st.integers(0, 3),
     percent_limit=st.sampled_from((0, 0, 7.5, 30)),
@@ -277,26 +278,26 @@ def plain(name: str) -> str:
     return {"": "[unknown]", "-": "[-]"}.get(shown, shown)
 
 
-def of_cpu(launched: Launch, part: str, options: StackOptions) -> list[str]:
-    if part == "host":
+def of_cpu(launched: Launch, component: str, options: StackOptions) -> list[str]:
+    if component == "host":
         return [launched.host] * bool(launched.host)
-    if part == "process":
+    if component == "process":
         return [launched.comm or "[unknown process]"]
-    if part == "pid":
+    if component == "pid":
         return [str(launched.pid)] * bool(launched.pid)
     stack = [*launched.stack, *(f"{name}_[k]" for name in launched.kernel_stack)]
     return ["[truncated]", *stack[-options.max_stack :]] if 0 < options.max_stack < len(stack) else stack
 
 
-def of_gpu(kernel: Kernel | None, code: Code, part: str) -> list[str]:
+def of_gpu(kernel: Kernel | None, code: Code, component: str) -> list[str]:
     if kernel is None:
         known = code.functions[0] if code.functions else ""
-        return [f"{known or '[unknown kernel]'}_[G]"] * (part == "function")
-    if part == "file":
+        return [f"{known or '[unknown kernel]'}_[G]"] * (component == "function")
+    if component == "file":
         return [f"{kernel.file}_[G]"] * bool(kernel.file)
-    if part == "function":
+    if component == "function":
         return [f"{name}_[G]" for name in code.functions]
-    if part == "instruction":
+    if component == "instruction":
         return [f"{code.mnemonic}_[g]"]
     if not code.lines or not code.lines[-1]:
         return []
@@ -309,23 +310,23 @@ def stack_of(row: Row, reason: str, options: StackOptions) -> str:
     """One line, frame by frame."""
     frames: list[str] = []
     before = ""
-    for part in options.parts:
-        if before in OF_CPU and part not in (*OF_CPU, "interval"):
+    for component in options.components:
+        if before in OF_CPU and component not in (*OF_CPU, "interval"):
             frames.append("-")
-        if part == "interval":
+        if component == "interval":
             found = [("00.000 s", "01.500 s", "11.250 s")[row.interval]]
-        elif part == "reason":
+        elif component == "reason":
             found = [f"{reason}_[g]"]
-        elif part == "offset":
+        elif component == "offset":
             found = [f"0x{row.offset:x}_[g]"]
-        elif part not in OF_CPU:
-            found = of_gpu(row.kernel, row.code, part)
+        elif component not in OF_CPU:
+            found = of_gpu(row.kernel, row.code, component)
         elif row.launch is None:
             found = ["[unknown process]"] * (before not in OF_CPU)
         else:
-            found = of_cpu(row.launch, part, options)
+            found = of_cpu(row.launch, component, options)
         frames += map(plain, found)
-        before = part
+        before = component
     return ";".join(frames[::-1] if options.inverted else frames) or "[unknown]"
 
 

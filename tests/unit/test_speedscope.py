@@ -74,18 +74,18 @@ def test_a_function_is_one_frame_whichever_of_its_lines_calls() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (StackOptions(parts=("reason",)), [
+        (StackOptions(components=("reason",)), [
             "active_[g] 10", "control_[g] 3", "sbid_[g] 2", "sbid_[g] 70", "send_[g] 5", "tdr_[g] 20",
         ]),
-        (StackOptions(parts=("function", "offset"), inverted=True, percent_limit=25), [
+        (StackOptions(components=("function", "offset"), inverted=True, percent_limit=25), [
             "0x10_[g];dot(float)_[G];matmul_[G] 5", "0x10_[g];dot(float)_[G];matmul_[G] 80",
             "[below 25 %] 20", "[below 25 %] 5",
         ]),
-        (StackOptions(parts=("process", "reason"), cpu_samples=True), ["app 1", "app 3", "swapper 2"]),
-        (StackOptions(parts=("host",)), ["[unknown process] 3", "[unknown] 100", "[unknown] 2", "north 5"]),
+        (StackOptions(components=("process", "reason"), cpu_samples=True), ["app 1", "app 3", "swapper 2"]),
+        (StackOptions(components=("host",)), ["[unknown process] 3", "[unknown] 100", "[unknown] 2", "north 5"]),
     ],
 )  # fmt: skip
-def test_the_chosen_parts(options: StackOptions, expected: list[str]) -> None:
+def test_chosen_components(options: StackOptions, expected: list[str]) -> None:
     assert sorted(stacks(written(stalled.export(), options))) == expected
 
 
