@@ -115,7 +115,8 @@ def test_a_file_has_about_the_size_that_it_may_have() -> None:
         (StackOptions(components=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
             "[unknown_process];control_[g]": 3, "Web_Content;send_[g]": 5}),
         (StackOptions(components=("function",), inverted=True), {"app;matmul_[G]": 20,
-            "app;dot(float)_[G];matmul_[G]": 82, "[unknown_process];[unknown kernel]_[G]": 3, "Web_Content;dot(float)_[G];matmul_[G]": 5}),
+            "app;dot(float)_[G];matmul_[G]": 82, "[unknown_process];[unknown kernel]_[G]": 3,
+            "Web_Content;dot(float)_[G];matmul_[G]": 5}),
         (StackOptions(cpu_samples=True), {"app;main;wait": 4, "swapper;cpu_idle_[k]": 2}),
     ],
 )  # fmt: skip
