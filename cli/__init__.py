@@ -1,1 +1,1 @@
-"""The `iaprof` command: one file per verb."""
+"""The `iaprof` command: one module per verb."""

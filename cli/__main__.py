@@ -1,4 +1,4 @@
-"""`python -m iaprof.cli` is the `iaprof` command."""
+"""Makes `python -m iaprof.cli` the `iaprof` command."""
 
 from iaprof.cli.start import main
 

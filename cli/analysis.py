@@ -1,4 +1,4 @@
-"""From a capture's path and what the user chose to a report: what all verbs that look at stalls have in common."""
+"""Builds the report or export of a capture from the user's options, for all verbs that show stalls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iaprof.report.cpu_names import SymbolOptions
     from iaprof.report.facts import Report
 
-_PATIENCE_S = 1.0  # without a word
+_PATIENCE_S = 1.0  # before the first progress message
 
 
 @contextlib.contextmanager
@@ -31,19 +31,19 @@ def analysed(
     lines: bool = False,
     interpreter: bool = False,
 ) -> Iterator[Report]:
-    """The report of a capture; what it holds can be used within.
+    """The report of a capture; usable within the block.
 
     Args:
         capture: the file.
-        choice: which stalls, and where names come from.
-        interval_s: length of an interval; 0 for everything in one.
-        texts: GPU instructions with their whole text.
-        lines: CPU frames with file and line.
-        interpreter: CPython's own frames between Python functions, too.
+        choice: the selection of stalls, and where to look for symbols.
+        interval_s: length of an interval; 0: a single one.
+        texts: disassemble whole GPU instructions, not only mnemonics.
+        lines: CPU frames have file and line.
+        interpreter: keep CPython's own frames between Python functions.
 
     Raises:
-        CaptureError: it is no capture, or a damaged one.
-        UsageError: it has nothing of what was asked for by name.
+        CaptureError: the file is no capture, or is damaged.
+        UsageError: the capture lacks something that the options name, such as a GPU.
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModuleLoader
@@ -71,21 +71,21 @@ def exported(
     interpreter: bool = False,
     source_dirs: Sequence[Path] = (),
 ) -> Iterator[tuple[Export, Report | None]]:
-    """What a writer needs of a capture, and the report it is from; None where CPU samples are all that is wanted.
+    """A writer's input, and the report it comes from, or None if only CPU samples or waits are exported.
 
     Args:
         capture: the file.
-        choice: which stalls, and where names come from.
-        writer: the format.
-        stack_options: how stacks are to look.
-        interval_s: length of intervals; None: as is usual with the format.
-        lines: CPU frames with file and line.
-        interpreter: CPython's own frames between Python functions, too.
-        source_dirs: where the source files of GPU code are.
+        choice: the selection of stalls, and where to look for symbols.
+        writer: the writer of the format.
+        stack_options: the stack options.
+        interval_s: length of intervals; None: the format's default.
+        lines: CPU frames have file and line.
+        interpreter: keep CPython's own frames between Python functions.
+        source_dirs: folders with the source files of GPU code.
 
     Raises:
-        CaptureError: it is no capture, or a damaged one.
-        UsageError: it has nothing of what was asked for by name, or a folder cannot be read.
+        CaptureError: the file is no capture, or is damaged.
+        UsageError: the capture lacks something that the options name, or a folder cannot be read.
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.formats.export import Export
@@ -121,7 +121,7 @@ def exported(
 
 @contextlib.contextmanager
 def writing(output: Path | None) -> Iterator[None]:
-    """Tells on a terminal that a file is being written; what goes to stdout is seen."""
+    """Shows on a terminal that a file is being written, unless the output goes to stdout."""
     if output is None or sys.stderr is None or not sys.stderr.isatty():
         yield
         return
@@ -142,7 +142,7 @@ def symbol_options(choice: Choice) -> SymbolOptions:
 
 @contextlib.contextmanager
 def joining(records: int) -> Iterator[Callable[[int], None]]:
-    """Tells on a terminal how the joining goes, once it takes over a second: called with the records that are done."""
+    """Yields a progress callback (records done), which writes to a terminal once joining takes over a second."""
     begun = time.monotonic()
     drawn = False
 

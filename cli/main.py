@@ -1,4 +1,4 @@
-"""The `iaprof` command: its verbs, and the one place where errors become messages."""
+"""The `iaprof` command: registers the verbs and, in one place, turns errors into messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# What follows the command's name belongs to the command, whether `--` stands before it or not.
+# Options after the command's name belong to the command, with or without `--`.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
 app.command(cls=Grouped, epilog=report.EXAMPLES)(limited(report.report))
@@ -73,7 +73,7 @@ def _options(
 
 
 def main() -> None:
-    """Runs the command line; every error is one sentence on stderr and an exit code."""
+    """Runs the command line; prints an error as one sentence on stderr, and exits with its exit code."""
     try:
         app()
     except IaprofError as error:
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _is_of_arrow(error: Exception) -> bool:
-    """Whether Arrow raised it; asked only then, as most verbs do without Arrow until they read."""
+    """Whether Arrow raised the error. Imports Arrow only here, as verbs must start without it."""
     import pyarrow as pa
 
     return isinstance(error, pa.ArrowException)

@@ -1,4 +1,4 @@
-"""Where the `iaprof` command starts: what it imports takes a moment, in which Ctrl-C ends it without a traceback."""
+"""The entry point of `iaprof`: Ctrl-C during the slow imports ends it without a traceback."""
 
 from __future__ import annotations
 

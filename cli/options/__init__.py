@@ -1,1 +1,1 @@
-"""Options that several verbs have, and how their values are read."""
+"""Options shared by several verbs, and parsers of option values."""

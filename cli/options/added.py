@@ -1,4 +1,4 @@
-"""Options that several verbs have in common, added to a verb's own so that typer finds them."""
+"""Adds shared options to a verb, in a way that typer understands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def adding(
     call: Callable[[Any, dict[str, Any]], None],
     left_out: str = "",
 ) -> Callable[..., None]:
-    """The verb with further options.
+    """Returns the verb with additional options.
 
     Args:
         verb: its parameters are its own options.
-        options: its parameters are the further options; it returns what `call` gets.
-        call: calls the verb, with what `options` returned and the verb's own options.
-        left_out: the name of a parameter of the verb that is no option.
+        options: its parameters are the additional options; its result goes to `call`.
+        call: calls the verb with the result of `options` and the verb's own options.
+        left_out: name of a parameter of the verb that is not an option.
     """
     own = inspect.signature(verb, eval_str=True)
     added = inspect.signature(options, eval_str=True).parameters
@@ -30,7 +30,7 @@ def adding(
             {name: value for name, value in given.items() if name not in added},
         )
 
-    # What typer looks at, and no more: it would follow __wrapped__ to the verb's own parameters.
+    # Not functools.wraps: typer would follow __wrapped__ to the verb's own parameters.
     kept = [parameter for name, parameter in own.parameters.items() if name != left_out]
     made: Any = with_options
     made.__name__, made.__doc__ = verb.__name__, verb.__doc__

@@ -1,4 +1,4 @@
-"""A help that lists a verb's options below headings, where there are many: each says which is its own."""
+"""Help with options grouped under headings, for verbs with many options."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typer.core import TyperCommand
 
 
 class Grouped(TyperCommand):
-    """A command whose options have their `rich_help_panel` as a heading in the plain help, too."""
+    """A command that prints `rich_help_panel` as headings in plain help, too."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Writes arguments, then options; those without a heading first."""
+        """Writes arguments, then options, those without a heading first."""
         groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for parameter in self.get_params(ctx):
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"

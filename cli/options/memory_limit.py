@@ -1,4 +1,4 @@
-"""The option --memory-limit of all verbs that read captures and other untrusted files."""
+"""The option --memory-limit, for all verbs that read captures and other untrusted files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MemoryLimit: TypeAlias = Annotated[
 
 
 def limited(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with a further option, `--memory-limit`."""
+    """Returns the verb with the additional option `--memory-limit`."""
     return adding(verb, _limit, lambda _, own: verb(**own))
 
 
@@ -37,7 +37,7 @@ def _limit(memory_limit: MemoryLimit = None) -> None:
 
 
 def keep_to(bytes_: int) -> None:
-    """Limits the memory of a verb, which ends with one sentence if it takes more."""
+    """Limits the process's memory; beyond it, the process ends with one sentence on stderr."""
     limit_memory(bytes_)
     message = f"iaprof: {too_much()}\n".encode()
 
@@ -51,10 +51,10 @@ def keep_to(bytes_: int) -> None:
 
 
 def memory_bytes(text: str | None) -> int | None:
-    """The value of `--memory-limit` in bytes; None without one.
+    """The value of `--memory-limit` in bytes; None if not given.
 
     Raises:
-        UsageError: it is no size, or too small for anything.
+        UsageError: the value is not a size, or too small for iaprof.
     """
     bytes_ = None if text is None else size(text, _OPTION)
     if bytes_ is not None and bytes_ < LEAST_BYTES:
@@ -63,7 +63,7 @@ def memory_bytes(text: str | None) -> int | None:
 
 
 def too_much() -> str:
-    """The message for a verb that ran out of memory."""
+    """The message if a verb runs out of memory."""
     there = limit()
     if there is None:
         return "this needs more memory than there is"

@@ -1,4 +1,4 @@
-"""Sizes and times as perf's users write them: 500M, 2G, 90s, 10m."""
+"""Parses sizes and times in perf's notation: 500M, 2G, 90s, 10m."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from iaprof.basics.errors import UsageError
 
 _SIZE = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _TIME = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_PID = 32  # characters; Python refuses numbers of thousands
+_LONGEST_PID = 32  # characters; int() refuses thousands of digits
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z])")
 
 
 def size(text: str, option: str) -> int:
-    """Bytes of `500M` and the like: B, K, M, G or T, in powers of 1,024 as perf counts them.
+    """Parses a size such as `500M` into bytes: B, K, M, G or T, in powers of 1,024 like perf's.
 
     Raises:
-        UsageError: it is no size above 0.
+        UsageError: the value is not a size above 0.
     """
     found = _NUMBER.fullmatch(text)
     bytes_ = int(float(found[1]) * _SIZE.get(found[2].lower(), 0)) if found else 0
@@ -26,10 +26,10 @@ def size(text: str, option: str) -> int:
 
 
 def size_or_time(text: str, option: str) -> tuple[int | None, float | None]:
-    """Bytes or seconds: an upper-case letter, or B or k, is a size; s, m, h and d are times, as perf has it.
+    """Parses a size in bytes or a time in seconds, like perf: B, k or an upper-case letter is a size; s, m, h, d: time.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the value is neither.
     """
     found = _NUMBER.fullmatch(text)
     if found and found[2] in _TIME and float(found[1]) > 0:
@@ -40,10 +40,10 @@ def size_or_time(text: str, option: str) -> tuple[int | None, float | None]:
 
 
 def pids(texts: list[str] | None, option: str = "-p", what: str = "pids") -> tuple[int, ...]:
-    """Pids, or thread ids, of `-p 12,34 -p 56`.
+    """Parses pids or thread ids such as `-p 12,34 -p 56`.
 
     Raises:
-        UsageError: one is no pid.
+        UsageError: a value is not a pid.
     """
     found = []
     for text in ",".join(texts or []).split(","):

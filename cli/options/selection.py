@@ -1,6 +1,6 @@
-"""The options that say which stalls a verb is about, how they are joined to launches, and where names come from.
+"""The options that select stalls, join them to launches, and find symbols.
 
-`@selecting` adds them to a verb, which gets what they say as its parameter `choice`.
+`@selecting` adds them to a verb, which gets their values as its parameter `choice`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STACKS_OF = ("append", "execute")
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user said."""
+    """The values of the options."""
 
     selection: Selection
     symfs: Path | None = None
@@ -39,7 +39,7 @@ class Choice:
 
 
 def selecting(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb with a parameter `choice`, as one that has these options instead."""
+    """Replaces a verb's parameter `choice` by the options."""
     return adding(verb, _choice, lambda choice, own: verb(**own, choice=choice), left_out="choice")
 
 
@@ -146,10 +146,10 @@ def _choice(
     symbol_dirs: SymbolDirs = None,
     kallsyms: Kallsyms = None,
 ) -> Choice:
-    """What these options say.
+    """Makes a Choice from the options' values.
 
     Raises:
-        UsageError: one of them makes no sense.
+        UsageError: a value is invalid.
     """
     # Imported here, as the other verbs need not wait for it.
     from iaprof.report.join.candidates import DEFAULT_WINDOW_S, LONGEST_WINDOW_S, SHORTEST_WINDOW_S, Method, Rule
@@ -180,9 +180,9 @@ def _choice(
 
 
 def _words(texts: list[str] | None, option: str) -> list[str]:
-    """Of `a,b -x c`: a, b, c."""
+    """Splits comma-separated values: `a,b -x c` gives a, b, c. UsageError if all are empty."""
     words = [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
-    if texts and not words:  # such as a script's empty variable, with which everything would be printed
+    if texts and not words:  # for example an empty shell variable, which would select everything
         raise UsageError(f"{option} takes at least one")
     return words
 
@@ -190,7 +190,7 @@ def _words(texts: list[str] | None, option: str) -> list[str]:
 def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:
     if text is None:
         return None
-    if not text:  # as with lists: it would be found everywhere
+    if not text:  # it would match everything
         raise UsageError(f"{option} takes a regular expression, and this is none: it is empty")
     try:
         return re.compile(text)

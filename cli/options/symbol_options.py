@@ -1,4 +1,4 @@
-"""The options that say where names of CPU frames are looked for, as several verbs have them."""
+"""The options that say where to look for symbols of CPU code, shared by several verbs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.symbols.names.which import Symbols
 
 NAMES = "Names of CPU functions"
-"""What these options stand below in a help that has headings."""
+"""The heading of these options in grouped help."""
 WhichSymbols: TypeAlias = Annotated[
     str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
 ]
@@ -30,10 +30,10 @@ Kallsyms: TypeAlias = Annotated[
 
 
 def which_symbols(text: str) -> Symbols:
-    """What the user said of `--symbols`.
+    """Parses the value of `--symbols`.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: the value is none of the choices.
     """
     try:
         return Symbols(text)

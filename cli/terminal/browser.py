@@ -1,4 +1,4 @@
-"""The user's browser."""
+"""Opens the user's browser."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from iaprof.sandbox.memory import lift_limit
 
 
 def show(address: str) -> None:
-    """Opens an address in the browser, or says why the user has to."""
-    import webbrowser  # here, as the other verbs need none
+    """Opens an address in the browser, or prints why the user has to."""
+    import webbrowser  # here, as other verbs do not need it
 
     if os.geteuid() == 0:
         say(f"iaprof: a browser is not started as root: open {address}")

@@ -1,4 +1,4 @@
-"""What the entries of `iaprof top` and `iaprof diff` are called: in a table, and in JSON."""
+"""Names of the entries of `iaprof top` and `iaprof diff`, in tables and in JSON."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from iaprof.formats.profile import clean
 if TYPE_CHECKING:
     from iaprof.report.views.ranking import Key
 
-BETWEEN_FRAMES = " < "  # the caller stands right
+BETWEEN_FRAMES = " < "  # callee < caller
 _CUT = "…"
 _PYTHON = "py::"
 _ARGUMENTS = re.compile(r"(?<!operator)\((?!anonymous namespace\))[^()]*\)(?: const)?")
-_DEEPEST = 8  # parentheses in arguments
+_DEEPEST = 8  # nesting of parentheses in arguments
 
 
 def one_of(text: str, choices: Sequence[str], option: str) -> str:
-    """What the user said, if it can be chosen.
+    """Returns an option's value if it is one of the choices.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it is not.
     """
     if text not in choices:
         raise UsageError(f"{option} takes {', '.join(choices)}, not '{text}'")
@@ -37,12 +37,13 @@ def names(by: str, keys: Sequence[Key], short: bool) -> list[str]:
     """A text for each key.
 
     Args:
-        by: of ranking.KEYS, as whose value the keys are made.
+        by: a key of ranking.KEYS.
         keys: of all entries that are shown.
-        short: stacks without the frames that all of them share, which are the runtime's and those of main; Python
+        short: omit the frames that all stacks share (the runtime's and those of main), and the folders of Python
+            functions' files.
             functions without the folder of their file.
     """
-    if by in ("kernel", "instruction"):  # with the file, where a name alone could be several kernels
+    if by in ("kernel", "instruction"):  # add the file if several kernels have the name
         often = Counter(kernel for kernel, _file in {key[:2] for key in keys})
         return [f"{_TEXTS[by](*key)} {key[1] if often[key[0]] > 1 else ''}".rstrip() for key in keys]
     if by == "stack":
@@ -53,17 +54,17 @@ def names(by: str, keys: Sequence[Key], short: bool) -> list[str]:
 
 
 def fields(by: str, key: Key) -> dict[str, Any]:
-    """What a key consists of, for JSON."""
+    """The components of a key, for JSON."""
     from iaprof.report.views.ranking import KEYS
 
     return {name: _cleaned(part) for name, part in zip(KEYS[by], key, strict=True)}
 
 
 def _stacks(keys: Sequence[Key], short: bool) -> list[str]:
-    """Innermost frame first, the process last."""
+    """Stacks as texts: innermost frame first, the process last."""
     stacks = [tuple(map(str, (*frames, process))) for process, frames in keys if isinstance(frames, tuple)]
     if short:
-        walked = [stack for stack in stacks if len(stack) > 2]  # others are labels, in place of a stack
+        walked = [stack for stack in stacks if len(stack) > 2]  # others are labels instead of stacks
         inner = _shared(walked)
         outer = _shared([stack[inner:][::-1] for stack in walked])
         stacks = [_told_apart(stack, inner, outer) if len(stack) > 2 else stack for stack in stacks]
@@ -71,19 +72,19 @@ def _stacks(keys: Sequence[Key], short: bool) -> list[str]:
 
 
 def _shared(stacks: Sequence[Sequence[str]]) -> int:
-    """How many frames all of several stacks begin with."""
+    """The number of leading frames that all stacks share."""
     levels = zip(*stacks, strict=False) if len(stacks) > 1 else ()
     return len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
 
 
 def _told_apart(stack: Sequence[str], inner: int, outer: int) -> tuple[str, ...]:
-    """A stack without what others have too, and without its functions' arguments."""
+    """A stack without the frames that all share, and without arguments."""
     frames = (_without_arguments(short_python(frame)) for frame in stack[inner : len(stack) - outer])
     return (*([_CUT] if inner else []), *frames, *([_CUT] if outer else []))
 
 
 def short_python(frame: str) -> str:
-    """A frame of Python with the name of its file alone: `py::Layer.forward:model.py`; others as they are."""
+    """Shortens a Python frame's path to its base name, `py::Layer.forward:model.py`; leaves other frames alone."""
     function, separator, file = frame.removeprefix(_PYTHON).partition(":")
     if not frame.startswith(_PYTHON) or not separator:
         return frame

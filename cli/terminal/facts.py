@@ -1,4 +1,4 @@
-"""What a verb says on stderr of the report that it made: how much there was, and how much found its place."""
+"""The summary that a verb prints on stderr about its report: totals and match rates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from iaprof.formats.profile import clean
 if TYPE_CHECKING:
     from iaprof.report.facts import Facts
 
-MOST_PROBLEMS = 50  # that are printed
+MOST_PROBLEMS = 50  # printed
 
 
 def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
-    """Problems as warnings, and a line of sums."""
+    """Prints problems as warnings, and a line of totals."""
     for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
         more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
         say(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"))
@@ -32,7 +32,7 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
 
 
 def _matched(facts: Facts) -> str:
-    """How much of something found its place."""
+    """The match rates."""
     shares = facts.matched.shares()
     ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""
     no_launch = f", {facts.no_launch:,} without a launch" if facts.no_launch else ""
@@ -45,14 +45,14 @@ def _matched(facts: Facts) -> str:
 
 
 def _recorded(header: dict[str, Any]) -> str:
-    """How the launches' and CPU samples' stacks were had, if some were had late or presumed: the report cannot tell."""
+    """The recorder's counts of stacks, if some were finished late or presumed: the report cannot know that."""
     told = [ends.short(COUNTED[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
     told += [each.text(PYTHON_KINDS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
     return f"recorded stacks: {'; '.join(told)}; " if told else ""
 
 
 def _scaled(header: dict[str, Any]) -> str:
-    """What the counts were multiplied with, where not every record was kept."""
+    """How counts were scaled, if not every record was kept."""
     streams = header.get("streams")
     kept = {s.get("subsample", 1) for s in streams if isinstance(s, dict)} if isinstance(streams, list) else {1}
     return "".join(f"one record of {n:,} was kept and stands for all; " for n in sorted(kept) if n > 1)

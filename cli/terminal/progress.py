@@ -1,4 +1,4 @@
-"""The status line of a recording on a terminal: one line, written over itself."""
+"""The status line of a recording on a terminal, which overwrites itself."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Draws the line; other lines that are said meanwhile stand above it."""
+    """Draws the status line; other messages appear above it."""
 
     def __init__(self) -> None:
         self._drawn = False
         self._before: Status | None = None
 
     def show(self, status: Status) -> None:
-        """Draws how it goes, with rates since the last time."""
+        """Draws a recording's status, with rates since the last call."""
         line = describe(status, self._before)
         self._before = status
         self._draw(line)
 
     def naming(self, done: int, modules: int) -> None:
-        """Draws how the naming of symbols goes."""
+        """Draws the progress of symbolizing."""
         self._draw(f"naming symbols: {done:,} of {modules:,} files")
 
     def reading(self, done: int) -> None:
-        """Draws how far a text has been read, bytes."""
+        """Draws the number of bytes of a text that have been read."""
         self._draw(f"read {in_bytes(done)}")
 
     def merging(self, done: int, rows: int) -> None:
-        """Draws how the merging of captures goes."""
+        """Draws the progress of merging captures."""
         self._draw(f"merging: {100 * done // rows} %")
 
     def _draw(self, line: str) -> None:
@@ -44,12 +44,12 @@ class Progress:
         self._drawn = True
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Prints a line above the status line."""
         self.clear()
         say(text)
 
     def clear(self) -> None:
-        """Takes the status line away."""
+        """Erases the status line."""
         if self._drawn:
             self._write("\r\x1b[K")
             self._drawn = False
@@ -58,7 +58,7 @@ class Progress:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
-        except OSError:  # the terminal is gone; the recording goes on
+        except OSError:  # the terminal is gone, but the recording continues
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -66,8 +66,8 @@ def describe(status: Status, before: Status | None) -> str:
     """The line: 0:12  lost 0  1.2M records/s  48k launches/s  31/32 kernels  1.1 GB  cpu 1.3 %.
 
     Args:
-        status: now.
-        before: the last time; rates are since then.
+        status: the current status.
+        before: the last status; rates are since then.
     """
     minutes, seconds = divmod(int(status.seconds), 60)
     then = (before.seconds, before.records, before.launches, before.cpu_s) if before else (0.0, 0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""A page on the loopback: for who cannot open a file, such as through a tunnel of ssh."""
+"""Serves a page on the loopback interface, for browsers that cannot open the file, such as through an ssh tunnel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-_TIMEOUT_S = 10.0  # for a request: who connects and says nothing must not stay
+_TIMEOUT_S = 10.0  # per request: idle connections must not block others
 _PIECE = 1 << 16  # bytes
 _MOST_AT_ONCE = 16  # requests
-_LOOK_S = 0.05  # whether it is over
+_LOOK_S = 0.05  # polling interval for shutdown
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -24,30 +24,30 @@ _HEADERS = {
 
 
 class Server:
-    """Serves one page, read-only, to who knows its address: the last part of it is random."""
+    """Serves one page, read-only, at an address whose last component is a random token."""
 
     def __init__(self, page: bytes, content_type: str) -> None:
-        """Takes a free port of 127.0.0.1."""
+        """Binds a free port of 127.0.0.1."""
         self._token = secrets.token_urlsafe(24)
-        self._names: list[str] = []  # by which it may be asked for
+        self._names: list[str] = []  # valid values of the Host header
         self._http = _Server(("127.0.0.1", 0), self._handler(page, content_type))
         self._port = int(self._http.server_address[1])
         self._names += [f"127.0.0.1:{self._port}", f"localhost:{self._port}"]
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         return f"http://127.0.0.1:{self._port}/{self._token}/"
 
     def run(self, begun: Callable[[], None] = lambda: None) -> None:
         """Serves until Ctrl-C or SIGTERM.
 
         Args:
-            begun: called when the page can be asked for.
+            begun: called when the server accepts requests.
         """
 
         def stop(*_: object) -> None:
-            # `shutdown` waits for the loop to end, which this thread is in.
+            # In a thread, as `shutdown` waits for serve_forever, which runs in this one.
             threading.Thread(target=self._http.shutdown, daemon=True).start()
 
         before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -73,7 +73,7 @@ class Server:
                 self._answer(with_page=False)
 
             def _answer(self, with_page: bool) -> None:
-                # A page elsewhere can have its own name lead here; what it then asks for has that name.
+                # Against DNS rebinding: a hostile domain may resolve to 127.0.0.1, but its requests name that domain.
                 known = self.headers.get("Host") in names
                 if not known or not hmac.compare_digest(self.path.encode("utf-8", "surrogateescape"), path):
                     self.send_error(404)
@@ -84,12 +84,12 @@ class Server:
                 for name, value in _HEADERS.items():
                     self.send_header(name, value)
                 self.end_headers()
-                if with_page:  # the timeout is that of each piece: through a tunnel all of it may take minutes
+                if with_page:  # the timeout is per chunk, as the whole page may take minutes through a tunnel
                     for begin in range(0, len(page), _PIECE):
                         self.wfile.write(page[begin : begin + _PIECE])
 
             def log_message(self, *_: object) -> None:
-                """Says nothing: the terminal is for the address."""
+                """Logs nothing: the terminal shows the address."""
 
         return Handler
 
@@ -114,4 +114,4 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Says nothing: a browser that goes away is no error."""
+        """Ignores errors: a browser that disconnects is none."""

@@ -1,4 +1,4 @@
-"""Stdout, for the verbs whose answer goes there."""
+"""Stdout, for verbs that print their answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from iaprof.basics.files import replacing
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Within this, what is printed is UTF-8; at the end it is written.
+    """Makes stdout UTF-8 within the block, and flushes it at the end.
 
     Raises:
-        IaprofError: there is no stdout, the disk behind it is full, or a file that the answer needs cannot be opened.
+        IaprofError: stdout is closed or its disk is full, or a file that the answer needs cannot be opened.
     """
     if sys.stdout is None:
         raise IaprofError("the answer cannot be written: there is no stdout")
@@ -29,21 +29,21 @@ def answering() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        raise  # `| head`: nobody is told
+        raise  # the normal end of `| head`
     except OSError as error:
-        if error.filename is not None:  # of what the answer is made of, which is not stdout
+        if error.filename is not None:  # of a file that the answer needs, not of stdout
             raise IaprofError(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
-        # What could not be written must not be tried again at exit.
+        # Keeps Python from writing the buffered rest again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise IaprofError(f"the answer cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager
 def destination(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
-    """Stdout, or a file that gets its name when it is whole: for bytes, or for text in UTF-8.
+    """Stdout, or a file that gets its name when it is complete; binary, or UTF-8 text.
 
     Raises:
-        IaprofError: it cannot be written.
+        IaprofError: the output cannot be written.
     """
     if output is not None and binary:
         with replacing(output, 0o644) as file:

@@ -1,4 +1,4 @@
-"""The line that ends a recording, in perf's manner: what is there, what is missing, what it cost."""
+"""The last line of a recording, like perf's: what was recorded, what is missing, and what it cost."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unpro
 from iaprof.formats.header.whole_stacks import COUNTED, recorded
 from iaprof.formats.profile import clean
 
-MOST_LOSSES = 20  # that are listed
+MOST_LOSSES = 20  # listed
 
 
 def say(text: str) -> None:
-    """One line on stderr; if that is gone, as when a terminal was closed, the command's work still counts."""
-    if sys.stderr is None:  # closed from the start; `print` would take stdout
+    """Prints a line on stderr; ignores errors, as the command's work still counts after its terminal was closed."""
+    if sys.stderr is None:  # closed at start; `print` would use stdout
         return
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        # What is still buffered must not fail again when Python ends, which would change the exit code.
+        # Keeps Python from writing the buffered rest again at exit, which would change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
-    """One line of text.
+    """The last line.
 
     Args:
         verb: `record` or `recover`.
         output: the capture.
-        header: of that capture.
-        size: of its file, bytes.
+        header: the capture's header.
+        size: of the file, bytes.
     """
     totals = header.get("totals", {})
     parts = [
@@ -56,19 +56,19 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
 
 
 def say_end(verb: str, output: Path, header: dict[str, Any], size: int) -> None:
-    """Prints `end_line`, and warnings if launches are missing."""
+    """Prints `end_line`, and warnings about missing launches."""
     for line in (end_line(verb, output, header, size), *launch_warnings(header)):
         say(line)
 
 
 def launch_warnings(header: dict[str, Any]) -> list[str]:
-    """Warnings about launches that are missing; a line each."""
+    """Warnings about missing launches, a line each."""
     texts = (unprobed(header.get(UNPROBED)), no_launches(header.get(MEMBER), header.get("totals", {}).get("stalls")))
     return [clean(f"iaprof: {text}") for text in texts if text]
 
 
 def _stack_ends(header: dict[str, Any]) -> list[str]:
-    """Where the stacks of launches end, and in short those of CPU samples; nothing if there are none."""
+    """Where the stacks of launches end and, in short, those of CPU samples; empty if there are none."""
     ends = {kind: each for kind, each in recorded(header).items() if each.stacks}
     said = [ends[kind].text(COUNTED[kind]) for kind in ("launches",) if kind in ends]
     said += [ends[kind].short(COUNTED[kind]) for kind in ("cpu_samples",) if kind in ends]
@@ -76,7 +76,7 @@ def _stack_ends(header: dict[str, Any]) -> list[str]:
 
 
 def losses(header: dict[str, Any]) -> str:
-    """What is missing and from where, or `nothing`; the header may be anyone's."""
+    """The losses in a header (untrusted), or `nothing`."""
     texts = []
     found = header.get("losses")
     for loss in found if isinstance(found, list) else []:

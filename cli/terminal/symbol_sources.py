@@ -1,4 +1,4 @@
-"""The table of `iaprof report --symbol-sources`: which file was named from where, and what has no names."""
+"""The table of `iaprof report --symbol-sources`: the symbol source of each file, and which have none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def sources(modules: Sequence[CpuModule]) -> Iterator[str]:
-    """The lines: samples whose stack has a frame in the file, those of them with an unnamed one, and why.
+    """The lines of the table.
 
     Args:
-        modules: of the launching stacks.
+        modules: the files with frames in launching stacks.
     """
     if not modules:
         yield "no CPU stacks to name"

@@ -1,7 +1,7 @@
-"""Tables as plain text: columns that line up, in colour on a terminal, and never wider than it.
+"""Plain-text tables: aligned columns, coloured on a terminal, and no wider than it.
 
-A terminal gets one flexible column shortened in the middle, as both ends of names tell them apart; a pipe gets
-everything. Colours, and characters of two cells or none (CJK, accents), are why widths are asked of a library.
+On a terminal, one flexible column is shortened in the middle, as the ends of names distinguish them; a pipe gets full
+texts. rich measures widths in cells, as some characters take two or none (CJK, combining accents).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from iaprof.formats.profile import clean
 HEADING, STRONG, WEAK, WARM, COLD = "1", "1", "2", "31", "34"
 """Styles: parameters of the terminal's SGR sequence (ECMA-48, 8.3.117)."""
 _GAP = "  "
-_NARROWEST = 12  # cells that a flexible column keeps, however narrow the terminal is
+_NARROWEST = 12  # minimum width of a flexible column in cells, on any terminal
 _CUT = "…"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One of a table."""
+    """A column of a table."""
 
     heading: str
-    right: bool = False  # numbers stand right
-    flexible: bool = False  # shortened until the table fits; one column at most
+    right: bool = False  # right-aligned, for numbers
+    flexible: bool = False  # shortened until the table fits; at most one column
 
 
 class Table:
-    """Rows of cells, each row in one style."""
+    """Rows of cells, with styles."""
 
     def __init__(self, *columns: Column) -> None:
         self._columns = columns
@@ -42,20 +42,20 @@ class Table:
         self.add(*(column.heading for column in columns), style=HEADING)
 
     def add(self, *cells: str, style: str | Sequence[str] = "") -> None:
-        """A row, with the style of all cells or one for each. Names may be anyone's: cells are cleaned."""
+        """Adds a row, with a style for all cells or one for each. Cleans the cells, as names are untrusted."""
         styles = [style] * len(self._columns) if isinstance(style, str) else style
         self._rows.append(([clean(cell) for cell in cells], styles))
 
     def print(self) -> None:
-        """Prints it as stdout is."""
+        """Prints the table, with the width and colours of stdout."""
         print("\n".join(self.lines(terminal_width(), coloured())))
 
     def lines(self, width: int | None, colours: bool) -> list[str]:
-        """The rows as text.
+        """The rows as lines of text.
 
         Args:
-            width: cells of a terminal; None where any width will do.
-            colours: whether to use them.
+            width: of the terminal, cells; None for no limit.
+            colours: whether to use styles.
         """
         widths = [max(cell_len(cells[at]) for cells, _ in self._rows) for at in range(len(self._columns))]
         room = {}
@@ -71,7 +71,7 @@ class Table:
 
     def _line(self, cells: list[str], styles: Sequence[str], widths: list[int]) -> str:
         padded = []
-        last = max((at for at, cell in enumerate(cells) if cell), default=-1)  # no spaces at a line's end
+        last = max((at for at, cell in enumerate(cells) if cell), default=-1)  # lines have no trailing spaces
         for column, cell, style, width in zip(self._columns[: last + 1], cells, styles, widths, strict=False):
             space = " " * (width - cell_len(cell))
             text = f"\x1b[{style}m{cell}\x1b[0m" if style and cell else cell
@@ -82,17 +82,17 @@ class Table:
 
 
 def terminal_width() -> int | None:
-    """Cells of the terminal that stdout is; None where it is none."""
+    """The width of stdout in cells; None if it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def coloured() -> bool:
-    """Whether stdout is a terminal whose user wants colours (no-color.org)."""
+    """Whether stdout is a terminal and the user wants colours (no-color.org)."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` cells of a text: its beginning and its end."""
+    """Shortens a text to `width` cells by cutting its middle."""
     if cell_len(text) <= width:
         return text
     room = width - cell_len(_CUT)

@@ -1,4 +1,4 @@
-"""What is said of the waits of a capture, on stderr."""
+"""The summary of a capture's waits, on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def say_waits(verb: str, reader: CaptureReader) -> None:
-    """Says how many waits were recorded, of all parts, and what of them was lost; or how to record them."""
+    """Prints the totals and losses of waits over all parts, or how to record waits."""
     from iaprof.formats.header.waits import WaitTotals, of_all
 
     headers = [part.header for part in reader.parts]
