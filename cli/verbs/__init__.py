@@ -1,1 +1,1 @@
-"""The verbs: a file for each."""
+"""The verbs: one module each."""

@@ -1,4 +1,4 @@
-"""`iaprof annotate`: a kernel's instructions with their stalls, and its source between."""
+"""`iaprof annotate`: a kernel's instructions with their stalls, between its source lines."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Examples:
   iaprof annotate cap.parquet 'attn_.*' --reason sbid    who waits for what
   iaprof annotate cap.parquet matmul --json | jq '.kernels[0].instructions'
 """
-MOST_KERNELS = 5  # that are printed; more are likely not what was meant
-_MOST_NAMES = 10  # in a message
+MOST_KERNELS = 5  # matching one name; more are probably a mistake
+_MOST_NAMES = 10  # per message
 _SHORT = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
-_SHOWN = 0.01  # of a kernel's samples: what a reason has to have for a column, and a wait for an instruction for a line
-_MOST_LAUNCHERS = 5  # that are shown
-_WIDE = 100  # columns of a terminal that has room for instructions as they are
-_NARROW = 46  # columns that offset, samples and an instruction need
-_MAIN_REASONS = 3  # which a wide one has room for, too
-_REASON = 6  # columns of each
-_HOT = 0.05  # of a kernel's samples, in colour
-_SOURCE, _WAIT = "36", "33"  # styles, as those of cli.table
-_DETAILS = re.compile(r"<[0-9;,]+>|\(W\) |\([0-9]+\|M[0-9]+\) ")  # r7<1;1,0>, and which lanes: (W), (16|M0)
+_SHOWN = 0.01  # of a kernel's samples: minimum for a reason's column, and for a line about a wait for instructions
+_MOST_LAUNCHERS = 5  # shown
+_WIDE = 100  # columns of a terminal that fits unabridged instructions
+_NARROW = 46  # columns for offset, samples and an instruction
+_MAIN_REASONS = 3  # that a wide terminal shows in addition
+_REASON = 6  # columns per reason
+_HOT = 0.05  # of a kernel's samples: minimum share for colour
+_SOURCE, _WAIT = "36", "33"  # styles, as in terminal/table.py
+_DETAILS = re.compile(r"<[0-9;,]+>|\(W\) |\([0-9]+\|M[0-9]+\) ")  # regions such as r7<1;1,0>, and lanes: (W), (16|M0)
 _COMPACTED = re.compile(r" *\{Compacted\}|(?<=\{)Compacted,")
 
 
@@ -89,10 +89,10 @@ def annotate(
 
 
 def chosen(profile: Profile, pattern: str) -> list[str]:
-    """The names of the kernels that are meant.
+    """The names of the kernels that match a pattern.
 
     Raises:
-        IaprofError: there is none, or there are too many.
+        IaprofError: none match, or too many.
     """
     from iaprof.report.views.annotation import matching_kernels
 
@@ -107,13 +107,13 @@ def chosen(profile: Profile, pattern: str) -> list[str]:
 
 
 def lines(listings: Sequence[Listing], sources: SourceFiles, width: int | None, colours: bool) -> Iterator[str]:
-    """The kernels, one after the other.
+    """The annotated kernels as lines.
 
     Args:
         listings: the kernels.
-        sources: has their source files.
-        width: columns of a terminal; None where any width will do.
-        colours: whether to use them.
+        sources: their source files.
+        width: of the terminal, columns; None for no limit.
+        colours: whether to use styles.
     """
     for number, listing in enumerate(listings):
         if number:
@@ -122,7 +122,7 @@ def lines(listings: Sequence[Listing], sources: SourceFiles, width: int | None, 
 
 
 class _Printer:
-    """Prints one kernel."""
+    """Prints an annotated kernel."""
 
     def __init__(self, listing: Listing, sources: SourceFiles, width: int | None, colours: bool) -> None:
         self._listing = listing
@@ -138,7 +138,7 @@ class _Printer:
         self._reasons = main[:room]
 
     def lines(self) -> Iterator[str]:
-        """What is said of the kernel, then its instructions."""
+        """A summary of the kernel, then its instructions."""
         listing = self._listing
         yield self._styled(self._fitting(listing.symbol), HEADING)
         if listing.file:
@@ -160,7 +160,7 @@ class _Printer:
             yield from self._waits(row)
 
     def _launchers(self) -> Iterator[str]:
-        """Which functions launched it; nothing where no stack tells."""
+        """The functions that launched the kernel; nothing if all are unknown."""
         launchers = self._listing.launchers
         if all(name.startswith("[") for name, _ in launchers):
             return
@@ -188,7 +188,7 @@ class _Printer:
             yield self._styled(self._cut(f"{_place(last)}{f'  {text}' if text else ''}"), _SOURCE)
 
     def _numbers(self, counts: Sequence[int]) -> str:
-        """Samples, their part of the kernel's, and those of the reasons."""
+        """The columns: samples, their share of the kernel's, and shares by reason."""
         samples = sum(counts)
         shares = [samples, *(counts[at] for at in self._reasons)]
         percents = [f"{100 * each / self._listing.samples:.1f}" for each in shares]
@@ -223,7 +223,7 @@ class _Printer:
         return f"0x{instruction.offset:x} {parse_annotation(instruction.text).opcode}{place}"
 
     def _instruction(self, instruction: InstructionInfo, used: int) -> str:
-        """Its text with single spaces, and with less and less of what it says the less room there is."""
+        """The instruction's text with single spaces, abridged to the remaining width."""
         code, _, comment = instruction.text.partition("//")
         text = clean(_COMPACTED.sub("", " ".join(code.split())) or instruction.mnemonic)
         told = f"{text}  // {clean(comment.strip())}" if comment else text
@@ -232,14 +232,14 @@ class _Printer:
         return shortened(text if self._width >= _WIDE else _DETAILS.sub("", text), max(self._width - used, 1))
 
     def _cut(self, text: str) -> str:
-        """Without its end, where there is no room: the beginning of a line of source says most."""
+        """Truncates a line at its end: the beginning of a source line matters most."""
         text = clean(text)
         if self._width is None or cell_len(text) <= self._width:
             return text
         return set_cell_size(text, self._width - 1) + "…"
 
     def _fitting(self, text: str, before: int = 0) -> str:
-        """As much of a text as there is room for; behind so many columns."""
+        """Shortens a text to the width that remains after `before` columns."""
         return clean(text) if self._width is None else shortened(clean(text), max(self._width - before, 1))
 
     def _styled(self, text: str, style: str) -> str:
@@ -255,12 +255,12 @@ def _counted(number: int, what: str, plural: str = "es") -> str:
 
 
 def _count(number: int) -> str:
-    """As many digits as there is room for."""
+    """A number with at most ten characters."""
     return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.0f}M"
 
 
 def _began(header: dict[str, Any]) -> float:
-    """When the recording began, in seconds since 1970; the end of all times where the capture does not say."""
+    """The start of the recording, seconds since 1970; infinite if the capture does not say."""
     clock = header.get("clock")
     began = clock.get("realtime_ns") if isinstance(clock, dict) else None
     return began / 1e9 if type(began) is int and 0 < began < 1 << 63 else math.inf

@@ -1,4 +1,4 @@
-"""`iaprof archive`: a capture that names its frames wherever it is opened."""
+"""`iaprof archive`: copies a capture and adds the symbols that its stacks need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`iaprof calibrate`: makes launches visible on a build of the driver that iaprof does not know."""
+"""`iaprof calibrate`: learns the layout of a driver build that iaprof does not know."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _ways(layout: Layout) -> list[tuple[str, str]]:
 
 
 def _way(field: Field, start: str = "h") -> str:
-    """As C would have it, if all were bytes: *(*(h+0x30)+8); and +8g in it, if GPU g has it so much further."""
+    """A path of pointers in C notation with byte offsets: *(*(h+0x30)+8); `8g` is 8 bytes times the GPU's number."""
     way = start
     for offset, more in field.steps():
         step = "+".join([f"{offset:#x}"] * (offset > 0 or not more) + [f"{more:#x}g"] * (more > 0))

@@ -1,4 +1,4 @@
-"""`iaprof check`: what will not work, before it is needed."""
+"""`iaprof check`: finds out what recording needs and lacks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check(
 
 
 def _answer(checks: Iterator[Check], as_json: bool) -> bool:
-    """Prints them; gives whether recording can work."""
+    """Prints the checks; returns whether recording can work."""
     from iaprof.record.checks.result import Level
 
     found = []
@@ -70,7 +70,7 @@ def _answer(checks: Iterator[Check], as_json: bool) -> bool:
 
 
 def _checks(folder: Path) -> Iterator[Check]:
-    # Imported here, so that `iaprof report` needs none of what recording needs.
+    # Imported here, so that `iaprof report` loads nothing of the recorder.
     from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, pythons, stacks
 
     yield from kernel.checks()
@@ -84,7 +84,7 @@ def _checks(folder: Path) -> Iterator[Check]:
 
 
 def _decoder() -> Check:
-    """Whether reports made here would have instructions: asks the decoder in its sandbox for one of each platform."""
+    """Checks that the decoder works in its sandbox, with an instruction of each platform."""
     from iaprof.gpu.intel.generations import GENERATIONS
     from iaprof.record.checks.packages import install_command
     from iaprof.record.checks.result import Check, Level
@@ -99,7 +99,7 @@ def _decoder() -> Check:
             try:
                 Decoder(platform, sandbox).disasm(bytes(16))
             except DecodeError:
-                pass  # zeros are no instruction there
+                pass  # zeros are no valid instruction on this platform
             except (DecoderUnavailable, SandboxError) as error:
                 refusal = str(error)
                 continue
@@ -125,7 +125,7 @@ def _as_dict(check: Check) -> dict[str, str]:
 
 
 class _Printer:
-    """Prints a check as soon as it is known: some take a moment."""
+    """Prints each check as soon as its result is known, as some take a moment."""
 
     def __init__(self) -> None:
         self._group = ""
@@ -135,7 +135,7 @@ class _Printer:
         self._width = min(max(columns, _NARROWEST), _WIDEST)
 
     def show(self, check: Check) -> None:
-        """Prints one, and its group's name before the group's first."""
+        """Prints a check, and before the first of a group the group's heading."""
         if check.group != self._group:
             print(f"{'' if not self._group else chr(10)}{self._in_colour(check.group, '1')}")
             self._group = check.group
@@ -147,13 +147,13 @@ class _Printer:
         for line in lines[1:]:
             print(margin + line)
         for line, colour in ((clean(check.file), "2"), (f"$ {clean(check.mend)}" if check.mend else "", "36")):
-            if line:  # in one piece, so that it can be copied
+            if line:  # not wrapped, so that it can be copied
                 short = len(margin) + len(line) <= self._width
                 print((margin if short else _MARGIN) + self._in_colour(line, colour))
         sys.stdout.flush()
 
     def show_sum(self, problems: int, warnings: int) -> None:
-        """Prints the end."""
+        """Prints the conclusion."""
         counts = [_count(problems, "problem"), _count(warnings, "warning")]
         said = " and ".join(count for count in counts if count) or "nothing is amiss"
         text = f"Recording cannot work: {said}." if problems else f"Recording can work: {said}."

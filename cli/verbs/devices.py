@@ -1,4 +1,4 @@
-"""`iaprof devices`: the GPUs, and what each can sample."""
+"""`iaprof devices`: lists the GPUs and what each can sample."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _named(device: Device) -> list[str]:
 
 
 def _explain(text: str) -> None:
-    """A line of its own below the device's, or several; parentheses stay beside what they explain."""
+    """Prints wrapped lines below a device; never breaks a line before a parenthesis."""
     bound = clean(text).replace(" (", "\N{NO-BREAK SPACE}(")
     for line in textwrap.wrap(bound, _WIDTH - len(_MARGIN), break_on_hyphens=False):
         print(_MARGIN + line.replace("\N{NO-BREAK SPACE}", " "))

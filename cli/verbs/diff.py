@@ -69,7 +69,7 @@ def diff(
         check_output(output, force, after)
     if folded and as_json:
         raise UsageError("--json is not for folded text: leave one of them out")
-    # Imported here, as the other verbs need not wait for it.
+    # Imported here, as other verbs start faster without it.
     from iaprof.formats.writers import difffolded
     from iaprof.report.views.difference import difference, joined
 
@@ -123,12 +123,12 @@ def _table(difference: Difference, relative: bool) -> Table:
     return table
 
 
-_COLOURS = {"+": WARM, "-": COLD}  # as in differential flame graphs
+_COLOURS = {"+": WARM, "-": COLD}  # the colours of differential flame graphs
 
 
 class _Unit(NamedTuple):
     value: Callable[[float], str]
-    change: Callable[[float], str]  # begins with its sign, if it is not shown as 0
+    change: Callable[[float], str]  # begins with its sign, unless shown as 0
 
 
 _SHARES = _Unit(lambda value: f"{value:.1f} %", lambda value: f"{value:+.1f}" if abs(value) >= 0.05 else "0.0")

@@ -1,4 +1,4 @@
-"""`iaprof flame`: from a command to a page that shows where it stalled, in one go."""
+"""`iaprof flame`: records a command and makes a page of it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def flame(
     most = memory_bytes(memory_limit)
     use_malloc()
     status = _recorded(capture, command, duration, force, quiet)
-    keep_to(most or usual_limit())  # the recorder has none
+    keep_to(most or usual_limit())  # set only now, as the recorder has no limit
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)
@@ -72,7 +72,7 @@ def flame(
 
 
 def _recorded(capture: Path, command: list[str] | None, duration: float | None, force: bool, quiet: bool) -> int:
-    """Records; gives the exit code of the command."""
+    """Records; returns the command's exit code."""
     try:
         record(command, capture, force=force, duration=duration, quiet=quiet)
     except typer.Exit as ended:

@@ -1,4 +1,4 @@
-"""`iaprof import`: from Intel's iaprof text to a capture."""
+"""`iaprof import`: makes a capture of Intel's iaprof text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
 """
 _STDIN = Path("-")
 _EXTENSIONS = (".iaprof.txt", ".iaprof", ".txt")
-_QUIET_S = 1.0  # nothing is said of what takes less
+_QUIET_S = 1.0  # before the first progress message
 
 
 def import_(
@@ -69,20 +69,20 @@ def import_(
 
 
 class _Reading:
-    """Says how far it is, on a terminal, of what takes its time."""
+    """Draws progress on a terminal if reading takes long."""
 
     def __init__(self, quiet: bool) -> None:
-        """Begins now."""
+        """Starts the clock."""
         self._line = None if quiet or sys.stderr is None or not sys.stderr.isatty() else Progress()
         self._since = time.monotonic()
 
     def tell(self, done: int) -> None:
-        """Draws it: bytes so far."""
+        """Draws the number of bytes read so far."""
         if self._line and time.monotonic() - self._since > _QUIET_S:
             self._line.reading(done)
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Erases the progress line."""
         if self._line:
             self._line.clear()
 
@@ -96,7 +96,7 @@ def _opened(text: Path) -> BinaryIO:
 
 
 def _capture_of(text: Path) -> Path:
-    """The capture's name where none was given: beside the text."""
+    """The default name of the capture, in the text's folder."""
     if text == _STDIN:
         return Path("iaprof.parquet")
     stem = next((text.name.removesuffix(end) for end in _EXTENSIONS if text.name.endswith(end)), text.name)

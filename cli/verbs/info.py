@@ -1,4 +1,4 @@
-"""`iaprof info`: what a capture holds, and how it came to be."""
+"""`iaprof info`: what a capture holds, and how it was recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Examples:
 _MARGIN = "  "
 _NAME_WIDTH = 14
 _NARROWEST, _WIDEST = 60, 100
-_MOST_LINES = 6  # of one fact
+_MOST_LINES = 6  # per fact
 
 
 def info(
@@ -73,12 +73,12 @@ def _stack_ends(part: Part) -> dict[str, Any] | None:
 
 
 def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
-    """The lines that tell it all.
+    """The lines of the inventory.
 
     Args:
-        found: the capture.
-        width: cells of a terminal; None where tables can be as wide as they are.
-        colours: whether to use them.
+        found: the capture's inventory.
+        width: of the terminal, cells; None for no limit.
+        colours: whether to use styles.
     """
     page = _Page(width, colours)
     made = f", merged from {counted(len(found.parts), 'recording')}" if found.merged else ""
@@ -103,7 +103,7 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
 
 
 class _Page:
-    """Groups of lines, each below a heading; a group of nothing has none."""
+    """Groups of lines with headings; empty groups are omitted."""
 
     def __init__(self, width: int | None, colours: bool) -> None:
         self.lines: list[str] = []
@@ -112,7 +112,7 @@ class _Page:
         self._colours = colours
 
     def facts(self, heading: str, facts: Iterator[Fact]) -> None:
-        """Names, and what is to be said of each."""
+        """Adds a group of facts: a name and a text each."""
         lines = []
         for name, fact in facts:
             first, *more = _wrapped(fact, self._width - _NAME_WIDTH - 1)
@@ -120,11 +120,11 @@ class _Page:
         self._group(heading, lines)
 
     def texts(self, heading: str, texts: Iterator[str], style: str) -> None:
-        """Whole lines, in one style."""
+        """Adds a group of wrapped texts in one style."""
         self._group(heading, [self._styled(line, style) for each in texts for line in _wrapped(each, self._width)])
 
     def table(self, heading: str, table: Table | None) -> None:
-        """A table that lines up."""
+        """Adds a table as a group."""
         self._group(heading, table.lines(self._table_width, self._colours) if table is not None else [])
 
     def _group(self, heading: str, lines: list[str]) -> None:
@@ -199,7 +199,7 @@ def _libraries(part: Part) -> Iterator[Fact]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    most = width * (_MOST_LINES + 1)  # long ones take long to wrap
+    most = width * (_MOST_LINES + 1)  # bounds the time for wrapping long texts
     lines = textwrap.wrap(
         text[:most], width, max_lines=_MOST_LINES, placeholder=" ...", break_on_hyphens=False, drop_whitespace=True
     )

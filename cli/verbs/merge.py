@@ -1,4 +1,4 @@
-"""`iaprof merge`: several captures in one."""
+"""`iaprof merge`: merges captures into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`iaprof query`: SQL over a capture."""
+"""`iaprof query`: SQL queries over a capture."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXAMPLES = f"""\b
 Examples:
   iaprof query cap.parquet                     the tables and their columns
 {QUERIES}"""
-MOST_ROWS = 10_000  # of a table that people read
+MOST_ROWS = 10_000  # in a printed table
 _NARROWEST = 60
 
 
@@ -109,7 +109,7 @@ def _print_table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
 
 
 def _records(names: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
-    """A line per value, for rows that no terminal is wide enough for."""
+    """A line per value, for rows that are wider than the terminal."""
     margin = max(map(len, names))
     for number, row in enumerate(rows):
         yield f"\x1b[{WEAK}m-- row {number + 1}\x1b[0m" if coloured() else f"-- row {number + 1}"
@@ -143,14 +143,14 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """A value as it is read: nothing for null, bytes in hexadecimal."""
+    """A value for tables and CSV: empty for null, hexadecimal for bytes."""
     if value is None:
         return ""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _json(value: Any) -> Any:
-    """A value as JSON has it; what it has not, such as bytes and times, as text."""
+    """A value for JSON; types that JSON lacks, such as bytes and times, become text."""
     if isinstance(value, float | Decimal):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""`iaprof record`: from a running machine to a capture."""
+"""`iaprof record`: records a capture."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def record(
         raise UsageError("--subsample takes 1 or more")
     if not 0 <= cpu_freq <= 10_000:
         raise UsageError("--cpu-freq takes 0 to 10000 Hz")
-    # Imported here and below, so that `iaprof report` needs none of what recording needs.
+    # Imported here and below, so that `iaprof report` loads nothing of the recorder.
     from iaprof.formats.wire.launches import MAX_DEPTH
 
     if not 1 <= max_stack <= MAX_DEPTH:
@@ -169,10 +169,10 @@ def record(
 
 
 def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool = False) -> int:
-    """Records and finishes; gives the exit code of the command.
+    """Records and finishes the capture; returns the command's exit code.
 
     Raises:
-        IaprofError: the sentence says where what was recorded can be found, if anything was.
+        IaprofError: recording failed; the text says where to find what was recorded before, if anything was.
     """
     from iaprof.record.session import Session
 
@@ -202,7 +202,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
 
 
 def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
-    """Who is told what: nobody when quiet, a status line only on a terminal."""
+    """The callbacks for messages: none if quiet, and a status line only on a terminal."""
     from iaprof.record.session import Audience
 
     def tell(text: str) -> None:
@@ -226,6 +226,6 @@ def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
 
 
 def _place(error: Exception) -> str:
-    """What a bug report needs."""
+    """The type, text and place of an exception, for a bug report."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} ({error}) at {Path(last.filename).name}:{last.lineno}"

@@ -1,4 +1,4 @@
-"""`iaprof recover`: from the spool of a recorder that died to a capture."""
+"""`iaprof recover`: makes a capture of the spool of a recorder that died."""
 
 from __future__ import annotations
 

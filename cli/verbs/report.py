@@ -1,4 +1,4 @@
-"""`iaprof report`: from a capture to text that people and other programs read."""
+"""`iaprof report`: writes a capture's profile in any output format."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, for_file
 from iaprof.formats.writers.writer import Needs
 
 OF_WAITS = ("folded", "svg", "speedscope")
-"""The formats that can show waits in place of stalls."""
+"""The formats that can show waits instead of stalls."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
-"""The formats that browsers show, and what they call them."""
+"""The formats that browsers show, with their content types."""
 _FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
 EXAMPLES = f"""\b
 Formats:
@@ -192,7 +192,7 @@ def report(
 
 
 def _serve(page: str, content_type: str, is_opened: bool) -> None:
-    # Imported here, as the other verbs need no server.
+    # Imported here, as other verbs do not need it.
     from iaprof.cli.terminal.serving import Server
 
     server = Server(page.encode(), content_type)
@@ -206,7 +206,7 @@ def _serve(page: str, content_type: str, is_opened: bool) -> None:
 
 
 def _kept(page: str, name: str) -> Path:
-    """The page as a file, which stays: nobody knows for how long the browser needs it."""
+    """Writes the page to a temporary file, which stays, as nobody knows when the browser is done with it."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="iaprof-"))
     except OSError as error:

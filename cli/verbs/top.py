@@ -1,4 +1,4 @@
-"""`iaprof top`: what stalls most, as a table."""
+"""`iaprof top`: a table of what stalls most."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def top(
 
 
 def show(profile: Profile, by: str, limit: int, as_json: bool, per_interval: bool) -> None:
-    """Prints a profile's table, or one for each interval with samples."""
+    """Prints a profile's table, or a table for each interval with samples."""
     from iaprof.report.views.ranking import Ranker
 
     ranker = Ranker(profile, by)
@@ -102,7 +102,7 @@ def show(profile: Profile, by: str, limit: int, as_json: bool, per_interval: boo
 
 
 def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
-    """Those with rows: when each starts, in seconds since the first of all, and its rows."""
+    """Intervals with rows: their start in seconds since the first of all, and the slice of their rows."""
     import numpy as np
 
     numbers, firsts = np.unique(profile.interval, return_index=True)
@@ -132,8 +132,8 @@ def _table(ranking: Ranking) -> Table:
 
 class _Column(NamedTuple):
     heading: str
-    cell: Callable[[Entry, Entry], str]  # of an entry; the second is the total
-    of: tuple[str, ...] = BY  # the tables that it is in, if it has any cells there
+    cell: Callable[[Entry, Entry], str]  # from an entry and the total
+    of: tuple[str, ...] = BY  # values of --by whose tables have the column, unless it would be empty
     right: bool = True
 
 
@@ -152,7 +152,7 @@ def _number(number: int | None) -> str:
 
 
 def _reason(entry: Entry) -> str:
-    """The dominant one and its share."""
+    """The most frequent reason and its share."""
     return f"{entry.reason} {_percent(max(entry.counts), entry.samples, 0)}" if entry.samples else ""
 
 

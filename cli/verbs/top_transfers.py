@@ -1,4 +1,4 @@
-"""`iaprof top --by transfer`: what is copied and filled, as a table."""
+"""`iaprof top --by transfer`: a table of copies and fills."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST_SENTENCES = 20
 
 
 def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> CaptureReader:
-    """Prints the table of a capture's copies and fills; gives the capture.
+    """Prints the table of a capture's copies and fills; returns the capture's reader.
 
     Args:
         capture: the file.
-        choice: which of them.
-        limit: how many rows; 0 for all.
-        as_json: as JSON.
+        choice: the selection of transfers.
+        limit: maximum number of rows; 0: all.
+        as_json: print JSON.
 
     Raises:
-        CaptureError: it is no capture, or a damaged one.
-        UsageError: what was chosen is nothing that transfers have.
+        CaptureError: the file is no capture, or is damaged.
+        UsageError: the selection uses properties that transfers do not have.
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.memory import return_large_blocks_when_freed
@@ -60,7 +60,7 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
 
 
 def say_what_is_missing(reader: CaptureReader) -> None:
-    """Says in which drivers copies and fills are not recorded, or not the kernels that do them; of all parts."""
+    """Prints which drivers' copies and fills, or own kernels, are not recorded, over all parts."""
     libraries = [header.get("libraries") for header in (part.header for part in reader.parts)]
     texts = [sentence(library) for each in libraries if isinstance(each, list) for library in each]
     for text in list(dict.fromkeys(filter(None, texts)))[:_MOST_SENTENCES]:

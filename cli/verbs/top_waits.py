@@ -1,4 +1,4 @@
-"""`iaprof top --by wait`: who waited longest for the GPU, as a table."""
+"""`iaprof top --by wait`: a table of who waited longest for the GPU."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
 def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_json: bool) -> CaptureReader:
-    """Prints the table, or one for each interval with waits if these have a length.
+    """Prints the table, or, unless `interval_s` is 0, one for each interval with waits.
 
     Raises:
-        CaptureError: it is no capture, or a damaged one.
-        UsageError: it has nothing of what was asked for by name.
+        CaptureError: the file is no capture, or is damaged.
+        UsageError: the capture lacks something that the options name, such as a GPU.
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.memory import return_large_blocks_when_freed
@@ -88,7 +88,7 @@ def _table(found: list[Entry], more: int, total: Entry) -> Table:
 
 
 def _title(entry: Entry, short: bool) -> str:
-    """The function, for what if that is one object, what called it, and the process."""
+    """An entry's title: function, object if there is only one, caller and process."""
     function = f"{entry.function} 0x{entry.handle:x}" if entry.handle else entry.function
     process = " ".join(
         [entry.process or UNKNOWN_PROCESS, str(entry.pid), *([f"on {entry.host}"] if entry.host else [])]
@@ -98,7 +98,7 @@ def _title(entry: Entry, short: bool) -> str:
 
 
 def duration(ns: int) -> str:
-    """In the unit that suits it."""
+    """A duration in a suitable unit."""
     for size, unit in _SCALES:
         if ns >= size:
             return f"{ns / size:,.1f} {unit}"
