@@ -28,7 +28,7 @@ class Kernel:
     file: str  # "" when unknown
 
 
-class Kind(StrEnum):
+class CodeKind(StrEnum):
     """The kind of code that a frame stands for; the values appear in legends."""
 
     PROCESS = "process"  # no code, but the process, host or the like
@@ -46,7 +46,7 @@ class Kind(StrEnum):
 class Origin:
     """The origin of a CPU frame."""
 
-    kind: Kind
+    kind: CodeKind
     module: str = ""  # path of the file with the code; "[kernel]", "[vdso]"; "" if unknown
     file: str = ""  # source file; "" if unknown
     line: int = 0  # 0 if unknown

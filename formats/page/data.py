@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
 from iaprof.formats.page.kernels import kernels_of_rows
-from iaprof.formats.profile import Kind, Profile, StackOptions, clean
+from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.stacks.viewer_tree import without_offsets
@@ -70,7 +70,7 @@ def payload(
     head = {
         "panels": panels,
         "reasons": list(export.profile.reasons),
-        "kinds": list(Kind),
+        "kinds": list(CodeKind),
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),
         "notes": packing.notes,
@@ -174,7 +174,7 @@ def _pruned(tree: Tree, most: int, least: float) -> Tree:
 
 def _merged(number: int) -> Frame:
     text = f"[{number:,} smaller]"
-    return Frame(text, Kind.UNKNOWN, name=text)
+    return Frame(text, CodeKind.UNKNOWN, name=text)
 
 
 def _walked(tree: Tree) -> Tree:
@@ -290,7 +290,7 @@ class _Packing:
             columns["entryCount"] = samples.count
         arrays = [(key, *_planes(values)) for key, values in columns.items()]
         self.arrays += [data for _, _, _, data in arrays]
-        kinds = list(Kind)
+        kinds = list(CodeKind)
         self.trees[name] = {
             "gpu": name.startswith("stalls"),
             "texts": _short([frame.name or frame.text for frame in frames]),
@@ -322,7 +322,7 @@ def _module(frame: Frame) -> str:
     """The base name of a frame's module, which chooses its colour."""
     if frame.on_gpu:
         return os.path.basename(frame.file) or "GPU"
-    return os.path.basename(frame.module) if frame.kind is not Kind.PROCESS else ""
+    return os.path.basename(frame.module) if frame.kind is not CodeKind.PROCESS else ""
 
 
 def _place(frame: Frame) -> str:

@@ -15,7 +15,7 @@ from string import Template
 from typing import IO
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Kind, StackOptions, clean
+from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCRIPTS = ("model.js", "about.js", "words.js", "heatmap.js", "flame.js", "timeline.js", "kernels.js", "main.js")
@@ -59,13 +59,13 @@ def _hash(text: str) -> str:
 
 
 def _kinds() -> str:
-    """The style rules with the colours of kinds of code, in the order of Kind, and of the text on them."""
+    """The style rules with the colours of kinds of code, in the order of CodeKind, and of the text on them."""
     from iaprof.formats.stacks.palette import DARK, LIGHT, ink
 
-    def rules(colours: dict[Kind, str]) -> str:
+    def rules(colours: dict[CodeKind, str]) -> str:
         return "".join(
             f"--kind-{number}:{colours[kind]};--kind-ink-{number}:{ink(colours[kind])};"
-            for number, kind in enumerate(Kind)
+            for number, kind in enumerate(CodeKind)
         )
 
     return f":root{{{rules(LIGHT)}}}:root[data-theme=dark]{{{rules(DARK)}}}"

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.profile import Kind, clean
+from iaprof.formats.profile import CodeKind, clean
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.stack_columns import MARK
 from iaprof.formats.stacks.trees import Tree
@@ -32,7 +32,7 @@ class Box:
     """A rectangle of the flame graph."""
 
     text: str  # clean
-    kind: Kind
+    kind: CodeKind
     x: int  # samples to its left
     width: int  # samples
 
@@ -87,7 +87,7 @@ def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYT
     by_name = {frame: rank for rank, frame in enumerate(sorted(names, key=names.__getitem__))}
     rows: list[list[Box]] = [[] for _ in range(int(depth[shown].max()) + 2)]
     begin = {0: 0}  # where a node's next child begins
-    rows[0].append(Box("all", Kind.PROCESS, 0, total))
+    rows[0].append(Box("all", CodeKind.PROCESS, 0, total))
     # Sorted by parent, as a box needs the position of its parent's box.
     rank = np.array([by_name.get(int(frame), -1) for frame in tree.frame[shown]], np.int64)
     order = shown[np.lexsort((rank, tree.parent[shown]))][1:]
@@ -98,7 +98,7 @@ def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYT
         begin[node] = begin[parent]
         begin[parent] += width
     for node in np.flatnonzero(rest).tolist():
-        rows[int(depth[node]) + 1].append(Box(f"[below {limit:g} %]", Kind.PROCESS, begin[node], int(rest[node])))
+        rows[int(depth[node]) + 1].append(Box(f"[below {limit:g} %]", CodeKind.PROCESS, begin[node], int(rest[node])))
     for row in rows:
         row.sort(key=lambda box: box.x)
     return Layout([row for row in rows if row], limit, len(totals) - len(shown))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from iaprof.formats.profile import (
     UNKNOWN_PROCESS,
     Code,
+    CodeKind,
     Kernel,
-    Kind,
     Launch,
     Origin,
     StackOptions,
@@ -32,7 +32,7 @@ class Frame:
     """A frame of a stack."""
 
     text: str  # as in folded stacks, with a suffix such as `_[G]`; not cleaned
-    kind: Kind
+    kind: CodeKind
     module: str = ""  # path of the CPU code's file; "" if unknown, and for other frames
     file: str = ""  # source file; "" if unknown
     line: int = 0  # 0 if unknown
@@ -64,7 +64,7 @@ def launch_frames(
 
 
 def _process(text: str) -> Frame:
-    return Frame(text, Kind.PROCESS, name=text)
+    return Frame(text, CodeKind.PROCESS, name=text)
 
 
 def _stack(launch: Launch, most: int) -> list[Frame]:
@@ -73,19 +73,19 @@ def _stack(launch: Launch, most: int) -> list[Frame]:
         Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
         for text, origin in zip(launch.stack, origins, strict=True)
     ]
-    stack += [Frame(f"{text}_[k]", Kind.KERNEL, "[kernel]", name=text) for text in launch.kernel_stack]
+    stack += [Frame(f"{text}_[k]", CodeKind.KERNEL, "[kernel]", name=text) for text in launch.kernel_stack]
     if most and len(stack) > most:
-        return [Frame(_TRUNCATED, Kind.UNKNOWN, name=_TRUNCATED), *stack[-most:]]
+        return [Frame(_TRUNCATED, CodeKind.UNKNOWN, name=_TRUNCATED), *stack[-most:]]
     return stack
 
 
-def kind_of(text: str) -> Kind:
+def kind_of(text: str) -> CodeKind:
     """The kind of code of a CPU frame, judged by its name, for profiles from other tools."""
     if text.startswith("py::"):
-        return Kind.PYTHON
+        return CodeKind.PYTHON
     if _NO_NAME.fullmatch(text):
-        return Kind.UNKNOWN
-    return Kind.CPP if "::" in text or "(" in text else Kind.C
+        return CodeKind.UNKNOWN
+    return CodeKind.CPP if "::" in text or "(" in text else CodeKind.C
 
 
 def gpu_frames(
@@ -104,7 +104,7 @@ def gpu_frames(
 
 
 def _source(text: str, file: str = "", line: int = 0) -> Frame:
-    kind = Kind.UNKNOWN if text.startswith("[") and text.endswith("]") else Kind.SOURCE
+    kind = CodeKind.UNKNOWN if text.startswith("[") and text.endswith("]") else CodeKind.SOURCE
     return Frame(f"{text}_[G]", kind, "", file, line, text)
 
 
@@ -131,7 +131,7 @@ def _line_frames(kernel: Kernel, code: Code, _shape: StackOptions) -> list[Frame
 
 
 def _instruction_frames(_kernel: Kernel, code: Code, _shape: StackOptions) -> list[Frame]:
-    kind = Kind.UNKNOWN if code.mnemonic.startswith("[") else Kind.INSTRUCTION
+    kind = CodeKind.UNKNOWN if code.mnemonic.startswith("[") else CodeKind.INSTRUCTION
     return [Frame(f"{code.mnemonic}_[g]", kind, name=code.mnemonic)]
 
 

@@ -7,21 +7,21 @@ differ in black-and-white prints, too. tests/unit/test_palette.py measures both.
 
 from __future__ import annotations
 
-from iaprof.formats.profile import Kind
+from iaprof.formats.profile import CodeKind
 
 LIGHT = {
-    Kind.PROCESS: "#e9e9e9",
-    Kind.PYTHON: "#eade40",
-    Kind.SOURCE: "#fdb651",
-    Kind.CPP: "#56bbeb",
-    Kind.UNKNOWN: "#a0a0a0",
-    Kind.INSTRUCTION: "#ef662e",
-    Kind.KERNEL: "#b660a2",
-    Kind.JIT: "#047959",
-    Kind.C: "#055e92",
+    CodeKind.PROCESS: "#e9e9e9",
+    CodeKind.PYTHON: "#eade40",
+    CodeKind.SOURCE: "#fdb651",
+    CodeKind.CPP: "#56bbeb",
+    CodeKind.UNKNOWN: "#a0a0a0",
+    CodeKind.INSTRUCTION: "#ef662e",
+    CodeKind.KERNEL: "#b660a2",
+    CodeKind.JIT: "#047959",
+    CodeKind.C: "#055e92",
 }
 """For light backgrounds, lightest first."""
-DARK = {**LIGHT, Kind.PROCESS: "#4e4e4e"}
+DARK = {**LIGHT, CodeKind.PROCESS: "#4e4e4e"}
 """For backgrounds as dark as #1b1b1f, where the lightest colour of LIGHT would glare."""
 
 

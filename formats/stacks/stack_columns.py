@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples
-from iaprof.formats.profile import Kind, Profile, StackOptions
+from iaprof.formats.profile import CodeKind, Profile, StackOptions
 from iaprof.formats.stacks.frames import BETWEEN, CPU_COMPONENTS, GPU_COMPONENTS, Frame, gpu_frames, launch_frames
 
-MARK = Frame(BETWEEN, Kind.PROCESS, name=BETWEEN)
+MARK = Frame(BETWEEN, CodeKind.PROCESS, name=BETWEEN)
 """The separator of CPU and GPU frames; compared by identity, as a function may have this name."""
 StackColumn = tuple[list[list[Frame]], NDArray[np.int64]]
 """Lists of frames, from the root, and the index of each row's list: int64[n]."""
@@ -69,7 +69,7 @@ def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:
 
 
 def _of_gpu(text: str) -> Frame:
-    return Frame(f"{text}_[g]", Kind.INSTRUCTION, name=text)
+    return Frame(f"{text}_[g]", CodeKind.INSTRUCTION, name=text)
 
 
 def interval_frames(intervals: Sequence[float]) -> list[Frame]:
@@ -77,7 +77,7 @@ def interval_frames(intervals: Sequence[float]) -> list[Frame]:
     since = [f"{begin - intervals[0]:.3f}" for begin in intervals]
     width = max(map(len, since), default=0)
     texts = (f"{text:0>{width}} s" for text in since)
-    return [Frame(text, Kind.PROCESS, name=text) for text in texts]
+    return [Frame(text, CodeKind.PROCESS, name=text) for text in texts]
 
 
 def _runs(components: Sequence[str]) -> list[list[str]]:

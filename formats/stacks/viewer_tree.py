@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples, Export
-from iaprof.formats.profile import DEFAULT_COMPONENTS, Kind, Profile, StackOptions
+from iaprof.formats.profile import DEFAULT_COMPONENTS, CodeKind, Profile, StackOptions
 from iaprof.formats.stacks.frames import NOTHING, Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 
@@ -73,7 +73,7 @@ def _ended(tree: Tree, rows: NDArray[np.bool_], text: str) -> Tree:
         return tree
     return replace(
         tree,
-        frames=[*tree.frames, Frame(text, Kind.UNKNOWN, name=text)],
+        frames=[*tree.frames, Frame(text, CodeKind.UNKNOWN, name=text)],
         parent=np.append(tree.parent, 0),
         frame=np.append(tree.frame, len(tree.frames)),
         node=np.where(rows, len(tree.parent), tree.node),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch, Profile, StackOptions, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import NOTHING, Frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without, without_offsets
@@ -31,15 +31,15 @@ from iaprof.formats.writers.writer import Needs, Writer
 _VERSION = 61
 _GECKO_VERSION = 34  # current at that time; nothing here depends on it
 _COLORS = {  # the profiler's nearest colours to formats/stacks/palette.py; it uses grey for "no category"
-    Kind.UNKNOWN: "grey",
-    Kind.PROCESS: "darkgrey",
-    Kind.CPP: "lightblue",
-    Kind.C: "blue",
-    Kind.PYTHON: "yellow",
-    Kind.JIT: "green",
-    Kind.KERNEL: "purple",
-    Kind.SOURCE: "orange",
-    Kind.INSTRUCTION: "red",
+    CodeKind.UNKNOWN: "grey",
+    CodeKind.PROCESS: "darkgrey",
+    CodeKind.CPP: "lightblue",
+    CodeKind.C: "blue",
+    CodeKind.PYTHON: "yellow",
+    CodeKind.JIT: "green",
+    CodeKind.KERNEL: "purple",
+    CodeKind.SOURCE: "orange",
+    CodeKind.INSTRUCTION: "red",
 }
 _CATEGORY = {kind: number for number, kind in enumerate(_COLORS)}
 _LIBRARY = 1  # the profiler's number for this type of resource
@@ -102,7 +102,7 @@ def _shown(threads: list[dict[str, Any]]) -> dict[str, Any]:
     return {"initialVisibleThreads": visible, "initialSelectedThreads": visible[:1]} if visible else {}
 
 
-def _key(frame: Frame) -> tuple[str, Kind, str, str, int]:
+def _key(frame: Frame) -> tuple[str, CodeKind, str, str, int]:
     return frame.name, frame.kind, frame.module, frame.file, frame.line
 
 
@@ -122,7 +122,7 @@ def _meta(about: About, reasons: Sequence[str], interval_ms: float) -> dict[str,
             {
                 "name": kind.value,
                 "color": color,
-                "subcategories": ["Other", *(reasons if kind is Kind.INSTRUCTION else ())],
+                "subcategories": ["Other", *(reasons if kind is CodeKind.INSTRUCTION else ())],
             }
             for kind, color in _COLORS.items()
         ],
@@ -151,7 +151,7 @@ class _Tables:
         self.libs: list[dict[str, Any]] = []
         self._resources: dict[str, int] = {}
         self._sources: dict[str, int] = {}
-        self._functions: dict[tuple[str, Kind, str, str], int] = {}
+        self._functions: dict[tuple[str, CodeKind, str, str], int] = {}
         self._frames: list[tuple[int, int | None, int, int | None]] = []  # function, category, subcategory, line
         self._parents: list[int | None] = []
         self._frame_of: list[int] = []
@@ -171,15 +171,15 @@ class _Tables:
         function = self._functions.setdefault(_key(frame)[:-1], len(self._functions))
         category: int | None = _CATEGORY[frame.kind]
         subcategory = 0
-        if frame.kind is Kind.INSTRUCTION and self._reasons:
+        if frame.kind is CodeKind.INSTRUCTION and self._reasons:
             if frame.name in self._reasons:
                 subcategory = self._reasons.index(frame.name) + 1
             elif frame.name.startswith("0x"):
                 category = None  # inherits the category of the reason above it
         return function, category, subcategory, frame.line or None
 
-    def _resource(self, kind: Kind, module: str) -> int:
-        name = "GPU" if kind in (Kind.SOURCE, Kind.INSTRUCTION) else module
+    def _resource(self, kind: CodeKind, module: str) -> int:
+        name = "GPU" if kind in (CodeKind.SOURCE, CodeKind.INSTRUCTION) else module
         if name and name not in self._resources:
             self._resources[name] = len(self._resources)
             path, file = clean(name), clean(os.path.basename(name))

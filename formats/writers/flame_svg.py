@@ -14,7 +14,7 @@ from typing import IO
 from xml.sax.saxutils import escape
 
 from iaprof.formats.export import About, Export
-from iaprof.formats.profile import Kind, StackOptions
+from iaprof.formats.profile import CodeKind, StackOptions
 from iaprof.formats.stacks.flame_layout import DEEPEST, Box, Layout, frame_key, laid_out
 from iaprof.formats.stacks.palette import DARK, LIGHT, ink
 from iaprof.formats.stacks.trees import cpu_tree, stall_tree
@@ -29,7 +29,7 @@ _LINE = 18  # height of a line of text
 _FOOT = 26
 _LEAST = 3  # minimum letters of a truncated text
 _MOST_WARNINGS = 3
-CLASSES = {kind: f"k{index}" for index, kind in enumerate(Kind)}
+CLASSES = {kind: f"k{index}" for index, kind in enumerate(CodeKind)}
 
 
 class FlameSvg(Writer):
@@ -113,7 +113,7 @@ def _box(box: Box, total: int, scale: float, unit: str) -> str:
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
     # A gap of half a pixel, except for boxes that would mostly be gap.
     drawn = width - 0.5 if width > 2 else width
-    kind = "" if box.kind is Kind.PROCESS else f"{box.kind}, "
+    kind = "" if box.kind is CodeKind.PROCESS else f"{box.kind}, "
     share = 100 * box.width / max(total, 1)
     return (
         f'<g class="{CLASSES[box.kind]}" data-x="{box.x}" data-w="{box.width}">'
@@ -126,7 +126,7 @@ def _legend(layout: Layout) -> str:
     """A patch and a name for each kind of code in the picture."""
     present = {box.kind for row in layout.rows for box in row}
     found, x = [], 0.0
-    for kind in Kind:
+    for kind in CodeKind:
         if kind in present:
             found.append(f'<g class="{CLASSES[kind]}"><rect x="{x:g}" width="11" height="11"/></g>')
             found.append(f'<text x="{x + 15:g}" y="10">{escape(kind)}</text>')
@@ -155,7 +155,7 @@ def _colours() -> str:
     return f"{_rules(LIGHT)}@media screen and (prefers-color-scheme: dark) {{\n{_rules(DARK)}}}\n"
 
 
-def _rules(colours: dict[Kind, str]) -> str:
+def _rules(colours: dict[CodeKind, str]) -> str:
     return "".join(
         f".{CLASSES[kind]} rect {{ fill: {colour} }} .{CLASSES[kind]} text {{ fill: {ink(colour)} }}\n"
         for kind, colour in colours.items()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.profile import UNKNOWN_PROCESS, Kind, Launch
+from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch
 from iaprof.symbols.python.without_interpreter import python_function
 
 NO_STACK = "[no stack]"
@@ -33,7 +33,7 @@ def launcher(launch: Launch | None) -> str:
         return found
     origins = launch.origins[::-1]
     for index, frame in enumerate(frames):
-        is_unknown = bool(_LABEL.fullmatch(frame)) or (bool(origins) and origins[index].kind is Kind.UNKNOWN)
+        is_unknown = bool(_LABEL.fullmatch(frame)) or (bool(origins) and origins[index].kind is CodeKind.UNKNOWN)
         module = os.path.basename(origins[index].module) if origins else ""
         if not (is_unknown or _RUNTIME.fullmatch(module) or _ENTRIES.fullmatch(frame)):
             return frame

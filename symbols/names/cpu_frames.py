@@ -62,7 +62,7 @@ class ModuleNames:
     no_calls: frozenset[int] = frozenset()  # of the addresses, those where no call ends
 
 
-_MISSING = Origin(Kind.UNKNOWN)  # of what stands for frames that are not there
+_MISSING = Origin(CodeKind.UNKNOWN)  # of what stands for frames that are not there
 _NO_CODE = Module(ModuleKind.FILE, "")  # of what stands for frames of Python
 _NO_MODULE = Module(ModuleKind.GENERATED, NOWHERE)  # of frames of Python whose stack has no address
 
@@ -327,17 +327,17 @@ def _origin(frame: CpuFrame) -> Origin:
     return Origin(_kind(frame), frame.module.path, frame.file, frame.line, frame.is_inlined)
 
 
-def _kind(frame: CpuFrame) -> Kind:
+def _kind(frame: CpuFrame) -> CodeKind:
     if frame.module.kind is ModuleKind.KERNEL:
-        return Kind.KERNEL
+        return CodeKind.KERNEL
     if frame.name.startswith(PYTHON_FUNCTION):
-        return Kind.PYTHON
+        return CodeKind.PYTHON
     if not frame.is_named:
-        return Kind.UNKNOWN
+        return CodeKind.UNKNOWN
     if frame.module.kind is ModuleKind.GENERATED:
-        return Kind.JIT
+        return CodeKind.JIT
     # What a compiler of another language than C wrote so that it says more than a name.
-    return Kind.C if frame.symbol == frame.name else Kind.CPP
+    return CodeKind.C if frame.symbol == frame.name else CodeKind.CPP
 
 
 def _is_of_perf_map(frame: CpuFrame) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import Code, Kernel, Kind, Launch, Origin
+from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin
 from unit.profiles import Row, counts, profile
 
 INTERVALS = (100.0, 100.02, 100.04, 100.06)
@@ -19,11 +19,11 @@ HOSTILE = (
 )  # fmt: skip
 
 _ORIGINS = (
-    Origin(Kind.C, "/usr/bin/app", "src/main.c", 12),
-    Origin(Kind.CPP, "/usr/lib/libnn so.1", "nn/run.cpp", 40),
+    Origin(CodeKind.C, "/usr/bin/app", "src/main.c", 12),
+    Origin(CodeKind.CPP, "/usr/lib/libnn so.1", "nn/run.cpp", 40),
 )
 APP = Launch("app", 42, ("main", "nn::run(int)"), ("do_syscall_64",), origins=_ORIGINS)
-AGAIN = Launch("app", 42, ("main",), origins=(Origin(Kind.C, "/usr/bin/app", "src/main.c", 15),))
+AGAIN = Launch("app", 42, ("main",), origins=(Origin(CodeKind.C, "/usr/bin/app", "src/main.c", 15),))
 OTHER = Launch("Web Content", 7, ("[libfoo.so+0x1f0]",), host="north")
 MATMUL = Kernel(0x8000FFBE0000, "matmul", "src/matmul.cl")
 SEND = Code("send", ("matmul", "dot(float)"), (4, 9), ("src/matmul.cl", "src/vec.h"))
@@ -51,7 +51,7 @@ def hostile() -> Export:
     """Every name is one that wants to be more, and each has one sample more than the one before."""
     rows = []
     for number, name in enumerate(HOSTILE):
-        launch = Launch(name, number, (name,), (name,), name, (Origin(Kind.C, name, name, 1),))
+        launch = Launch(name, number, (name,), (name,), name, (Origin(CodeKind.C, name, name, 1),))
         kernel = Kernel(0x1000 * number, name, name)
         code = Code(name, (name, name), (1, 2), (name, name))
         rows.append(Row(number % 4, launch, kernel, code, number, counts(sbid=number + 1), name))

@@ -20,13 +20,13 @@ from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.page.data import payload
 from iaprof.formats.page.html import HtmlPage
-from iaprof.formats.profile import Code, Kernel, Kind, Launch, Origin, Profile, StackOptions
+from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile, StackOptions
 from iaprof.gpu.intel.reasons import REASONS
 
 from .profiles import Row, counts, profile
 
-APP, LIB = Origin(Kind.C, "/opt/app/bin/app"), Origin(Kind.CPP, "/opt/app/lib/libnn.so", "nn.cpp", 12)
-STEP = Origin(Kind.PYTHON, "", "model.py", 3)
+APP, LIB = Origin(CodeKind.C, "/opt/app/bin/app"), Origin(CodeKind.CPP, "/opt/app/lib/libnn.so", "nn.cpp", 12)
+STEP = Origin(CodeKind.PYTHON, "", "model.py", 3)
 TRAIN = Launch("python", 7, ("main", "nn::train()", "py::step:model.py"), origins=(APP, LIB, STEP))
 INFER = Launch(
     "python", 7, ("main", "nn::infer()", "nn::apply()", "nn::infer()"), ("sys_ioctl",), origins=(APP, LIB, LIB, LIB)
@@ -465,7 +465,7 @@ def test_it_fits_a_telephone(browser, file):
 
 def test_names_of_anybody_run_nothing(browser, tmp_path):
     names = tuple(HOSTILE)
-    launch = Launch(HOSTILE[0], 7, names, origins=tuple(Origin(Kind.C, name, name, 3) for name in names))
+    launch = Launch(HOSTILE[0], 7, names, origins=tuple(Origin(CodeKind.C, name, name, 3) for name in names))
     rows = [Row(0, launch, Kernel(1, name, name), Code(name, (name,), (1,)), 8, counts(sbid=1)) for name in names]
     about = About(HOSTILE[1], HOSTILE[2], HOSTILE[5], 1.0, 3.0, ((HOSTILE[0], ((HOSTILE[1], HOSTILE[2]),)),), names)
     path = written(tmp_path / "page.html", Export(profile(rows, INTERVALS), about, 0.02, cpu=CPU))

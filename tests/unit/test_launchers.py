@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.formats.profile import Kind, Launch, Origin
+from iaprof.formats.profile import CodeKind, Launch, Origin
 from iaprof.report.views.launchers import by_launcher, launcher
 from unit.in_process import iaprof
 
