@@ -15,7 +15,7 @@ import pyarrow as pa
 from iaprof.basics.files import replacing
 from iaprof.formats.capture.dictionaries import few_bytes, in_one
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import KINDS, MEMBERS, WHOLE
+from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.imported import build_imported
@@ -121,7 +121,9 @@ def rows_of(kind: str, table: pa.Table) -> Iterator[pa.StructArray]:
     """Yields a table's rows as struct arrays of limited size. Members with WHOLE lose their dictionary encoding."""
     columns = {name: in_one(table[name]) for name in table.column_names}
     whole = [
-        name for name in columns if MEMBERS[f"{kind}.{name}"].how & WHOLE and pa.types.is_dictionary(columns[name].type)
+        name
+        for name in columns
+        if FIELDS[f"{kind}.{name}"].flags & WHOLE and pa.types.is_dictionary(columns[name].type)
     ]
     ranges: Iterable[slice] = few_bytes(columns[whole[0]]) if whole else [slice(0, len(table))]
     for some in ranges:

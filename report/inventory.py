@@ -15,7 +15,7 @@ from typing import Any
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import sums
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import ROWS, in_order
+from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
 from iaprof.formats.header.slow_launches import sentence as slow_launches

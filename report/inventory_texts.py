@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.formats.capture.schema import ROWS, in_order
+from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.python_counts import KINDS as PYTHON_KINDS, PythonCounts
 from iaprof.formats.header.whole_stacks import COUNTED, KINDS, WholeStacks
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 50  # of a group of facts
 _FIRST = "sample", "launch", "transfer", "stack", "python_code", "kernel", "mapping", "process", "cpu_sample", "wait"
-_COUNTS = {"stalls": "stall records"} | {kind.count: kind.label for kind in in_order(ROWS, _FIRST) if kind.label}
+_COUNTS = {"stalls": "stall records"} | {
+    kind.count: kind.label for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.label
+}
 _MATCHED = {
     "kernel": "to a kernel",
     "instruction": "to an instruction",

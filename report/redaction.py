@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import in_one, mapped
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
-from iaprof.formats.capture.schema import DROPPED, ROWS
+from iaprof.formats.capture.schema import DROPPED, ROW_KINDS
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
 from iaprof.formats.imports.iaprof_lines import cut_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE

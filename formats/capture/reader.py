@@ -39,17 +39,17 @@ from iaprof.formats.capture.limits import (
     CaptureError,
 )
 from iaprof.formats.capture.schema import (
+    FIELDS,
     FORMAT,
     KINDS,
-    MEMBERS,
     NULLABLE,
     PARTS_SINCE,
     SCHEMA,
     WHOLE,
-    later_than,
+    absent_in,
 )
 
-_TEXTS = ["kind", *(name for name, member in MEMBERS.items() if member.is_text)]  # read as dictionaries
+_TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
 
 class _Rows(NamedTuple):
@@ -184,7 +184,7 @@ class CaptureReader:
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow
-        later = later_than(self.header["format"])
+        later = absent_in(self.header["format"])
         self._absent: set[str] = set()
         for field in SCHEMA:
             index = schema.get_field_index(field.name)
@@ -337,7 +337,7 @@ def _is_of_a_part(header: Any) -> bool:
 
 def _read_schema(kind: str, columns: tuple[str, ...]) -> pa.Schema:
     fields = [KINDS[kind].field(name) for name in columns] if columns else list(KINDS[kind])
-    texts = {f.name for f in fields if MEMBERS[f"{kind}.{f.name}"].is_text}
+    texts = {f.name for f in fields if FIELDS[f"{kind}.{f.name}"].is_text}
     return pa.schema([f.with_type(pa.dictionary(pa.int32(), f.type)) if f.name in texts else f for f in fields])
 
 
@@ -352,7 +352,7 @@ def _checked(values: pa.Array, field: pa.Field, kind: str) -> pa.Array:
         if texts.null_count:  # a valid encoding of nulls, used by other programs
             return _checked(with_null_rows(values), field, kind)
         longest = pc.max(pc.binary_length(texts)).as_py() or 0
-        if not MEMBERS[f"{kind}.{field.name}"].how & WHOLE and longest > MAX_TEXT_BYTES:
+        if not FIELDS[f"{kind}.{field.name}"].flags & WHOLE and longest > MAX_TEXT_BYTES:
             raise ValueError(f"a text in column '{field.name}' has {longest} bytes")
     return values.cast(field.type) if is_list else values
 
@@ -365,7 +365,7 @@ def _has_nulls(elements: pa.Array) -> bool:
 
 def _repeated_bytes(kind: str, rows: pa.ChunkedArray) -> int:
     """The additional size, in bytes, of repeated binaries when each row has a copy of its own."""
-    fields = [f for f in rows.type if MEMBERS[f"{kind}.{f.name}"].how & WHOLE and pa.types.is_dictionary(f.type)]
+    fields = [f for f in rows.type if FIELDS[f"{kind}.{f.name}"].flags & WHOLE and pa.types.is_dictionary(f.type)]
     columns = [chunk.field(f.name) for f in fields for chunk in rows.chunks]
     return sum(max(decoded_bytes(column) - column.dictionary.nbytes, 0) for column in columns)
 

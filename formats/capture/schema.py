@@ -16,7 +16,7 @@ from iaprof.gpu.intel.reasons import REASONS
 FORMAT = 8
 
 
-class How(IntFlag):
+class FieldFlags(IntFlag):
     """Properties of a field, as flags."""
 
     NULL = 1  # may be null in a row of its kind
@@ -26,7 +26,7 @@ class How(IntFlag):
     DROPPED = 16  # redaction sets it to null
 
 
-NULL, REPEATS, SPLIT, WHOLE, DROPPED = How
+NULL, REPEATS, SPLIT, WHOLE, DROPPED = FieldFlags
 _u16, _u32, _u64, _bool, _double = pa.uint16(), pa.uint32(), pa.uint64(), pa.bool_(), pa.float64()
 _text, _binary = pa.string(), pa.binary()
 _words = pa.list_(pa.field("element", _u64, nullable=False))
@@ -36,14 +36,14 @@ _TEXTS = (_text, _binary)
 
 
 @dataclass(frozen=True)
-class Member:
+class Field:
     """A field of a kind of row: a child of the kind's struct column."""
 
     name: str
     type: pa.DataType
-    how: int = 0  # flags, see How
+    flags: int = 0  # of FieldFlags
     since: int = 1  # the first format that has it
-    says: str = ""  # what its texts name, if redaction replaces them: report/redaction.py
+    identifies: str = ""  # what its texts name, if redaction replaces them: report/redaction.py
 
     @property
     def is_text(self) -> bool:
@@ -53,303 +53,303 @@ class Member:
     @property
     def is_dictionary(self) -> bool:
         """Whether it is dictionary-encoded text in the file."""
-        return self.is_text and not self.how & WHOLE
+        return self.is_text and not self.flags & WHOLE
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowKind:
     """A kind of row."""
 
     name: str
-    members: tuple[Member, ...]
+    fields: tuple[Field, ...]
     since: int = 1  # the first format that has it
     view: str = ""  # name of its table in `iaprof query`; "" if it has none
-    about: str = ""  # description of the rows
+    description: str = ""  # of the rows, in `iaprof query`
     count: str = ""  # key of their number in `iaprof info --json`; "" if not listed
     label: str = ""  # label of that number in `iaprof info`; "" if not listed
 
     @property
     def struct(self) -> pa.StructType:
         """The type of the kind's column."""
-        return pa.struct([(each.name, each.type) for each in self.members])
+        return pa.struct([(each.name, each.type) for each in self.fields])
 
 
-ROWS = (
-    Kind(
+ROW_KINDS = (
+    RowKind(
         "stall",
         (
-            Member("time_ns", _u64),
-            Member("begin_ns", _u64),
-            Member("stream", _u16, REPEATS),
-            Member("w0", _words, SPLIT),
-            Member("w1", _words, SPLIT),
-            Member("w2", _words, NULL | SPLIT),
+            Field("time_ns", _u64),
+            Field("begin_ns", _u64),
+            Field("stream", _u16, REPEATS),
+            Field("w0", _words, SPLIT),
+            Field("w1", _words, SPLIT),
+            Field("w2", _words, NULL | SPLIT),
         ),
         count="stall_reads",
     ),
-    Kind(
+    RowKind(
         "launch",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32, REPEATS),
-            Member("tid", _u32, REPEATS),
-            Member("cpu", _u32, REPEATS),
-            Member("comm", _text, says="process"),
-            Member("iba", _u64, REPEATS),
-            Member("address", _u64, REPEATS),
-            Member("size", _u64, REPEATS),
-            Member("stack", _u64, REPEATS),
-            Member("name", _text, says="kernel"),
-            Member("flags", _u32, REPEATS),
-            Member("list", _u64, NULL | REPEATS, since=8),
+            Field("time_ns", _u64),
+            Field("pid", _u32, REPEATS),
+            Field("tid", _u32, REPEATS),
+            Field("cpu", _u32, REPEATS),
+            Field("comm", _text, identifies="process"),
+            Field("iba", _u64, REPEATS),
+            Field("address", _u64, REPEATS),
+            Field("size", _u64, REPEATS),
+            Field("stack", _u64, REPEATS),
+            Field("name", _text, identifies="kernel"),
+            Field("flags", _u32, REPEATS),
+            Field("list", _u64, NULL | REPEATS, since=8),
         ),
         view="launches",
-        about="each launch of a kernel",
+        description="each launch of a kernel",
         count="launches",
         label="launches",
     ),
-    Kind(
+    RowKind(
         "command_list",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32, REPEATS),
-            Member("tid", _u32, REPEATS),
-            Member("cpu", _u32, REPEATS),
-            Member("comm", _text, says="process"),
-            Member("event", _text),
-            Member("list", _u64, REPEATS),
-            Member("queue", _u64, REPEATS),
-            Member("stack", _u64, REPEATS),
-            Member("flags", _u32, REPEATS),
+            Field("time_ns", _u64),
+            Field("pid", _u32, REPEATS),
+            Field("tid", _u32, REPEATS),
+            Field("cpu", _u32, REPEATS),
+            Field("comm", _text, identifies="process"),
+            Field("event", _text),
+            Field("list", _u64, REPEATS),
+            Field("queue", _u64, REPEATS),
+            Field("stack", _u64, REPEATS),
+            Field("flags", _u32, REPEATS),
         ),
         since=8,
         view="command_lists",
-        about="when command lists were executed, closed, reset or destroyed",
+        description="when command lists were executed, closed, reset or destroyed",
     ),
-    Kind(
+    RowKind(
         "stack",
         (
-            Member("id", _u64),
-            Member("time_ns", _u64),
-            Member("pid", _u32, REPEATS),
-            Member("truncated", _bool),
-            Member("ips", _words),
-            Member("ended", _text, NULL, since=6),
-            Member("marks", _marks, NULL, since=6),
-            Member("python", _python, NULL, since=7),
-            Member("python_ended", _text, NULL, since=7),
+            Field("id", _u64),
+            Field("time_ns", _u64),
+            Field("pid", _u32, REPEATS),
+            Field("truncated", _bool),
+            Field("ips", _words),
+            Field("ended", _text, NULL, since=6),
+            Field("marks", _marks, NULL, since=6),
+            Field("python", _python, NULL, since=7),
+            Field("python_ended", _text, NULL, since=7),
         ),
         view="stacks",
-        about="the distinct stacks, which launches and CPU samples name by id",
+        description="the distinct stacks, which launches and CPU samples name by id",
         count="stacks",
         label="stacks",
     ),
-    Kind(
+    RowKind(
         "transfer",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32, REPEATS),
-            Member("tid", _u32, REPEATS),
-            Member("cpu", _u32, REPEATS),
-            Member("comm", _text, says="process"),
-            Member("stack", _u64, REPEATS),
-            Member("function", _text),
-            Member("bytes", _u64, NULL | REPEATS),
-            Member("flags", _u32, REPEATS),
+            Field("time_ns", _u64),
+            Field("pid", _u32, REPEATS),
+            Field("tid", _u32, REPEATS),
+            Field("cpu", _u32, REPEATS),
+            Field("comm", _text, identifies="process"),
+            Field("stack", _u64, REPEATS),
+            Field("function", _text),
+            Field("bytes", _u64, NULL | REPEATS),
+            Field("flags", _u32, REPEATS),
         ),
         since=8,
         view="transfers",
-        about="each call that copies or fills memory",
+        description="each call that copies or fills memory",
         count="transfers",
         label="transfers",
     ),
-    Kind(
+    RowKind(
         "python_code",
         (
-            Member("id", _u32),
-            Member("name", _text, says="function"),
-            Member("file", _text, says="path"),
-            Member("first_line", _u32),
+            Field("id", _u32),
+            Field("name", _text, identifies="function"),
+            Field("file", _text, identifies="path"),
+            Field("first_line", _u32),
         ),
         since=7,
         view="python_codes",
-        about="the code objects of Python, which frames of stacks name by id",
+        description="the code objects of Python, which frames of stacks name by id",
         count="python_codes",
         label="Python code",
     ),
-    Kind(
+    RowKind(
         "mapping",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32, REPEATS),
-            Member("start", _u64),
-            Member("length", _u64),
-            Member("offset", _u64),
-            Member("path", _text, says="path"),
-            Member("build_id", _binary, NULL),
-            Member("inode", _u64, NULL | DROPPED, since=3),
+            Field("time_ns", _u64),
+            Field("pid", _u32, REPEATS),
+            Field("start", _u64),
+            Field("length", _u64),
+            Field("offset", _u64),
+            Field("path", _text, identifies="path"),
+            Field("build_id", _binary, NULL),
+            Field("inode", _u64, NULL | DROPPED, since=3),
         ),
         view="mappings",
-        about="which files were mapped where",
+        description="which files were mapped where",
         count="mappings",
         label="mappings",
     ),
-    Kind(
+    RowKind(
         "process",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32),
-            Member("tid", _u32),
-            Member("ppid", _u32, NULL),
-            Member("event", _text),
-            Member("comm", _text, NULL, says="process"),
-            Member("ns_pid", _u32, NULL | REPEATS, since=2),
-            Member("cgroup", _text, NULL, since=2, says="path"),
-            Member("container", _text, NULL, since=2, says="container"),
-            Member("uid", _u32, NULL | DROPPED, since=3),
-            Member("gid", _u32, NULL | DROPPED, since=3),
+            Field("time_ns", _u64),
+            Field("pid", _u32),
+            Field("tid", _u32),
+            Field("ppid", _u32, NULL),
+            Field("event", _text),
+            Field("comm", _text, NULL, identifies="process"),
+            Field("ns_pid", _u32, NULL | REPEATS, since=2),
+            Field("cgroup", _text, NULL, since=2, identifies="path"),
+            Field("container", _text, NULL, since=2, identifies="container"),
+            Field("uid", _u32, NULL | DROPPED, since=3),
+            Field("gid", _u32, NULL | DROPPED, since=3),
         ),
         view="processes",
-        about="what became of processes and threads",
+        description="what became of processes and threads",
         count="process_events",
         label="process events",
     ),
-    Kind(
+    RowKind(
         "kernel",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32),
-            Member("path", _text, says="path"),
-            Member("digest", _binary),
-            Member("size", _u64),
-            Member("elf", _binary, NULL | WHOLE),
+            Field("time_ns", _u64),
+            Field("pid", _u32),
+            Field("path", _text, identifies="path"),
+            Field("digest", _binary),
+            Field("size", _u64),
+            Field("elf", _binary, NULL | WHOLE),
         ),
         count="modules",
         label="GPU modules",
     ),
-    Kind(
+    RowKind(
         "metric",
         (
-            Member("time_ns", _u64),
-            Member("stream", _u16, NULL | REPEATS),
-            Member("pid", _u32, NULL | REPEATS, since=2),
-            Member("name", _text),
-            Member("value", _double),
+            Field("time_ns", _u64),
+            Field("stream", _u16, NULL | REPEATS),
+            Field("pid", _u32, NULL | REPEATS, since=2),
+            Field("name", _text),
+            Field("value", _double),
         ),
         view="metrics",
-        about="frequencies, powers, temperatures and the like, over time",
+        description="frequencies, powers, temperatures and the like, over time",
         count="metrics",
         label="metrics",
     ),
-    Kind(
+    RowKind(
         "cpu_sample",
         (
-            Member("time_ns", _u64),
-            Member("pid", _u32, REPEATS),
-            Member("tid", _u32, REPEATS),
-            Member("cpu", _u32, REPEATS),
-            Member("stack", _u64, REPEATS),
-            Member("kernel_stack", _u64, REPEATS),
+            Field("time_ns", _u64),
+            Field("pid", _u32, REPEATS),
+            Field("tid", _u32, REPEATS),
+            Field("cpu", _u32, REPEATS),
+            Field("stack", _u64, REPEATS),
+            Field("kernel_stack", _u64, REPEATS),
         ),
         since=2,
         view="cpu_samples",
-        about="what the CPUs did meanwhile",
+        description="what the CPUs did meanwhile",
         count="cpu_samples",
         label="CPU samples",
     ),
-    Kind(
+    RowKind(
         "wait",
         (
-            Member("time_ns", _u64),
-            Member("end_ns", _u64),
-            Member("waited_ns", _u64),
-            Member("count", _u64, REPEATS),
-            Member("pid", _u32, REPEATS),
-            Member("tid", _u32, REPEATS),
-            Member("comm", _text, says="process"),
-            Member("function", _text),
-            Member("handle", _u64, REPEATS),
-            Member("stack", _u64, REPEATS),
-            Member("flags", _u32, REPEATS),
+            Field("time_ns", _u64),
+            Field("end_ns", _u64),
+            Field("waited_ns", _u64),
+            Field("count", _u64, REPEATS),
+            Field("pid", _u32, REPEATS),
+            Field("tid", _u32, REPEATS),
+            Field("comm", _text, identifies="process"),
+            Field("function", _text),
+            Field("handle", _u64, REPEATS),
+            Field("stack", _u64, REPEATS),
+            Field("flags", _u32, REPEATS),
         ),
         since=8,
         view="waits",
-        about="waits for the GPU: who, how long, from where",
+        description="waits for the GPU: who, how long, from where",
         count="waits",
         label="wait rows",
     ),
-    Kind(
+    RowKind(
         "module",
         (
-            Member("id", _u32),
-            Member("what", _text),
-            Member("path", _text),
-            Member("build_id", _binary, NULL),
-            Member("inode", _u64),
-            Member("pid", _u32),
-            Member("source", _text),
-            Member("problem", _text),
-            Member("frame_pointers", _bool, NULL),
-            Member("outermost", _words, NULL, since=5),
-            Member("no_calls", _words, NULL, since=5),
+            Field("id", _u32),
+            Field("what", _text),
+            Field("path", _text),
+            Field("build_id", _binary, NULL),
+            Field("inode", _u64),
+            Field("pid", _u32),
+            Field("source", _text),
+            Field("problem", _text),
+            Field("frame_pointers", _bool, NULL),
+            Field("outermost", _words, NULL, since=5),
+            Field("no_calls", _words, NULL, since=5),
         ),
         since=3,
         view="modules",
-        about="the files that have CPU frames",
+        description="the files that have CPU frames",
         count="named_modules",
     ),
-    Kind(
+    RowKind(
         "symbol",
         (
-            Member("module", _u32),
-            Member("address", _u64),
-            Member("size", _u64),
-            Member("depth", _u16),
-            Member("function", _text),
-            Member("file", _text),
-            Member("line", _u32),
+            Field("module", _u32),
+            Field("address", _u64),
+            Field("size", _u64),
+            Field("depth", _u16),
+            Field("function", _text),
+            Field("file", _text),
+            Field("line", _u32),
         ),
         since=3,
         view="symbols",
-        about="the names of CPU frames",
+        description="the names of CPU frames",
         count="symbols",
         label="symbols",
     ),
-    Kind(
+    RowKind(
         "sample",
         (
-            Member("time_ns", _u64),
-            Member("comm", _text, says="sampled process"),
-            Member("pid", _u32, REPEATS),
-            Member("stack", _text, says="stack"),
-            Member("address", _u64, REPEATS),
-            Member("kernel", _text, says="sampled kernel"),
-            Member("file", _text, says="path"),
-            Member("offset", _u64),
-            Member("mnemonic", _text),
-            *(Member(reason, _u64) for reason in REASONS),
+            Field("time_ns", _u64),
+            Field("comm", _text, identifies="sampled process"),
+            Field("pid", _u32, REPEATS),
+            Field("stack", _text, identifies="stack"),
+            Field("address", _u64, REPEATS),
+            Field("kernel", _text, identifies="sampled kernel"),
+            Field("file", _text, identifies="path"),
+            Field("offset", _u64),
+            Field("mnemonic", _text),
+            *(Field(reason, _u64) for reason in REASONS),
         ),
         since=4,
         count="imported_samples",
         label="imported rows",
     ),
-    Kind(
+    RowKind(
         "loss",
         (
-            Member("begin_ns", _u64),
-            Member("time_ns", _u64),
-            Member("source", _text),
-            Member("what", _text),
-            Member("count", _u64, NULL),
-            Member("detail", _text),
+            Field("begin_ns", _u64),
+            Field("time_ns", _u64),
+            Field("source", _text),
+            Field("what", _text),
+            Field("count", _u64, NULL),
+            Field("detail", _text),
         ),
         view="losses",
-        about="what was lost while recording",
+        description="what was lost while recording",
     ),
 )
-KINDS: dict[str, pa.StructType] = {kind.name: kind.struct for kind in ROWS}
+KINDS: dict[str, pa.StructType] = {kind.name: kind.struct for kind in ROW_KINDS}
 """The type of the struct column of each kind."""
-MEMBERS = {f"{kind.name}.{member.name}": member for kind in ROWS for member in kind.members}
+FIELDS = {f"{kind.name}.{field.name}": field for kind in ROW_KINDS for field in kind.fields}
 """Fields by `KIND.FIELD`."""
 SCHEMA = pa.schema(
     [
@@ -358,19 +358,19 @@ SCHEMA = pa.schema(
         *(pa.field(name, kind) for name, kind in KINDS.items()),
     ]
 )
-NULLABLE = {name for name, member in MEMBERS.items() if member.how & NULL}
+NULLABLE = {name for name, field in FIELDS.items() if field.flags & NULL}
 """The fields that may be null in a row of their kind, as `KIND.FIELD`."""
 PARTS_SINCE = 4
 
 
-def in_order(kinds: Sequence[Kind], first: Sequence[str]) -> list[Kind]:
+def sorted_kinds(kinds: Sequence[RowKind], first: Sequence[str]) -> list[RowKind]:
     """Sorts kinds: those in `first` in that order, then all others."""
     place = {name: number for number, name in enumerate(first)}
     return sorted(kinds, key=lambda kind: place.get(kind.name, len(place)))
 
 
-def later_than(format_: int) -> set[str]:
+def absent_in(format_: int) -> set[str]:
     """The kinds, and the fields as `KIND.FIELD`, that a format does not have: it has no such rows, or null values."""
-    later = {kind.name for kind in ROWS if kind.since > format_}
-    later |= {name for name, member in MEMBERS.items() if member.since > format_}
+    later = {kind.name for kind in ROW_KINDS if kind.since > format_}
+    later |= {name for name, field in FIELDS.items() if field.since > format_}
     return later | ({"part"} if format_ < PARTS_SINCE else set())

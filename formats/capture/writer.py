@@ -11,18 +11,18 @@ import pyarrow.parquet as pq
 
 from iaprof.formats.capture.dictionaries import distinct
 from iaprof.formats.capture.limits import HEADER_KEY, PARTS_PER_GROUP
-from iaprof.formats.capture.schema import FORMAT, KINDS, MEMBERS, REPEATS, SCHEMA, SPLIT
+from iaprof.formats.capture.schema import FIELDS, FORMAT, KINDS, REPEATS, SCHEMA, SPLIT
 
-_SPLIT = [f"{name}.list.element" for name, member in MEMBERS.items() if member.how & SPLIT]
-_DICTIONARY_TEXTS = [name for name, member in MEMBERS.items() if member.is_dictionary]
-_DICTIONARY = ["kind", "part", *(name for name, member in MEMBERS.items() if member.how & REPEATS)]
+_SPLIT = [f"{name}.list.element" for name, field in FIELDS.items() if field.flags & SPLIT]
+_DICTIONARY_TEXTS = [name for name, field in FIELDS.items() if field.is_dictionary]
+_DICTIONARY = ["kind", "part", *(name for name, field in FIELDS.items() if field.flags & REPEATS)]
 _SMALL = 1 << 16  # rows up to this many bytes share a row group, which costs every reader 100 kB
 
 
 def _as_written(field: pa.Field) -> pa.Field:
     members = [
         member.with_type(pa.dictionary(pa.int32(), member.type))
-        if MEMBERS[f"{field.name}.{member.name}"].is_dictionary
+        if FIELDS[f"{field.name}.{member.name}"].is_dictionary
         else member
         for member in KINDS.get(field.name, ())
     ]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import KINDS, ROWS, in_order
+from iaprof.formats.capture.schema import KINDS, ROW_KINDS, sorted_kinds
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.profile_table import SCHEMA, profile_table
 from iaprof.gpu.intel.generations import LAYOUTS
