@@ -1,4 +1,4 @@
-"""How much CPU time processes used, as `/proc/PID/stat` tells."""
+"""Derivation much CPU time processes used, as `/proc/PID/stat` tells."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.metrics import MISSING, PROCESS_WIDTH, How, Metric
+from iaprof.formats.capture.metrics import MISSING, PROCESS_WIDTH, Derivation, Metric
 from iaprof.formats.capture.schema import KINDS
 
 MAX_DESCRIPTION = 1 << 18  # bytes
@@ -99,12 +99,12 @@ def _metric(entry: dict[str, Any], width: int) -> Metric:
         raise ValueError("a metric of it is of a column that there is not")
     if (
         not columns
-        or bool(of) != (entry["how"] == How.SHARE)
+        or bool(of) != (entry["how"] == Derivation.SHARE)
         or len(columns) + len(of) > width
         or not math.isfinite(scale)
     ):
         raise ValueError("a metric of it makes no sense")
-    return Metric(name, How(entry["how"]), columns, of, scale)
+    return Metric(name, Derivation(entry["how"]), columns, of, scale)
 
 
 def _growth(column: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -120,17 +120,17 @@ def _values(
     for column in metric.columns + metric.of:
         missing = table[:, column] == MISSING
         there &= ~missing[1:]
-        if metric.how is not How.VALUE:
+        if metric.how is not Derivation.VALUE:
             there &= ~missing[:-1] & (_growth(table[:, column]) >= 0)
     with np.errstate(all="ignore"):
         match metric.how:
-            case How.VALUE:
+            case Derivation.VALUE:
                 values = _sum([table[1:, column].view(np.int64) for column in metric.columns])
-            case How.STEP:
+            case Derivation.STEP:
                 values = _sum([_growth(table[:, column]) for column in metric.columns])
-            case How.RATE:
+            case Derivation.RATE:
                 values = _sum([_growth(table[:, column]) for column in metric.columns]) / (spans / 1e9)
-            case How.SHARE:
+            case Derivation.SHARE:
                 whole = _sum([_growth(table[:, column]) for column in metric.of])
                 there &= whole > 0
                 values = np.minimum(_sum([_growth(table[:, column]) for column in metric.columns]) / whole, 1)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, FREQUENCY_REQUESTED, How, Metric, busy, describe
+from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, FREQUENCY_REQUESTED, Derivation, Metric, busy, describe
 from iaprof.record.cpu_use import CpuUse
 from iaprof.record.sources.hwmon import sensors
 from iaprof.record.sources.pmu import EventGroup, Pmu
@@ -109,10 +109,10 @@ class Metrics:
         for name, event, file in _FREQUENCIES:
             with contextlib.suppress(OSError, ValueError):
                 if pmu is not None and pmu.unit(event) == "MHz":
-                    counted.append(Metric(name, How.STEP, (1 + events.add(pmu, event, gt=metered.gt.id),)))
+                    counted.append(Metric(name, Derivation.STEP, (1 + events.add(pmu, event, gt=metered.gt.id),)))
                     continue
             try:
-                shown.append(Metric(name, How.VALUE, (1 + files.add(folder / file),)))
+                shown.append(Metric(name, Derivation.VALUE, (1 + files.add(folder / file),)))
             except OSError as error:
                 self._missing(metered, name, _why(error))
         if pmu is not None:
@@ -135,7 +135,7 @@ class Metrics:
                 ticks.setdefault(engine.engine_class, []).append((active, total))
         for engine_class, pairs in ticks.items():
             active_columns, total_columns = zip(*pairs, strict=True)
-            yield Metric(busy(_CLASSES[engine_class]), How.SHARE, active_columns, total_columns, 100.0)
+            yield Metric(busy(_CLASSES[engine_class]), Derivation.SHARE, active_columns, total_columns, 100.0)
 
     def _open_card(self, metered: MeteredGt) -> None:
         energy, rest = NumberFiles(), NumberFiles()
@@ -150,12 +150,12 @@ class Metrics:
                 continue
             match sensor.kind:
                 case "energy":
-                    energies.append(Metric(f"energy-{sensor.place}-J", How.VALUE, column, scale=1e-6))
-                    energies.append(Metric(f"power-{sensor.place}-W", How.RATE, column, scale=1e-6))
+                    energies.append(Metric(f"energy-{sensor.place}-J", Derivation.VALUE, column, scale=1e-6))
+                    energies.append(Metric(f"power-{sensor.place}-W", Derivation.RATE, column, scale=1e-6))
                 case "temp":
-                    others.append(Metric(f"temperature-{sensor.place}-C", How.VALUE, column, scale=1e-3))
+                    others.append(Metric(f"temperature-{sensor.place}-C", Derivation.VALUE, column, scale=1e-3))
                 case "fan":
-                    others.append(Metric(f"fan-{sensor.place}-RPM", How.VALUE, column))
+                    others.append(Metric(f"fan-{sensor.place}-RPM", Derivation.VALUE, column))
         self._measure(metered, "the energy", energy, energies, ENERGY_NS)
         self._measure(metered, "temperature and fan", rest, others, SLOW_NS)
 

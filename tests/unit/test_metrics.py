@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from iaprof.bpf.perf_event import Attr, open_event
 from iaprof.formats.capture.metric_values import decode
-from iaprof.formats.capture.metrics import MISSING, How, Metric, busy, describe, describe_processes
+from iaprof.formats.capture.metrics import MISSING, Derivation, Metric, busy, describe, describe_processes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Export
@@ -45,7 +45,7 @@ def decoded(meta: bytes, *rows: tuple[int, ...]) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in decode(meta, packed(*rows)).to_pylist()]
 
 
-def values(how: How, *counts: int, scale: float = 1.0) -> list[tuple[int, float]]:
+def values(how: Derivation, *counts: int, scale: float = 1.0) -> list[tuple[int, float]]:
     """(second, value) of a metric of one column that was read once a second."""
     meta = describe(0, 2, [Metric("m", how, (1,), (), scale)])
     return [(row[0] // S, row[4]) for row in decoded(meta, *((n * S, count) for n, count in enumerate(counts)))]
@@ -55,7 +55,7 @@ def values(how: How, *counts: int, scale: float = 1.0) -> list[tuple[int, float]
 
 
 def test_each_row_says_when_whose_and_what() -> None:
-    meta = describe(3, 2, [Metric("fan-1-RPM", How.VALUE, (1,))])
+    meta = describe(3, 2, [Metric("fan-1-RPM", Derivation.VALUE, (1,))])
     assert decoded(meta, (10, 1000), (20, 1100), (30, 1200)) == [
         (20, 3, None, "fan-1-RPM", 1100.0),
         (30, 3, None, "fan-1-RPM", 1200.0),
@@ -63,21 +63,21 @@ def test_each_row_says_when_whose_and_what() -> None:
 
 
 def test_the_ways_from_counts_to_values() -> None:
-    assert values(How.VALUE, 0, 48_000, -5_000, scale=1e-3) == [(1, 48.0), (2, -5.0)]
-    assert values(How.STEP, 100, 2500, 2500) == [(1, 2400.0), (2, 0.0)]
-    assert values(How.RATE, 0, 150_000_000, 400_000_000, scale=1e-6) == [(1, 150.0), (2, 250.0)]
+    assert values(Derivation.VALUE, 0, 48_000, -5_000, scale=1e-3) == [(1, 48.0), (2, -5.0)]
+    assert values(Derivation.STEP, 100, 2500, 2500) == [(1, 2400.0), (2, 0.0)]
+    assert values(Derivation.RATE, 0, 150_000_000, 400_000_000, scale=1e-6) == [(1, 150.0), (2, 250.0)]
 
 
 def test_a_rate_is_by_the_time_that_passed() -> None:
-    meta = describe(0, 2, [Metric("power-card-W", How.RATE, (1,), (), 1e-6)])
+    meta = describe(0, 2, [Metric("power-card-W", Derivation.RATE, (1,), (), 1e-6)])
     rows = decoded(meta, (0, 0), (S // 2, 50_000_000), (S // 2, 60_000_000), (S // 2 + 2 * S, 80_000_000))
     assert [row[4] for row in rows] == [100.0, 10.0]  # and no row where no time passed
-    steps = decoded(describe(0, 2, [Metric("m", How.STEP, (1,))]), (0, 0), (5, 1), (5, 2), (4, 3), (6, 4))
+    steps = decoded(describe(0, 2, [Metric("m", Derivation.STEP, (1,))]), (0, 0), (5, 1), (5, 2), (4, 3), (6, 4))
     assert [row[0] for row in steps] == [5, 6]
 
 
 def test_how_busy_is_ticks_of_ticks_over_all_engines_of_the_class() -> None:
-    meta = describe(0, 5, [Metric(busy("copy"), How.SHARE, (1, 3), (2, 4), 100.0)])
+    meta = describe(0, 5, [Metric(busy("copy"), Derivation.SHARE, (1, 3), (2, 4), 100.0)])
     rows = decoded(
         meta, (0, 0, 0, 0, 0), (1, 25, 100, 0, 100), (2, 25, 200, 0, 200), (3, 25, 200, 0, 200), (4, 26, 200, 0, 200)
     )
@@ -87,17 +87,17 @@ def test_how_busy_is_ticks_of_ticks_over_all_engines_of_the_class() -> None:
 
 
 def test_a_counter_passes_its_end_or_begins_anew() -> None:
-    assert values(How.STEP, 2**64 - 10, 10, 30) == [(1, 20.0), (2, 20.0)]
-    assert values(How.STEP, 1000, 5, 25) == [(2, 20.0)]
+    assert values(Derivation.STEP, 2**64 - 10, 10, 30) == [(1, 20.0), (2, 20.0)]
+    assert values(Derivation.STEP, 1000, 5, 25) == [(2, 20.0)]
 
 
 def test_a_number_that_was_not_there_takes_only_what_needs_it() -> None:
-    assert values(How.VALUE, 1, MISSING, 3) == [(2, 3.0)]
-    assert values(How.STEP, 1, 2, MISSING, 4, 5) == [(1, 1.0), (4, 1.0)]
+    assert values(Derivation.VALUE, 1, MISSING, 3) == [(2, 3.0)]
+    assert values(Derivation.STEP, 1, 2, MISSING, 4, 5) == [(1, 1.0), (4, 1.0)]
 
 
 def test_where_one_batch_ends_and_the_next_begins_nothing_is_lost() -> None:
-    meta = describe(0, 3, [Metric("a", How.RATE, (1,)), Metric("b", How.VALUE, (2,))])
+    meta = describe(0, 3, [Metric("a", Derivation.RATE, (1,)), Metric("b", Derivation.VALUE, (2,))])
     rows = [(n * S, n * n, 7 * n) for n in range(10)]
     whole = decoded(meta, *rows)
     pieces = [decoded(meta, *rows[first : last + 1]) for first, last in itertools.pairwise((0, 1, 4, 5, 9))]
@@ -108,7 +108,7 @@ def test_where_one_batch_ends_and_the_next_begins_nothing_is_lost() -> None:
 
 
 def test_what_a_lost_batch_had_is_nobody_else_s() -> None:
-    meta = describe(0, 2, [Metric("frequency-actual-MHz", How.STEP, (1,))])
+    meta = describe(0, 2, [Metric("frequency-actual-MHz", Derivation.STEP, (1,))])
     first, third = packed((0, 0), (1, 100), (2, 200)), packed((4, 400), (5, 500))
     assert [row["time_ns"] for row in decode(meta, first, b"", third).to_pylist()] == [1, 2, 5]
     assert [row["time_ns"] for row in decode(meta, b"", packed((0, 0)), first).to_pylist()] == [1, 2]
@@ -136,7 +136,7 @@ def test_joining_of_one_pid_are_not_mixed() -> None:
     ]
 
 
-GOOD = json.loads(describe(0, 3, [Metric("m", How.SHARE, (1,), (2,), 100.0)]))
+GOOD = json.loads(describe(0, 3, [Metric("m", Derivation.SHARE, (1,), (2,), 100.0)]))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -145,7 +145,7 @@ JSON = st.recursive(
 METRIC = st.fixed_dictionaries(
     {
         "name": st.sampled_from(["m", "", "a\nb", "x" * 1000]) | JSON,
-        "how": st.sampled_from(list(How)) | JSON,
+        "how": st.sampled_from(list(Derivation)) | JSON,
         "columns": st.lists(st.integers(-1, 4), max_size=4) | JSON,
         "of": st.lists(st.integers(-1, 4), max_size=4) | JSON,
         "scale": st.floats() | JSON,
