@@ -1,4 +1,4 @@
-"""Derivation much CPU time processes used, as `/proc/PID/stat` tells."""
+"""How much CPU time processes used, as `/proc/PID/stat` tells."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from iaprof.basics.quantities import and_more, counted, in_time, in_utc, or_dash, percent
-from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
 from iaprof.formats.profile import clean
@@ -52,7 +52,7 @@ def about(
         selection: the report's filters.
     """
     found = inventory(capture)
-    walls = [wall for part in capture.parts if (wall := wall_ns(part.header)) < UNKNOWN_WALL]
+    walls = [wall for part in capture.parts if (wall := start_wall_ns(part.header)) < UNKNOWN_WALL]
     begun = min(walls, default=0) / 1e9
     groups = (
         (heading, tuple((name, _cut(text)) for name, text in facts_))

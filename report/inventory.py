@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from iaprof.formats.capture.limits import CaptureError
-from iaprof.formats.capture.merged import sums
+from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
@@ -157,7 +157,7 @@ def inventory(capture: CaptureReader) -> Inventory:
     for name in parts[0].counts:
         numbers = [part.counts[name] for part in parts]
         counts[name] = None if None in numbers else sum(number for number in numbers if number is not None)
-    whole = sums([part.header for part in capture.parts])
+    whole = merged_members([part.header for part in capture.parts])
     size = capture.path.stat().st_size
     format_ = capture.header["format"]
     return Inventory(clean(str(capture.path)), size, format_, capture.is_merged, counts, _losses(_Header(whole)), parts)

@@ -15,7 +15,7 @@ import iaprof
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import replacing
 from iaprof.formats.capture.limits import MAX_HEADER_BYTES, MAX_PARTS
-from iaprof.formats.capture.merged import identity, in_order, sums
+from iaprof.formats.capture.merged import in_time_order, merged_members, recording_key
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
@@ -59,7 +59,7 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
         rows += sum(part.count(kind) for part in parts for kind in KINDS)
     _check(found)
     headers = [header for _, own in found for header in own]
-    order = in_order(headers)
+    order = in_time_order(headers)
     numbers = {index: number for number, index in enumerate(order)}
     with replacing(output) as file:
         writer = CaptureWriter(file)
@@ -77,7 +77,7 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
                             writer.write(kind, some)
                         done += len(table)
                         progress(done, rows)
-        header = {"iaprof": iaprof.__version__, **sums([headers[index] for index in order])}
+        header = {"iaprof": iaprof.__version__, **merged_members([headers[index] for index in order])}
         writer.close(header)
         return Merged(header, file.tell())
 
@@ -93,7 +93,7 @@ def _check(found: list[tuple[Path, list[dict[str, Any]]]]) -> None:
         raise UsageError(f"{number:,} captures are too many for one file: merge at most {MAX_PARTS:,}")
     known: dict[tuple[object, ...], Path] = {}
     for path, own in found:
-        for same in known.keys() & set(map(identity, own)):
+        for same in known.keys() & set(map(recording_key, own)):
             twice = "was given twice" if known[same] == path else f"and {known[same]} are of the same recording"
             raise UsageError(f"{path} {twice}: merge each capture once")
-        known |= dict.fromkeys(map(identity, own), path)
+        known |= dict.fromkeys(map(recording_key, own), path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.formats.capture.merged import UNKNOWN_WALL, wall_ns
+from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import WholeStacks, recorded
@@ -102,7 +102,7 @@ def starts_ns(capture: CaptureReader) -> list[int]:
     zero.
     """
     headers = [part.header for part in capture.parts]
-    walls = [wall_ns(header) for header in headers]
+    walls = [start_wall_ns(header) for header in headers]
     first = min(walls)
     later = (min(wall - first, _MAX_LATER_NS) if wall < UNKNOWN_WALL else 0 for wall in walls)
     return [begun_ns(header) - after for header, after in zip(headers, later, strict=True)]

@@ -15,7 +15,7 @@ UNKNOWN_WALL = _MOST
 Header = dict[str, Any]
 
 
-def identity(header: Header) -> tuple[object, ...]:
+def recording_key(header: Header) -> tuple[object, ...]:
     """A key that is equal for two captures of the same recording and file number (or of the same imported text)."""
     host = header.get("host")
     boot = host.get("boot_id") if isinstance(host, dict) else None
@@ -24,7 +24,7 @@ def identity(header: Header) -> tuple[object, ...]:
     return tuple(repr(value) for value in (boot, header.get("clock"), header.get("part"), more))
 
 
-def in_order(headers: Sequence[Header]) -> list[int]:
+def in_time_order(headers: Sequence[Header]) -> list[int]:
     """Indices of headers by time: grouped by machine, machines in the order of their first recordings.
 
     Within one boot of a machine, the monotonic clock decides, as the wall clock may have been set. The file numbers
@@ -33,7 +33,7 @@ def in_order(headers: Sequence[Header]) -> list[int]:
     begun: dict[tuple[str, str], int] = {}
     for header in headers:
         machine = _machine(header)
-        begun[machine] = min(begun.get(machine, _MOST), wall_ns(header))
+        begun[machine] = min(begun.get(machine, _MOST), start_wall_ns(header))
 
     def key(index: int) -> tuple[object, ...]:
         machine = _machine(headers[index])
@@ -43,7 +43,7 @@ def in_order(headers: Sequence[Header]) -> list[int]:
     return sorted(range(len(headers)), key=key)
 
 
-def labels(headers: Sequence[Header]) -> list[str]:
+def part_labels(headers: Sequence[Header]) -> list[str]:
     """A distinct label for each part: the host's name, and the file's name if several parts are of one host."""
     hosts = Counter(map(_host, headers))
     alone = {host for host, number in hosts.items() if host and number == 1}
@@ -55,7 +55,7 @@ def labels(headers: Sequence[Header]) -> list[str]:
     ]
 
 
-def sums(headers: Sequence[Header]) -> Header:
+def merged_members(headers: Sequence[Header]) -> Header:
     """A merged capture's header members `clock` (of the earliest part), `totals`, `losses` and `parts`."""
     totals: Counter[str] = Counter()
     losses: dict[object, Any] = {}
@@ -74,12 +74,12 @@ def sums(headers: Sequence[Header]) -> Header:
                         total["count"] = (total["count"] or 0) + count
                 case _:
                     losses[len(losses)] = loss  # keep it, as it says at least that something is missing
-    earliest = min(headers, key=wall_ns)
+    earliest = min(headers, key=start_wall_ns)
     clock = {"clock": earliest["clock"]} if "clock" in earliest else {}
     return {**clock, "totals": dict(totals), "losses": list(losses.values()), "parts": list(headers)}
 
 
-def wall_ns(header: Header) -> int:
+def start_wall_ns(header: Header) -> int:
     """The start of a recording, wall clock, ns since 1970; UNKNOWN_WALL if unknown."""
     return _of_clock(header, "realtime_ns") or _MOST
 

@@ -23,7 +23,7 @@ MISSING = 1 << 63
 PROCESS_WIDTH = 4  # numbers per row of processes' CPU use
 
 
-class How(StrEnum):
+class Derivation(StrEnum):
     """How to compute a metric from its columns. All but VALUE compare a row with the one before."""
 
     VALUE = "value"  # the number itself, signed
@@ -37,7 +37,7 @@ class Metric:
     """A metric in a batch of rows."""
 
     name: str
-    how: How
+    how: Derivation
     columns: tuple[int, ...]  # indices into a row, whose number 0 is the time; their numbers are added up
     of: tuple[int, ...] = ()
     scale: float = 1.0  # factor from the raw number to the unit in the name
@@ -66,7 +66,7 @@ def describe(stream: int, width: int, metrics: Sequence[Metric]) -> bytes:
 
 def describe_processes(ticks_per_s: int) -> bytes:
     """The description of rows with the CPU time of processes: time, pid, start time, ticks used so far."""
-    return _json(None, PROCESS_WIDTH, [Metric(CPU_USE, How.RATE, (3,), (), 100 / ticks_per_s)])
+    return _json(None, PROCESS_WIDTH, [Metric(CPU_USE, Derivation.RATE, (3,), (), 100 / ticks_per_s)])
 
 
 def _json(stream: int | None, width: int, metrics: Sequence[Metric]) -> bytes:

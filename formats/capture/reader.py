@@ -114,7 +114,7 @@ class CaptureReader:
             return [self]
         headers = self.header["parts"]
         parts = []
-        for number, (header, label) in enumerate(zip(headers, merged.labels(headers), strict=True)):
+        for number, (header, label) in enumerate(zip(headers, merged.part_labels(headers), strict=True)):
             part = copy.copy(self)
             part.header, part.label, part._own = header, label, number
             parts.append(part)

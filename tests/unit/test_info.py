@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.limits import CaptureError
-from iaprof.formats.capture.merged import labels
+from iaprof.formats.capture.merged import part_labels
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.report.inventory import inventory
@@ -256,7 +256,7 @@ def test_untrusted_headers(tmp_path_factory: pytest.TempPathFactory, changed: di
     assert all(line.isprintable() for line in lines)
     assert len(found.parts) == 1 + is_merged
     assert json.dumps(asdict(found))
-    assert all(labels([about, changed]))
+    assert all(part_labels([about, changed]))
 
 
 GUESSED = STREAM | {"ip_version": [41, 2, 0], "layout": "xe3p", "layout_guessed": True}

@@ -151,7 +151,7 @@ def test_parts_are_ordered_by_machine_and_its_monotonic_clock() -> None:
         header("c", 1, 300),
         {"clock": 5},
     ]
-    assert merged.in_order(headers) == [3, 2, 1, 0, 4, 5]
+    assert merged.in_time_order(headers) == [3, 2, 1, 0, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_parts_are_ordered_by_machine_and_its_monotonic_clock() -> None:
     ],
 )
 def test_labels(about: list[tuple[Any, Any]], labels: list[str]) -> None:
-    assert merged.labels([{"host": {"name": host}, "file": file} for host, file in about]) == labels
+    assert merged.part_labels([{"host": {"name": host}, "file": file} for host, file in about]) == labels
 
 
 def test_sums_of_untrusted_headers() -> None:
@@ -175,7 +175,7 @@ def test_sums_of_untrusted_headers() -> None:
         {"totals": [], "losses": {}, "clock": {"realtime_ns": 7}},
         {"totals": {"stalls": 1 << 70}, "losses": [loss, loss | {"count": 4}, loss | {"what": "failed"}]},
     ]
-    assert merged.sums(headers) == {
+    assert merged.merged_members(headers) == {
         "clock": {"realtime_ns": 7},
         "totals": {"stalls": 3, "x": 0, "z": 0},
         "losses": [loss | {"count": 4, "events": 3}, 5, {"source": 1}, loss | {"what": "failed"}],
