@@ -205,7 +205,7 @@ def read_sections(data: bytes) -> list[Section]:
     ]
 
 
-def kernels_elsewhere(data: bytes) -> set[str]:
+def kernels_without_code(data: bytes) -> set[str]:
     """Names of the kernels that a debug ELF has no code for: they were never launched, and their address is unknown."""
     return {
         section.name.removeprefix(TEXT_PREFIX)
@@ -272,7 +272,7 @@ def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[i
     return {index: list(places.items()) for index, places in found.items()}
 
 
-class Names:
+class StringTable:
     """An untrusted string table: limits the total length of the names read, as many entries may share one string."""
 
     def __init__(self, strings: bytes) -> None:

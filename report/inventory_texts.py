@@ -113,7 +113,7 @@ def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None]
     if len(losses) > MOST_ROWS:
         yield f"and {len(losses) - MOST_ROWS:,} more"
     of_parts = [ends["launches"] for ends in stack_ends if ends and "launches" in ends]
-    launches = WholeStacks.together(of_parts)
+    launches = WholeStacks.total(of_parts)
     if launches.others:
         unknown = ", or may not" if launches.unknown else ""
         missing = counted(launches.others, "launch", "launches")

@@ -9,7 +9,7 @@ from typing import Any
 
 from iaprof.basics.quantities import in_bytes
 from iaprof.formats.header.no_launches import MEMBER, sentence as no_launches
-from iaprof.formats.header.python_counts import said as python_said
+from iaprof.formats.header.python_counts import sentences as python_sentences
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.header.whole_stacks import COUNTED, recorded
 from iaprof.formats.profile import clean
@@ -46,7 +46,7 @@ def end_line(verb: str, output: Path, header: dict[str, Any], size: int) -> str:
         f"{_count(totals, 'stacks', 'stack')}",
         f"{_count(totals, 'modules', 'module')}",
         *_stack_ends(header),
-        *python_said(header),
+        *python_sentences(header),
         f"lost: {losses(header)}",
     ]
     match header.get("cost"):

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 def say_waits(verb: str, reader: CaptureReader) -> None:
     """Prints the totals and losses of waits over all parts, or how to record waits."""
-    from iaprof.formats.header.waits import WaitTotals, of_all
+    from iaprof.formats.header.waits import WaitTotals, total_waits
 
     headers = [part.header for part in reader.parts]
-    totals = of_all(headers)
+    totals = total_waits(headers)
     wanted = any(header.get("waits_wanted") is True for header in headers)
     if totals is None and not wanted and not reader.count("wait"):
         say("iaprof: this capture has no waits, as they were not asked for: record with 'iaprof record --waits'")

@@ -33,7 +33,7 @@ class State(IntFlag):
     UNPLACED = 16  # the position of a frame among the C frames is unknown
 
     @classmethod
-    def of(cls, ended: str | None) -> State:
+    def from_column(cls, ended: str | None) -> State:
         """From the column `python_ended`; unknown values count as damaged."""
         return {"whole": cls.SOME, "deep": cls.SOME | cls.DEEP}.get(ended or "", cls.SOME | cls.DAMAGED)
 
@@ -59,14 +59,14 @@ class PythonCounts:
     none: int = 0  # stacks without Python frames in processes with an interpreter; not in `stacks`
 
     @classmethod
-    def of(cls, counts: Mapping[int, int], none: int = 0) -> PythonCounts:
+    def from_counts(cls, counts: Mapping[int, int], none: int = 0) -> PythonCounts:
         """Adds up counts by State; State.NONE is not counted."""
         some = {state: count for state, count in counts.items() if state & State.SOME}
         lacking = {name: sum(count for state, count in some.items() if state & flag) for name, flag in _FLAGS.items()}
         return cls(sum(some.values()), some.get(State.SOME, 0), **lacking, none=none)
 
     @classmethod
-    def together(cls, parts: Iterable[PythonCounts]) -> PythonCounts:
+    def total(cls, parts: Iterable[PythonCounts]) -> PythonCounts:
         """The sum over several captures."""
         found = list(parts)
         return cls(*(sum(getattr(part, each.name) for part in found) for each in fields(cls)))
@@ -129,9 +129,9 @@ def recorded(header: Mapping[str, Any]) -> dict[str, PythonCounts]:
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
     told = [each[MEMBER] for each in headers if isinstance(each.get(MEMBER), dict)]
     found = {kind: [each for one in told if (each := PythonCounts.from_json(one.get(kind)))] for kind in KINDS}
-    return {kind: PythonCounts.together(of) for kind, of in found.items() if of}
+    return {kind: PythonCounts.total(of) for kind, of in found.items() if of}
 
 
-def said(header: Mapping[str, Any]) -> list[str]:
+def sentences(header: Mapping[str, Any]) -> list[str]:
     """A sentence, without a full stop, for each of KINDS in the header."""
     return [each.text(KINDS[kind]) for kind, each in recorded(header).items() if each.stacks or each.none]

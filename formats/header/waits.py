@@ -111,7 +111,7 @@ class WaitTotals:
     not_ended: int = 0
 
     @classmethod
-    def of(cls, waits: NDArray[np.void]) -> WaitTotals:
+    def from_rows(cls, waits: NDArray[np.void]) -> WaitTotals:
         """Adds up WAIT[n] records."""
         flags, count = waits["flags"], waits["count"].astype(object)
         return cls(
@@ -148,7 +148,7 @@ class WaitTotals:
         return f"{self.waits:,} wait{'s' if self.waits != 1 else ''} for the GPU, {self.waited_ns / 1e9:,.3f} s{more}"
 
 
-def of_all(headers: Iterable[Mapping[str, Any]]) -> WaitTotals | None:
+def total_waits(headers: Iterable[Mapping[str, Any]]) -> WaitTotals | None:
     """The sum over several headers; None if no header has the member."""
     told = [totals for header in headers if (totals := WaitTotals.from_header(header)) is not None]
     return sum(told[1:], told[0]) if told else None

@@ -73,7 +73,7 @@ class WholeStacks:
     guesses: tuple[LibraryEnd, ...] = ()  # libraries with the innermost guessed caller, most frequent first
 
     @classmethod
-    def of(
+    def from_counts(
         cls,
         whole: int,
         unknown: int,
@@ -107,7 +107,7 @@ class WholeStacks:
         return cls(whole + missing, whole, unknown, most, more, *counts, _most(processes), guessed_in)
 
     @classmethod
-    def together(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
+    def total(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
         """The sum over several captures."""
         parts, ends, deep_in, guesses = list(parts), Counter[str](), Counter[str](), Counter[str]()
         sums = {name: sum(getattr(part, name) for part in parts) for name in ("whole", "unknown", *_COUNTS)}
@@ -119,7 +119,7 @@ class WholeStacks:
                 guesses[end.library] += end.count
         # Processes of different hosts may have the same pid.
         processes = parts[0].processes if len(parts) == 1 else ()
-        joined = cls.of(ends=ends, processes=processes, deep_in=deep_in, guesses=guesses, **sums)
+        joined = cls.from_counts(ends=ends, processes=processes, deep_in=deep_in, guesses=guesses, **sums)
         more = sum(part.more for part in parts)
         return replace(joined, stacks=joined.stacks + more, more=joined.more + more)
 
@@ -251,7 +251,7 @@ def recorded(header: Mapping[str, Any]) -> dict[str, WholeStacks]:
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
     told = [ends for each in headers if isinstance(ends := each.get(MEMBER), dict)]
     found = {kind: [ends for each in told if (ends := WholeStacks.from_json(each.get(kind)))] for kind in KINDS}
-    return {kind: WholeStacks.together(of) for kind, of in found.items() if of}
+    return {kind: WholeStacks.total(of) for kind, of in found.items() if of}
 
 
 def _have(count: int) -> str:

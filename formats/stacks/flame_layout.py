@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.profile import CodeKind, clean
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.stack_columns import MARK
+from iaprof.formats.stacks.stack_columns import SEPARATOR
 from iaprof.formats.stacks.trees import Tree
 
 SMALLEST = 0.01  # percent of all samples: a tenth of a pixel at a width of 1,000 pixels
@@ -38,7 +38,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlameLayout:
     """Boxes by depth, each row from left to right; the first row has only the root."""
 
     rows: Sequence[Sequence[Box]]
@@ -53,10 +53,10 @@ class Layout:
 
 def frame_key(frame: Frame) -> Hashable:
     """Frames with equal keys are merged, as they look the same."""
-    return frame.kind, clean(frame.name), frame is MARK
+    return frame.kind, clean(frame.name), frame is SEPARATOR
 
 
-def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTES) -> Layout:
+def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTES) -> FlameLayout:
     """Lays out a tree, siblings in alphabetical order; frames that are too small become one box after their siblings.
 
     Args:
@@ -101,7 +101,7 @@ def laid_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYT
         rows[int(depth[node]) + 1].append(Box(f"[below {limit:g} %]", CodeKind.PROCESS, begin[node], int(rest[node])))
     for row in rows:
         row.sort(key=lambda box: box.x)
-    return Layout([row for row in rows if row], limit, len(totals) - len(shown))
+    return FlameLayout([row for row in rows if row], limit, len(totals) - len(shown))
 
 
 def _shown(totals: _Ints, limit: float) -> _Ints:

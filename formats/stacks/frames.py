@@ -19,10 +19,10 @@ from iaprof.formats.profile import (
     kernel_name,
 )
 
-BETWEEN = "-"  # separates the CPU's frames from the GPU's
+CPU_GPU_SEPARATOR = "-"
 CPU_COMPONENTS = ("host", "process", "pid", "cpu")
 GPU_COMPONENTS = ("file", "function", "line", "instruction")
-NOTHING = "[unknown]"  # for empty names, and for stacks without any of the chosen components
+UNKNOWN_FRAME = "[unknown]"  # for empty names, and for stacks without any of the chosen components
 _TRUNCATED = "[truncated]"
 _NO_NAME = re.compile(r"0x[0-9a-f]+|\[.*\]", re.DOTALL)
 
@@ -147,4 +147,4 @@ def _place(kernel: Kernel, code: Code, index: int, line: int) -> str:
 
 def clean_frame(frame: str) -> str:
     """A frame's text for stacks separated by semicolons."""
-    return f"[{frame}]" if frame == BETWEEN else clean(frame, ";") or NOTHING
+    return f"[{frame}]" if frame == CPU_GPU_SEPARATOR else clean(frame, ";") or UNKNOWN_FRAME

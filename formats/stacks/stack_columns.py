@@ -13,17 +13,24 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import CodeKind, Profile, StackOptions
-from iaprof.formats.stacks.frames import BETWEEN, CPU_COMPONENTS, GPU_COMPONENTS, Frame, gpu_frames, launch_frames
+from iaprof.formats.stacks.frames import (
+    CPU_COMPONENTS,
+    CPU_GPU_SEPARATOR,
+    GPU_COMPONENTS,
+    Frame,
+    gpu_frames,
+    launch_frames,
+)
 
-MARK = Frame(BETWEEN, CodeKind.PROCESS, name=BETWEEN)
+SEPARATOR = Frame(CPU_GPU_SEPARATOR, CodeKind.PROCESS, name=CPU_GPU_SEPARATOR)
 """The separator of CPU and GPU frames; compared by identity, as a function may have this name."""
 StackColumn = tuple[list[list[Frame]], NDArray[np.int64]]
 """Lists of frames, from the root, and the index of each row's list: int64[n]."""
 
 
-def is_mark(frames: Sequence[Sequence[Frame]]) -> bool:
-    """Whether a column is the separator MARK, and not a frame of that name."""
-    return len(frames) == 1 and any(frame is MARK for frame in frames[0])
+def is_separator(frames: Sequence[Sequence[Frame]]) -> bool:
+    """Whether a column is SEPARATOR, and not a frame of that name."""
+    return len(frames) == 1 and any(frame is SEPARATOR for frame in frames[0])
 
 
 def stack_columns(
@@ -58,7 +65,7 @@ def stack_columns(
             offsets, offset_of = np.unique(profile.offset, return_inverse=True)
             columns.append(([[_of_gpu(f"0x{offset:x}")] for offset in offsets.tolist()], offset_of[row]))
         else:
-            columns.append(([[MARK]], np.zeros(len(row), np.int64)))
+            columns.append(([[SEPARATOR]], np.zeros(len(row), np.int64)))
     return columns
 
 
@@ -86,7 +93,7 @@ def _runs(components: Sequence[str]) -> list[list[str]]:
     for component in components:
         side = next((group for group in (CPU_COMPONENTS, GPU_COMPONENTS) if component in group), (component,))
         if runs and runs[-1][0] in CPU_COMPONENTS and side is not CPU_COMPONENTS and component != "interval":
-            runs.append([BETWEEN])
+            runs.append([CPU_GPU_SEPARATOR])
         if runs and runs[-1][0] in side:
             runs[-1].append(component)
         else:

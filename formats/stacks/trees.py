@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch, Profile, StackOptions
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.stack_columns import StackColumn, cpu_columns, is_mark, stack_columns
+from iaprof.formats.stacks.stack_columns import StackColumn, cpu_columns, is_separator, stack_columns
 
 NO_REASON = -1
 _Ints = NDArray[np.int64]
@@ -70,18 +70,22 @@ class Tree:
         return found
 
 
-def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable], marked: bool = False) -> Tree:
+def stall_tree(
+    profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable], with_separator: bool = False
+) -> Tree:
     """The call tree of a profile's stalls.
 
     Args:
         profile: the profile.
         options: the stack options; applying `percent_limit` is up to the writer.
         key: frames with equal keys are merged.
-        marked: puts a separator between CPU and GPU frames, as in folded stacks.
+        with_separator: puts a separator between CPU and GPU frames, as in folded stacks.
     """
     row, reason = np.nonzero(profile.counts)
     reason = reason.astype(np.int64)
-    columns = [each for each in stack_columns(profile, options, row, reason) if marked or not is_mark(each[0])]
+    columns = [
+        each for each in stack_columns(profile, options, row, reason) if with_separator or not is_separator(each[0])
+    ]
     counts = profile.counts[row, reason].astype(np.int64)
     rest = (profile.launch[row], profile.device[row], profile.interval[row], reason, counts)
     return _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)

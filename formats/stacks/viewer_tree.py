@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import DEFAULT_COMPONENTS, CodeKind, Profile, StackOptions
-from iaprof.formats.stacks.frames import NOTHING, Frame
+from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 
 
@@ -25,7 +25,7 @@ def viewer_tree(source: Profile | CpuSamples, options: StackOptions, key: Callab
         key: frames with equal keys are merged.
     """
     tree = cpu_tree(source, options, key) if isinstance(source, CpuSamples) else stall_tree(source, options, key)
-    tree = _ended(tree, tree.node == 0, NOTHING)
+    tree = _ended(tree, tree.node == 0, UNKNOWN_FRAME)
     if options.percent_limit:
         own = tree.own()
         small = own * 100.0 < options.percent_limit * int(own.sum())
@@ -33,7 +33,7 @@ def viewer_tree(source: Profile | CpuSamples, options: StackOptions, key: Callab
     return _pruned(tree)
 
 
-def without(options: StackOptions, components: Sequence[str]) -> StackOptions:
+def without_components(options: StackOptions, components: Sequence[str]) -> StackOptions:
     """The options without some components, for formats that store these elsewhere."""
     return replace(
         options, components=tuple(component for component in options.components if component not in components)
@@ -46,14 +46,14 @@ def without_offsets(options: StackOptions) -> StackOptions:
     For viewers that list functions by self samples: they would list offsets, and merge equal offsets of different
     kernels.
     """
-    return without(options, ("offset",)) if options.components == DEFAULT_COMPONENTS else options
+    return without_components(options, ("offset",)) if options.components == DEFAULT_COMPONENTS else options
 
 
 def by_time(export: Export, options: StackOptions) -> tuple[Profile, StackOptions]:
     """Stalls by interval, with the options for their stacks, which end in the kernel if the capture is large."""
     if export.by_time is None:
         return export.profile, options
-    return export.by_time, without(options, ("line", "instruction", "offset"))
+    return export.by_time, without_components(options, ("line", "instruction", "offset"))
 
 
 def paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:

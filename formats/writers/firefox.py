@@ -23,9 +23,9 @@ from iaprof import __version__
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean
-from iaprof.formats.stacks.frames import NOTHING, Frame
+from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without, without_offsets
+from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without_components, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
 
 _VERSION = 61
@@ -66,7 +66,7 @@ class Firefox(Writer):
         tables = _Tables(export.profile.reasons if "reason" in options.components else ())
         threads = []
         for name, source, its_options in sources:
-            tree = viewer_tree(source, without(its_options, _OF_PROCESSES), _key)
+            tree = viewer_tree(source, without_components(its_options, _OF_PROCESSES), _key)
             threads += _threads(name, tree, tables.stacks(tree), length_s * 1e3)
         _sort(threads)
         json.dump(
@@ -195,7 +195,7 @@ class _Tables:
     def shared(self) -> dict[str, Any]:
         """The tables, as columns."""
         functions = [
-            (self._string(name or NOTHING), self._resource(kind, module), self._source(file))
+            (self._string(name or UNKNOWN_FRAME), self._resource(kind, module), self._source(file))
             for name, kind, module, file in self._functions
         ]
         function, category, subcategory, line = ([frame[column] for frame in self._frames] for column in range(4))

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, StackOptions
-from iaprof.formats.stacks.flame_layout import DEEPEST, Box, Layout, frame_key, laid_out
+from iaprof.formats.stacks.flame_layout import DEEPEST, Box, FlameLayout, frame_key, lay_out
 from iaprof.formats.stacks.palette import DARK, LIGHT, ink
 from iaprof.formats.stacks.trees import cpu_tree, stall_tree
 from iaprof.formats.writers.writer import Writer
@@ -41,11 +41,11 @@ class FlameSvg(Writer):
             assert export.cpu is not None
             tree = cpu_tree(export.cpu, options, frame_key)
         else:
-            tree = stall_tree(export.profile, options, frame_key, marked=True)
-        draw(laid_out(tree, options.percent_limit), export.about, options, out)
+            tree = stall_tree(export.profile, options, frame_key, with_separator=True)
+        draw(lay_out(tree, options.percent_limit), export.about, options, out)
 
 
-def draw(layout: Layout, about: About, options: StackOptions, out: IO[str]) -> None:
+def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str]) -> None:
     """Writes the picture.
 
     Args:
@@ -78,7 +78,7 @@ def draw(layout: Layout, about: About, options: StackOptions, out: IO[str]) -> N
     out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
 
 
-def _head(layout: Layout, about: About, options: StackOptions) -> Iterator[str]:
+def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[str]:
     """The lines above the picture: title, origin, totals and warnings."""
     unit = "CPU samples" if options.cpu_samples else "samples of GPU stalls"
     if options.waits:
@@ -122,7 +122,7 @@ def _box(box: Box, total: int, scale: float, unit: str) -> str:
     )
 
 
-def _legend(layout: Layout) -> str:
+def _legend(layout: FlameLayout) -> str:
     """A patch and a name for each kind of code in the picture."""
     present = {box.kind for row in layout.rows for box in row}
     found, x = [], 0.0

@@ -21,7 +21,7 @@ from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Shape, clean
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import by_time, paths, viewer_tree, without
+from iaprof.formats.stacks.viewer_tree import by_time, paths, viewer_tree, without_components
 from iaprof.formats.writers.writer import Needs, Writer
 
 MOST_EVENTS = 1_000_000
@@ -51,7 +51,7 @@ def write_events(
     """Writes at most `most` events in about `size` bytes."""
     cpu = export.cpu if options.cpu_samples else None
     profile, stalls_options = by_time(export, options)
-    bare = without(
+    bare = without_components(
         options if cpu else stalls_options, ("process", "pid")
     )  # process and pid are in each event's first line
     tree = viewer_tree(cpu or profile, bare, lambda frame: (frame.text, frame.module))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Profile, StackOptions
-from iaprof.formats.stacks.frames import BETWEEN, NOTHING, Frame, clean_frame
-from iaprof.formats.stacks.stack_columns import cpu_columns, is_mark, stack_columns
+from iaprof.formats.stacks.frames import CPU_GPU_SEPARATOR, UNKNOWN_FRAME, Frame, clean_frame
+from iaprof.formats.stacks.stack_columns import cpu_columns, is_separator, stack_columns
 from iaprof.formats.writers.writer import Writer
 
 _LINES_AT_ONCE = 1 << 16
@@ -77,7 +77,7 @@ def lines_of(
     if by_interval:
         counts = counts[:, np.newaxis] * (profile.interval[row, np.newaxis] == np.arange(len(profile.intervals)))
     columns = [
-        ([f"{BETWEEN};"], number) if is_mark(frames) else _column(frames, number, options)
+        ([f"{CPU_GPU_SEPARATOR};"], number) if is_separator(frames) else _column(frames, number, options)
         for frames, number in stack_columns(profile, options, row, reason.astype(np.int64))
     ]
     return _added_up(_never_empty(columns[::-1] if options.inverted else columns), counts)
@@ -89,9 +89,9 @@ def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
     if not empty.any():
         return columns
     texts, number = columns[0]
-    sorted_ = sorted([*texts, f"{NOTHING};"])
+    sorted_ = sorted([*texts, f"{UNKNOWN_FRAME};"])
     ranks = np.array([sorted_.index(text) for text in texts], np.int64)
-    return [(sorted_, np.where(empty, sorted_.index(f"{NOTHING};"), ranks[number])), *columns[1:]]
+    return [(sorted_, np.where(empty, sorted_.index(f"{UNKNOWN_FRAME};"), ranks[number])), *columns[1:]]
 
 
 def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], options: StackOptions) -> LinesColumn:

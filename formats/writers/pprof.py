@@ -19,10 +19,10 @@ from iaprof import __version__
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, clean
-from iaprof.formats.stacks.frames import NOTHING, Frame
+from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.stack_columns import interval_frames
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without
+from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without_components
 from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.formats.writers.writer import Writer
 
@@ -48,7 +48,7 @@ class Pprof(Writer):
         cpu = export.cpu if options.cpu_samples else None
         source: Profile | CpuSamples = cpu or export.profile
         # A function has its source place beside its name.
-        bare = without(
+        bare = without_components(
             replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.components else []))
         )
         tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
@@ -93,7 +93,7 @@ class _Tables:
         return self._strings.setdefault(clean(text), len(self._strings))
 
     def function(self, frame: Frame) -> int:
-        key = self.string(frame.text or NOTHING), self.string(frame.file)
+        key = self.string(frame.text or UNKNOWN_FRAME), self.string(frame.file)
         if key not in self._functions:
             self._functions[key] = len(self._functions) + 1
             self.message.function.add(id=self._functions[key], name=key[0], system_name=key[0], filename=key[1])

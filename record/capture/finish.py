@@ -343,7 +343,7 @@ class _Finishing:
 
     def _write_waits(self, waits: NDArray[np.void]) -> None:
         waits = until_exits(waits, self._for_symbols.table("process"))
-        self._waited += WaitTotals.of(waits)
+        self._waited += WaitTotals.from_rows(waits)
         self._write_rows("wait", wait_rows(waits, self._stacks.ids(waits["stack"])))
 
     def _add_processes(self, frame: Frame) -> None:

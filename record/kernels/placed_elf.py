@@ -18,8 +18,8 @@ from iaprof.formats import elf
 from iaprof.formats.elf_tables import HEADER, RELOCATION, SECTION, SEGMENT, SYMBOL
 from iaprof.formats.zebin import (
     TEXT_PREFIX,
-    Names,
     Section,
+    StringTable,
     ZebinError,
     ZebinKernel,
     canonical,
@@ -129,7 +129,7 @@ def _move_symbols(out: bytearray, sections: list[Section], added: NDArray[np.uin
     of = np.minimum(symbols["section"], len(sections))
     by_name = {section.name: added[index] for index, section in kernel_sections(sections).items()}
     names_at = sections[listed.link].offset
-    strings = Names(bytes(out[names_at : names_at + sections[listed.link].size]))
+    strings = StringTable(bytes(out[names_at : names_at + sections[listed.link].size]))
     in_dwarf = np.array([section.name.startswith(".debug_") for section in sections] + [False])[of]
     names, which = np.unique(symbols["name"][in_dwarf], return_inverse=True)
     base = added[of]

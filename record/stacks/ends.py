@@ -266,4 +266,4 @@ def _added_up(kinds: list[_Kind], counts: list[int], processes: list[ProcessEnd]
             deep_in[kind.library] += count * kind.is_deep
     late, presumed = (sum(getattr(each, name) for each in processes) for name in ("late", "presumed"))
     sums = {"deep": deep, "guessed": guesses.total(), "late": late, "presumed": presumed}
-    return WholeStacks.of(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
+    return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)

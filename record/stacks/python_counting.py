@@ -37,4 +37,4 @@ class PythonCounting:
 
     def header(self) -> dict[str, dict[str, int]]:
         """For the capture's header: by kind, see PythonCounts.to_json."""
-        return {kind: PythonCounts.of(self._states[kind], self._none[kind]).to_json() for kind in KINDS}
+        return {kind: PythonCounts.from_counts(self._states[kind], self._none[kind]).to_json() for kind in KINDS}

@@ -253,7 +253,7 @@ class PythonStacks:
 
 def _state(frames: list[dict[str, int]], ended: str | None) -> State:
     """What is to be said of the frames of one stack."""
-    state = State.of(ended)
+    state = State.from_column(ended)
     if any(frame["code"] == NO_CODE for frame in frames):
         state |= State.UNNAMED
     if any(frame["at"] == NOWHERE for frame in frames):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinKernel, kernels_elsewhere, read_zebin
+from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinKernel, kernels_without_code, read_zebin
 from iaprof.report.gpu.functions import FunctionTree, Scope, TooMuchDebugInfo
 from iaprof.report.gpu.lines import FileTable, LineTable, line_ranges, text
 from iaprof.report.gpu.units import UnitCode, place_units

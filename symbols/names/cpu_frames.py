@@ -250,7 +250,7 @@ class CpuFrames:
         for stack, weight in weights.items():
             if (row := self._rows.get(stack)) is not None:
                 counts[int(flags[row])] += weight
-        return PythonCounts.of(counts)
+        return PythonCounts.from_counts(counts)
 
     def ends(self, weights: Mapping[int, int]) -> WholeStacks:
         """Where stacks end.
@@ -283,7 +283,7 @@ class CpuFrames:
             else:
                 whole += weight
         sums = {"deep": deep, "guessed": guesses.total()}
-        return WholeStacks.of(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
+        return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
 
     def _keeps(self, module: Module) -> bool | None:
         """Whether a module's code keeps frame pointers; None where that is not known."""

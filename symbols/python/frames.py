@@ -61,7 +61,7 @@ class StacksOfPython:
         kept = ranges(np.cumsum(lengths) - lengths, kept_of)
         self._code, self._line, self._at = (values.field(name).to_numpy()[kept] for name in ("code", "line", "at"))
         ended = stacks["python_ended"].to_pylist() if "python_ended" in stacks.column_names else []
-        self._states = np.array([State.of(each) for each in ended or [None] * len(stacks)], np.uint8)
+        self._states = np.array([State.from_column(each) for each in ended or [None] * len(stacks)], np.uint8)
         self._states[python.is_null().to_numpy(zero_copy_only=False)] = State.NONE
 
     def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:

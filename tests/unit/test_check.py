@@ -501,7 +501,7 @@ def launching(monkeypatch: pytest.MonkeyPatch, ends: WholeStacks | None, files: 
 
 
 def test_where_the_stacks_of_what_launches_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = WholeStacks.of(2, 0, Counter({"libur_adapter.so.0": 97, "generated code": 1}))
+    ends = WholeStacks.from_counts(2, 0, Counter({"libur_adapter.so.0": 97, "generated code": 1}))
     launching(monkeypatch, ends, {"libur_adapter.so.0": "/opt/libur_adapter.so.0"})
     found = {check.name: check for check in stacks.checks()}
     assert list(found) == ["walking", "launches", "libur_adapter.so.0", "generated code"]
@@ -519,14 +519,14 @@ def test_a_kernel_whose_types_are_not_known(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_stacks_that_are_whole_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
-    launching(monkeypatch, WholeStacks.of(7, 0, Counter()))
+    launching(monkeypatch, WholeStacks.from_counts(7, 0, Counter()))
     _, check = stacks.checks()
     assert check.level is Level.OK
     assert check.text == "now, 7 of 7 launches (100.0 %) reach the program's start"
 
 
 def test_processes_with_a_driver_that_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    launching(monkeypatch, WholeStacks.of(0, 0, Counter()))
+    launching(monkeypatch, WholeStacks.from_counts(0, 0, Counter()))
     _, check = stacks.checks()
     assert (check.name, check.level) == ("launches", Level.WARNING)
     assert check.text.startswith("none in 1 s")

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
-from iaprof.formats.stacks.flame_layout import SMALLEST, Layout, frame_key, laid_out
+from iaprof.formats.stacks.flame_layout import SMALLEST, FlameLayout, frame_key, lay_out
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.flame_svg import FlameSvg, draw
 from iaprof.formats.writers.folded import Folded
@@ -59,7 +59,7 @@ def written(made: Export, options: StackOptions = SHORT) -> str:
     return out.getvalue()
 
 
-def boxes(layout: Layout) -> list[list[tuple[str, int, int]]]:
+def boxes(layout: FlameLayout) -> list[list[tuple[str, int, int]]]:
     return [[(box.text, box.x, box.width) for box in row] for row in layout.rows]
 
 
@@ -71,7 +71,7 @@ def frames_in(svg: str) -> list[ElementTree.Element]:
 
 class TestLayout:
     def test_of_a_few_stacks(self) -> None:
-        layout = laid_out(stall_tree(profile(ROWS), SHORT, frame_key, marked=True))
+        layout = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True))
         assert boxes(layout) == [
             [("all", 0, 100)],
             [("app", 0, 100)],
@@ -87,15 +87,15 @@ class TestLayout:
 
     def test_what_is_too_small_is_added_up_per_parent(self) -> None:
         # When stacks below 10 % and 25 % of all are too small
-        some = laid_out(stall_tree(profile(ROWS), SHORT, frame_key, marked=True), 10)
-        more = laid_out(stall_tree(profile(ROWS), SHORT, frame_key, marked=True), 25)
+        some = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 10)
+        more = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 25)
         # Then what is below the limit together has no box, and the rest of a parent has one
         assert boxes(some)[-1] == [("sbid", 20, 55)]
         assert some.left_out == 1
         assert boxes(more)[3:5] == [[("run(int)", 0, 80)], [("do_syscall_64", 0, 80)]]
         # When others are as small as that
         rows = [*ROWS, Row(0, LAUNCH, KERNEL, SEND, 0x10, counts(sync=6, send=7))]
-        joined = laid_out(stall_tree(profile(rows), SHORT, frame_key, marked=True), 10)
+        joined = lay_out(stall_tree(profile(rows), SHORT, frame_key, with_separator=True), 10)
         # Then their sum has a box
         assert boxes(joined)[-1] == [("sbid", 20, 55), ("[below 10 %]", 75, 18)]
 
@@ -109,7 +109,7 @@ class TestLayout:
         Folded().write(made, options, folded)
         stacks = [line.rpartition(" ") for line in folded.getvalue().splitlines()]
         # When it is laid out
-        layout = laid_out(stall_tree(made.profile, options, frame_key, marked=True), limit)
+        layout = lay_out(stall_tree(made.profile, options, frame_key, with_separator=True), limit)
         # Then it is as when the stacks are taken one by one
         plain = [([re.sub(r"_\[[kGg]\]$", "", each) for each in stack.split(";")], int(n)) for stack, _, n in stacks]
         assert boxes(layout) == plain_layout(plain, max(limit, SMALLEST))
@@ -119,9 +119,9 @@ class TestLayout:
         # Given a thousand instructions, each with one sample more than the one before
         codes = [Code(f"op{n}", ("matmul",), (0,)) for n in range(1000)]
         rows = [Row(0, LAUNCH, KERNEL, code, 0, counts(sbid=n + 1)) for n, code in enumerate(codes)]
-        tree = stall_tree(profile(rows), SHORT_OPS, frame_key, marked=True)
+        tree = stall_tree(profile(rows), SHORT_OPS, frame_key, with_separator=True)
         # When the file has room for some hundreds
-        layout = laid_out(tree, most_bytes=200_000)
+        layout = lay_out(tree, most_bytes=200_000)
         # Then it has the largest, and one for all the others
         *kept, (text, x, width) = boxes(layout)[-1]
         sizes = sorted(each for _, _, each in kept)
@@ -136,14 +136,14 @@ class TestLayout:
 
     def test_deep_stacks_end_somewhere(self) -> None:
         deep = Launch("app", 42, tuple(f"f{n}" for n in range(3000)))
-        layout = laid_out(
-            stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key, marked=True)
+        layout = lay_out(
+            stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key, with_separator=True)
         )
         assert len(layout.rows) == 1002
         assert boxes(layout)[-1] == [("[below 0.01 %]", 0, 3)]
 
     def test_of_nothing(self) -> None:
-        assert boxes(laid_out(stall_tree(profile([]), SHORT, frame_key, marked=True))) == [[("all", 0, 0)]]
+        assert boxes(lay_out(stall_tree(profile([]), SHORT, frame_key, with_separator=True))) == [[("all", 0, 0)]]
 
 
 def random_export(seed: int) -> Export:

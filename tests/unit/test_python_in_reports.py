@@ -194,14 +194,16 @@ def test_frames_that_are_missing_are_marked_outside_of_those_that_are_there(
 
 def test_counting_states_of_stacks() -> None:
     some = State.SOME
-    found = PythonCounts.of({some: 5, some | State.DEEP | State.UNNAMED: 2, some | State.UNPLACED: 1, State.NONE: 9}, 3)
+    found = PythonCounts.from_counts(
+        {some: 5, some | State.DEEP | State.UNNAMED: 2, some | State.UNPLACED: 1, State.NONE: 9}, 3
+    )
     assert found == PythonCounts(8, 5, 2, 0, 2, 1, 3)
     assert found.text("launches") == (
         "5 of 8 launches with Python functions (62.5 %) have all of them, 2 too deep, 2 without a name, "
         "1 without a place; 3 more of Python processes have none"
     )
     assert PythonCounts.from_json(found.to_json()) == found
-    assert PythonCounts.together([found, found]).stacks == 16
+    assert PythonCounts.total([found, found]).stacks == 16
 
 
 RECORDED = {

@@ -18,7 +18,7 @@ from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 
 SECOND = 1_000_000_000
-LAUNCHES = WholeStacks.of(
+LAUNCHES = WholeStacks.from_counts(
     7,
     0,
     Counter({"libfoo.so": 3}),
@@ -26,7 +26,7 @@ LAUNCHES = WholeStacks.of(
     late=2,
     presumed=1,
 )
-SAMPLES = WholeStacks.of(
+SAMPLES = WholeStacks.from_counts(
     90,
     0,
     Counter({"libbar.so": 6, "python3": 4}),
@@ -90,7 +90,7 @@ def test_the_line_of_a_report_says_what_its_samples_cannot_tell(tmp_path: Path, 
     done = iaprof(verb, captured(tmp_path / "c"))
     assert f"; recorded stacks: {LAUNCHES_IN_SHORT}; {SAMPLES_IN_SHORT}; lost while recording: " in done.err
     # if there is something
-    whole = {"launches": WholeStacks.of(5, 0, Counter()).to_json()}
+    whole = {"launches": WholeStacks.from_counts(5, 0, Counter()).to_json()}
     assert "recorded stacks" not in iaprof(verb, captured(tmp_path / "d", stack_ends=whole)).err
 
 
@@ -123,7 +123,7 @@ def test_a_merged_capture(tmp_path: Path) -> None:
 
 def test_names_of_libraries_are_hostile(tmp_path: Path) -> None:
     evil = "\x1b[2J\n"
-    ends = WholeStacks.of(1, 0, Counter({evil: 1}), guessed=1, guesses=Counter({evil: 1}), late=1)
+    ends = WholeStacks.from_counts(1, 0, Counter({evil: 1}), guessed=1, guesses=Counter({evil: 1}), late=1)
     path = captured(tmp_path / "c", stack_ends={"launches": ends.to_json()})
     for done in (iaprof("info", path), iaprof("report", path)):
         assert "\x1b" not in done.out + done.err

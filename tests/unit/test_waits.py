@@ -171,9 +171,9 @@ def test_invalid_wait_records_in_a_spool_are_damage(tmp_path: Path) -> None:
 )
 def test_untrusted_headers(junk: Any) -> None:
     assert WaitTotals.from_header({"waits": junk}) is None
-    assert of_all([{"waits": junk}, {}]) is None
+    assert total_waits([{"waits": junk}, {}]) is None
     good = {"waits": 3, "waited_ns": 10, "short": 1, "not_ended": 0}
-    assert of_all([{"waits": junk}, {"waits": good}, {"waits": good}]) == WaitTotals(6, 20, 2, 0)
+    assert total_waits([{"waits": junk}, {"waits": good}, {"waits": good}]) == WaitTotals(6, 20, 2, 0)
 
 
 @pytest.mark.parametrize("verb", [("top", "--by=wait"), ("report", "--waits")])

@@ -9,7 +9,7 @@ import pytest
 
 from iaprof.formats.header.whole_stacks import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks, recorded
 
-SOME = WholeStacks.of(
+SOME = WholeStacks.from_counts(
     3,
     2,
     Counter({f"lib{number}": number for number in range(1, 70)}),
@@ -31,7 +31,7 @@ def test_libraries_that_have_one_name_after_redaction_are_added_up() -> None:
     redacted["ends"] = [{**end, "library": None} for end in redacted["ends"]]
     part = WholeStacks.from_json(redacted)
     assert part is not None
-    both = WholeStacks.together([part, SOME])
+    both = WholeStacks.total([part, SOME])
     assert (both.stacks, both.others) == (2 * SOME.stacks, 2 * SOME.others)
     assert both.ends[0] == LibraryEnd("[redacted]", SOME.others - SOME.more)
 
@@ -40,8 +40,8 @@ def test_the_processes_with_the_most_stacks_that_end_early_are_told() -> None:
     assert SOME.processes == tuple(ProcessEnd(pid, 40, pid) for pid in range(39, 39 - MOST_PROCESSES, -1))
     assert ", in process 39 (39 of 40), 38 (38 of 40), 37 (37 of 40), and 17 more; " in SOME.text("launches")
     # but not of several captures, which may be of several hosts
-    assert WholeStacks.together([SOME]).processes == SOME.processes
-    assert WholeStacks.together([SOME, SOME]).processes == ()
+    assert WholeStacks.total([SOME]).processes == SOME.processes
+    assert WholeStacks.total([SOME, SOME]).processes == ()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_is_not_quite_known_is_said() -> None:
     assert "; 5 were finished when the recording had ended" in said
 
 
-CPU = WholeStacks.of(
+CPU = WholeStacks.from_counts(
     90,
     2,
     Counter({"libfoo.so": 9, "python3": 1}),
@@ -96,7 +96,7 @@ def test_all_of_it_as_lines() -> None:
         ("  process", "8: 1 of 20 end early"),
     ]
     assert list(SOME.facts("x", "launches"))[-1] == ("", "and at least 17 processes more")
-    assert list(WholeStacks.of(0, 0, Counter()).facts("x", "launches")) == []
+    assert list(WholeStacks.from_counts(0, 0, Counter()).facts("x", "launches")) == []
 
 
 def test_in_short() -> None:
@@ -104,11 +104,14 @@ def test_in_short() -> None:
         "90 of 100 CPU samples (90.0 %) reach the program's start, 5 cut, 3 too deep, 2 unknown, 4 guessed, "
         "1 presumed, 5 finished late"
     )
-    assert WholeStacks.of(7, 0, Counter()).short("launches") == "7 of 7 launches (100.0 %) reach the program's start"
+    assert (
+        WholeStacks.from_counts(7, 0, Counter()).short("launches")
+        == "7 of 7 launches (100.0 %) reach the program's start"
+    )
 
 
 def test_processes_that_only_were_finished_late_are_told_but_do_not_end_early() -> None:
-    told = WholeStacks.of(3, 0, Counter(), [ProcessEnd(7, 3, 0), ProcessEnd(7, 0, 0, late=2)], late=2)
+    told = WholeStacks.from_counts(3, 0, Counter(), [ProcessEnd(7, 3, 0), ProcessEnd(7, 0, 0, late=2)], late=2)
     assert told.processes == (ProcessEnd(7, 3, 0, late=2),)
     assert "process" not in told.text("launches")
 
@@ -117,9 +120,9 @@ def test_what_was_recorded_in_all_parts() -> None:
     one = {"stack_ends": {"launches": SOME.to_json(), "cpu_samples": CPU.to_json()}}
     assert recorded(one) == {"launches": SOME, "cpu_samples": CPU}
     both = recorded({"parts": [one, {}, {"stack_ends": {"launches": SOME.to_json(), "cpu_samples": 7}}]})
-    assert both["launches"] == WholeStacks.together([SOME, SOME])
+    assert both["launches"] == WholeStacks.total([SOME, SOME])
     assert both["cpu_samples"] == CPU
-    twice = WholeStacks.together([CPU, CPU])
+    twice = WholeStacks.total([CPU, CPU])
     assert (twice.guesses, twice.ends[0]) == ((LibraryEnd("libbar.so", 8),), LibraryEnd("libfoo.so", 18, 6))
 
 
