@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.basics.files import replacing
-from iaprof.formats.capture.dictionaries import few_bytes, in_one
+from iaprof.formats.capture.dictionaries import bounded_slices, combined
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
 from iaprof.formats.capture.writer import CaptureWriter
@@ -125,7 +125,7 @@ def rows_of(kind: str, table: pa.Table) -> Iterator[pa.StructArray]:
         for name in columns
         if FIELDS[f"{kind}.{name}"].flags & WHOLE and pa.types.is_dictionary(columns[name].type)
     ]
-    ranges: Iterable[slice] = few_bytes(columns[whole[0]]) if whole else [slice(0, len(table))]
+    ranges: Iterable[slice] = bounded_slices(columns[whole[0]]) if whole else [slice(0, len(table))]
     for some in ranges:
         members = {name: column[some] for name, column in columns.items()}
         members |= {name: members[name].dictionary.take(members[name].indices) for name in whole}

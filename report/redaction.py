@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import in_one, mapped
+from iaprof.formats.capture.dictionaries import combined, map_texts
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.capture.schema import DROPPED, ROW_KINDS
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from iaprof.formats.capture.dictionaries import distinct
+from iaprof.formats.capture.dictionaries import deduplicated
 from iaprof.formats.capture.limits import HEADER_KEY, PARTS_PER_GROUP
 from iaprof.formats.capture.schema import FIELDS, FORMAT, KINDS, REPEATS, SCHEMA, SPLIT
 
@@ -111,7 +111,7 @@ def _with_dictionaries(kind: str, rows: pa.StructArray) -> pa.StructArray:
     """The rows, with texts as dictionaries that have each text once and no others."""
     fields = list(_WRITTEN.field(kind).type)
     members = [
-        distinct(member) if pa.types.is_dictionary(field.type) else member
+        deduplicated(member) if pa.types.is_dictionary(field.type) else member
         for member, field in zip(rows.flatten(), fields, strict=True)
     ]
     return pa.StructArray.from_arrays(members, fields=fields)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.formats.capture.dictionaries import equal, numbered
+from iaprof.formats.capture.dictionaries import number_texts, rows_equal
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.ranges import ranges
@@ -280,7 +280,7 @@ def _program_starts(processes: pa.Table) -> TimesByPid:
 def _event_codes(events: pa.ChunkedArray) -> _Ints:
     """Returns the events as codes: int64[n]. Unknown events are _OTHER, which has no effect."""
     names: dict[str | None, int] = {}
-    number = numbered(events, names)
+    number = number_texts(events, names)
     codes = np.array([_EVENTS.get(name or "", _OTHER) for name in names], np.int64)
     return codes[number] if len(codes) else np.empty(0, np.int64)
 

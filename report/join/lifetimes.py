@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import equal
+from iaprof.formats.capture.dictionaries import rows_equal
 from iaprof.report.join.overlaps import overlaps
 
 NEVER = np.uint64((1 << 64) - 1)

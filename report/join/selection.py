@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
-from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct
 from iaprof.report.join.attribution import RowFilter
@@ -197,7 +197,11 @@ class Selection:
         found = set()
         for rows in capture.tables("process", ("pid", "cgroup", "container")):
             cgroups, containers = dict[str | None, int](), dict[str | None, int]()
-            columns = rows["pid"].to_numpy(), numbered(rows["cgroup"], cgroups), numbered(rows["container"], containers)
+            columns = (
+                rows["pid"].to_numpy(),
+                number_texts(rows["cgroup"], cgroups),
+                number_texts(rows["container"], containers),
+            )
             first, _ = distinct(*columns)
             names = list(cgroups), list(containers)
             for pid, cgroup, container in zip(*(column[first].tolist() for column in columns), strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples
@@ -89,7 +89,7 @@ def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
 def process_names(processes: pa.Table) -> dict[int, str]:
     """Returns the last name of each process, by pid. `processes` has all columns of `process` rows."""
     texts: dict[str | None, int] = {}
-    comm = numbered(processes["comm"], texts)
+    comm = number_texts(processes["comm"], texts)
     time, pid, tid = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
     names = [text or "" for text in texts]
     place = np.empty(len(names), np.int64)  # the alphabetical order decides between names of the same time

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iaprof.formats.capture.dictionaries import numbered, where
+from iaprof.formats.capture.dictionaries import number_texts, rows_where
 from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, is_busy
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Gauges

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import numbered
+from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct, summed
 from iaprof.formats.export import CpuSamples

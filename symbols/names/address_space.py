@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import equal
+from iaprof.formats.capture.dictionaries import rows_equal
 from iaprof.symbols.names.layers import Layers
 from iaprof.symbols.names.modules import Module, ModuleKind, Place
 
@@ -52,7 +52,7 @@ class AddressSpaces:
         self._layers: dict[int, Layers] = {}
         execs: dict[int, list[int]] = defaultdict(list)
         forks: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        is_exec, is_fork = (equal(processes["event"], name) for name in ("exec", "fork"))
+        is_exec, is_fork = (rows_equal(processes["event"], name) for name in ("exec", "fork"))
         columns = [processes[name].filter(pa.array(is_exec)).to_pylist() for name in ("time_ns", "pid")]
         for time, pid in zip(*columns, strict=True):
             execs[pid].append(time)

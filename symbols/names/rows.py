@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import shared
+from iaprof.formats.capture.dictionaries import shared_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.ranges import ranges
@@ -76,7 +76,7 @@ class CaptureNames:
         names = _names(capture)
         table = capture.table("module")
         columns = (
-            shared(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
+            shared_texts(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
             for name in (*("id", "what", "path", "build_id", "inode", "pid"), *_ABOUT)
         )
         for number, what, path, build_id, inode, pid, source, problem, keeps, *lists in zip(*columns, strict=True):

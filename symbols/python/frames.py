@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import in_one
+from iaprof.formats.capture.dictionaries import combined
 from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, State
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTION
@@ -53,8 +53,8 @@ class StacksOfPython:
         self._names = _Names(codes, np.unique(self._code))
 
     def _take(self, stacks: pa.Table) -> None:
-        python = in_one(stacks["python"])
-        self._depths = in_one(stacks["ips"]).value_lengths().to_numpy().astype(np.int64)
+        python = combined(stacks["python"])
+        self._depths = combined(stacks["ips"]).value_lengths().to_numpy().astype(np.int64)
         lengths = python.value_lengths().fill_null(0).to_numpy().astype(np.int64)
         values, kept_of = python.flatten(), np.minimum(lengths, DEEPEST)
         np.cumsum(kept_of, out=self._starts[1:])
@@ -114,7 +114,7 @@ class _Names:
         kept = np.isin(self._ids, wanted) & (self._ids != NO_CODE)
         self._ids, first = self._ids[kept], first[kept]
         for name in ("name", "file"):
-            texts = in_one(codes[name].take(pa.array(first)))
+            texts = combined(codes[name].take(pa.array(first)))
             used = texts.indices.dictionary_encode()
             self._columns.append((used.indices.to_numpy(), texts.dictionary.take(used.dictionary).to_pylist()))
 

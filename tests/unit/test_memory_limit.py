@@ -19,7 +19,14 @@ from typer.main import get_command
 from iaprof.basics.errors import UsageError
 from iaprof.cli import main
 from iaprof.cli.options.memory_limit import memory_bytes
-from iaprof.formats.capture.dictionaries import decoded_bytes, distinct, few_bytes, mapped, shared, with_null_rows
+from iaprof.formats.capture.dictionaries import (
+    bounded_slices,
+    decoded_bytes,
+    deduplicated,
+    map_texts,
+    shared_texts,
+    with_null_rows,
+)
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, SCHEMA
@@ -177,10 +184,10 @@ def dictionary(indices: list[int | None], texts: list[str | None]) -> pa.Diction
 
 
 def test_a_dictionary_has_each_text_once_and_only_those_that_rows_have() -> None:
-    found = distinct(dictionary([2, 0, None, 1, 2], ["a", "b", "a", "unused"]))
+    found = deduplicated(dictionary([2, 0, None, 1, 2], ["a", "b", "a", "unused"]))
     assert found.to_pylist() == ["a", "a", None, "b", "a"]
     assert sorted(found.dictionary.to_pylist()) == ["a", "b"]
-    assert distinct(pa.array(["x", None, "x"])).dictionary.to_pylist() == ["x"]
+    assert deduplicated(pa.array(["x", None, "x"])).dictionary.to_pylist() == ["x"]
 
 
 def test_nulls_of_a_dictionary_become_nulls_of_its_rows() -> None:
@@ -196,14 +203,14 @@ def test_each_distinct_text_is_changed_once() -> None:
         asked.append(text)
         return "same"
 
-    found = mapped(dictionary([0, 1, 0, None], ["a", "b", "unused"]), change)
+    found = map_texts(dictionary([0, 1, 0, None], ["a", "b", "unused"]), change)
     assert found.to_pylist() == ["same", "same", "same", None]
     assert found.dictionary.to_pylist() == ["same"]
     assert sorted(asked) == ["a", "b"]
 
 
 def test_rows_share_their_texts() -> None:
-    found = shared(pa.chunked_array([dictionary([0, 0, None], ["a" * 100]), dictionary([1], ["x", "b"])]))
+    found = shared_texts(pa.chunked_array([dictionary([0, 0, None], ["a" * 100]), dictionary([1], ["x", "b"])]))
     assert found == ["a" * 100, "a" * 100, None, "b"]
     assert found[0] is found[1]
 
@@ -214,7 +221,7 @@ def test_rows_that_can_be_decoded_together() -> None:
         pa.array([0, 0, None, 1, 2], pa.int32()), pa.array([bytes(40 << 20), bytes(100 << 20), b"x"])
     )
     assert decoded_bytes(texts) == (180 << 20) + 1
-    assert [(each.start, each.stop) for each in few_bytes(texts)] == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    assert [(each.start, each.stop) for each in bounded_slices(texts)] == [(0, 1), (1, 3), (3, 4), (4, 5)]
 
 
 def test_a_capture_says_a_long_text_once_however_it_comes(tmp_path: Path) -> None:
