@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Finds the distinct rows of some columns.
 
     Args:
@@ -29,8 +29,8 @@ def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int6
     return first, number
 
 
-def summed(counts: NDArray[Any], number: NDArray[np.int64]) -> NDArray[Any]:
-    """The sums [k, ...] of the counts [n, ...] of equal rows; `number` [n] is the second result of `distinct`."""
+def sum_groups(counts: NDArray[Any], number: NDArray[np.int64]) -> NDArray[Any]:
+    """The sums [k, ...] of the counts [n, ...] of equal rows; `number` [n] is the second result of `distinct_rows`."""
     order = np.argsort(number, kind="stable")
     starts = np.flatnonzero(np.diff(number[order], prepend=-1))
     return np.add.reduceat(counts[order], starts) if len(starts) else counts

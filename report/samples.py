@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.gpu.intel.reasons import REASONS
@@ -130,7 +130,7 @@ class _Rows:
                 texts[name] = column.dictionary.to_pylist()
                 column = column.indices
             columns.append(column.to_numpy())
-        first, which = distinct(*columns)
+        first, which = distinct_rows(*columns)
         found = []
         for comm, pid, stack, address, symbol, file, mnemonic in zip(
             *(c[first].tolist() for c in columns), strict=True

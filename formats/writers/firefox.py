@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof import __version__
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
@@ -256,9 +256,9 @@ def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[st
     processes = list(dict.fromkeys(_process(launch) for launch in tree.launches))
     index = {process: number for number, process in enumerate(processes)}
     process_of = np.array([index[_process(launch)] for launch in tree.launches], np.int64)[tree.launch]
-    first, number = distinct(process_of, tree.interval, tree.node)
+    first, number = distinct_rows(process_of, tree.interval, tree.node)
     process, interval, node = process_of[first], tree.interval[first], tree.node[first]
-    weight = summed(tree.count, number)
+    weight = sum_groups(tree.count, number)
     time_ms, gap, rate = _spread(process, interval, weight, length_ms)
     # A sample without a stack ends each gap: otherwise the next sample would extend over the gap.
     process = np.insert(process, gap, process[gap])

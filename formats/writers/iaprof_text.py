@@ -12,7 +12,7 @@ from typing import IO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import Export
 from iaprof.formats.profile import (
     UNKNOWN_PROCESS,
@@ -49,8 +49,8 @@ class IaprofText(Writer):
         heads, head_of = _heads(profile, options)
         mnemonics, rank = _ranked([clean(code.mnemonic) for code in profile.codes])
         columns = (profile.interval, head_of, profile.offset, rank[profile.code])
-        first, number = distinct(*columns)
-        counts = summed(profile.counts, number)
+        first, number = distinct_rows(*columns)
+        counts = sum_groups(profile.counts, number)
         current, before = -1, -1
         rows = zip(*(column[first].tolist() for column in columns), counts.tolist(), strict=True)
         for interval, head, offset, mnemonic, stalls in rows:
@@ -71,7 +71,7 @@ class IaprofText(Writer):
 
 def _heads(profile: Profile, options: StackOptions) -> tuple[list[_Head], NDArray[np.int64]]:
     """The distinct kernel lines, sorted, and the index of each row's."""
-    first, number = distinct(profile.launch, profile.kernel, profile.code)
+    first, number = distinct_rows(profile.launch, profile.kernel, profile.code)
     columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
     heads, rank = _ranked(
         [

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof import __version__
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
@@ -62,8 +62,8 @@ class Pprof(Writer):
             tables.module(_GPU)  # pprof shows the first mapping as the profile's main binary
         sets, set_of = _label_sets(labels, len(tree.node), tables)
         leaf = _innermost(tree, addresses, address, tables)
-        first, number = distinct(set_of, tree.node, leaf)
-        counts = summed(tree.count, number)
+        first, number = distinct_rows(set_of, tree.node, leaf)
+        counts = sum_groups(tree.count, number)
         with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as file:
             for begin in range(0, len(first), _SAMPLES_AT_ONCE):
                 rows = first[begin : begin + _SAMPLES_AT_ONCE]
@@ -170,7 +170,7 @@ def _label_sets(labels: Sequence[_Label], rows: int, tables: _Tables) -> tuple[l
         index = {value: place for place, value in enumerate(dict.fromkeys(values))}
         columns.append((key, list(index), np.array([index[value] for value in values], np.int64)[number]))
     if rows:
-        first, set_of = distinct(*(number for _, _, number in columns))
+        first, set_of = distinct_rows(*(number for _, _, number in columns))
     sets = []
     for row in first.tolist():
         sample = new_profile().sample.add()
@@ -191,7 +191,7 @@ def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Ta
         location = tables.message.location.add(id=index + 1, mapping_id=tables.module(module))
         location.line.add(function_id=tables.function(frame), line=frame.line)
     frames = tree.frame[tree.node]
-    first, number = distinct(frames, address)
+    first, number = distinct_rows(frames, address)
     ids = np.zeros(len(first), np.int64)
     locations = tables.message.location
     for place, (frame, at) in enumerate(zip(frames[first].tolist(), address[first].tolist(), strict=True)):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof import __version__
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import clean_frame
@@ -75,8 +75,8 @@ def _stacks(source: Profile | CpuSamples, options: StackOptions, frames: _Frames
     """The distinct stacks of each interval, as JSON in chunks, and their samples; adds frames to `frames`."""
     tree = viewer_tree(source, without_offsets(options), lambda frame: (frame.text, frame.file, frame.line))
     number = _numbered(tree, frames)
-    first, stack = distinct(tree.interval, tree.node)
-    return _texts(tree, tree.node[first], number), summed(tree.count, stack).tolist()
+    first, stack = distinct_rows(tree.interval, tree.node)
+    return _texts(tree, tree.node[first], number), sum_groups(tree.count, stack).tolist()
 
 
 def _numbered(tree: Tree, frames: _Frames) -> list[int]:

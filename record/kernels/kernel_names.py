@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
-from iaprof.formats.distinct import distinct
+from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.wire.launches import NAME_BYTES
 from iaprof.formats.zebin import canonical, kernel_names
 
@@ -98,7 +98,7 @@ class KernelNames:
         """Replaces the names of these rows in `of`; adds each new name to `texts` once."""
         pids, addresses, times = (launches[name][rows] for name in ("pid", "address", "time"))
         addresses = addresses & _ADDRESS_MASK
-        firsts, kind = distinct(pids, *_halves(addresses), of[rows])
+        firsts, kind = distinct_rows(pids, *_halves(addresses), of[rows])
         order = np.argsort(kind, kind="stable")
         ends = np.searchsorted(kind[order], np.arange(len(firsts)), "right")
         numbers: dict[str, int] = {}

@@ -202,7 +202,7 @@ class Selection:
                 number_texts(rows["cgroup"], cgroups),
                 number_texts(rows["container"], containers),
             )
-            first, _ = distinct(*columns)
+            first, _ = distinct_rows(*columns)
             names = list(cgroups), list(containers)
             for pid, cgroup, container in zip(*(column[first].tolist() for column in columns), strict=True):
                 texts = names[0][cgroup] or "", names[1][container] or ""

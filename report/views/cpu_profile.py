@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch
 from iaprof.report.join.attribution import intervals_of

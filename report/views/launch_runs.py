@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct
+from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
 from iaprof.formats.wire.launches import LaunchFlags
@@ -178,7 +178,7 @@ class _Pairs:
         comms, names = (launches[name].unify_dictionaries().combine_chunks() for name in ("comm", "name"))
         pids, tids, addresses = (launches[name].to_numpy() for name in ("pid", "tid", "address"))
         columns = (pids, tids, addresses & np.uint64(ADDRESS_MASK), comms.indices.to_numpy(), names.indices.to_numpy())
-        first, kind = distinct(*columns)
+        first, kind = distinct_rows(*columns)
         comm_texts, name_texts = comms.dictionary.to_pylist(), names.dictionary.to_pylist()
         found = []
         for pid, tid, address, comm, name in zip(*(column[first].tolist() for column in columns), strict=True):

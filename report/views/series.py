@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.metrics import CPU_USE
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import Series
 from iaprof.report.join.streams import streams
 from iaprof.report.parts import host_of, starts_ns
@@ -128,7 +128,7 @@ class _Part:
             since = np.minimum(times, np.uint64(_MAX_NS)).astype(np.int64) - self._start_ns
             names = table["name"].unify_dictionaries().combine_chunks()
             columns = [column[keep] for column in (stream, pid, names.indices.to_numpy())]
-            first, kind = distinct(*columns)
+            first, kind = distinct_rows(*columns)
             texts = names.dictionary.to_pylist()
             kinds = zip(*(column[first].tolist() for column in columns), strict=True)
             keys = [self._key(of_stream, of_pid, texts[name]) for of_stream, of_pid, name in kinds]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct
+from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.header.waits import WaitFlags
 from iaprof.report.parts import host_of, starts_ns

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct, summed
+from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.header.waits import WaitFlags
 from iaprof.formats.profile import Launch
@@ -87,7 +87,7 @@ def _waits_of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOp
     texts: dict[str | None, int] = {}
     columns = _rows(capture, options, names, texts)
     interval, pid, stack, function, handle = columns[:5]
-    first, launch = distinct(pid, stack)
+    first, launch = distinct_rows(pid, stack)
     spaces = AddressSpaces(capture.table("mapping"), processes)
     cpu = CpuFrames(
         capture.stacks(np.unique(stack[first])),
@@ -144,7 +144,7 @@ def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     first, number = distinct(*rows[:, :5].T)
     longest = np.zeros(len(first), np.uint64)
     np.maximum.at(longest, number, rows[:, 7])
-    waited, count, not_ended = (summed(rows[:, column], number) for column in (5, 6, 8))
+    waited, count, not_ended = (sum_groups(rows[:, column], number) for column in (5, 6, 8))
     return np.column_stack([rows[first, :5], waited, count, longest, not_ended])
 
 
