@@ -117,7 +117,7 @@ class Profile:
     def __len__(self) -> int:
         return len(self.interval)
 
-    def counts_of(self, reasons: Sequence[str]) -> NDArray[np.uint64]:
+    def counts_for(self, reasons: Sequence[str]) -> NDArray[np.uint64]:
         """Counts in the order of `reasons`, which must include all of the profile's: uint64[n, len(reasons)]."""
         if tuple(reasons) == tuple(self.reasons):
             return self.counts

@@ -59,7 +59,7 @@ class Scope:
 
     def follow(self, records: Iterable[bytes]) -> None:
         """Looks at side-band records, of all CPUs, for processes that fork and end."""
-        events = sorted([*self._orphans, *(event for data in records for event in tasks(data))])
+        events = sorted([*self._orphans, *(event for data in records for event in process_events(data))])
         self._orphans = []
         for time, pid, parent, begins in events:
             self.others.discard(pid)

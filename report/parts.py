@@ -148,7 +148,7 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
         name: np.concatenate([getattr(profile, name) for profile in profiles]) for name in ("interval", "offset")
     }
     reasons = all_reasons(profiles)
-    columns["counts"] = np.concatenate([profile.counts_of(reasons) for profile in profiles])
+    columns["counts"] = np.concatenate([profile.counts_for(reasons) for profile in profiles])
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
     begun = begun_ns(capture.header) / 1e9  # the merged header has the first part's clock

@@ -579,7 +579,7 @@ def _packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
-    transfer, unit = number_of(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
+    transfer, unit = function_number(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, in_list, event)

@@ -41,6 +41,6 @@ UNKNOWN_BYTES = (1 << 64) - 1
 """In records of transfers: the size is not known."""
 
 
-def number_of(function: str) -> int:
+def function_number(function: str) -> int:
     """The number of a function in records; 0 if it transfers nothing."""
     return FUNCTIONS.index(function) + 1 if function in FUNCTIONS else 0

@@ -68,7 +68,7 @@ def _process(text: str) -> Frame:
 
 
 def _stack(launch: Launch, most: int) -> list[Frame]:
-    origins = launch.origins or tuple(Origin(kind_of(text)) for text in launch.stack)
+    origins = launch.origins or tuple(Origin(code_kind(text)) for text in launch.stack)
     stack = [
         Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
         for text, origin in zip(launch.stack, origins, strict=True)
@@ -79,7 +79,7 @@ def _stack(launch: Launch, most: int) -> list[Frame]:
     return stack
 
 
-def kind_of(text: str) -> CodeKind:
+def code_kind(text: str) -> CodeKind:
     """The kind of code of a CPU frame, judged by its name, for profiles from other tools."""
     if text.startswith("py::"):
         return CodeKind.PYTHON

@@ -49,14 +49,14 @@ def without_offsets(options: StackOptions) -> StackOptions:
     return without_components(options, ("offset",)) if options.components == DEFAULT_COMPONENTS else options
 
 
-def by_time(export: Export, options: StackOptions) -> tuple[Profile, StackOptions]:
+def stalls_by_time(export: Export, options: StackOptions) -> tuple[Profile, StackOptions]:
     """Stalls by interval, with the options for their stacks, which end in the kernel if the capture is large."""
     if export.by_time is None:
         return export.profile, options
     return export.by_time, without_components(options, ("line", "instruction", "offset"))
 
 
-def paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+def ancestor_paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Each of `nodes` [n] followed by its ancestors without the root: int64[n, depth], padded with -1."""
     at = np.where(nodes > 0, nodes, -1)
     found = []

@@ -145,7 +145,7 @@ def mapped_paths(data: bytes) -> Iterator[tuple[int, int, bytes]]:
             )
 
 
-def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
+def process_events(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
     """Time, pid, parent's pid and whether it begins (or else ends) of each process event in `data`."""
     for kind, _, start, end in _records(data)[0]:
         if kind in (FORK, EXIT) and end - start >= _TASK.size:
@@ -154,7 +154,7 @@ def tasks(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
                 yield time, pid, parent, kind == FORK
 
 
-def records_of(data: bytes, pids: Container[int]) -> bytes:
+def process_records(data: bytes, pids: Container[int]) -> bytes:
     """The MMAP2, COMM and FORK records of some processes."""
     kept = []
     for kind, _, start, end in _records(data)[0]:

@@ -25,7 +25,7 @@ from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import by_time, viewer_tree, without_components, without_offsets
+from iaprof.formats.stacks.viewer_tree import stalls_by_time, viewer_tree, without_components, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
 
 _VERSION = 61
@@ -60,7 +60,7 @@ class Firefox(Writer):
         length_s = export.interval_s or export.about.seconds or 1.0
         sources: list[tuple[str, Profile | CpuSamples, StackOptions]] = []
         if not options.cpu_samples:
-            sources.append((_STALLS, *by_time(export, without_offsets(options))))
+            sources.append((_STALLS, *stalls_by_time(export, without_offsets(options))))
         if export.cpu is not None:
             sources.append(("CPU samples", export.cpu, options))
         tables = _Tables(export.profile.reasons if "reason" in options.components else ())

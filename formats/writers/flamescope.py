@@ -21,7 +21,7 @@ from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Shape, clean
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import by_time, paths, viewer_tree, without_components
+from iaprof.formats.stacks.viewer_tree import ancestor_paths, stalls_by_time, viewer_tree, without_components
 from iaprof.formats.writers.writer import Needs, Writer
 
 MOST_EVENTS = 1_000_000
@@ -50,7 +50,7 @@ def write_events(
 ) -> None:
     """Writes at most `most` events in about `size` bytes."""
     cpu = export.cpu if options.cpu_samples else None
-    profile, stalls_options = by_time(export, options)
+    profile, stalls_options = stalls_by_time(export, options)
     bare = without_components(
         options if cpu else stalls_options, ("process", "pid")
     )  # process and pid are in each event's first line
@@ -118,7 +118,7 @@ def _fitting(tree: Tree, lines: list[str], heads: list[str], size: int) -> int:
 
 def _stacks(tree: Tree, nodes: _Ints, lines: pa.Array) -> pa.Array:
     """The frame lines of each stack, leaf first."""
-    table = paths(tree, nodes)
+    table = ancestor_paths(tree, nodes)
     frames = np.where(table < 0, len(lines) - 1, tree.frame[table])
     return pc.binary_join_element_wise(*(lines.take(pa.array(column)) for column in frames.T), _BETWEEN)
 

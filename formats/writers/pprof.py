@@ -22,7 +22,7 @@ from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOption
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.stack_columns import interval_frames
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without_components
+from iaprof.formats.stacks.viewer_tree import ancestor_paths, viewer_tree, without_components
 from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.formats.writers.writer import Writer
 
@@ -205,7 +205,7 @@ def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Ta
 
 def _stacks(tree: Tree, nodes: _Ints, leaf: _Ints) -> list[list[int]]:
     """The location numbers of stacks, innermost first."""
-    table = paths(tree, nodes)
+    table = ancestor_paths(tree, nodes)
     lengths = (table >= 0).sum(axis=1)
     locations = tree.frame[table] + 1
     locations[:, 0] = leaf

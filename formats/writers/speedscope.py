@@ -21,7 +21,7 @@ from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Profile, StackOptions, clean
 from iaprof.formats.stacks.frames import clean_frame
 from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import paths, viewer_tree, without_offsets
+from iaprof.formats.stacks.viewer_tree import ancestor_paths, viewer_tree, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -105,7 +105,7 @@ def _numbered(tree: Tree, frames: _Frames) -> list[int]:
 def _texts(tree: Tree, nodes: NDArray[np.int64], number: list[int]) -> Iterator[str]:
     texts = pa.array([*(f"{each}," for each in number), ""], _TEXT)
     for begin in range(0, len(nodes), _STACKS_AT_ONCE):
-        table = paths(tree, nodes[begin : begin + _STACKS_AT_ONCE])
+        table = ancestor_paths(tree, nodes[begin : begin + _STACKS_AT_ONCE])
         frames = np.where(table < 0, len(number), tree.frame[table])
         columns = [texts.take(pa.array(column)) for column in frames.T[::-1]]
         stacks = pc.utf8_rtrim(pc.binary_join_element_wise(*columns, pa.scalar("", _TEXT)), ",")

@@ -45,7 +45,7 @@ class Carry:
             about = json.loads(frame.payload[: frame.part])
             self._users.setdefault(about["digest"], set()).add(about["pid"])
         elif frame.kind is FrameKind.SIDEBAND:
-            for time, pid, parent, begins in tasks(frame.payload):
+            for time, pid, parent, begins in process_events(frame.payload):
                 if begins:
                     self._ended.pop(pid, None)
                     self._parents[pid] = parent
@@ -96,7 +96,7 @@ class Carry:
             kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
             for frame in spool.frames(kinds):
                 if frame.kind is FrameKind.SIDEBAND:
-                    if told := records_of(frame.payload, ended):
+                    if told := process_records(frame.payload, ended):
                         file.writelines(framed(frame.kind, told, time=frame.time))
                 elif frame.kind is FrameKind.STACKS:
                     records = np.frombuffer(frame.payload, stack_dtype(frame.part))

@@ -92,7 +92,7 @@ def joined(before: Profile, after: Profile) -> Profile:
         column("kernel", len(before.kernels)),
         column("code", len(before.codes)),
         np.concatenate((before.offset, after.offset)),
-        np.concatenate([profile.counts_of(reasons) for profile in both]),
+        np.concatenate([profile.counts_for(reasons) for profile in both]),
         column("device", len(before.devices)),
         reasons,
         (0.0, 0.0),

@@ -24,7 +24,7 @@ from iaprof.bpf.probes.launches import LaunchProbes, Sizes
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.transfers import UNKNOWN_BYTES, number_of
+from iaprof.formats.header.transfers import UNKNOWN_BYTES, function_number
 from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES, Counter, LaunchFlags, PieceOf
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
@@ -558,7 +558,7 @@ def test_bytes_of_a_copy_and_calls_that_the_driver_makes_itself(
     # then
     transfers = loaded.launches.read()
     assert transfers["size"].tolist() == [100 * 50 * 4] + [UNKNOWN_BYTES] * len(NOWHERE)
-    assert set(transfers["iba"].tolist()) == {number_of("clEnqueueCopyBufferRect")}
+    assert set(transfers["iba"].tolist()) == {function_number("clEnqueueCopyBufferRect")}
     assert attached.counted()[Counter.TRANSFERS] == len(transfers)
     loaded.detach()
 

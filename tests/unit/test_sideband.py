@@ -49,7 +49,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -
         except ValueError as error:
             assert "of its bytes are no records" in str(error)
         # then what was taken can be read
-        list(tasks(damaged)), list(mapped_paths(damaged)), records_of(damaged, {2})
+        list(process_events(damaged)), list(mapped_paths(damaged)), process_records(damaged, {2})
         assert len(band.processes.time) == len(band.processes.event)
 
 

@@ -14,7 +14,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.bpf.probes.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, number_of
+from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, function_number
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.record.capture.finish import finish
@@ -47,7 +47,7 @@ def captured(folder: Path, *records: NDArray[np.void]) -> CaptureReader:
 def test_records_become_rows(tmp_path: Path) -> None:
     # given a copy of 10 bytes, a fill of as many as can be, and an image
     names = ("zeCommandListAppendMemoryCopy", "zeCommandListAppendMemoryFill", "zeCommandListAppendImageCopy")
-    copy, fill, image = map(number_of, names)
+    copy, fill, image = map(function_number, names)
     presumed = LaunchFlags.TRANSFER | LaunchFlags.PRESUMED
     records = [
         transfer(1, copy, 10),
