@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
 from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
-from iaprof.formats.header.python_counts import KINDS as PYTHON_KINDS, PythonCounts
-from iaprof.formats.header.whole_stacks import COUNTED, KINDS, WholeStacks
+from iaprof.formats.header.python_counts import NOUNS as PYTHON_KINDS, PythonCounts
+from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part

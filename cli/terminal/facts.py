@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.quantities import percent
 from iaprof.cli.terminal.summary import losses, say
-from iaprof.formats.header.python_counts import KINDS as PYTHON_KINDS, recorded as recorded_python
-from iaprof.formats.header.whole_stacks import COUNTED, recorded
+from iaprof.formats.header.python_counts import NOUNS as PYTHON_KINDS, recorded as recorded_python
+from iaprof.formats.header.whole_stacks import NOUNS, recorded
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _matched(facts: Facts) -> str:
 
 def _recorded(header: dict[str, Any]) -> str:
     """The recorder's counts of stacks, if some were finished late or presumed: the report cannot know that."""
-    told = [ends.short(COUNTED[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
+    told = [ends.short(NOUNS[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
     told += [each.text(PYTHON_KINDS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
     return f"recorded stacks: {'; '.join(told)}; " if told else ""
 

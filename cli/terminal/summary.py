@@ -11,7 +11,7 @@ from iaprof.basics.quantities import in_bytes
 from iaprof.formats.header.no_launches import MEMBER, sentence as no_launches
 from iaprof.formats.header.python_counts import sentences as python_sentences
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.header.whole_stacks import COUNTED, recorded
+from iaprof.formats.header.whole_stacks import NOUNS, recorded
 from iaprof.formats.profile import clean
 
 MOST_LOSSES = 20  # listed
@@ -70,8 +70,8 @@ def launch_warnings(header: dict[str, Any]) -> list[str]:
 def _stack_ends(header: dict[str, Any]) -> list[str]:
     """Where the stacks of launches end and, in short, those of CPU samples; empty if there are none."""
     ends = {kind: each for kind, each in recorded(header).items() if each.stacks}
-    said = [ends[kind].text(COUNTED[kind]) for kind in ("launches",) if kind in ends]
-    said += [ends[kind].short(COUNTED[kind]) for kind in ("cpu_samples",) if kind in ends]
+    said = [ends[kind].text(NOUNS[kind]) for kind in ("launches",) if kind in ends]
+    said += [ends[kind].short(NOUNS[kind]) for kind in ("cpu_samples",) if kind in ends]
     return [f"stacks: {'; '.join(said)}"] if said else []
 
 

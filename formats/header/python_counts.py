@@ -15,14 +15,14 @@ NOWHERE = (1 << 16) - 1
 """Replaces the index of a C frame if it is not known which C frame runs a Python frame."""
 DEEPEST = 1024  # maximum of Python frames read per stack; recorders keep fewer
 MEMBER = "python_stacks"
-"""The header member: an object with the `to_json` of each of KINDS."""
-KINDS = {"launches": "launches", "cpu_samples": "CPU samples"}
+"""The header member: an object with the `to_json` of each key of NOUNS."""
+NOUNS = {"launches": "launches", "cpu_samples": "CPU samples"}
 """What is counted, and its name in sentences."""
 _NAMES = {"launches": "launch Python", "cpu_samples": "CPU Python"}
 _MOST = 1 << 64
 
 
-class State(IntFlag):
+class Completeness(IntFlag):
     """The completeness of the Python frames of a stack."""
 
     NONE = 0  # no Python frames
@@ -33,16 +33,16 @@ class State(IntFlag):
     UNPLACED = 16  # the position of a frame among the C frames is unknown
 
     @classmethod
-    def from_column(cls, ended: str | None) -> State:
+    def from_column(cls, ended: str | None) -> Completeness:
         """From the column `python_ended`; unknown values count as damaged."""
         return {"whole": cls.SOME, "deep": cls.SOME | cls.DEEP}.get(ended or "", cls.SOME | cls.DAMAGED)
 
 
 _FLAGS = {
-    "deep": State.DEEP,
-    "damaged": State.DAMAGED,
-    "unnamed": State.UNNAMED,
-    "unplaced": State.UNPLACED,
+    "deep": Completeness.DEEP,
+    "damaged": Completeness.DAMAGED,
+    "unnamed": Completeness.UNNAMED,
+    "unplaced": Completeness.UNPLACED,
 }
 
 
@@ -60,10 +60,10 @@ class PythonCounts:
 
     @classmethod
     def from_counts(cls, counts: Mapping[int, int], none: int = 0) -> PythonCounts:
-        """Adds up counts by State; State.NONE is not counted."""
-        some = {state: count for state, count in counts.items() if state & State.SOME}
+        """Adds up counts by Completeness; NONE is not counted."""
+        some = {state: count for state, count in counts.items() if state & Completeness.SOME}
         lacking = {name: sum(count for state, count in some.items() if state & flag) for name, flag in _FLAGS.items()}
-        return cls(sum(some.values()), some.get(State.SOME, 0), **lacking, none=none)
+        return cls(sum(some.values()), some.get(Completeness.SOME, 0), **lacking, none=none)
 
     @classmethod
     def total(cls, parts: Iterable[PythonCounts]) -> PythonCounts:
@@ -114,24 +114,24 @@ class PythonCounts:
         """The sentence as a (name, text) pair; nothing if no Python ran.
 
         Args:
-            kind: one of KINDS.
+            kind: a key of NOUNS.
         """
         if self.stacks or self.none:
-            yield _NAMES[kind], self.text(KINDS[kind])
+            yield _NAMES[kind], self.text(NOUNS[kind])
 
 
 def recorded(header: Mapping[str, Any]) -> dict[str, PythonCounts]:
-    """The counts in a capture's header (untrusted) by KINDS, summed over the parts of a merged capture.
+    """The counts in a capture's header (untrusted) by the keys of NOUNS, summed over the parts of a merged capture.
 
     Kinds that no header describes are missing.
     """
     parts = header.get("parts")
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
     told = [each[MEMBER] for each in headers if isinstance(each.get(MEMBER), dict)]
-    found = {kind: [each for one in told if (each := PythonCounts.from_json(one.get(kind)))] for kind in KINDS}
+    found = {kind: [each for one in told if (each := PythonCounts.from_json(one.get(kind)))] for kind in NOUNS}
     return {kind: PythonCounts.total(of) for kind, of in found.items() if of}
 
 
 def sentences(header: Mapping[str, Any]) -> list[str]:
-    """A sentence, without a full stop, for each of KINDS in the header."""
-    return [each.text(KINDS[kind]) for kind, each in recorded(header).items() if each.stacks or each.none]
+    """A sentence, without a full stop, for each key of NOUNS in the header."""
+    return [each.text(NOUNS[kind]) for kind, each in recorded(header).items() if each.stacks or each.none]

@@ -17,10 +17,10 @@ _LONGEST_NAME = 255  # characters
 _MOST = 1 << 64
 _COUNTS = ("deep", "guessed", "late", "presumed")
 MEMBER = "stack_ends"
-"""The header member: an object with the `to_json` of each of KINDS."""
-COUNTED = {"launches": "launches", "cpu_samples": "CPU samples"}
+"""The header member: an object with the `to_json` of each of COUNTED."""
+NOUNS = {"launches": "launches", "cpu_samples": "CPU samples"}
 """What is counted, and its name in sentences."""
-KINDS = tuple(COUNTED)
+COUNTED = tuple(NOUNS)
 
 
 @dataclass(frozen=True)
@@ -243,14 +243,14 @@ class WholeStacks:
 
 
 def recorded(header: Mapping[str, Any]) -> dict[str, WholeStacks]:
-    """The counts in a capture's header (untrusted) by KINDS, summed over the parts of a merged capture.
+    """The counts in a capture's header (untrusted) by COUNTED, summed over the parts of a merged capture.
 
     Kinds that no header describes are missing.
     """
     parts = header.get("parts")
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
     told = [ends for each in headers if isinstance(ends := each.get(MEMBER), dict)]
-    found = {kind: [ends for each in told if (ends := WholeStacks.from_json(each.get(kind)))] for kind in KINDS}
+    found = {kind: [ends for each in told if (ends := WholeStacks.from_json(each.get(kind)))] for kind in COUNTED}
     return {kind: WholeStacks.total(of) for kind, of in found.items() if of}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.header.whole_stacks import KINDS, ProcessEnd, WholeStacks
+from iaprof.formats.header.whole_stacks import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, Ends
 from iaprof.symbols.names.modules import Module
@@ -186,7 +186,7 @@ class StackEnds:
         ]
         order = np.argsort(ids, kind="stable")
         found = {}
-        for name, counted in zip(KINDS, (self._launches, self._samples), strict=True):
+        for name, counted in zip(COUNTED, (self._launches, self._samples), strict=True):
             met, times = counted.stacks.total()
             at = np.searchsorted(ids[order], met)
             there = at < len(ids)

@@ -17,7 +17,7 @@ class PythonCounting:
     def __init__(self, python: PythonStacks) -> None:
         """Begins with none; `python` knows the stacks."""
         self._python = python
-        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in KINDS}  # how many have each State
+        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in NOUNS}  # how many have each State
         self._none: Counter[str] = Counter()  # without one, of processes with an interpreter; by kind
 
     def add(self, kind: str, stacks: NDArray[np.uint64], pids: NDArray[np.uint32]) -> None:
@@ -32,9 +32,9 @@ class PythonCounting:
         states = self._python.states(distinct)[which]
         counts = np.bincount(states)
         self._states[kind].update({state: int(counts[state]) for state in np.flatnonzero(counts).tolist()})
-        without = (states == State.NONE) & (stacks != 0)
+        without = (states == Completeness.NONE) & (stacks != 0)
         self._none[kind] += int(np.isin(pids[without], self._python.pids).sum())
 
     def header(self) -> dict[str, dict[str, int]]:
         """For the capture's header: by kind, see PythonCounts.to_json."""
-        return {kind: PythonCounts.from_counts(self._states[kind], self._none[kind]).to_json() for kind in KINDS}
+        return {kind: PythonCounts.from_counts(self._states[kind], self._none[kind]).to_json() for kind in NOUNS}

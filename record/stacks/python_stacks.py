@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, State
+from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, Completeness
 from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.record.stacks.stack_ids import StackIds
 from iaprof.symbols.python.layout import Layout
@@ -97,7 +97,7 @@ class PythonStacks:
         self._copied = 0  # of them
         self._no_codes: set[tuple[int, int]] = set()  # what was no code object, by process and address
         self._ids = StackIds()
-        self._states: dict[int, State] = {}  # of stacks of which `columns` was asked
+        self._states: dict[int, Completeness] = {}  # of stacks of which `columns` was asked
         self.unbelieved = 0  # stacks that were cut where a frame has no code object
         self.too_many = 0  # code objects
 
@@ -176,7 +176,7 @@ class PythonStacks:
 
     def states(self, ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """What is to be said of stacks of which `columns` was asked: State, uint8[n]."""
-        return np.array([self._states.get(id_, State.NONE) for id_ in ids.tolist()], np.uint8)
+        return np.array([self._states.get(id_, Completeness.NONE) for id_ in ids.tolist()], np.uint8)
 
     @property
     def pids(self) -> NDArray[np.uint32]:
@@ -251,13 +251,13 @@ class PythonStacks:
             code.add(int(record["offset"]) - head, record["table"].tobytes())
 
 
-def _state(frames: list[dict[str, int]], ended: str | None) -> State:
+def _state(frames: list[dict[str, int]], ended: str | None) -> Completeness:
     """What is to be said of the frames of one stack."""
-    state = State.from_column(ended)
+    state = Completeness.from_column(ended)
     if any(frame["code"] == NO_CODE for frame in frames):
-        state |= State.UNNAMED
+        state |= Completeness.UNNAMED
     if any(frame["at"] == NOWHERE for frame in frames):
-        state |= State.UNPLACED
+        state |= Completeness.UNPLACED
     return state
 
 

@@ -14,8 +14,8 @@ from iaprof.formats.ranges import ranges
 from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTION
 
 _MISSING = {
-    State.DEEP: "[Python cut: too many functions]",
-    State.DAMAGED: "[Python cut: what follows is no function]",
+    Completeness.DEEP: "[Python cut: too many functions]",
+    Completeness.DAMAGED: "[Python cut: what follows is no function]",
 }
 
 
@@ -46,7 +46,7 @@ class StacksOfPython:
         rows = len(stacks)
         self._starts = np.zeros(rows + 1, np.int64)
         self._code, self._line, self._at = np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.uint16)
-        self._states = np.full(rows, State.NONE, np.uint8)
+        self._states = np.full(rows, Completeness.NONE, np.uint8)
         self._depths = np.zeros(rows, np.int64)
         if "python" in stacks.column_names and stacks["python"].null_count < rows:
             self._take(stacks)
@@ -61,8 +61,8 @@ class StacksOfPython:
         kept = ranges(np.cumsum(lengths) - lengths, kept_of)
         self._code, self._line, self._at = (values.field(name).to_numpy()[kept] for name in ("code", "line", "at"))
         ended = stacks["python_ended"].to_pylist() if "python_ended" in stacks.column_names else []
-        self._states = np.array([State.from_column(each) for each in ended or [None] * len(stacks)], np.uint8)
-        self._states[python.is_null().to_numpy(zero_copy_only=False)] = State.NONE
+        self._states = np.array([Completeness.from_column(each) for each in ended or [None] * len(stacks)], np.uint8)
+        self._states[python.is_null().to_numpy(zero_copy_only=False)] = Completeness.NONE
 
     def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:
         """The frames of a stack, by the number of the frame of C in whose place they stand, from the outermost on.
@@ -93,8 +93,8 @@ class StacksOfPython:
         flags = self._states.copy()
         rows = np.repeat(np.arange(len(flags)), np.diff(self._starts))
         for has, flag in (
-            (~self._names.has(self._code), State.UNNAMED),
-            (self._at >= self._depths[rows], State.UNPLACED),
+            (~self._names.has(self._code), Completeness.UNNAMED),
+            (self._at >= self._depths[rows], Completeness.UNPLACED),
         ):
             flags[np.unique(rows[has])] |= np.uint8(flag)
         return flags

@@ -13,7 +13,7 @@ import pytest
 
 from iaprof.cli.terminal.summary import end_line
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts, State
+from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.pprof_proto import new_profile
@@ -195,7 +195,13 @@ def test_frames_that_are_missing_are_marked_outside_of_those_that_are_there(
 def test_counting_states_of_stacks() -> None:
     some = State.SOME
     found = PythonCounts.from_counts(
-        {some: 5, some | State.DEEP | State.UNNAMED: 2, some | State.UNPLACED: 1, State.NONE: 9}, 3
+        {
+            some: 5,
+            some | Completeness.DEEP | Completeness.UNNAMED: 2,
+            some | Completeness.UNPLACED: 1,
+            Completeness.NONE: 9,
+        },
+        3,
     )
     assert found == PythonCounts(8, 5, 2, 0, 2, 1, 3)
     assert found.text("launches") == (
