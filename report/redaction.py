@@ -22,7 +22,7 @@ from iaprof.formats.capture.dictionaries import combined, map_texts
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.capture.schema import DROPPED, ROW_KINDS
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
-from iaprof.formats.imports.iaprof_lines import cut_text
+from iaprof.formats.imports.iaprof_lines import truncated_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind

@@ -7,8 +7,8 @@ from typing import Any, BinaryIO
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.formats.imports.iaprof_lines import Facts, Lines
-from iaprof.formats.imports.iaprof_versions import lines_of
+from iaprof.formats.imports.iaprof_lines import Facts, LineReader
+from iaprof.formats.imports.iaprof_versions import line_reader
 
 _BLOCK_BYTES = 1 << 22
 
@@ -36,12 +36,12 @@ def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[i
     return lines.facts
 
 
-def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[int], None]) -> Lines:
-    lines: Lines | None = None
+def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[int], None]) -> LineReader:
+    lines: LineReader | None = None
     done = 0
     try:
         for block in _blocks(source):
-            lines = lines or lines_of(block)
+            lines = lines or line_reader(block)
             if lines is None:
                 break
             for kind, rows in lines.read(block):

@@ -55,7 +55,7 @@ class Facts:
         return round(span / (self.intervals - 1) / 1000) * 1000 if self.intervals > 1 else 0
 
 
-class Lines:
+class LineReader:
     """The base class of both versions: reads blocks of lines and gives rows."""
 
     format = ""
@@ -137,7 +137,7 @@ class Lines:
         whole_number(fields[0], (1 << 63) - 1)
         found = _SECONDS.fullmatch(fields[1])
         if not found or int(found[1]) >= _MOST_SECONDS:
-            raise ValueError(f"'{shown(fields[1])}' is no time in seconds")
+            raise ValueError(f"'{quoted(fields[1])}' is no time in seconds")
         time = int(found[1]) * 10**9 + int((found[2] or b"").ljust(9, b"0"))
         if time < self.facts.last_ns:
             raise ValueError("this interval is earlier than the one before")
@@ -152,7 +152,7 @@ class Lines:
             self._unknown()
             return
         if not _VALUE.fullmatch(value):
-            raise ValueError(f"'{shown(value)}' is no value of a metric")
+            raise ValueError(f"'{quoted(value)}' is no value of a metric")
         # 0 MHz means not measured. An idle GPU's 0 % is kept: it shows that the interval exists.
         if name == _BUSY or float(value):
             self._metrics.append((self._in_interval(), name, float(value)))
@@ -171,7 +171,7 @@ class Lines:
         raw = text.encode()
         if len(raw) > MAX_TEXT_BYTES:
             self.facts.cut_texts += 1
-            text = cut_text(raw)
+            text = truncated_text(raw)
             raw = text.encode()
         self._string_bytes += len(raw) + _STRING_COST
         if self._string_bytes > _MOST_STRING_BYTES:
@@ -188,7 +188,7 @@ class Lines:
     def _index(self, number: bytes) -> int:
         index = self._ids.get(number)
         if index is None:
-            raise ValueError(f"string '{shown(number)}' is not defined above this line")
+            raise ValueError(f"string '{quoted(number)}' is not defined above this line")
         return index
 
     # Rows
@@ -246,7 +246,7 @@ def _struct(kind: str, columns: list[pa.Array]) -> pa.StructArray:
     return pa.StructArray.from_arrays(columns, fields=list(KINDS[kind]))
 
 
-def cut_text(raw: bytes) -> str:
+def truncated_text(raw: bytes) -> str:
     """Cuts a text to MAX_TEXT_BYTES: keeps the innermost frames of a stack, or else the beginning."""
     head = f"{_TRUNCATED};".encode()
     _, found, frames = raw[len(head) - MAX_TEXT_BYTES :].partition(b";")
@@ -256,10 +256,10 @@ def cut_text(raw: bytes) -> str:
 def whole_number(field: bytes, most: int) -> int:
     """A field's number; ValueError if it is not a number from 0 to `most`."""
     if not field.isdigit() or len(field) > 20 or int(field) > most:
-        raise ValueError(f"'{shown(field)}' is no number from 0 to {most}")
+        raise ValueError(f"'{quoted(field)}' is no number from 0 to {most}")
     return int(field)
 
 
-def shown(field: bytes) -> str:
+def quoted(field: bytes) -> str:
     """The beginning of a field, for a message."""
     return field[:40].decode("utf-8", "backslashreplace")

@@ -16,14 +16,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.imports.iaprof_lines import MOST_SAMPLES, Lines, shown, whole_number
+from iaprof.formats.imports.iaprof_lines import MOST_SAMPLES, LineReader, quoted, whole_number
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS
 from iaprof.gpu.intel.reasons import REASONS
 
 _HEX = re.compile(rb"0x([0-9a-fA-F]{1,16})")
 
 
-class Lines2026(Lines):
+class LineReader2026(LineReader):
     """Version 2026.2."""
 
     format = "iaprof 2026.2"
@@ -80,7 +80,7 @@ class Lines2026(Lines):
         return np.arange(len(self._offsets)), counts.reshape(-1, len(REASONS))
 
 
-class Lines05(Lines):
+class LineReader05(LineReader):
     """Version 0.5."""
 
     format = "iaprof 0.5"
@@ -179,22 +179,22 @@ class Lines05(Lines):
         return np.flatnonzero(first), counts
 
 
-def lines_of(block: bytes) -> Lines | None:
+def line_reader(block: bytes) -> LineReader | None:
     """The reader for a text with this first block; None if the block has no interval."""
     found = re.search(rb"^interval(_start)?\t", block, re.MULTILINE)
-    return None if not found else Lines05() if found[1] else Lines2026()
+    return None if not found else LineReader05() if found[1] else LineReader2026()
 
 
 def _reason(text: str) -> int:
     if text == "unknown":  # 0.5 counts this reason but has no name for it (interval_printer.c)
         text = "tdr"
     if text not in REASONS:
-        raise ValueError(f"'{shown(text.encode())}' is no reason to wait")
+        raise ValueError(f"'{quoted(text.encode())}' is no reason to wait")
     return REASONS.index(text)
 
 
 def _hex(field: bytes) -> int:
     found = _HEX.fullmatch(field)
     if not found:
-        raise ValueError(f"'{shown(field)}' is no address, such as 0x1f00")
+        raise ValueError(f"'{quoted(field)}' is no address, such as 0x1f00")
     return int(found[1], 16)

@@ -57,14 +57,14 @@ def payload(
     """
     # Kernel listings show offsets; as frames they would be the most numerous and the least useful.
     upright = replace(without_offsets(options), inverted=False)
-    wanted = [_Wanted("stalls", _stalls(export.profile, upright))]
+    to_pack = [_TreeToPack("stalls", _stalls(export.profile, upright))]
     if export.by_time is not None:
-        wanted[0] = replace(wanted[0], by_time=_stalls(export.by_time, upright))
+        to_pack[0] = replace(to_pack[0], by_time=_stalls(export.by_time, upright))
     if export.cpu is not None and len(export.cpu.count):
         tree = cpu_tree(export.cpu, upright, _key)
-        wanted.append(_Wanted("cpu", _Stacks(tree, np.zeros(len(tree.node), np.int64), ("",))))
+        to_pack.append(_TreeToPack("cpu", _KernelTree(tree, np.zeros(len(tree.node), np.int64), ("",))))
     packing = _Packing(_intervals(export), most_nodes, most_entries, options.percent_limit / 100)
-    packing.pack(wanted)
+    packing.pack(to_pack)
     if export.by_time is not None:
         packing.notes.append("In a selected range, kernels are not split into instructions: the recording is large.")
     head = {
@@ -101,7 +101,7 @@ def _key(frame: Frame) -> Hashable:
 
 
 @dataclass(frozen=True, eq=False)
-class _Stacks:
+class _KernelTree:
     """A tree, and the kernel of each of its rows."""
 
     tree: Tree
@@ -110,12 +110,12 @@ class _Stacks:
 
 
 @dataclass(frozen=True, eq=False)
-class _Wanted:
+class _TreeToPack:
     """A tree to pack, and its name in the payload."""
 
     name: str
-    stacks: _Stacks
-    by_time: _Stacks | None = None  # the same samples by interval, if `stacks` has no intervals
+    stacks: _KernelTree
+    by_time: _KernelTree | None = None  # the same samples by interval, if `stacks` has no intervals
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +131,11 @@ class _Samples:
     count: _Ints  # [entries], samples
 
 
-def _stalls(profile: Profile, options: StackOptions) -> _Stacks:
+def _stalls(profile: Profile, options: StackOptions) -> _KernelTree:
     tree = stall_tree(profile, options, _key)
     row, _ = np.nonzero(profile.counts)  # the rows of the tree
     names, number = kernels_of_rows(profile)
-    return _Stacks(tree, number[row], names)
+    return _KernelTree(tree, number[row], names)
 
 
 def _pruned(tree: Tree, most: int, least: float) -> Tree:
@@ -230,34 +230,34 @@ class _Packing:
         self._most_entries = most_entries
         self._least = least
 
-    def pack(self, wanted: Sequence[_Wanted]) -> None:
+    def pack(self, to_pack: Sequence[_TreeToPack]) -> None:
         """Packs trees; if one has too many counts by time, also a smaller one, NAMERanges, for ranges of time."""
-        wholes = [_pruned(each.stacks.tree, self._most_nodes, self._least) for each in wanted]
-        while not all(found := [self._by_time(each, whole) for each, whole in zip(wanted, wholes, strict=True)]):
+        wholes = [_pruned(each.stacks.tree, self._most_nodes, self._least) for each in to_pack]
+        while not all(found := [self._by_time(each, whole) for each, whole in zip(to_pack, wholes, strict=True)]):
             self.step *= 2
-        for each, whole, by_time in zip(wanted, wholes, found, strict=True):
+        for each, whole, by_time in zip(to_pack, wholes, found, strict=True):
             assert by_time is not None
-            self._say("", each.stacks.tree, whole)
+            self._note_merged("", each.stacks.tree, whole)
             timed, (ranges, samples) = each.by_time or each.stacks, by_time
             if ranges is whole:
                 self._pack(each.name, whole, samples, timed.kernels)
                 continue
             self._pack(each.name, whole, _samples(whole, each.stacks.kernel, 0), each.stacks.kernels)
-            self._say("In a selected range: ", timed.tree, ranges)
+            self._note_merged("In a selected range: ", timed.tree, ranges)
             self._pack(f"{each.name}Ranges", ranges, samples, timed.kernels)
 
-    def _by_time(self, wanted: _Wanted, whole: Tree) -> tuple[Tree, _Samples] | None:
+    def _by_time(self, to_pack: _TreeToPack, whole: Tree) -> tuple[Tree, _Samples] | None:
         """A tree and its samples by time, with fewer nodes if necessary; None if intervals must get longer first."""
-        timed = wanted.by_time or wanted.stacks
+        timed = to_pack.by_time or to_pack.stacks
         for divisor in _DIVISORS:
-            as_it_is = divisor == 1 and not wanted.by_time
+            as_it_is = divisor == 1 and not to_pack.by_time
             tree = whole if as_it_is else _pruned(timed.tree, self._most_nodes // divisor, self._least)
             samples = _samples(tree, timed.kernel, self.step if self.intervals else 0)
             if len(samples.count) <= self._most_entries:
                 return tree, samples
         return None if self.step < self.intervals else (tree, samples)
 
-    def _say(self, where: str, tree: Tree, pruned: Tree) -> None:
+    def _note_merged(self, where: str, tree: Tree, pruned: Tree) -> None:
         """Adds a note about frames that were merged."""
         frames = [index for index, frame in enumerate(pruned.frames) if index >= len(tree.frames)]
         merged = np.isin(pruned.frame, frames)
