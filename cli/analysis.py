@@ -103,11 +103,11 @@ def exported(
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
     wanted = ReportOptions(choice.selection, interval, Look(choice.inlines, lines, interpreter))
-    if shape.waits:
+    if stack_options.waits:
         waits = waits_of(reader, wanted, symbol_options(choice)).as_samples()
         yield Export(empty_profile(), about(reader), interval, cpu=waits), None
         return
-    if shape.cpu_samples and Needs.CPU not in writer.needs:
+    if stack_options.cpu_samples and Needs.CPU not in writer.needs:
         yield (
             Export(empty_profile(), about(reader), interval, cpu=cpu_samples(reader, wanted, symbol_options(choice))),
             None,

@@ -189,7 +189,7 @@ def read_sections(data: bytes) -> list[Section]:
     for each in sections:
         if each.type not in (elf.SHT_NULL, elf.SHT_NOBITS) and each.offset + each.size > len(data):
             raise ZebinError(f"it is cut short: a section ends at byte {each.offset + each.size} of {len(data)}")
-    strings = Names(data[sections[names].offset : sections[names].offset + sections[names].size])
+    strings = StringTable(data[sections[names].offset : sections[names].offset + sections[names].size])
     return [
         Section(
             strings.at(each.name),
@@ -236,7 +236,7 @@ def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) 
     names = sections[table.link]
     if names.type in (elf.SHT_NULL, elf.SHT_NOBITS):
         raise ZebinError("its symbols' names are missing")
-    strings = Names(data[names.offset : names.offset + names.size])
+    strings = StringTable(data[names.offset : names.offset + names.size])
     symbols = memoryview(data)[table.offset : table.offset + table.size // elf.SYMBOL.size * elf.SYMBOL.size]
     for name, info, _, index, value, size in elf.SYMBOL.iter_unpack(symbols):
         if info & 0xF != elf.STT_FUNC or index not in texts:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from iaprof.basics.errors import UsageError
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.processes import parents
-from iaprof.formats.wire.sideband import tasks
+from iaprof.formats.wire.sideband import process_events
 from iaprof.record.capture.journal import Journal
 
 ORPHAN_NS = 2_000_000_000  # after which a process's parent is not waited for any longer

@@ -119,7 +119,7 @@ def _matched(capture: CaptureReader) -> dict[str, float]:
 
 def rows_of(kind: str, table: pa.Table) -> Iterator[pa.StructArray]:
     """Yields a table's rows as struct arrays of limited size. Members with WHOLE lose their dictionary encoding."""
-    columns = {name: in_one(table[name]) for name in table.column_names}
+    columns = {name: combined(table[name]) for name in table.column_names}
     whole = [
         name
         for name in columns

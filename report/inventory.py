@@ -31,7 +31,7 @@ _LIMIT = 1 << 64  # above every valid count and time
 _STALLS = "totals", "stalls"
 _MAX_LIBRARIES = 256  # with warnings; a recorder takes no more
 _FIRST = "stall", "launch", "transfer", "stack", "python_code", "mapping", "process", "kernel", "cpu_sample", "wait"
-_ROWS = {kind.count: kind.name for kind in in_order(ROWS, _FIRST) if kind.count}
+_ROWS = {kind.count: kind.name for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.count}
 """The name of each count, and the kind of rows that it counts."""
 
 

@@ -135,14 +135,14 @@ def quality(part: Part) -> Iterator[Fact]:
 
 def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
     """Yields how many stacks are whole, for all parts together, and why others are not."""
-    for kind in KINDS:
+    for kind in COUNTED:
         ends = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
-        yield from WholeStacks.together(ends).facts(f"{_STACKS[kind]} stacks", COUNTED[kind])
+        yield from WholeStacks.total(ends).facts(f"{_STACKS[kind]} stacks", NOUNS[kind])
     for kind in PYTHON_KINDS:
         python_counts = [
             part.python_stacks[kind] for part in parts if part.python_stacks and kind in part.python_stacks
         ]
-        yield from PythonCounts.together(python_counts).facts(kind)
+        yield from PythonCounts.total(python_counts).facts(kind)
 
 
 def own_cost(cost: Cost) -> Iterator[Fact]:

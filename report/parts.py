@@ -184,8 +184,8 @@ def _launch_counts(profiles: list[Profile]) -> dict[int, int]:
 
 def _sum_facts(several: list[Facts]) -> Facts:
     facts = Facts(matched=Matched(*(sum(getattr(each.matched, f.name) for each in several) for f in fields(Matched))))
-    facts.whole = WholeStacks.together(each.whole for each in several)
-    facts.python = PythonCounts.together(each.python for each in several)
+    facts.whole = WholeStacks.total(each.whole for each in several)
+    facts.python = PythonCounts.total(each.python for each in several)
     for each in several:
         facts.records += each.records
         facts.stalls += each.stalls

@@ -45,9 +45,9 @@ _LABEL = re.compile(
 _KERNEL_FRAME = "_[k]"  # the suffix of the Linux kernel's frames
 _UNNAMED_KERNEL_FRAME = "[kernel]_[k]"  # replaces the Linux kernel's bare addresses
 _NO_NAME = re.compile(r"|//anon|\[[a-z_]+\]|/dev/(zero|dri/\w+).*|/proc/kallsyms")
-_MEMBERS = {kind.name: {each.name: each.says for each in kind.members if each.says} for kind in ROWS}
+_MEMBERS = {kind.name: {each.name: each.identifies for each in kind.fields if each.identifies} for kind in ROW_KINDS}
 """By kind of row: the members with texts to replace, and what these texts are."""
-_DROPPED = {kind.name: [each.name for each in kind.members if each.how & DROPPED] for kind in ROWS}
+_DROPPED = {kind.name: [each.name for each in kind.fields if each.flags & DROPPED] for kind in ROW_KINDS}
 _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "follows_frame_pointers", "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost",
@@ -218,7 +218,7 @@ def _redacted_stack(stack: str) -> str:
     kernel = (_UNNAMED_KERNEL_FRAME if "0x" in frame else frame for frame in frames[users:])
     redacted = ";".join([*(_unless_label(frame, redacted_function) for frame in frames[:users]), *kernel]).encode()
     if len(redacted) > MAX_TEXT_BYTES:  # hashes can be longer than the names
-        return cut_text(redacted)
+        return truncated_text(redacted)
     return redacted.decode()
 
 
@@ -242,7 +242,7 @@ _CHANGES: dict[str, Callable[[str], str]] = {
 
 def _mapped(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Table:
     """Replaces each distinct value of a dictionary column."""
-    return _set(table, name, mapped(in_one(table[name]), change))
+    return _set(table, name, map_texts(combined(table[name]), change))
 
 
 def _set(table: pa.Table, name: str, column: pa.Array) -> pa.Table:

@@ -115,8 +115,8 @@ class _Rows:
     def _merge(self) -> None:
         rows = np.concatenate([np.empty((0, 5 + len(REASONS)), np.uint64), *self._pending])
         self._pending.clear()
-        first, number = distinct(*rows[:, :5].T)
-        rows = np.column_stack([rows[first, :5], summed(rows[:, 5:], number)])
+        first, number = distinct_rows(*rows[:, :5].T)
+        rows = np.column_stack([rows[first, :5], sum_groups(rows[:, 5:], number)])
         self._pending.append(rows)
         self._merged_rows = len(rows)
 

@@ -38,7 +38,7 @@ from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.bpf.programs import FOR_WAITS, MAX_STEPS
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.formats.header.transfers import number_of
+from iaprof.formats.header.transfers import function_number
 from iaprof.formats.header.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (
     CODE,

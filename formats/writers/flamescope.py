@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Shape, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
 from iaprof.formats.stacks.trees import Tree

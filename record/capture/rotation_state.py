@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
-from iaprof.formats.wire.sideband import records_of, tasks
+from iaprof.formats.wire.sideband import process_events, process_records
 from iaprof.record.capture.rotation_lists import CarriedLists, carried
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
 from iaprof.record.kernels.dumped import about_piece

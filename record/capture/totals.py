@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iaprof.formats.capture.schema import ROWS, in_order
+from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 
 _TOTALS_ORDER = (
@@ -12,7 +12,9 @@ _TOTALS_ORDER = (
     "wait", "metric",
 )  # fmt: skip
 _NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come of no frame
-COUNTED = {kind.name: kind.count or kind.view for kind in in_order(ROWS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS}
+COUNTED = {
+    kind.name: kind.count or kind.view for kind in sorted_kinds(ROW_KINDS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS
+}
 """What the header calls the number of rows of a kind."""
 TOTALS = ("stalls", "stall_reads", *COUNTED.values(), "carried_launches", "executions", "transferred_bytes")
 """What the header's totals tell, even where there was none of it."""

@@ -175,7 +175,7 @@ def read_debug_info(elf: bytes) -> DebugInfo:
         with _collecting_problems(problems):
             functions.read(unit, files, code.functions)
         found.append(code)
-    problems += place_units(found, read_zebin(elf).kernels, kernels_elsewhere(elf), functions)[:_MAX_PROBLEMS]
+    problems += place_units(found, read_zebin(elf).kernels, kernels_without_code(elf), functions)[:_MAX_PROBLEMS]
     for code in found:
         functions.add(code.functions)
     functions.finish()

@@ -130,7 +130,7 @@ def count_launches(capture: CaptureReader) -> LaunchTotals | None:
     runs = np.bincount(filling[own_events[known.event]], minlength=len(known.first) - 1)
     return LaunchTotals(
         int((own & (known.filling == RUNS_AT_ONCE)).sum()) + int(runs[known.filling[known.filling >= 0]].sum()),
-        int((own_events & equal(events["event"], "execute")).sum()),
+        int((own_events & rows_equal(events["event"], "execute")).sum()),
         int(own_events[known.unknown].sum()),
     )
 
@@ -273,7 +273,7 @@ def _executions_of_members(
 def _program_starts(processes: pa.Table) -> TimesByPid:
     """Returns the times at which processes were forked or executed another program."""
     pids, tids, times = (processes[name].to_numpy() for name in ("pid", "tid", "time_ns"))
-    begins = (equal(processes["event"], "exec") | equal(processes["event"], "fork")) & (pids == tids)
+    begins = (rows_equal(processes["event"], "exec") | rows_equal(processes["event"], "fork")) & (pids == tids)
     return TimesByPid(pids[begins], times[begins])
 
 

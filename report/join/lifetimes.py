@@ -27,7 +27,7 @@ class Lives:
         """
         times, pids, tids = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
         leader = tids == pids
-        is_fork, is_exit = (equal(processes["event"], name) for name in ("fork", "exit"))
+        is_fork, is_exit = (rows_equal(processes["event"], name) for name in ("fork", "exit"))
         self._begins = TimesByPid(pids[is_fork & leader], times[is_fork & leader])
         self._deaths = TimesByPid(pids[is_exit & leader], times[is_exit & leader])
         self._exits = TimesByPid(pids[is_exit], times[is_exit])

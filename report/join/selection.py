@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct
+from iaprof.formats.distinct import distinct_rows
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf

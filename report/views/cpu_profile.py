@@ -36,7 +36,7 @@ def build_cpu(capture: CaptureReader, symbolizer: Naming, options: ReportOptions
     processes = capture.table("process")
     names = process_names(processes)
     interval, pid, stack, kernel_stack, count = _count_samples(capture, options, names)
-    first, launch = distinct(pid, stack, kernel_stack)
+    first, launch = distinct_rows(pid, stack, kernel_stack)
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     spaces = AddressSpaces(capture.table("mapping"), processes)
     cpu = CpuFrames(
@@ -82,8 +82,8 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
 
 def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     rows = np.concatenate(batches)
-    first, number = distinct(*rows[:, :4].T)
-    return np.column_stack([rows[first, :4], summed(rows[:, 4:], number)])
+    first, number = distinct_rows(*rows[:, :4].T)
+    return np.column_stack([rows[first, :4], sum_groups(rows[:, 4:], number)])
 
 
 def process_names(processes: pa.Table) -> dict[int, str]:

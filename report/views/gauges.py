@@ -49,8 +49,8 @@ def gauges_between(capture: CaptureReader, bounds: Sequence[int]) -> dict[int, G
     names: dict[str | None, int] = {}
     begins = np.array(bounds, np.uint64)
     for rows in capture.tables("metric", ("time_ns", "stream", "name", "value")):
-        is_selected = pa.array(where(rows["name"], lambda name: name == FREQUENCY_ACTUAL or is_busy(name or "")))
-        rows = rows.set_column(2, "name", pa.array(numbered(rows["name"], names))).filter(is_selected)
+        is_selected = pa.array(rows_where(rows["name"], lambda name: name == FREQUENCY_ACTUAL or is_busy(name or "")))
+        rows = rows.set_column(2, "name", pa.array(number_texts(rows["name"], names))).filter(is_selected)
         times, values = rows["time_ns"].to_numpy(), rows["value"].to_numpy()
         interval = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
         rows = rows.append_column("interval", pa.array(interval))

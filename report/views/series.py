@@ -212,5 +212,5 @@ def _points(
 def _merge(batches: Sequence[tuple[_Ints, _Ints, _Floats]]) -> tuple[_Ints, _Ints, _Floats]:
     """Adds up rows of equal series and time slice, and sorts by these."""
     number, slice_, sums = (np.concatenate(column) for column in zip(*batches, strict=True))
-    first, point = distinct(number, slice_)
-    return number[first], slice_[first], summed(sums, point)
+    first, point = distinct_rows(number, slice_)
+    return number[first], slice_[first], sum_groups(sums, point)

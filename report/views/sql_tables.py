@@ -30,7 +30,7 @@ from iaprof.report.join.streams import Stream, streams
 WORDS = "stall_words"  # the undecoded records; the view `stalls` decodes them
 _FIRST = "launch", "command_list", "transfer", "stack", "python_code", "process", "metric", "loss", "mapping", "wait"
 """The kinds of rows that are listed first, in this order."""
-_NAMES = {kind.name: (kind.view, kind.about) for kind in in_order(ROWS, _FIRST) if kind.view}
+_NAMES = {kind.name: (kind.view, kind.description) for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.view}
 _LAYOUTS = tuple(LAYOUTS.values())
 _text = pa.string()
 _TEXTS = (_text, pa.binary())  # types of columns that stay dictionary-encoded
@@ -219,5 +219,5 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
 
 def _samples(profile: Profile) -> Iterator[pa.RecordBatch]:
     """Yields a row for each stack, instruction and reason."""
-    table = profile_table(profile, Shape()).drop_columns(["device"])
+    table = profile_table(profile, StackOptions()).drop_columns(["device"])
     yield from table.rename_columns(_SAMPLES.names).to_batches()

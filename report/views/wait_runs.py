@@ -56,7 +56,7 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MA
                 continue
             comm, function = (table[name].unify_dictionaries().combine_chunks() for name in ("comm", "function"))
             columns = [pid, tid, comm.indices.to_numpy(), function.indices.to_numpy()]
-            first, kind = distinct(*(column[keep] for column in columns))
+            first, kind = distinct_rows(*(column[keep] for column in columns))
             texts, function_names = comm.dictionary.to_pylist(), function.dictionary.to_pylist()
             numbers = []
             for pid_, thread, comm_, which in zip(*(column[keep][first].tolist() for column in columns), strict=True):

@@ -121,7 +121,7 @@ def _rows(
     batches = [np.empty((0, 9), np.uint64)]
     for table in capture.tables("wait", _COLUMNS):
         numbers = {name: table[name].to_numpy().astype(np.uint64) for name in _COLUMNS if name != "function"}
-        function = numbered(table["function"], texts).astype(np.uint64)
+        function = number_texts(table["function"], texts).astype(np.uint64)
         keep = (numbers["end_ns"] >= np.uint64(row_filter.begin_ns)) & (
             numbers["time_ns"] <= np.uint64(row_filter.end_ns)
         )
@@ -141,7 +141,7 @@ def _rows(
 
 def _merge(batches: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     rows = np.concatenate(batches)
-    first, number = distinct(*rows[:, :5].T)
+    first, number = distinct_rows(*rows[:, :5].T)
     longest = np.zeros(len(first), np.uint64)
     np.maximum.at(longest, number, rows[:, 7])
     waited, count, not_ended = (sum_groups(rows[:, column], number) for column in (5, 6, 8))
@@ -190,7 +190,7 @@ def entries(waits: Waits, limit: int, rows: NDArray[np.bool_] | None = None) -> 
     selected = np.ones(len(waits.launch), bool) if rows is None else rows
     keys: dict[tuple[str, str, int, str, str], int] = {}
     of_launch = [(each.host, each.comm, each.pid, launcher(each)) for each in waits.launches]
-    first, pair = distinct(waits.launch[selected], waits.function[selected])
+    first, pair = distinct_rows(waits.launch[selected], waits.function[selected])
     number_of = np.array(
         [
             keys.setdefault((*of_launch[launch][:3], waits.functions[function], of_launch[launch][3]), len(keys))
@@ -207,7 +207,7 @@ def entries(waits: Waits, limit: int, rows: NDArray[np.bool_] | None = None) -> 
     ]
     longest = np.zeros(len(keys), np.int64)
     np.maximum.at(longest, number, waits.longest_ns[selected])
-    one = distinct(number, waits.handle[selected])[0]
+    one = distinct_rows(number, waits.handle[selected])[0]
     objects = np.bincount(number[one], minlength=len(keys))
     handle = np.zeros(len(keys), np.uint64)
     handle[number[one]] = waits.handle[selected][one]

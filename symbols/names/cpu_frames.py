@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
-from iaprof.formats.profile import Kind, Origin
+from iaprof.formats.profile import CodeKind, Origin
 from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces

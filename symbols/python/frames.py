@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import combined
-from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, State
+from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, Completeness
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTION
 

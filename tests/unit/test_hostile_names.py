@@ -64,7 +64,7 @@ def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: 
     out = io.BytesIO() if WRITERS[name].binary else io.StringIO()
     with GpuModuleLoader() as modules:
         built = build(recorded, modules, ReportOptions(interval_s=1.0 if WRITERS[name].interval_s else 0.0, look=look))
-        WRITERS[name].write(Export(built.profile), Shape(), out)
+        WRITERS[name].write(Export(built.profile), StackOptions(), out)
     text = out.getvalue().decode() if isinstance(out, io.BytesIO) else out.getvalue()
     # then no control characters remain, and no line is broken or added
     assert all(character.isprintable() for line in text.split("\n") for character in line.replace("\t", ""))

@@ -20,7 +20,7 @@ LAUNCH = ("zeCommandListAppendLaunchKernel", ZE)
 
 def launch(*frames: Frame, origins: bool = True) -> Launch:
     """A launch with these frames, outermost first, each with its file."""
-    kinds = {True: Kind.UNKNOWN, False: Kind.C}
+    kinds = {True: CodeKind.UNKNOWN, False: CodeKind.C}
     made = tuple(Origin(kinds[name.startswith("[")], module) for name, module in frames)
     return Launch("app", 7, tuple(name for name, _ in frames), origins=made if origins else ())
 

@@ -193,7 +193,7 @@ def test_frames_that_are_missing_are_marked_outside_of_those_that_are_there(
 
 
 def test_counting_states_of_stacks() -> None:
-    some = State.SOME
+    some = Completeness.SOME
     found = PythonCounts.from_counts(
         {
             some: 5,

@@ -14,7 +14,15 @@ from hypothesis import given, strategies as st
 
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.wire.sideband import SideBand, comm_record, decode, mapped_paths, records_of, running_record, tasks
+from iaprof.formats.wire.sideband import (
+    SideBand,
+    comm_record,
+    decode,
+    mapped_paths,
+    process_events,
+    process_records,
+    running_record,
+)
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from limits import Within

@@ -15,7 +15,7 @@ import pytest
 from iaprof.cli.main import main
 from iaprof.cli.verbs import record as record_command
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, of_all, unended_waits
+from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, total_waits, unended_waits
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.options import Options
