@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
 from iaprof.bpf.compile import cache as compile_cache
 from iaprof.bpf.compile.compilation import Compilation, Interruption
+from iaprof.bpf.declarations import check_maps
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
 from iaprof.bpf.probes.uprobe import ProgramFor, load_program
@@ -49,8 +50,10 @@ def load(
 
     Raises:
         BpfUnavailable: no permission, or no memory.
+        BytecodeError: the programs were compiled of other declarations.
         _Refused: the verifier says no.
     """
+    check_maps(bytecode)
     fds: dict[str, int] = {}
     try:
         for name, each in bytecode.maps.items():
@@ -72,9 +75,9 @@ def load(
                     raise _Refused(f"{name}: {error.strerror}") from error
                 raise
         for phases, members in PHASES.items():
-            for index, member in enumerate(members):
-                if member is not None and member in fds and phases in fds:
-                    write_slot(fds[phases], index, struct.pack("<I", fds[member]))
+            for phase, member in members.items():
+                if member in fds and phases in fds:
+                    write_slot(fds[phases], phase, struct.pack("<I", fds[member]))
     except (OSError, _Refused) as error:
         close(fds)
         if isinstance(error, OSError):
@@ -129,7 +132,7 @@ class Loader:
         self._key = compile_cache.key(self._source)
         cached = compile_cache.read(self._key)
         if cached is not None:
-            with contextlib.suppress(_Refused):
+            with contextlib.suppress(_Refused, BytecodeError):
                 self._fds = load(cached, self._constants, self._entries, self._without)
                 self.origin = Origin.CACHED
                 return

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source
+from iaprof.bpf.declarations import declarations
 from iaprof.bpf.probes.driver_layout import MAX_CLASSES
+from iaprof.bpf.structs import MAX_STEPS, Phase
 from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES
 
-MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
 MOST_MODULE_PIECES = 256  # of its module: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
@@ -69,18 +70,27 @@ FOR_WAITS = (*SESSIONS, *COPIES)
 """Names of all that only waits need."""
 SAMPLING = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 """Of these, those for perf events; the others are for uprobes."""
-PHASES = {  # enum phase of unwind.c
-    "phases": (
-        *("on_walk", "on_miss", "on_copy", "on_state", "on_python", "on_codes"),
-        *("on_launched", "on_handle_launched", "on_describe", None, "on_executed", "on_probed_executed"),
-        *("on_transferred", None, None, "on_dispatched"),
-    ),
-    "sample_phases": (
-        *("on_sample_walk", "on_sample_miss", "on_sample_copy", "on_sample_state"),
-        *("on_sample_python", "on_sample_codes"),
-        *(None, None, None, "on_sampled", None, None),
-    ),
-    "wait_phases": (*COPIES, *(None,) * 7, "on_wait_begun", "on_waited"),
+_WALKING = (Phase.WALK, Phase.MISS, Phase.COPY, Phase.STATE, Phase.PYTHON, Phase.CODES)
+PHASES = {
+    "phases": {
+        **{phase: f"on_{phase.name.lower()}" for phase in _WALKING},
+        Phase.LAUNCHED: "on_launched",
+        Phase.HANDLE_LAUNCHED: "on_handle_launched",
+        Phase.DESCRIBE: "on_describe",
+        Phase.EXECUTED: "on_executed",
+        Phase.PROBED_EXECUTED: "on_probed_executed",
+        Phase.TRANSFERRED: "on_transferred",
+        Phase.DISPATCHED: "on_dispatched",
+    },
+    "sample_phases": {
+        **{phase: f"on_sample_{phase.name.lower()}" for phase in _WALKING},
+        Phase.SAMPLED: "on_sampled",
+    },
+    "wait_phases": {
+        **dict(zip(_WALKING, COPIES, strict=True)),
+        Phase.WAIT_BEGUN: "on_wait_begun",
+        Phase.WAITED: "on_waited",
+    },
 }
 """The maps of programs that go on after others, and what is in them."""
 _DEFINES = {
@@ -118,8 +128,8 @@ _CONSTANTS = (
 def source() -> Source:
     """The source of the programs."""
     # As one text: bcc does not rewrite included files.
-    text = "\n".join((Path(__file__).parent / "c" / name).read_text() for name in _FILES)
-    return Source(text, _DEFINES, _CONSTANTS, _FUNCTIONS)
+    first, *others = ((Path(__file__).parent / "c" / name).read_text() for name in _FILES)
+    return Source("\n".join([first, declarations(), *others]), _DEFINES, _CONSTANTS, _FUNCTIONS)
 
 
 def shipped() -> Bytecode:

@@ -8,14 +8,12 @@ import struct
 from typing import NamedTuple
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
-from iaprof.formats.wire.unwind_rules import BLOCK_BYTES, Rule, RuleScope
+from iaprof.bpf.structs import SPACE, WAY, pack
+from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, Rule, RuleScope
 
-ADDRESS_BITS = 47
 _BUCKET_BYTES, _SLOTS = 64, 4
 _FIRST_BITS, _MORE_BITS = 10, 2  # of the number of buckets that are used at first, and that this grows by
 _ODD, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
-_SPACE = struct.Struct("<6Q")  # struct space of unwind.c
-_WAY = struct.Struct("<3Q")  # struct way
 
 
 class Generation(NamedTuple):
@@ -112,7 +110,7 @@ class Spaces:
 
     def set(self, pid: int, generation: Generation, number: int, bits: int) -> None:
         """From now on the rules of a space hold for a process, as long as it stays as it was; see RuleTable.bits."""
-        write_element(self._spaces, struct.pack("<I", pid), _SPACE.pack(*generation, number, 64 - bits))
+        write_element(self._spaces, struct.pack("<I", pid), pack(SPACE, *generation, number, 64 - bits))
 
     def forget(self, pid: int) -> None:
         """From now on no rules hold for a process."""
@@ -131,4 +129,4 @@ class Spaces:
 
     def stays(self, way: int, stack: int, until_ns: int) -> None:
         """A copy was answered, and no rules lead on: launches of its path get its stack until then."""
-        write_element(self._ways, struct.pack("<Q", way), _WAY.pack(stack, until_ns, 0))
+        write_element(self._ways, struct.pack("<Q", way), pack(WAY, stack, until_ns, 0))

@@ -11,8 +11,6 @@
 
 #define MOST_DISPATCHED 16 /* kernels that are launched together; a copy has no more than four */
 
-enum unit { BYTES, REGION, NO_NUMBER, SIZES }; /* what an entry's argument says of how much is copied */
-
 #define UNKNOWN_BYTES (~0ULL)
 
 struct call {

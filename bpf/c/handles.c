@@ -25,60 +25,14 @@
 #define MOST_BINARY_BYTES (1ULL << 26)
 #define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
 #define MOST_AT_ONCE 8 /* kernels of one call that one program sends; the next one goes on */
-#define MOST_GPUS 8 /* of which a handle may have kernels: bpf/probes/driver_layout.py */
 #define TRIES 3 /* to describe a kernel */
 #define DESCRIBED 255 /* more than TRIES */
 #define HAS_NAME (1ULL << 63)
-
-/* values[to] = what lies at values[from] + offset + per_gpu * values[GPU]. */
-struct step {
-    u16 offset;
-    u8 bytes;            /* 4 or 8 */
-    u8 from;
-    u8 to;
-    u8 pad;
-    u16 per_gpu;
-};
 
 /* Values by their number; the first is the handle, the last are for what lies on the way. */
 #define VALUES 16
 #define GPU 15 /* of which the kernel is, where a handle has one for each; else 0 */
 #define OTHER_MODULE 14 /* what no step leads to: the programs have no room for it elsewhere */
-enum where { HANDLE, CLASS, ADDRESS, ADDRESS_MORE };
-enum what { BINARY = 1, BINARY_BYTES, CODE, CODE_BYTES, NAME, ALLOCATION, ALLOCATION_BYTES, MODULE };
-
-struct layout {
-    u64 classes[CLASSES]; /* addresses in the driver's file; the first again where there are fewer */
-    u64 where_steps;
-    u64 what_steps;
-    struct step where[MAX_STEPS]; /* to enum where */
-    struct step what[MAX_STEPS];  /* to enum what; what stays 0 is not known */
-    u64 code_start;      /* in the driver's file */
-    u64 code_bytes;
-    u16 first;           /* kernels of the driver's own that are launched together: copies.c */
-    u16 many;
-    u16 size;
-    u16 kernel[2];
-    u16 gpu[3];          /* a path from a launch's queue to the number of its GPU */
-    u64 gpu_mask;        /* 0, or where a handle has a kernel for each GPU: bits of a handle that are 0, and have that number */
-};
-
-struct entry {
-    u64 address;         /* of the probe, in the driver's file */
-    u32 layout;
-    u8 handle;           /* which argument, by its offset in pt_regs */
-    u8 count;            /* so for an array of handles */
-    u8 is_array;
-    u8 flags;            /* of its launches: LAUNCH_OWN */
-    s16 offset;          /* from that argument to the handle, or to where a kernel's pointer to its module leads */
-    u8 transfer;         /* which function copies or fills: formats/header/transfers.py; 0: none */
-    u8 unit;             /* enum unit of copies.c */
-    u16 list_offset;     /* from the first argument to the command list's handle */
-    u8 in_list;          /* a launch's first argument leads to a command list */
-    u8 event;            /* enum list_event */
-    u8 nested;           /* the driver calls it itself, too */
-    u8 pad[7];
-};
 
 BPF_ARRAY(layouts, struct layout, ANY);
 BPF_ARRAY(entries, struct entry, ANY);
@@ -111,26 +65,6 @@ struct module {
 };
 BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, ANY);
 
-enum piece_of { PIECE_OF_NAME, PIECE_OF_CODE, PIECE_OF_MODULE };
-
-struct about {
-    u64 time;            /* of the launch */
-    u32 pid;
-    u32 tid;
-    u64 module;          /* handle */
-    u64 module_time;     /* of the launch at which it was sent first: a handle may be used again */
-    u64 address;         /* of the kernel */
-    u64 size;            /* of the kernel */
-};
-
-struct piece {
-    struct about about;
-    u64 offset;          /* in the whole */
-    u64 total;           /* bytes of the whole */
-    u32 what;            /* enum piece_of */
-    u32 bytes;           /* in this piece */
-    char data[PIECE_BYTES];
-};
 BPF_RINGBUF_OUTPUT(pieces, ANY); /* of names and code */
 BPF_RINGBUF_OUTPUT(modules, ANY);
 
@@ -300,7 +234,7 @@ static __always_inline struct piece *reserve_piece(const struct about *about, en
     else
         piece = pieces.ringbuf_reserve(sizeof(struct piece));
     if (piece) {
-        piece->about = *about;
+        *(struct about *)piece = *about;
         piece->what = what;
         piece->offset = offset;
         piece->total = total;

@@ -4,7 +4,7 @@
  *
  * One program serves every library: where a probe's arguments live is read from the `probes` map, at the slot that
  * the attachment's cookie names. What leaves for user space leaves in records of one size per ring buffer, so that
- * the reader takes thousands of them at once as an array (formats/wire/launches.py has the same layouts).
+ * the reader takes thousands of them at once as an array.
  *
  * A user stack travels once. Its id is a hash of the process and the addresses; `stacks_sent` remembers which ids
  * have travelled and a second hash to tell two stacks of one id apart. Nothing depends on that memory being large:
@@ -16,92 +16,7 @@
  * Numbers without a definition here: MAX_DEPTH (a power of two) is set by the compiler (programs.py), STACK_DEPTH (at most MAX_DEPTH),
  * STACK_ID_BITS and *_WAKE_EVERY by the loader.
  */
-#define MAX_ARGS 5
-#define NAME_BYTES 64
-#define PATH_BYTES 4096
-
-enum arg_kind { ARG_NONE, ARG_CONSTANT, ARG_REGISTER, ARG_MEMORY };
-
-struct arg {
-    s64 value;   /* the constant, or the displacement */
-    u8 kind;
-    u8 base;     /* index into the register array of read_registers(); NO_REGISTER is always 0 */
-    u8 index;
-    u8 scale;    /* as a shift */
-    u8 bits;     /* 8, 16, 32 or 64 */
-    u8 is_signed;
-    u8 shift;    /* 8 for %ah, %bh, %ch and %dh */
-    u8 pad;
-};
-
-struct probe {
-    struct arg args[MAX_ARGS];
-};
-
-struct launch {
-    u64 time;
-    u32 pid;
-    u32 tid;
-    u32 cpu;
-    u32 flags;
-    u64 iba;
-    u64 address;
-    u64 size;
-    u64 stack;
-    u64 list;            /* handle of the command list that it was appended to; 0 where that is not known */
-    char comm[16];
-    char name[NAME_BYTES];
-};
-
-enum launch_flags {
-    LAUNCH_BAD_ARGS = 1,
-    LAUNCH_NO_STACK = 2,
-    LAUNCH_NO_NAME = 4,
-    LAUNCH_OTHER = 8,
-    LAUNCH_PRESUMED = 32,
-    LAUNCH_TRANSFER = 64, /* a copy or a fill, no kernel */
-    LAUNCH_OWN = 128,     /* of a kernel of the driver's own */
-    LAUNCH_GIVEN = 1 << 16, /* its stack is known without a walk; never sent */
-};
-
-struct stack {
-    u64 id;
-    u64 time;
-    u32 pid;
-    u32 depth;
-    u64 walked;          /* enum walked */
-    u64 guessed[MAX_DEPTH / 64];
-    u64 interrupted[MAX_DEPTH / 64];
-    u64 ips[]; /* STACK_DEPTH */
-};
-
-/* What is to be known of a stack with frames of Python, besides its addresses. */
-struct python_stack {
-    u64 id;
-    u64 time;
-    u32 pid;
-    u32 depth;           /* addresses of the C stack */
-    u32 count;           /* frames and ends */
-    u16 state;           /* enum python_state */
-    u16 kept;            /* for user space */
-    u64 sp;              /* of the innermost frame of C */
-    u64 cfas[MAX_DEPTH];
-    struct python_frame frames[MAX_PYTHON];
-};
-
-struct compiled {
-    u64 time;
-    u32 pid;
-    u32 tid;
-    u32 uid;
-    u32 gid;
-    char path[PATH_BYTES];
-};
-
-struct settings {
-    u64 epoch;
-    u64 scoped;      /* whether `others` holds anything */
-};
+#define LAUNCH_GIVEN (1 << 16) /* of a launch's flags: its stack is known without a walk; never sent */
 
 BPF_ARRAY(probes, struct probe, ANY);
 BPF_ARRAY(settings, struct settings, 1);
@@ -112,8 +27,6 @@ BPF_RINGBUF_OUTPUT(stacks, ANY);
 BPF_RINGBUF_OUTPUT(python_stacks, ANY);
 BPF_RINGBUF_OUTPUT(compilations, ANY);
 BPF_TABLE("lru_hash", u64, u64, stacks_sent, ANY);
-
-#define NO_REGISTER 17
 
 static __always_inline void read_registers(struct pt_regs *ctx, u64 *regs) {
     regs[0] = ctx->ax;

@@ -4,28 +4,12 @@
  * A launch that is appended to a list says which one (`list` of struct launch). Here is what tells when such a list ran: a record for
  * each execution, with the lists of the call and the stack that it is from, and one for each list that was closed, reset or destroyed,
  * as from then on its handle means something else. Nothing here looks into a list, so an execution costs the same however much was
- * appended. formats/wire/launches.py has the same layout, and report/join/executions.py puts launches and executions together.
+ * appended. report/join/executions.py puts launches and executions together.
  *
  * Set by the loader: LIST_WAKE_EVERY.
  */
-#define LISTS_A_RECORD 8
 #define MOST_LIST_RECORDS 512 /* of one call; what is beyond is counted as lost */
 
-enum list_event { LISTS_EXECUTED, LIST_CLOSED, LIST_RESET, LIST_DESTROYED };
-
-struct list_record {
-    u64 time;
-    u32 pid;
-    u32 tid;
-    u32 cpu;
-    u32 flags;           /* enum launch_flags */
-    u32 event;           /* enum list_event */
-    u32 count;           /* of `lists` */
-    u64 queue;           /* that executes: a queue's handle, or an immediate list's */
-    u64 stack;           /* 0 where there is none */
-    char comm[16];
-    u64 lists[LISTS_A_RECORD];
-};
 BPF_RINGBUF_OUTPUT(list_events, ANY);
 
 static __always_inline void begin_record(struct list_record *record, const struct launched *launch, u64 event) {
@@ -57,7 +41,7 @@ static __always_inline void send_executions(const struct launched *launch, u64 q
         u64 unreadable = hidden(read_user(record->lists, some * 8, (void *)(from + sent * 8))) >> 63;
         some = forgotten(some, time);
         lost += choose(unreadable, some, 0);
-        begin_record(record, launch, LISTS_EXECUTED);
+        begin_record(record, launch, LIST_EXECUTE);
         record->count = choose(unreadable, 0, some);
         record->queue = queue;
         list_events.ringbuf_submit(record, wakeup(launch->fired, LIST_WAKE_EVERY));
@@ -154,7 +138,7 @@ int on_probed_list_event(struct pt_regs *ctx) {
     u64 regs[32] = {}, event = 0, list = 0;
     read_registers(ctx, regs);
     if (probe && !(read_arg(regs, &probe->args[0], &event) | read_arg(regs, &probe->args[1], &list)) &&
-        event <= LIST_DESTROYED)
+        event <= LIST_DESTROY)
         send_event(event, list);
     else
         count(LISTS_LOST, 1);

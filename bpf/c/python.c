@@ -23,42 +23,8 @@
 #define TICK_NS 10000000ULL
 #define CHECKED_NS 10000000ULL  /* after that time it is seen again whether code objects are still the same */
 #define CODE_TURNS 6        /* the rest of what is new comes with the next stack */
-#define TEXT_BYTES 320      /* of a str object */
-#define TABLE_BYTES 3104    /* of the bytes object with the line table, in a record */
 #define MOST_TABLE (21 * TABLE_BYTES) /* of it in all: 64 KiB */
 
-/* Where things are, in bytes (symbols/python). */
-struct python_layout {
-    u16 interpreters_head;
-    u16 threads_head;
-    u16 interpreter_next;
-    u16 thread_next;
-    u16 thread_id;
-    u16 thread_frame;       /* in the cframe, if there is one */
-    u16 thread_cframe;      /* 0: there is none */
-    u16 cframe_previous;
-    u16 frame_code;
-    u16 frame_previous;
-    u16 frame_instruction;
-    u16 frame_owner;
-    u16 frame_is_entry;     /* 0: what ends a loop's frames is a frame of its own */
-    u16 code_filename;
-    u16 code_qualname;
-    u16 code_linetable;
-    u16 code_first_line;
-    u16 code_version;       /* 0: there is none */
-    u16 bytes_length;
-    u16 bytes_data;
-    u16 frame_bytes;        /* of a frame that are read */
-    u16 pad[2];
-};
-
-struct python {
-    u64 born;               /* when the process was, in ticks, as /proc tells it */
-    u64 runtime;
-    u64 changes;            /* how often another code object was found at an address */
-    struct python_layout layout;
-};
 BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
 
 struct python_thread {
@@ -76,17 +42,6 @@ struct code_key {
 };
 BPF_TABLE("lru_hash", struct code_key, u64, codes_sent, ANY); /* what it was recognised by */
 
-struct code {
-    u64 time;
-    u32 pid;
-    u32 first_line;
-    u64 code;               /* its address */
-    u64 identity;
-    u64 offset;             /* of what is here of the table; behind the first part the texts are not told again */
-    u8 filename[TEXT_BYTES];
-    u8 qualname[TEXT_BYTES];
-    u8 table[TABLE_BYTES];
-};
 BPF_RINGBUF_OUTPUT(codes, ANY);
 
 static __always_inline u64 word_of(u64 at) {

@@ -10,15 +10,6 @@ static u64 (*registers_of)(u64 task) = (void *)175; /* of user space, where it e
 /* Whether a sample interrupted the process itself. BPF reads whole registers; in newer kernels' headers cs is a part of one. */
 #define IN_USER(ctx) (*(u64 *)&(ctx)->regs.cs & 3)
 
-struct sample {
-    u64 time;
-    u32 pid;
-    u32 tid;
-    u64 stack;           /* 0 where there is none */
-    u64 kernel_stack;    /* likewise */
-    u32 cpu;
-    u32 flags;           /* enum launch_flags */
-};
 BPF_RINGBUF_OUTPUT(samples, ANY);
 
 /* The kernel's stack; its id is that of a process 0. */

@@ -18,10 +18,7 @@
  */
 
 #define WINDOW 2048      /* bytes of the stack that are read at once */
-#define PAGE 4096
 #define MOST_ABSENT 16   /* pages in a row; behind so many nothing of the stack is expected */
-#define ADDRESS_BITS 47
-#define BLOCK 64         /* bytes of code, aligned, that one rule may be for */
 #define WAY_NS 1000000000ULL
 #define MOST_COPIES 64   /* in that time, of the walks of a thread that end alike: rules may never lead on from there */
 #define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
@@ -30,9 +27,6 @@
 #define SCRATCHES 4
 #define FRAMES_A_TURN 32
 #define ROOM 96
-#define MAX_PYTHON 256   /* frames of Python, and ends of loops */
-
-enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD };
 
 /* struct rule, as a number: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
 #define RULE_CFA(rule) ((s64)(s32)(rule))
@@ -40,7 +34,7 @@ enum rule_kind { RULE_NONE, BY_RSP, BY_RBP, BY_DEREF, BY_RBX, SIGNAL, END, HARD 
 #define RULE_KIND(rule) ((rule) >> 48 & 255)
 #define RULE_GUESSES(rule) ((rule) >> 56 & 1)
 #define RULE_LEAVES(rule) ((rule) >> 57 & 1) /* the stack: Go's calls of C, and of its runtime, have one of their own */
-#define BY_FRAME_POINTER (16ULL | (u64)(u16)-16 << 32 | (u64)BY_RBP << 48 | 1ULL << 56)
+#define BY_FRAME_POINTER (16ULL | (u64)(u16)-16 << 32 | (u64)RULE_BY_RBP << 48 | 1ULL << 56)
 
 struct bucket {
     struct {
@@ -51,68 +45,15 @@ struct bucket {
 /* An array that user space writes through a mapping, as a look-up in it is no call: one line of cache a frame. */
 BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
-struct generation {
-    u64 born;            /* when the process was, CLOCK_BOOTTIME: its number may be another's later */
-    u64 mm;
-    u64 exec_vm;         /* pages of code */
-    u64 loads;           /* how often dlopen was called */
-};
-struct space {
-    struct generation of;
-    u64 number;          /* 15 bits */
-    u64 shift;           /* 64 less the binary logarithm of how many buckets are used: the fewer, the more of them are in the caches */
-};
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
 
 /* Copies that are on their way, and the stack that launches of the same path get until then; and of all paths of a thread whose walks
  * end alike, how many were copied. */
-struct way {
-    u64 id;
-    u64 until;           /* after that time another copy is sent */
-    u64 copies;          /* of all such paths; no more than MOST_COPIES are sent */
-};
 BPF_TABLE("lru_hash", u64, struct way, ways, ANY);
 
-/* Registers where a walk begins. */
-struct start {
-    u64 ip;
-    u64 sp;
-    u64 bp;
-    u64 bx;
-    u64 r12;
-    u64 r13;
-    u64 r14;
-    u64 r15;
-};
-
 /* A page of a stack; the last record has none. */
-struct copied {
-    u64 id;              /* of the stack */
-    u64 time;
-    u32 pid;
-    u32 tid;
-    struct generation of;
-    u64 way;
-    struct start start;  /* of the walk */
-    u64 ip;              /* where it ended */
-    u64 sp;
-    u64 bp;
-    u32 depth;           /* addresses, that one included */
-    u16 is_exact;        /* it is an instruction's, no return address */
-    u8 is_sample;        /* it is of a CPU sample, not of a launch */
-    u8 has_python;       /* frames of Python were found */
-    u64 address;         /* of the page; 0 of the last record */
-};
 BPF_RINGBUF_OUTPUT(copies, ANY);
-
-enum python_state { PYTHON_NONE, PYTHON_WHOLE, PYTHON_DEEP, PYTHON_DAMAGED };
-
-/* A frame of Python, or what ends those of an evaluation loop. */
-struct python_frame {
-    u64 code;            /* 0: an end */
-    u64 instruction;     /* of an end where it lies on the C stack */
-};
 
 /* What a program works on. A program on a uprobe can be preempted, and another thread's run on the same CPU then takes another one.
  * `owner` is 0 while nobody has it. */
@@ -207,8 +148,6 @@ static __always_inline struct scratch *own_scratch(u64 owner) {
 static __always_inline void give_back(struct scratch *scratch) {
     *(volatile u64 *)&scratch->owner = 0;
 }
-
-enum walked { WHOLE, DEEP, MISSED };
 
 static __always_inline u64 mixed(u64 hash, u64 value) {
     hash = (hash ^ value) * 0xff51afd7ed558ccdULL;
@@ -314,10 +253,6 @@ static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
     bits[next / 64] |= bit << (next & 63);
 }
 
-enum phase {
-    WALK, MISS, COPY, STATE, PYTHON, CODES, LAUNCHED, HANDLE_LAUNCHED, DESCRIBE, SAMPLED, EXECUTED, PROBED_EXECUTED,
-    TRANSFERRED, WAIT_BEGUN, WAITED, DISPATCHED, PHASES
-};
 BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */
 BPF_PROG_ARRAY(wait_phases, PHASES);   /* of uprobe sessions: the same ones, loaded once more */
@@ -375,9 +310,9 @@ static __always_inline u32 walk(struct scratch *scratch) {
             check = scratch->before.hashes[1];
             break;
         }
-        if (kind == RULE_NONE || kind >= HARD || (kind == BY_RBX && hidden(depth) != 1))
+        if (kind == RULE_NONE || kind >= RULE_HARD || (kind == RULE_BY_RBX && hidden(depth) != 1))
             break;
-        if (kind == END) {
+        if (kind == RULE_END) {
             scratch->walked = WHOLE;
             break;
         }
@@ -393,7 +328,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             scratch->before.hashes[1] = check;
         }
         mark_next(scratch->guessed, at, RULE_GUESSES(rule));
-        if (kind == SIGNAL) {
+        if (kind == RULE_SIGNAL) {
             mark_next(scratch->interrupted, at, 1);
             /* sp is at the ucontext: rsp and rip are at 160 of it, rbp at 120 */
             if (read_user(scratch->pair, 16, (void *)(sp + 160)))
@@ -405,7 +340,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             continue;
         }
         kind = hidden(kind);
-        u64 by_bp = (1 << BY_RBP | 1 << BY_DEREF) >> kind & 1, deref = 1 << BY_DEREF >> kind & 1, by_bx = 1 << BY_RBX >> kind & 1;
+        u64 by_bp = (1 << RULE_BY_RBP | 1 << RULE_BY_DEREF) >> kind & 1, deref = 1 << RULE_BY_DEREF >> kind & 1, by_bx = 1 << RULE_BY_RBX >> kind & 1;
         if (hidden(by_bp) && bp_at) {
             if (read_user(&scratch->pair[0], 8, (void *)bp_at))
                 break;

@@ -13,74 +13,18 @@
  */
 #define SITE_NS 1000000000ULL
 
-struct wait_entry {
-    u64 address;         /* of the probe, in the driver's file */
-    u8 function;         /* formats/header/waits.py */
-    u8 handle;           /* which argument says for what it waits, by its offset in pt_regs */
-    u8 timeout;          /* likewise, for how long at most; 0 where there is no such argument */
-    u8 is_array;         /* the handle's is the address of handles */
-    u32 pad;
-};
 BPF_ARRAY(wait_entries, struct wait_entry, ANY);
 
-enum wait_flags { WAIT_NOT_ENDED = 1, WAIT_TIMED_OUT = 2, WAIT_FAILED = 4, WAIT_ADDED_UP = 8, WAIT_PRESUMED = 32 };
 /* Not sent: */
 #define WAIT_OF_SITE 64 /* the stack is that of its site */
 #define WAIT_MISSED 128 /* the stack is incomplete: a rule was missing */
 
 /* A thread that waits. */
-struct waiting {
-    u64 since;           /* 0: it does not */
-    u64 whose;           /* thread_now() */
-    u64 slot;            /* where its return address was */
-    u64 returns_to;
-    u64 ip;              /* of the probe */
-    u64 handle;
-    u64 stack;           /* 0: it was not walked */
-    u64 epoch;           /* of that stack */
-    u32 pid;
-    u32 flags;           /* enum wait_flags */
-    u32 which;           /* of wait_entries */
-    u32 function;
-};
 BPF_F_TABLE("hash", u32, struct waiting, waits, ANY, BPF_F_NO_PREALLOC);
 
 /* Where a thread waits. */
-struct site_key {
-    u64 returns_to;
-    u64 slot;
-    u32 tid;
-    u32 which;
-};
-struct site {
-    u64 begin;           /* of the first short wait that was added up */
-    u64 end;             /* of the last one */
-    u64 waited;
-    u64 count;
-    u64 handle;          /* of the last one */
-    u64 stack;
-    u64 epoch;           /* of that stack */
-    u32 pid;
-    u32 function;
-    u32 flags;           /* enum wait_flags */
-    u32 is_known;        /* the last wait was short, and its stack complete */
-    char comm[16];
-};
 BPF_F_TABLE("hash", struct site_key, struct site, wait_sites, ANY, BPF_F_NO_PREALLOC);
 
-struct wait {
-    u64 begin;
-    u64 end;
-    u64 waited;          /* of several: the sum */
-    u64 count;
-    u64 handle;
-    u64 stack;           /* 0 where there is none */
-    u32 pid;
-    u32 tid;
-    u32 function;
-    u32 flags;           /* enum wait_flags */
-    char comm[16];
-};
 BPF_RINGBUF_OUTPUT(waited, ANY);
 
 /* A number for the thread and the program that it executes: a thread's own number may be another's later. */

@@ -5,7 +5,6 @@ Reads come in bulk, as arrays; nothing here runs per launch.
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,8 +35,9 @@ from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Li
 from iaprof.bpf.probes.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
-from iaprof.bpf.programs import FOR_WAITS, MAX_STEPS
+from iaprof.bpf.programs import FOR_WAITS
 from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, SETTINGS, Unit, What, Where, pack
 from iaprof.formats.header.transfers import function_number
 from iaprof.formats.header.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (
@@ -60,8 +60,8 @@ MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # of all of them
 COPY_PAGES = 16  # of a stack, that are copied at most
 _PAGE = 4096
-_STEP = struct.Struct("<HBBBxH")  # struct step of handles.c
-_ON_THE_WAY = 9  # the first of the values that hold what lies on the way
+_NO_STEP = (0, 0, 0, 0, 0)
+_ON_THE_WAY = max(What) + 1  # the first of the values that hold what lies on the way
 _PROGRAMS = {  # by the probe's name
     LAUNCH: "on_launch",
     COMPILE: "on_compile",
@@ -90,8 +90,11 @@ _LIST_EVENTS = {
     Action.LIST_RESET: ListEvent.RESET,
     Action.LIST_GONE: ListEvent.DESTROY,
 }
-_UNITS = {Action.TRANSFER: 0, Action.TRANSFER_REGION: 1, Action.TRANSFER_SIZES: 3}  # enum unit of copies.c
-_NO_NUMBER = 2
+_UNITS = {
+    Action.TRANSFER: Unit.BYTES,
+    Action.TRANSFER_REGION: Unit.REGION,
+    Action.TRANSFER_SIZES: Unit.SIZES,
+}
 
 
 @dataclass(frozen=True)
@@ -494,13 +497,13 @@ class LaunchProbes:
 
 @dataclass(frozen=True)
 class _Settings:
-    """`struct settings` of launches.c."""
+    """SETTINGS."""
 
     epoch: int = 0
     scoped: bool = False
 
     def pack(self) -> bytes:
-        return struct.pack("<QQ", self.epoch, self.scoped)
+        return pack(SETTINGS, self.epoch, self.scoped)
 
 
 class _Loaded:
@@ -539,51 +542,61 @@ class _Loaded:
 
 
 def _packed_layout(layout: Layout) -> bytes:
-    """`struct layout` of handles.c; LayoutError where its programs have no room for all of it."""
-    where = [layout.kernel_class, *(*layout.address, None)[:2]]
-    wholes = [layout.binary, layout.binary_size, layout.code, layout.size]
-    what = [*wholes, layout.name, *layout.allocation, layout.module]
+    """LAYOUT; LayoutError where its programs have no room for all of it."""
+    first, more = (*layout.address, None)[:2]
+    where = {Where.CLASS: layout.kernel_class, Where.ADDRESS: first, Where.ADDRESS_MORE: more}
+    start_of_memory, bytes_of_memory = layout.allocation
+    what = {
+        What.BINARY: layout.binary,
+        What.BINARY_BYTES: layout.binary_size,
+        What.CODE: layout.code,
+        What.CODE_BYTES: layout.size,
+        What.NAME: layout.name,
+        What.ALLOCATION: start_of_memory,
+        What.ALLOCATION_BYTES: bytes_of_memory,
+        What.MODULE: layout.module,
+    }
     scripts = [_steps(where), _steps(what)]
     if max(map(len, scripts)) > MAX_STEPS:
         raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
-    lengths = struct.pack(f"<{MAX_CLASSES}QQQ", *classes, *map(len, scripts))
-    steps = b"".join(b"".join(script).ljust(MAX_STEPS * _STEP.size, b"\0") for script in scripts)
+    steps = [number for script in scripts for step in (script + [_NO_STEP] * MAX_STEPS)[:MAX_STEPS] for number in step]
     start, end = layout.code_range or (0, 0)
     dispatch = layout.dispatch or Dispatch(0, 0, 0, (0, 0))
     of_dispatch = (dispatch.first, dispatch.many, dispatch.size, *dispatch.kernel)
     gpu, mask = (layout.gpu.path, MAX_GPUS - 1) if layout.gpu else ((0, 0, 0), 0)
-    return lengths + steps + struct.pack("<QQ5H3HQ", start, max(0, end - start), *of_dispatch, *gpu, mask)
+    code = start, max(0, end - start)
+    return pack(LAYOUT, *classes, *map(len, scripts), *steps, *code, *of_dispatch, *gpu, mask)
 
 
-def _steps(fields: Sequence[Field | None]) -> list[bytes]:
-    """`struct step`s that lead from a handle to those numbered 1, 2, ..., and walk shared ways once."""
-    numbered = ((field, number) for number, field in enumerate(fields, 1) if field)
+def _steps(fields: Mapping[Where, Field | None] | Mapping[What, Field | None]) -> list[tuple[int, ...]]:
+    """STEPs that lead from a handle to values by their numbers, and walk shared ways once."""
+    numbered = ((field, number) for number, field in fields.items() if field)
     ways = sorted((tuple(field.steps()), field.bits, number) for field, number in numbered)
-    steps: list[bytes] = []
+    steps: list[tuple[int, ...]] = []
     way: list[tuple[int, int]] = []  # of what the values for the way hold now
     for path, bits, number in ways:
         *before, (last, per_gpu) = path
         while way != before[: len(way)]:
             way.pop()
         for offset, more in before[len(way) :]:
-            steps.append(_STEP.pack(offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way), more))
+            steps.append((offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way), more))
             way.append((offset, more))
-        steps.append(_STEP.pack(last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number, per_gpu))
+        steps.append((last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number, per_gpu))
     return steps
 
 
 def _packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
-    """`struct entry` of handles.c, for the layout with this index; MAX_LAYOUTS for none."""
+    """ENTRY, for the layout with this index; MAX_LAYOUTS for none."""
     offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
-    transfer, unit = function_number(entry.name), _UNITS.get(entry.action, _NO_NUMBER)
+    transfer, unit = function_number(entry.name), _UNITS.get(entry.action, Unit.NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, in_list, event)
-    return struct.pack("<QIBBBBhBBHBBB7x", entry.address, index, *numbers, entry.nested)
+    return pack(ENTRY, entry.address, index, *numbers, entry.nested)
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

@@ -12,34 +12,23 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import chain
 from typing import BinaryIO
 
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError
+from iaprof.bpf.structs import ARG, MAX_ARGS, NO_REGISTER, ArgKind, pack
 from iaprof.formats.elf import SHN_UNDEF
 
-MAX_ARGS = 5  # MAX_ARGS of launches.c
 # Compilers inline a probe's function a few times at most; the injected library has several functions with each probe.
 MAX_LOCATIONS = 32
-NO_REGISTER = 17
 
 # Index into the register array of launches.c, by the name of the 64-bit register.
 _WIDE = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip")
 
 
-class ArgKind(IntEnum):
-    """How an argument is found; `enum arg_kind` of launches.c."""
-
-    NONE = 0
-    CONSTANT = 1
-    REGISTER = 2
-    MEMORY = 3
-
-
 @dataclass(frozen=True)
 class Arg:
-    """One argument of a probe, in the numbers that `struct arg` of launches.c takes."""
+    """One argument of a probe, in the numbers that ARG has."""
 
     kind: ArgKind
     bits: int = 64
@@ -51,10 +40,8 @@ class Arg:
     shift: int = 0
 
     def pack(self) -> bytes:
-        """The 16 bytes of `struct arg`."""
-        return struct.pack(
-            "<qBBBBBBBx", self.value, self.kind, self.base, self.index, self.scale, self.bits, self.signed, self.shift
-        )
+        """The bytes of ARG."""
+        return pack(ARG, self.value, self.kind, self.base, self.index, self.scale, self.bits, self.signed, self.shift)
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,7 @@ class Probe:
     args: tuple[Arg, ...]
 
     def pack(self) -> bytes:
-        """The bytes of `struct probe`."""
+        """The bytes of PROBE."""
         args = [*self.args[:MAX_ARGS], *[Arg(ArgKind.NONE)] * (MAX_ARGS - len(self.args))]
         return b"".join(arg.pack() for arg in args)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-
 from iaprof.bpf.probes.driver_layout import ARGUMENTS, Entry, LayoutError
+from iaprof.bpf.structs import WAIT_ENTRY, pack
 from iaprof.formats.header.waits import FUNCTIONS
 
 NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
@@ -23,7 +22,7 @@ _NUMBERS = {name: number for number, name in FUNCTIONS.items()}
 
 
 def packed_wait_entry(entry: Entry) -> bytes:
-    """`struct wait_entry` of waits.c.
+    """WAIT_ENTRY.
 
     Raises:
         LayoutError: it is of a function that this version does not know.
@@ -32,6 +31,5 @@ def packed_wait_entry(entry: Entry) -> bytes:
     if number is None:
         raise LayoutError(f"nothing is known of waits in {entry.name}")
     timeout = ARGUMENTS[TIMEOUTS[entry.name]] if entry.name in TIMEOUTS else 0
-    return struct.pack(
-        "<QBBBB4x", entry.address, number, ARGUMENTS[entry.handle], timeout, int(entry.name in _OF_ARRAYS)
-    )
+    is_array = entry.name in _OF_ARRAYS
+    return pack(WAIT_ENTRY, entry.address, number, ARGUMENTS[entry.handle], timeout, is_array)

@@ -1,4 +1,7 @@
-"""Records of the BPF programs, as NumPy dtypes: what bpf/c/launches.c and handles.c declare, byte for byte."""
+"""Records of the BPF programs, as NumPy dtypes.
+
+bpf/declarations.py makes the programs' own declarations of these: a change here needs `make bytecode`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class ListEvent(IntEnum):
     DESTROY = 3  # the handle may be reused for another list afterwards
 
 
-PIECE = np.dtype(
+ABOUT = np.dtype(
     [
         ("time", "<u8"),  # of the launch at which the kernel was dumped
         ("pid", "<u4"),
@@ -77,6 +80,12 @@ PIECE = np.dtype(
         ("module_time", "<u8"),  # of the launch at which the module was dumped first, as handles are reused
         ("address", "<u8"),  # GPU address of the kernel's first instruction
         ("size", "<u8"),  # bytes of the kernel
+    ]
+)
+"""What a PIECE is of."""
+PIECE = np.dtype(
+    [
+        *((name, ABOUT[name]) for name in ABOUT.names or ()),
         ("offset", "<u8"),  # of this chunk in the whole
         ("total", "<u8"),  # size of the whole, bytes
         ("what", "<u4"),  # PieceOf
@@ -94,24 +103,36 @@ class PieceOf(IntEnum):
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
 
 
-COPY = np.dtype(
+GENERATION = np.dtype(
+    [
+        ("born", "<u8"),  # when the process was, CLOCK_BOOTTIME ns: its number may be another's later
+        ("mm", "<u8"),
+        ("exec_vm", "<u8"),  # pages of code
+        ("loads", "<u8"),  # how often dlopen was called
+    ]
+)
+"""What a state of a process's mappings is recognised by."""
+REGISTERS = np.dtype([(name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")])
+COPIED = np.dtype(
     [
         ("id", "<u8"),  # of the stack
         ("time", "<u8"),
         ("pid", "<u4"),
         ("tid", "<u4"),
-        ("generation", "<u8", (4,)),  # identifies the process's mappings: born, mm, exec_vm, loads
+        ("of", GENERATION),
         ("way", "<u8"),  # key in the map of copies in progress
-        ("start", "<u8", (8,)),  # registers at the start of the walk: ip, sp, bp, bx, r12 to r15
-        ("end", "<u8", (3,)),  # registers at its end: ip, sp, bp
+        ("start", REGISTERS),  # where the walk began
+        ("ip", "<u8"),  # where it ended
+        ("sp", "<u8"),
+        ("bp", "<u8"),
         ("depth", "<u4"),  # number of addresses, including that of the end
         ("is_exact", "<u2"),  # the end is the address of an instruction, not a return address
         ("is_sample", "u1"),  # of a CPU sample instead of a launch
         ("has_python", "u1"),  # the stack has Python frames
         ("address", "<u8"),  # of the page; 0 in the last record, which has no page
-        ("page", f"V{PAGE_BYTES}"),
     ]
 )
+COPY = np.dtype([*((name, COPIED[name]) for name in COPIED.names or ()), ("page", f"V{PAGE_BYTES}")])
 
 
 CPU_SAMPLE = np.dtype(
@@ -147,6 +168,7 @@ def stack_dtype(depth: int) -> np.dtype[np.void]:
 
 MAX_PYTHON = 256  # Python frames per stack, including the ends of evaluation loops
 CODE_TEXT_BYTES, CODE_TABLE_BYTES = 320, 3104
+PYTHON_FRAME = np.dtype([("code", "<u8"), ("instruction", "<u8")])
 PYTHON_STACK = np.dtype(
     [
         ("id", "<u8"),  # of the stack
@@ -160,7 +182,7 @@ PYTHON_STACK = np.dtype(
         ("cfas", "<u8", (MAX_DEPTH,)),  # the canonical frame address of the caller of each address
         # Innermost first. An entry whose code is 0 ends an evaluation loop; `instruction` is the loop's place on the C
         # stack.
-        ("frames", np.dtype([("code", "<u8"), ("instruction", "<u8")]), (MAX_PYTHON,)),
+        ("frames", PYTHON_FRAME, (MAX_PYTHON,)),
     ]
 )
 """The Python frames of a stack, which BPF sends separately from it."""
@@ -207,42 +229,42 @@ class LaunchFlags(IntFlag):
 
 
 class Counter(IntEnum):
-    """Indices into the programs' per-CPU counters, in the order of bpf/counters.c."""
+    """Index into the programs' per-CPU counters. Each thing is counted once: what a launch lacks only if it arrives."""
 
-    LAUNCHES = 0
-    LAUNCHES_LOST = 1
-    BAD_ARGS = 2
-    STACKS = 3
-    STACKS_LOST = 4
-    STACKS_FAILED = 5
-    STACKS_COLLIDED = 6
-    COMPILED = 7
-    COMPILED_LOST = 8
-    PROBE_NS = 9
-    OTHERS = 10
-    STACKS_TRUNCATED = 11
-    HANDLES_UNREADABLE = 12
-    HANDLES_UNKNOWN = 13
-    HANDLES_ASTRAY = 14
-    HANDLES_CHANGED = 15
-    KERNELS = 16
-    PIECES_LOST = 17
-    STACKS_MISSED = 18
-    STACKS_PRESUMED = 19
-    COPIES_LOST = 20
-    SAMPLES = 21
-    SAMPLES_LOST = 22
-    SAMPLE_NS = 23
-    CODES_SENT = 24
-    CODES_LOST = 25
-    PYTHON_LOST = 26
-    EXECUTIONS = 27
-    LIST_EVENTS = 28
-    LISTS_LOST = 29
-    TRANSFERS = 30
-    WAITS = 31
-    WAITS_LOST = 32
-    WAITS_INSIDE = 33
-    WAITS_ASTRAY = 34
-    WAIT_POLLS = 35
-    WAIT_NS = 36
+    LAUNCHES = 0  # the probe fired
+    LAUNCHES_LOST = 1  # no room in the ring buffer, or very many of one call
+    BAD_ARGS = 2  # launches whose arguments could not be read
+    STACKS = 3  # travelled
+    STACKS_LOST = 4  # launches without one: no room in the ring buffer; tried again at the next with that stack
+    STACKS_FAILED = 5  # launches without one: other programs used the scratch, too
+    STACKS_COLLIDED = 6  # travelled under an id of their own
+    COMPILED = 7  # the probe fired
+    COMPILED_LOST = 8  # no room, or the path could not be read
+    PROBE_NS = 9  # time spent in these programs
+    OTHERS = 10  # launches of processes that are not to be recorded
+    STACKS_TRUNCATED = 11  # launches whose stack is as deep as the limit, and so may be deeper
+    HANDLES_UNREADABLE = 12  # launches of which a pointer led nowhere
+    HANDLES_UNKNOWN = 13  # launches whose handle is none that the driver's layout knows
+    HANDLES_ASTRAY = 14  # launches whose address is none, or not in the memory that holds the code
+    HANDLES_CHANGED = 15  # launches whose handle had another address before
+    KERNELS = 16  # described
+    PIECES_LOST = 17  # of names, code and modules: no room, or not to be read
+    STACKS_MISSED = 18  # launches whose stack lacked a rule: it was copied
+    STACKS_PRESUMED = 19  # launches that lacked the same rule while that copy was on its way: they get its stack
+    COPIES_LOST = 20  # no room for all of it
+    SAMPLES = 21  # of CPUs
+    SAMPLES_LOST = 22  # no room in the ring buffer
+    SAMPLE_NS = 23  # time spent in on_sample
+    CODES_SENT = 24  # code objects of Python
+    CODES_LOST = 25  # no room, or not to be read: tried again
+    PYTHON_LOST = 26  # stacks without their frames of Python: no room
+    EXECUTIONS = 27  # calls that execute command lists
+    LIST_EVENTS = 28  # lists that were closed, reset or destroyed
+    LISTS_LOST = 29  # executions of lists, or events: no room in the ring buffer, or not to be read
+    TRANSFERS = 30  # calls that copy or fill
+    WAITS = 31  # that were begun and are followed
+    WAITS_LOST = 32  # no room, or the beginning is not known
+    WAITS_INSIDE = 33  # of others: they are part of these
+    WAITS_ASTRAY = 34  # where no return address was found
+    WAIT_POLLS = 35  # with a timeout of 0: none
+    WAIT_NS = 36  # time spent in on_wait

@@ -57,6 +57,7 @@ class RuleScope(IntEnum):
 
 
 BLOCK_BYTES = 64
+ADDRESS_BITS = 47
 
 
 class Rule(NamedTuple):

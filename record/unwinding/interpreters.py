@@ -11,6 +11,7 @@ from itertools import islice
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.maps import write_element
+from iaprof.bpf.structs import PYTHON, PYTHON_OFFSETS, pack
 from iaprof.formats.wire.launches import INTERPRETER
 from iaprof.record.unwinding.mappings import ImageGone, Images
 from iaprof.symbols.python.layout import Layout
@@ -20,13 +21,6 @@ from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
 MOST_PROCESSES = 4096  # that are remembered
 MOST_CANDIDATES = 32  # mappings of one process, in which an interpreter is looked for
 MOST_FOUND = 1 << 13  # mappings of files of which it is remembered what was found in them
-_FIELDS = (  # struct python_layout of python.c; what a version does not have is 0
-    *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
-    *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
-    *("frame_is_entry", "code_filename", "code_qualname", "code_linetable", "code_first_line", "code_version"),
-    *("bytes_length", "bytes_data", "frame_bytes"),
-)
-_PYTHON = struct.Struct(f"<QQQ{len(_FIELDS)}H4x")  # struct python
 _ADDRESSES = 1 << 64
 
 
@@ -120,10 +114,10 @@ class Interpreters:
             self._known.popitem(last=False)
 
     def _tell(self, pid: int, born_ticks: int, runtime: int, layout: Layout) -> None:
-        offsets = [getattr(layout, name) or 0 for name in _FIELDS]
+        offsets = [getattr(layout, name) or 0 for name in PYTHON_OFFSETS]
         if layout.cframe_frame is not None:
-            offsets[_FIELDS.index("thread_frame")] = layout.cframe_frame
-        packed = _PYTHON.pack(born_ticks, runtime, 0, *offsets)
+            offsets[PYTHON_OFFSETS.index("thread_frame")] = layout.cframe_frame
+        packed = pack(PYTHON, born_ticks, runtime, 0, *offsets)
         write_element(self._pythons, struct.pack("<I", pid), packed)
 
 

@@ -217,7 +217,7 @@ class Learner:
 
     def _finish(self, pid: int, miss: Miss) -> Finished:
         """Raises ImageGone if the process is not any more what it was, other errors if something failed."""
-        generation = Generation(*miss.record["generation"].tolist())
+        generation = Generation(*miss.record["of"].tolist())
         process = self._process(pid, generation)
         finished = self._walk(process, pid, miss)
         if finished.met_unknown:

@@ -48,7 +48,7 @@ class Miss:
     @property
     def is_from_the_top(self) -> bool:
         """Whether what was copied begins where the probe was, not where BPF's walk ended, far above."""
-        return int(self.record["depth"]) == 1 or (int(self.record["start"][1]) & -PAGE) in self.pages
+        return int(self.record["depth"]) == 1 or (int(self.record["start"]["sp"]) & -PAGE) in self.pages
 
     def limit(self, depth: int) -> int:
         """How many addresses are wanted, of `depth` in all."""
@@ -60,7 +60,7 @@ class Miss:
         if self.is_from_the_top:
             registers = dict(zip(_START, record["start"].tolist(), strict=True))
             return Copy(registers, Found.INTERRUPTED, self.pages)
-        ip, sp, bp = record["end"].tolist()
+        ip, sp, bp = (int(record[name]) for name in ("ip", "sp", "bp"))
         found = Found.INTERRUPTED if record["is_exact"] else Found.BY_RULE
         return Copy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
 
@@ -83,7 +83,7 @@ class Miss:
             frames[name] = self.record[name]
         frames["depth"] = len(finished.ips)
         frames["kept"] = 0 if self.is_from_the_top else int(self.record["depth"]) - 1
-        frames["sp"] = self.record["start"][1]
+        frames["sp"] = self.record["start"]["sp"]
         frames["cfas"][: len(finished.cfas)] = np.array(finished.cfas, np.uint64)
         return [frames.tobytes(), record.tobytes()]
 

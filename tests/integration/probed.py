@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.probes.launches import LaunchProbes, Sizes
 from iaprof.bpf.probes.libraries import LAUNCH
-from iaprof.bpf.probes.usdt import Arg, ArgKind, Probe
+from iaprof.bpf.probes.usdt import Arg, Probe
+from iaprof.bpf.structs import ArgKind
 from iaprof.formats.wire.launches import Counter, LaunchFlags
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.walking import Walking

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf.probes.usdt import Arg, ArgKind
+from iaprof.bpf.probes.usdt import Arg
+from iaprof.bpf.structs import ArgKind
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import FUNCTION, probed

@@ -38,8 +38,8 @@ def copied(number: int, pid: int, is_sample: bool = False) -> np.ndarray:
     records = np.zeros(2, COPY)
     records["is_sample"] = is_sample
     records["id"], records["pid"], records["way"], records["depth"] = number, pid, 100 + number, 1
-    records["address"], records["start"][:, 1] = [TOP, 0], TOP + 8
-    records["generation"] = [[0, 1, 2, 0]] * 2
+    records["address"], records["start"]["sp"] = [TOP, 0], TOP + 8
+    records["of"] = (0, 1, 2, 0)
     return records
 
 

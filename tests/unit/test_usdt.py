@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from iaprof.bpf.probes.usdt import NO_REGISTER, Arg, ArgKind, ProbeError, parse_arg, read_probes
+from iaprof.bpf.probes.usdt import Arg, ProbeError, parse_arg, read_probes
+from iaprof.bpf.structs import NO_REGISTER, ArgKind
 
 RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8, R15, RIP = 0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 16
 
