@@ -116,10 +116,12 @@ class StallStream:
             return self._failed(error)
         begin = self._begin_ns
         self._seen_up_to(called)
-        count = length // RECORD_BYTES
+        count, rest = divmod(length, RECORD_BYTES)
+        now = time.monotonic_ns()
+        if rest:
+            return StallLoss("wrong length", f"{length:,} bytes, which are no whole records, were not read", begin, now)
         if count == 0:
             return None
-        now = time.monotonic_ns()
         kept = self._buffer[:count] if self._subsample is None else self._buffer[self._subsample.keep(count)]
         return StallRead(self.layout.columns(kept), begin, now)
 

@@ -1,11 +1,16 @@
 """The three record layouts, against the bit positions of the driver, written down here a second time."""
 
+import os
+from typing import Any
+
 import numpy as np
 import pytest
 
 from iaprof.gpu.intel import generations, records
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
+from iaprof.record import xe
+from iaprof.record.stalls import StallLoss, StallRead, StallStream
 
 # First and last bit of each field, from the driver's structures.
 PVC = {
@@ -81,3 +86,27 @@ def test_a_version_of_no_gpu_that_is_known_is_a_guess(version: tuple[int, int], 
     assert (generations.platform_of(*version) is None) is (layout is not None)
     if layout is not None:
         assert generations.layout(*version) is layout
+
+
+def test_a_read_of_no_whole_records_is_a_loss_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a driver that gives two records, then one and a half, then one
+    there, driver = os.pipe()
+    os.set_blocking(there, False)
+    monkeypatch.setattr(xe, "open_stream", lambda *_: there)
+    monkeypatch.setattr(xe, "enable_stream", lambda *_: None)
+    unknown: Any = None
+    stream = StallStream(unknown, unknown, 100, records.XE2)
+    stream.resume()
+    found = []
+    for length in (128, 96, 64):
+        os.write(driver, bytes(length))
+        found.append(stream.read())
+    os.close(driver)
+    stream.close()
+    # then
+    two, loss, one = found
+    assert isinstance(two, StallRead)
+    assert isinstance(loss, StallLoss)
+    assert isinstance(one, StallRead)
+    assert [len(words) for words in (two.words[0], one.words[0])] == [2, 1]
+    assert (loss.what, loss.detail) == ("wrong length", "96 bytes, which are no whole records, were not read")
