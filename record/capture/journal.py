@@ -16,6 +16,7 @@ from iaprof.record.launched_kernels import Kernels
 
 Tell = Callable[[str], None]
 BOTH_NS = 1_000_000_000  # what began so long before a spool may be in it, too: threads and the recorder may be held up
+WRONG_LENGTH = "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
 
 
 @dataclass

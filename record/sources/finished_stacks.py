@@ -11,7 +11,7 @@ import numpy as np
 
 from iaprof.bpf import processes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, PYTHON_STACK, stack_dtype
-from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.journal import WRONG_LENGTH, Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
@@ -70,20 +70,24 @@ class FinishedStacks(Source):
             self._wait_for_learner()
 
     def _keep_finished(self, messages: Iterable[bytes]) -> None:
+        dtypes = {
+            FrameKind.PYTHON: PYTHON_STACK,
+            FrameKind.COPY: COPY,
+            FrameKind.STACKS: stack_dtype(self._depth),
+        }
+        kinds = {dtype.itemsize: (kind, dtype) for kind, dtype in dtypes.items()}
         for message in messages:  # one a path
             if message.startswith(INTERPRETER):
                 self._keep_interpreter(message[len(INTERPRETER) :])
                 continue
-            if len(message) == PYTHON_STACK.itemsize:
-                (frames,) = np.frombuffer(message, PYTHON_STACK, 1)
-                self._journal.write_late(FrameKind.PYTHON, message, int(frames["time"]), self._depth)
+            if len(message) not in kinds:
+                now = time.monotonic_ns()
+                self._journal.loss("stacks", "wrong length", 1, WRONG_LENGTH, now, now)
                 continue
-            is_copy = len(message) == COPY.itemsize
-            (record,) = np.frombuffer(message, COPY if is_copy else stack_dtype(self._depth), 1)
-            if is_copy and not self._has_room_for(record):
-                continue
-            kind = FrameKind.COPY if is_copy else FrameKind.STACKS
-            self._journal.write_late(kind, message, int(record["time"]), self._depth)
+            kind, dtype = kinds[len(message)]
+            (record,) = np.frombuffer(message, dtype)
+            if kind is not FrameKind.COPY or self._has_room_for(record):
+                self._journal.write_late(kind, message, int(record["time"]), self._depth)
 
     def _keep_interpreter(self, told: bytes) -> None:
         now, about = time.monotonic_ns(), json.loads(told)

@@ -21,7 +21,7 @@ from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,
 )
-from iaprof.record.capture.journal import Journal
+from iaprof.record.capture.journal import WRONG_LENGTH, Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.loop import Loop
@@ -59,7 +59,6 @@ _LOSSES = {
     ),
     Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
 }
-_WRONG_LENGTH = "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
 
 
 class Launches(Source):
@@ -245,7 +244,7 @@ class Launches(Source):
             misfits = sum(ring.misfits for ring in of_source)
             if misfits > self._last_misfits[source]:
                 number = misfits - self._last_misfits[source]
-                self._journal.loss(source, "wrong length", number, _WRONG_LENGTH, self._counters_ns, now)
+                self._journal.loss(source, "wrong length", number, WRONG_LENGTH, self._counters_ns, now)
                 self._last_misfits[source] = misfits
         self._last_counters, self._counters_ns = counters, now
 

@@ -47,6 +47,7 @@ LOOKS_SHARE, LOOKS_MOST_S = 0.2, 2.0  # of the time, for looking into processes 
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
+MISFIT = b"m"  # a message: a copy had another length than COPY and was not read
 LOOK = struct.Struct("<I")  # the request to look for an interpreter in a process
 SYNC = b"s"  # the question whether all that were copied before are finished, and the answer that they are
 _NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
@@ -362,7 +363,10 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
                 learner.look_for_python(*LOOK.unpack(message))
             is_asked = is_asked or message == SYNC
             is_over = learner.is_ending = not message
+        misfits = ring.misfits
         learner.take(ring.read())
+        for _ in range(ring.misfits - misfits):
+            channel.send(MISFIT)
         if is_told and message == SYNC:
             asked = time.monotonic()
         if learner.waits:

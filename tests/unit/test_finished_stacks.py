@@ -81,3 +81,14 @@ def test_so_many_copies_are_kept_and_the_others_are_counted(spool: Spool, monkey
     (loss,) = [json.loads(frame.payload) for frame in reader.frames({FrameKind.LOSS})]
     reader.close()
     assert (loss["source"], loss["count"]) == ("stacks", 2)
+
+
+def test_what_has_another_length_is_a_loss_and_not_kept(spool: Spool) -> None:
+    stacks = FinishedStacks(DEPTH, None)  # type: ignore[arg-type]
+    stacks._journal = journal(spool)
+    # when
+    stacks._keep_finished([stack(1, 5), stack(2, 5)[:-8], stack(3, 5) + bytes(8), copy(4) + copy(5), b"m", copy(6)])
+    # then
+    assert list(ids(spool, FrameKind.STACKS, FrameKind.COPY)) == [1, 6]
+    losses = [json.loads(frame.payload) for frame in SpoolReader(spool.path).frames({FrameKind.LOSS})]
+    assert [(loss["source"], loss["what"], loss["count"]) for loss in losses] == [("stacks", "wrong length", 1)] * 4

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +20,11 @@ from iaprof.record.symbolize.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.learner import (
+    MISFIT,
     MOST_FAILURES_OF_A_USER,
     MOST_SAMPLES,
     MOST_WAITING,
+    READY,
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone
@@ -321,3 +327,28 @@ def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
     monkeypatch.setattr(module, "STALE_S", 0.0)
     assert tried.finish(copied(2, 100)[:0]) == whole([1])
     assert tried.learner.patience_ms is None
+
+
+def test_copies_of_another_length_are_told() -> None:
+    # given a ring buffer with two of them, and a recorder that ends
+    class Ring:
+        misfits = 0
+
+        def fileno(self) -> int:
+            return there
+
+        def read(self) -> np.ndarray:
+            with contextlib.suppress(BlockingIOError):
+                self.misfits += len(os.read(there, 100))
+            recorder.shutdown(socket.SHUT_WR)
+            return np.zeros(0, COPY)
+
+    there, kernel = os.pipe()
+    os.set_blocking(there, False)
+    os.write(kernel, b"12")
+    recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    idle = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None)
+    # when
+    module._serve(idle, Ring(), channel)
+    # then
+    assert [recorder.recv(100) for _ in range(3)] == [READY, MISFIT, MISFIT]
