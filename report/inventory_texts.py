@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
 from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
-from iaprof.formats.header.python_counts import NOUNS as PYTHON_KINDS, PythonCounts
+from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, PythonCounts
 from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.quantities import percent
 from iaprof.cli.terminal.summary import losses, say
-from iaprof.formats.header.python_counts import NOUNS as PYTHON_KINDS, recorded as recorded_python
+from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import NOUNS, recorded
 from iaprof.formats.profile import clean
 
@@ -47,7 +47,7 @@ def _matched(facts: Facts) -> str:
 def _recorded(header: dict[str, Any]) -> str:
     """The recorder's counts of stacks, if some were finished late or presumed: the report cannot know that."""
     told = [ends.short(NOUNS[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
-    told += [each.text(PYTHON_KINDS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
+    told += [each.text(PYTHON_NOUNS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
     return f"recorded stacks: {'; '.join(told)}; " if told else ""
 
 

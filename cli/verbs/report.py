@@ -22,7 +22,7 @@ from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.symbol_sources import sources
 from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
-from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, for_file
+from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, format_for
 from iaprof.formats.writers.writer import Needs
 
 OF_WAITS = ("folded", "svg", "speedscope")
@@ -238,7 +238,7 @@ def _format(name: str | None, output: Path | None) -> Format:
         return FORMATS[name]
     if output is None:
         return FORMATS["folded"]
-    found = for_file(output)
+    found = format_for(output)
     if found is None:
         raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(FORMATS)})")
     return found

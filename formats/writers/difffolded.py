@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile, StackOptions
-from iaprof.formats.writers.folded import lines_of, text_of
+from iaprof.formats.writers.folded import folded_lines, lines_as_text
 
 COMPONENTS = ("process", "cpu", "file", "function", "instruction", "reason")
 """The default components: process ids and offsets differ between builds and runs."""
@@ -33,13 +33,13 @@ def write(both: Profile, options: StackOptions, relative: bool, out: IO[str]) ->
         relative: scale the counts after, so that both sums are equal.
         out: receives the text.
     """
-    columns, counts = lines_of(both, options, by_interval=True)
+    columns, counts = folded_lines(both, options, by_interval=True)
     if relative:
         counts[:, 1] = _scaled(counts[:, 1], int(counts[:, 0].sum()))
     there = counts[:, 1] > 0
     for first in range(0, len(counts), _LINES_AT_ONCE):
         some = np.flatnonzero(there[first : first + _LINES_AT_ONCE]) + first
-        out.write(text_of([(texts, numbers[some]) for texts, numbers in columns], counts[some]))
+        out.write(lines_as_text([(texts, numbers[some]) for texts, numbers in columns], counts[some]))
     if gone := int(counts[~there, 0].sum()):
         out.write(f"{_GONE} {gone} 0\n")
 

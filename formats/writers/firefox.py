@@ -68,10 +68,10 @@ class Firefox(Writer):
         for name, source, its_options in sources:
             tree = viewer_tree(source, without_components(its_options, _OF_PROCESSES), _key)
             threads += _threads(name, tree, tables.stacks(tree), length_s * 1e3)
-        _sort(threads)
+        _sort_threads(threads)
         json.dump(
             {
-                "meta": _meta(export.about, export.profile.reasons, length_s * 1e3) | _shown(threads),
+                "meta": _meta(export.about, export.profile.reasons, length_s * 1e3) | _initial_view(threads),
                 "libs": tables.libs,
                 "shared": tables.shared(),
                 "threads": threads,
@@ -81,7 +81,7 @@ class Firefox(Writer):
         out.write("\n")
 
 
-def _sort(threads: list[dict[str, Any]]) -> None:
+def _sort_threads(threads: list[dict[str, Any]]) -> None:
     """Sorts threads: processes with the most stalls first, and in a process the thread of stalls first."""
     most: dict[str, tuple[int, int]] = {}
     for thread in threads:
@@ -95,7 +95,7 @@ def _sort(threads: list[dict[str, Any]]) -> None:
         seen.add(thread["pid"])
 
 
-def _shown(threads: list[dict[str, Any]]) -> dict[str, Any]:
+def _initial_view(threads: list[dict[str, Any]]) -> dict[str, Any]:
     """The initially visible tracks: those of processes with stalls; if there are none, the profiler chooses."""
     stalled = {thread["pid"] for thread in threads if thread["name"] == _STALLS}
     visible = [number for number, thread in enumerate(threads) if thread["pid"] in stalled]
@@ -259,7 +259,7 @@ def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[st
     first, number = distinct_rows(process_of, tree.interval, tree.node)
     process, interval, node = process_of[first], tree.interval[first], tree.node[first]
     weight = sum_groups(tree.count, number)
-    time_ms, gap, rate = _spread(process, interval, weight, length_ms)
+    time_ms, gap, rate = _divide_intervals(process, interval, weight, length_ms)
     # A sample without a stack ends each gap: otherwise the next sample would extend over the gap.
     process = np.insert(process, gap, process[gap])
     stack = np.insert(node + root, gap, -1)
@@ -282,7 +282,7 @@ def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[st
     return threads
 
 
-def _spread(
+def _divide_intervals(
     process: _Ints, interval: _Ints, weight: _Ints, length_ms: float
 ) -> tuple[NDArray[Any], _Ints, NDArray[Any]]:
     """Divides intervals among their stacks in proportion to their weights.

@@ -59,7 +59,7 @@ def write_events(
     lines = [_line(frame) for frame in tree.frames]
     heads = [_head(launch) for launch in tree.launches]
     event = "cpu-clock" if cpu else "gpu-stall"
-    row, count = _chosen(tree.count[order], min(most, _fitting(tree, lines, heads, size)))
+    row, count = _distribute(tree.count[order], min(most, _events_that_fit(tree, lines, heads, size)))
     row = order[row]
     times = _times(tree.interval[row], round((export.interval_s or export.about.seconds or 1.0) * 1e9))
     heads_, lines_ = pa.array(heads, _TEXT), pa.array([*lines, ""], _TEXT)
@@ -81,7 +81,7 @@ def write_events(
         out.write("".join(text.to_pylist()))
 
 
-def _chosen(counts: _Ints, most: int) -> tuple[_Ints, _Ints]:
+def _distribute(counts: _Ints, most: int) -> tuple[_Ints, _Ints]:
     """Distributes samples over events: the row of each event, int64[m], and its number of samples, int64[m].
 
     Args:
@@ -103,7 +103,7 @@ def _times(interval: _Ints, length: int) -> _Ints:
     return interval * length + np.minimum(within.astype(np.int64), length - 1)
 
 
-def _fitting(tree: Tree, lines: list[str], heads: list[str], size: int) -> int:
+def _events_that_fit(tree: Tree, lines: list[str], heads: list[str], size: int) -> int:
     """The number of events that fit into a file of `size` bytes."""
     length = np.array([*(len(line.encode()) for line in lines), 0], np.int64)[tree.frame]
     depth = tree.depth()

@@ -44,7 +44,7 @@ class Folded(Writer):
 
 def write_lines(profile: Profile, options: StackOptions, out: IO[str]) -> None:
     """Writes every stack with its count, sorted by text; stacks below the limit are added up in a last line."""
-    _write(*lines_of(profile, options), options, out)
+    _write(*folded_lines(profile, options), options, out)
 
 
 def write_cpu_lines(export: Export, options: StackOptions, out: IO[str]) -> None:
@@ -60,12 +60,14 @@ def _write(columns: list[LinesColumn], counts: NDArray[np.int64], options: Stack
     small = int(counts[~kept].sum())
     for first in range(0, len(counts), _LINES_AT_ONCE):
         some = slice(first, first + _LINES_AT_ONCE)
-        out.write(text_of([(texts, numbers[some][kept[some]]) for texts, numbers in columns], counts[some][kept[some]]))
+        out.write(
+            lines_as_text([(texts, numbers[some][kept[some]]) for texts, numbers in columns], counts[some][kept[some]])
+        )
     if small:
         out.write(f"[below {options.percent_limit:g} %] {small}\n")
 
 
-def lines_of(
+def folded_lines(
     profile: Profile, options: StackOptions, by_interval: bool = False
 ) -> tuple[list[LinesColumn], NDArray[np.int64]]:
     """The components of each line, from the root, in the order of the lines' texts; and each line's count.
@@ -140,7 +142,7 @@ def _stacks(columns: list[LinesColumn], first: int) -> list[str]:
     return list(_joined([(texts, number[some]) for texts, number in columns]).to_pylist())
 
 
-def text_of(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
+def lines_as_text(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
     """Lines with a stack and its counts, each ended by a newline."""
     if not len(counts):
         return ""

@@ -52,9 +52,9 @@ class Pprof(Writer):
             replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.components else []))
         )
         tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
-        labels, addresses, address = _of_launches(tree, options), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
+        labels, addresses, address = _launch_labels(tree, options), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
         if isinstance(source, Profile):
-            labels += _of_stalls(tree, source, options)
+            labels += _stall_labels(tree, source, options)
             if "offset" in options.components and not options.inverted:
                 addresses, address = _addresses(tree, source)
         tables = _Tables()
@@ -77,7 +77,7 @@ class Pprof(Writer):
                     sample.location_id.extend(stack)
                     sample.value.append(count)
                 file.write(message.SerializeToString())
-            file.write(_head(export.about, "samples" if cpu else "stalls", tables).SerializeToString())
+            file.write(_tables_message(export.about, "samples" if cpu else "stalls", tables).SerializeToString())
 
 
 class _Tables:
@@ -113,7 +113,7 @@ class _Tables:
         return list(self._strings)
 
 
-def _head(about: About, type_: str, tables: _Tables) -> Any:
+def _tables_message(about: About, type_: str, tables: _Tables) -> Any:
     """The message without samples."""
     message = tables.message
     message.sample_type.add(type=tables.string(type_), unit=tables.string("count"))
@@ -127,7 +127,7 @@ def _head(about: About, type_: str, tables: _Tables) -> Any:
     return message
 
 
-def _of_launches(tree: Tree, options: StackOptions) -> list[_Label]:
+def _launch_labels(tree: Tree, options: StackOptions) -> list[_Label]:
     def label(key: str, value: Any) -> _Label:
         return key, [value(launch) for launch in tree.launches], tree.launch
 
@@ -142,7 +142,7 @@ def _of_launches(tree: Tree, options: StackOptions) -> list[_Label]:
     return labels
 
 
-def _of_stalls(tree: Tree, profile: Profile, options: StackOptions) -> list[_Label]:
+def _stall_labels(tree: Tree, profile: Profile, options: StackOptions) -> list[_Label]:
     row = np.nonzero(profile.counts)[0]  # in the order of the tree's rows
     labels: list[_Label] = []
     if "instruction" in options.components:

@@ -39,7 +39,7 @@ def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
     launch, code = profile.launch[row], profile.code[row]
     width = max(len(profile.codes), 1)
     places, place = np.unique(profile.kernel[row] * width + code, return_inverse=True)
-    named = [_named(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
+    named = [_place_names(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
     stacks = [
         None if each is None else ";".join(clean(frame.text, ";") for frame in launch_frames(each, options, ("cpu",)))
         for each in launches
@@ -77,7 +77,7 @@ def _texts(texts: Sequence[str | None], numbers: NDArray[Any]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), pa.array(distinct, pa.string()))
 
 
-def _named(kernel: Kernel | None, code: Code) -> tuple[str, str, str]:
+def _place_names(kernel: Kernel | None, code: Code) -> tuple[str, str, str]:
     """Kernel, file and innermost function of an instruction."""
     if kernel is None:
         return kernel_name(kernel, code), "", ""

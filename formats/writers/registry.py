@@ -97,7 +97,7 @@ WRITERS: Mapping[str, Writer] = _Writers()
 """The writer of each format, by name."""
 
 
-def for_file(path: Path) -> Format | None:
+def format_for(path: Path) -> Format | None:
     """The format with the longest extension that matches the path; None if none does."""
     matches = {end: format_ for format_ in FORMATS.values() for end in format_.extensions if path.name.endswith(end)}
     return matches[max(matches, key=len)] if matches else None

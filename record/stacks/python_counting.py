@@ -17,7 +17,7 @@ class PythonCounting:
     def __init__(self, python: PythonStacks) -> None:
         """Begins with none; `python` knows the stacks."""
         self._python = python
-        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in NOUNS}  # how many have each State
+        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in NOUNS}  # how many have each Completeness
         self._none: Counter[str] = Counter()  # without one, of processes with an interpreter; by kind
 
     def add(self, kind: str, stacks: NDArray[np.uint64], pids: NDArray[np.uint32]) -> None:

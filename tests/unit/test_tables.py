@@ -115,7 +115,7 @@ def test_of_nothing_there_are_headings(name: str) -> None:
     ],
 )
 def test_extensions_tell_formats(file: str, name: str) -> None:
-    found = for_file(Path(file))
+    found = format_for(Path(file))
     assert found is not None
     assert found.name == name
 

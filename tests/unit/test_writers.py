@@ -8,7 +8,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, clean
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
-from iaprof.formats.writers.registry import FORMATS, for_file
+from iaprof.formats.writers.registry import FORMATS, format_for
 from unit.profiles import Row, profile
 
 LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))
@@ -126,9 +126,9 @@ def test_clean() -> None:
 def test_formats_by_extension() -> None:
     from pathlib import Path
 
-    assert for_file(Path("x.folded")) is FORMATS["folded"]
-    assert for_file(Path("x.iaprof.txt")) is FORMATS["iaprof"]
-    assert for_file(Path("x.txt")) is None
+    assert format_for(Path("x.folded")) is FORMATS["folded"]
+    assert format_for(Path("x.iaprof.txt")) is FORMATS["iaprof"]
+    assert format_for(Path("x.txt")) is None
 
 
 def test_iaprof_text_shortens_stacks_too() -> None:
