@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iaprof.cli.options.selection import Choice
+from iaprof.cli.options.selection import SelectionOptions
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from iaprof.report.cpu_names import SymbolOptions
     from iaprof.report.facts import Report
 
-_PATIENCE_S = 1.0  # before the first progress message
+_PROGRESS_AFTER_S = 1.0  # before the first progress message
 
 
 @contextlib.contextmanager
-def analysed(
+def open_report(
     capture: Path,
-    choice: Choice,
+    choice: SelectionOptions,
     interval_s: float = 0.0,
     *,
     texts: bool = False,
@@ -60,9 +60,9 @@ def analysed(
 
 
 @contextlib.contextmanager
-def exported(
+def open_export(
     capture: Path,
-    choice: Choice,
+    choice: SelectionOptions,
     writer: Writer,
     stack_options: StackOptions,
     interval_s: float | None,
@@ -120,7 +120,7 @@ def exported(
 
 
 @contextlib.contextmanager
-def writing(output: Path | None) -> Iterator[None]:
+def show_writing(output: Path | None) -> Iterator[None]:
     """Shows on a terminal that a file is being written, unless the output goes to stdout."""
     if output is None or sys.stderr is None or not sys.stderr.isatty():
         yield
@@ -141,14 +141,14 @@ def symbol_options(choice: Choice) -> SymbolOptions:
 
 
 @contextlib.contextmanager
-def joining(records: int) -> Iterator[Callable[[int], None]]:
+def show_joining(records: int) -> Iterator[Callable[[int], None]]:
     """Yields a progress callback (records done), which writes to a terminal once joining takes over a second."""
     begun = time.monotonic()
     drawn = False
 
     def progress(done: int) -> None:
         nonlocal drawn
-        if time.monotonic() - begun > _PATIENCE_S:
+        if time.monotonic() - begun > _PROGRESS_AFTER_S:
             share = f" ({100 * done / records:.0f} %)" if 0 < records >= done else ""
             sys.stderr.write(f"\r\x1b[Kjoining stalls to launches: {done / 1e6:,.1f} M records{share}")
             sys.stderr.flush()

@@ -10,7 +10,7 @@ import typer
 import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.cli.options.grouped_help import Grouped
-from iaprof.cli.options.memory_limit import limited, too_much
+from iaprof.cli.options.memory_limit import out_of_memory, with_memory_limit
 from iaprof.cli.verbs import (
     annotate,
     archive,
@@ -42,16 +42,16 @@ app = typer.Typer(
 # Options after the command's name belong to the command, with or without `--`.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
-app.command(cls=Grouped, epilog=report.EXAMPLES)(limited(report.report))
-app.command(cls=Grouped, epilog=top.EXAMPLES)(limited(top.top))
-app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(limited(annotate.annotate))
-app.command(cls=Grouped, epilog=diff.EXAMPLES)(limited(diff.diff))
-app.command(epilog=info.EXAMPLES)(limited(info.info))
-app.command(epilog=merge.EXAMPLES)(limited(merge.merge))
-app.command(name="import", epilog=import_.EXAMPLES)(limited(import_.import_))
-app.command(epilog=query.EXAMPLES)(limited(query.query))
-app.command(epilog=archive.EXAMPLES)(limited(archive.archive))
-app.command(epilog=recover.EXAMPLES)(limited(recover.recover))
+app.command(cls=Grouped, epilog=report.EXAMPLES)(with_memory_limit(report.report))
+app.command(cls=Grouped, epilog=top.EXAMPLES)(with_memory_limit(top.top))
+app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(with_memory_limit(annotate.annotate))
+app.command(cls=Grouped, epilog=diff.EXAMPLES)(with_memory_limit(diff.diff))
+app.command(epilog=info.EXAMPLES)(with_memory_limit(info.info))
+app.command(epilog=merge.EXAMPLES)(with_memory_limit(merge.merge))
+app.command(name="import", epilog=import_.EXAMPLES)(with_memory_limit(import_.import_))
+app.command(epilog=query.EXAMPLES)(with_memory_limit(query.query))
+app.command(epilog=archive.EXAMPLES)(with_memory_limit(archive.archive))
+app.command(epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=check.EXAMPLES)(check.check)
 app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
@@ -80,7 +80,7 @@ def main() -> None:
         print(f"iaprof: {clean(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except MemoryError:
-        print(f"iaprof: {too_much()}", file=sys.stderr)
+        print(f"iaprof: {out_of_memory()}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:
         if not _is_of_arrow(error):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def adding(
+def add_options(
     verb: Callable[..., None],
     options: Callable[..., Any],
     call: Callable[[Any, dict[str, Any]], None],

@@ -10,7 +10,7 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import remove_unfinished
-from iaprof.cli.options.added import adding
+from iaprof.cli.options.added import add_options
 from iaprof.cli.options.quantities import size
 from iaprof.sandbox.memory import LEAST_BYTES, lift_limit, limit, limit_memory, usual_limit
 from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
@@ -27,19 +27,19 @@ MemoryLimit: TypeAlias = Annotated[
 ]
 
 
-def limited(verb: Callable[..., None]) -> Callable[..., None]:
+def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
     """Returns the verb with the additional option `--memory-limit`."""
-    return adding(verb, _limit, lambda _, own: verb(**own))
+    return add_options(verb, _limit, lambda _, own: verb(**own))
 
 
 def _limit(memory_limit: MemoryLimit = None) -> None:
-    keep_to(memory_bytes(memory_limit) or usual_limit())
+    apply_limit(memory_bytes(memory_limit) or usual_limit())
 
 
-def keep_to(bytes_: int) -> None:
+def apply_limit(bytes_: int) -> None:
     """Limits the process's memory; beyond it, the process ends with one sentence on stderr."""
     limit_memory(bytes_)
-    message = f"iaprof: {too_much()}\n".encode()
+    message = f"iaprof: {out_of_memory()}\n".encode()
 
     def give_up() -> None:
         lift_limit()
@@ -62,7 +62,7 @@ def memory_bytes(text: str | None) -> int | None:
     return bytes_
 
 
-def too_much() -> str:
+def out_of_memory() -> str:
     """The message if a verb runs out of memory."""
     there = limit()
     if there is None:

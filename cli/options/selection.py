@@ -1,6 +1,6 @@
 """The options that select stalls, join them to launches, and find symbols.
 
-`@selecting` adds them to a verb, which gets their values as its parameter `choice`.
+`@with_selection` adds them to a verb, which gets their values as its parameter `choice`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.added import adding
+from iaprof.cli.options.added import add_options
 from iaprof.cli.options.quantities import pids as pids_of
 from iaprof.cli.options.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
 from iaprof.gpu.intel.reasons import REASONS
@@ -28,7 +28,7 @@ _STACKS_OF = ("append", "execute")
 
 
 @dataclass(frozen=True)
-class Choice:
+class SelectionOptions:
     """The values of the options."""
 
     selection: Selection
@@ -38,9 +38,9 @@ class Choice:
     inlines: bool = True
 
 
-def selecting(verb: Callable[..., None]) -> Callable[..., None]:
+def with_selection(verb: Callable[..., None]) -> Callable[..., None]:
     """Replaces a verb's parameter `choice` by the options."""
-    return adding(verb, _choice, lambda choice, own: verb(**own, choice=choice), left_out="choice")
+    return add_options(verb, _choice, lambda choice, own: verb(**own, choice=choice), left_out="choice")
 
 
 def _choice(
@@ -145,8 +145,8 @@ def _choice(
     symfs: Symfs = None,
     symbol_dirs: SymbolDirs = None,
     kallsyms: Kallsyms = None,
-) -> Choice:
-    """Makes a Choice from the options' values.
+) -> SelectionOptions:
+    """Makes SelectionOptions from the options' values.
 
     Raises:
         UsageError: a value is invalid.
@@ -176,7 +176,7 @@ def _choice(
         _pattern(python, "--python"),
         StackOf(stack_of),
     )
-    return Choice(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
+    return SelectionOptions(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
 
 
 def _words(texts: list[str] | None, option: str) -> list[str]:

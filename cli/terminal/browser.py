@@ -8,7 +8,7 @@ from iaprof.cli.terminal.summary import say
 from iaprof.sandbox.memory import lift_limit
 
 
-def show(address: str) -> None:
+def open_in_browser(address: str) -> None:
     """Opens an address in the browser, or prints why the user has to."""
     import webbrowser  # here, as other verbs do not need it
 

@@ -22,7 +22,7 @@ _ARGUMENTS = re.compile(r"(?<!operator)\((?!anonymous namespace\))[^()]*\)(?: co
 _DEEPEST = 8  # nesting of parentheses in arguments
 
 
-def one_of(text: str, choices: Sequence[str], option: str) -> str:
+def checked_choice(text: str, choices: Sequence[str], option: str) -> str:
     """Returns an option's value if it is one of the choices.
 
     Raises:
@@ -33,7 +33,7 @@ def one_of(text: str, choices: Sequence[str], option: str) -> str:
     return text
 
 
-def names(by: str, keys: Sequence[Key], short: bool) -> list[str]:
+def entry_titles(by: str, keys: Sequence[Key], short: bool) -> list[str]:
     """A text for each key.
 
     Args:
@@ -53,7 +53,7 @@ def names(by: str, keys: Sequence[Key], short: bool) -> list[str]:
     return [_TEXTS[by](*key) for key in keys]
 
 
-def fields(by: str, key: Key) -> dict[str, Any]:
+def key_fields(by: str, key: Key) -> dict[str, Any]:
     """The components of a key, for JSON."""
     from iaprof.report.views.ranking import KEYS
 
@@ -67,7 +67,7 @@ def _stacks(keys: Sequence[Key], short: bool) -> list[str]:
         walked = [stack for stack in stacks if len(stack) > 2]  # others are labels instead of stacks
         inner = _shared(walked)
         outer = _shared([stack[inner:][::-1] for stack in walked])
-        stacks = [_told_apart(stack, inner, outer) if len(stack) > 2 else stack for stack in stacks]
+        stacks = [_shortened_stack(stack, inner, outer) if len(stack) > 2 else stack for stack in stacks]
     return [BETWEEN_FRAMES.join(stack) for stack in stacks]
 
 
@@ -77,7 +77,7 @@ def _shared(stacks: Sequence[Sequence[str]]) -> int:
     return len(list(takewhile(lambda level: len(set(level)) == 1, levels)))
 
 
-def _told_apart(stack: Sequence[str], inner: int, outer: int) -> tuple[str, ...]:
+def _shortened_stack(stack: Sequence[str], inner: int, outer: int) -> tuple[str, ...]:
     """A stack without the frames that all share, and without arguments."""
     frames = (_without_arguments(short_python(frame)) for frame in stack[inner : len(stack) - outer])
     return (*([_CUT] if inner else []), *frames, *([_CUT] if outer else []))

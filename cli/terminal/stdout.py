@@ -15,7 +15,7 @@ from iaprof.basics.files import replacing
 
 
 @contextlib.contextmanager
-def answering() -> Iterator[None]:
+def utf8_stdout() -> Iterator[None]:
     """Makes stdout UTF-8 within the block, and flushes it at the end.
 
     Raises:
@@ -39,7 +39,7 @@ def answering() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def destination(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
+def open_output(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
     """Stdout, or a file that gets its name when it is complete; binary, or UTF-8 text.
 
     Raises:
@@ -53,5 +53,5 @@ def destination(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
         with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
             yield text
         return
-    with answering():
+    with utf8_stdout():
         yield sys.stdout.buffer if binary else sys.stdout

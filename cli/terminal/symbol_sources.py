@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from iaprof.report.facts import CpuModule
 
 
-def sources(modules: Sequence[CpuModule]) -> Iterator[str]:
+def symbol_source_lines(modules: Sequence[CpuModule]) -> Iterator[str]:
     """The lines of the table.
 
     Args:

@@ -14,11 +14,11 @@ import typer
 from rich.cells import cell_len, set_cell_size
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli.analysis import analysed
-from iaprof.cli.options.selection import Choice, selecting
+from iaprof.cli.analysis import open_report
+from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.terminal.entry_names import short_python
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import HEADING, WARM, WEAK, coloured, shortened, terminal_width
 from iaprof.formats.profile import clean
@@ -51,7 +51,7 @@ _DETAILS = re.compile(r"<[0-9;,]+>|\(W\) |\([0-9]+\|M[0-9]+\) ")  # regions such
 _COMPACTED = re.compile(r" *\{Compacted\}|(?<=\{)Compacted,")
 
 
-@selecting
+@with_selection
 def annotate(
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")],
     which: Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel's name, or a regular expression.")],
@@ -62,7 +62,7 @@ def annotate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
     *,
-    choice: Choice,
+    choice: SelectionOptions,
 ) -> None:
     """Print a kernel's instructions and how each stalled.
 
@@ -73,10 +73,10 @@ def annotate(
     from iaprof.report.views.annotation import as_dict, listings
 
     sources = SourceFiles(source_dirs or ())
-    with analysed(capture, choice, texts=True) as report:
+    with open_report(capture, choice, texts=True) as report:
         names = chosen(report.profile, which)
         found = listings(report.profile, names, report.binary)
-    with answering():
+    with utf8_stdout():
         if as_json:
             print(json.dumps({"kernels": [as_dict(each, sources) for each in found]}, indent=2))
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.formats.header.slow_launches import slow_launches
 from iaprof.formats.header.unrecorded_copies import CLAUSE
 from iaprof.formats.profile import clean
@@ -51,7 +51,7 @@ def calibrate(
     print(f"iaprof: running {clean(str(library))} as {', '.join(calibration.DEVICES)}", file=sys.stderr, flush=True)
     found = calibration.calibrate(library)
     path = calibration.store(found.layout, output)
-    with answering():
+    with utf8_stdout():
         if as_json:
             print(json.dumps(_as_dict(library, found, path), indent=2))
         else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def check(
     Each line is ok, a warning (something will be missing from the capture) or a problem (recording cannot work), with
     the command that mends it where there is one. Changes nothing. The exit code is 1 when there is a problem.
     """
-    with answering():
+    with utf8_stdout():
         works = _answer(_checks(output.absolute().parent), as_json)
     if not works:
         raise typer.Exit(IaprofError.exit_code)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             found.append(xe.open_device(path))
         except xe.DeviceError as error:
             others.append(_other(path, str(error)))
-    with answering():
+    with utf8_stdout():
         if as_json:
             print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
         else:

@@ -11,11 +11,11 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
-from iaprof.cli.analysis import analysed
-from iaprof.cli.options.selection import Choice, selecting
-from iaprof.cli.terminal.entry_names import fields, names, one_of
+from iaprof.cli.analysis import open_report
+from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.stdout import answering, destination
+from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
 from iaprof.formats.profile import StackOptions
 
@@ -32,9 +32,9 @@ Examples:
 _EXTENSIONS = (".folded", ".collapsed")
 
 
-@selecting
+@with_selection
 def diff(
-    choice: Choice,
+    choice: SelectionOptions,
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
     by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}.")] = "kernel",
@@ -59,9 +59,9 @@ def diff(
     A table of kernels, or of what --by says, the largest changes first; with --format folded, both counts of every
     stack. Filters hold for both captures.
     """
-    one_of(by, BY, "--by")
-    one_of(normalize, ("total", "none"), "--normalize")
-    folded = one_of(format_ or _format(output), ("table", "folded"), "--format") == "folded"
+    checked_choice(by, BY, "--by")
+    checked_choice(normalize, ("total", "none"), "--normalize")
+    folded = checked_choice(format_ or _format(output), ("table", "folded"), "--format") == "folded"
     if output is not None:
         if not folded:
             raise UsageError("-o takes folded text, and tables go to stdout: give --format folded, or no -o")
@@ -74,10 +74,10 @@ def diff(
     from iaprof.report.views.difference import difference, joined
 
     relative = normalize == "total"
-    with analysed(before, choice) as old, analysed(after, choice) as new:
+    with open_report(before, choice) as old, open_report(after, choice) as new:
         both = joined(old.profile, new.profile)
     if folded:
-        with destination(output) as out:
+        with open_output(output) as out:
             difffolded.write(both, StackOptions(components=difffolded.COMPONENTS), relative, out)
     else:
         show(difference(both, by, limit, relative), as_json, relative)
@@ -88,7 +88,7 @@ def diff(
 
 def show(found: Difference, as_json: bool, relative: bool) -> None:
     """Prints a difference."""
-    with answering():
+    with utf8_stdout():
         if as_json:
             print(json.dumps(_as_dict(found, relative), indent=2))
         else:
@@ -109,7 +109,7 @@ def _table(difference: Difference, relative: bool) -> Table:
         Column(""),
         Column(difference.by.upper(), flexible=True),
     )
-    titles = names(difference.by, [entry.key for entry in difference.entries], terminal_width() is not None)
+    titles = entry_titles(difference.by, [entry.key for entry in difference.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(difference.entries, titles, strict=True)]
     if difference.more:
         rows.append((difference.rest, f"({difference.more:,} more)", WEAK))
@@ -151,7 +151,7 @@ def _as_dict(difference: Difference, relative: bool) -> dict[str, Any]:
         "by": difference.by,
         "unit": "percent" if relative else "samples",
         "entries": [
-            {**fields(difference.by, entry.key), "state": entry.state or "both", **sums(entry)}
+            {**key_fields(difference.by, entry.key), "state": entry.state or "both", **sums(entry)}
             for entry in difference.entries
         ],
         "more": {"entries": difference.more, **sums(difference.rest)},

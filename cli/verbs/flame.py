@@ -10,8 +10,8 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, rename
-from iaprof.cli.options.memory_limit import MemoryLimit, keep_to, memory_bytes
-from iaprof.cli.terminal.browser import show
+from iaprof.cli.options.memory_limit import MemoryLimit, apply_limit, memory_bytes
+from iaprof.cli.terminal.browser import open_in_browser
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.verbs.archive import archive
 from iaprof.cli.verbs.record import record
@@ -58,7 +58,7 @@ def flame(
     most = memory_bytes(memory_limit)
     use_malloc()
     status = _recorded(capture, command, duration, force, quiet)
-    keep_to(most or usual_limit())  # set only now, as the recorder has no limit
+    apply_limit(most or usual_limit())  # set only now, as the recorder has no limit
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)
@@ -66,7 +66,7 @@ def flame(
     if not quiet:
         say(clean(f"iaprof: {output} opens in any browser; {capture} is the capture"))
     if open_:
-        show(output.absolute().as_uri())
+        open_in_browser(output.absolute().as_uri())
     if status:
         raise typer.Exit(status)
 

@@ -14,7 +14,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, replacing
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.terminal.progress import Progress
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.formats.profile import clean
 
@@ -62,7 +62,7 @@ def import_(
     finally:
         progress.clear()
     if as_json:
-        with answering():
+        with utf8_stdout():
             print(json.dumps(_as_dict(facts, output, size), indent=2))
     elif not quiet:
         _say(facts, output, size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import HEADING, WARM, Column, Table, coloured, terminal_width
 from iaprof.report.inventory_texts import (
     MOST_ROWS,
@@ -56,7 +56,7 @@ def info(
     from iaprof.report.inventory import inventory
 
     found = inventory(CaptureReader(capture))
-    with answering():
+    with utf8_stdout():
         if as_json:
             print(json.dumps(_as_dict(found), indent=2))
         else:

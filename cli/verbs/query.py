@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.analysis import analysed
-from iaprof.cli.options.selection import Choice
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.analysis import open_report
+from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import WEAK, Column, Table, coloured, terminal_width
 from iaprof.formats.profile import clean
@@ -62,18 +62,18 @@ def query(
 
     with Database(CaptureReader(capture), lambda: _profile(capture)) as database:
         if sql is None:
-            with answering():
+            with utf8_stdout():
                 _list(database, as_json=wanted == "json")
             return
         names, rows = database.query(sql)
-        with answering():
+        with utf8_stdout():
             _FORMATS[wanted](names, itertools.chain.from_iterable(rows))
 
 
 def _profile(capture: Path) -> Profile:
     from iaprof.report.join.selection import Selection
 
-    with analysed(capture, Choice(Selection())) as report:
+    with open_report(capture, SelectionOptions(Selection())) as report:
         return report.profile
 
 

@@ -13,13 +13,13 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
-from iaprof.cli.analysis import exported, writing
-from iaprof.cli.options.selection import Choice, selecting
-from iaprof.cli.terminal.browser import show
+from iaprof.cli.analysis import open_export, show_writing
+from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.terminal.browser import open_in_browser
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.stdout import destination
+from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
-from iaprof.cli.terminal.symbol_sources import sources
+from iaprof.cli.terminal.symbol_sources import symbol_source_lines
 from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, format_for
@@ -46,9 +46,9 @@ Examples:
 """
 
 
-@selecting
+@with_selection
 def report(
-    choice: Choice,
+    choice: SelectionOptions,
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
         "iaprof.parquet"
     ),
@@ -158,7 +158,7 @@ def report(
         interval = 1.0
     page = io.StringIO()
     with (
-        exported(
+        open_export(
             capture,
             choice,
             writer,
@@ -168,12 +168,12 @@ def report(
             interpreter=not hidden,
             source_dirs=source_dirs or (),
         ) as (export, built),
-        contextlib.nullcontext(page) if shown and output is None else destination(output, writer.binary) as out,
-        writing(output),
+        contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
+        show_writing(output),
     ):
         writer.write(export, stack_options, out)
     if symbol_sources and built is not None:
-        for line in sources(built.facts.cpu_modules):
+        for line in symbol_source_lines(built.facts.cpu_modules):
             say(line)
     if quiet:
         pass
@@ -188,7 +188,7 @@ def report(
     if serve:
         _serve(page.getvalue(), TYPES[chosen.name], open_)
     elif open_:
-        show((output or _kept(page.getvalue(), f"{capture.stem}{chosen.extensions[0]}")).absolute().as_uri())
+        open_in_browser((output or _kept(page.getvalue(), f"{capture.stem}{chosen.extensions[0]}")).absolute().as_uri())
 
 
 def _serve(page: str, content_type: str, is_opened: bool) -> None:
@@ -200,7 +200,7 @@ def _serve(page: str, content_type: str, is_opened: bool) -> None:
     def begun() -> None:
         say(f"iaprof: serving {server.address} until Ctrl-C")
         if is_opened:
-            show(server.address)
+            open_in_browser(server.address)
 
     server.run(begun)
 
@@ -212,7 +212,7 @@ def _kept(page: str, name: str) -> Path:
     except OSError as error:
         raise IaprofError(f"there is no room for temporary files ({error.strerror}): name a file with -o") from error
     try:
-        with destination(folder / name) as out:
+        with open_output(folder / name) as out:
             out.write(page)
     except BaseException:
         folder.rmdir()

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.analysis import analysed
-from iaprof.cli.options.selection import Choice, selecting
-from iaprof.cli.terminal.entry_names import fields, names, one_of
+from iaprof.cli.analysis import open_report
+from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.stdout import answering
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.verbs.top_transfers import say_what_is_missing, show_transfers
+from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.writers.json_stacks import stack_ends
 
@@ -39,9 +39,9 @@ Examples:
 """
 
 
-@selecting
+@with_selection
 def top(
-    choice: Choice,
+    choice: SelectionOptions,
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
         "iaprof.parquet"
     ),
@@ -57,24 +57,24 @@ def top(
     A table of kernels, or of what --by says, those with most samples first. With --by transfer a row is a function that
     copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
     """
-    one_of(by, ALL, "--by")
+    checked_choice(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     if by == TRANSFER:
         if per_interval:
             raise UsageError("--by transfer has no table for each interval: choose times with --time")
-        with answering():
+        with utf8_stdout():
             reader = show_transfers(capture, choice, limit, as_json)
         if not quiet:
-            say_what_is_missing(reader)
+            say_unrecorded(reader)
         return
     if by == WAIT:
-        with answering():
+        with utf8_stdout():
             reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, as_json)
         if not quiet:
             say_waits("top", reader)
         return
-    with analysed(capture, choice, interval if per_interval else 0.0) as report, answering():
+    with open_report(capture, choice, interval if per_interval else 0.0) as report, utf8_stdout():
         show(report.profile, by, limit, as_json, per_interval)
     if not quiet:
         say_facts("top", report.facts, report.header)
@@ -112,7 +112,7 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
 
 
 def _table(ranking: Ranking) -> Table:
-    titles = names(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
+    titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:
         rows.append((ranking.rest, f"({ranking.more:,} more)", WEAK))
@@ -172,7 +172,7 @@ def _as_dict(ranking: Ranking) -> dict[str, Any]:
 
     return {
         "by": ranking.by,
-        "entries": [{**fields(ranking.by, entry.key), **sums(entry)} for entry in ranking.entries],
+        "entries": [{**key_fields(ranking.by, entry.key), **sums(entry)} for entry in ranking.entries],
         "more": {"entries": ranking.more, **sums(ranking.rest)},
         "total": sums(ranking.total),
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.quantities import in_bytes
-from iaprof.cli.options.selection import Choice
+from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
 from iaprof.formats.header.unrecorded_copies import sentence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_SENTENCES = 20
 
 
-def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> CaptureReader:
+def show_transfers(capture: Path, choice: SelectionOptions, limit: int, as_json: bool) -> CaptureReader:
     """Prints the table of a capture's copies and fills; returns the capture's reader.
 
     Args:
@@ -59,7 +59,7 @@ def show_transfers(capture: Path, choice: Choice, limit: int, as_json: bool) -> 
     return reader
 
 
-def say_what_is_missing(reader: CaptureReader) -> None:
+def say_unrecorded(reader: CaptureReader) -> None:
     """Prints which drivers' copies and fills, or own kernels, are not recorded, over all parts."""
     libraries = [header.get("libraries") for header in (part.header for part in reader.parts)]
     texts = [sentence(library) for each in libraries if isinstance(each, list) for library in each]

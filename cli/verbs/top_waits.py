@@ -25,7 +25,7 @@ BY = "wait"
 _SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
-def top_waits(capture: Path, choice: Choice, limit: int, interval_s: float, as_json: bool) -> CaptureReader:
+def top_waits(capture: Path, choice: SelectionOptions, limit: int, interval_s: float, as_json: bool) -> CaptureReader:
     """Prints the table, or, unless `interval_s` is 0, one for each interval with waits.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.cli.terminal.stdout import destination
+from iaprof.cli.terminal.stdout import open_output
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
@@ -45,7 +45,7 @@ def test_from_a_command_to_a_page(tmp_path: Path) -> None:
         reader = CaptureReader(tmp_path / "app.parquet")
         export, _ = build_export(reader, modules, ReportOptions(interval_s=0.1), SymbolOptions(), everything)
     for name in TOTALS.keys() - {"html"}:
-        with destination(made := tmp_path / f"made-{name}", WRITERS[name].binary) as out:
+        with open_output(made := tmp_path / f"made-{name}", WRITERS[name].binary) as out:
             WRITERS[name].write(export, StackOptions(), out)
         assert TOTALS[name](made) == captured, name
     again = iaprof("flame", "-o", page, "--", "true")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.cli.main import main
-from iaprof.cli.terminal.entry_names import names
+from iaprof.cli.terminal.entry_names import entry_titles
 from iaprof.cli.verbs.top import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.gpu.intel.reasons import REASONS
@@ -178,14 +178,17 @@ def test_a_terminal_shows_what_distinguishes_stacks() -> None:
         ("app", ("zeLaunch", "g()", "main")),
         ("[ambiguous: 2 processes]", ("[ambiguous]",)),
     ]
-    assert names("stack", keys, short=True) == [
+    assert entry_titles("stack", keys, short=True) == [
         "… < infer::{lambda#1}::operator() < (anonymous namespace)::f < …",
         "… < …",
         "… < g < …",
         "[ambiguous] < [ambiguous: 2 processes]",
     ]
-    assert names("stack", keys[2:], short=True)[0] == "zeLaunch < g < main < app"
-    assert names("stack", keys, short=False)[0] == f"zeLaunch < {lambda_} < (anonymous namespace)::f(int) < main < app"
+    assert entry_titles("stack", keys[2:], short=True)[0] == "zeLaunch < g < main < app"
+    assert (
+        entry_titles("stack", keys, short=False)[0]
+        == f"zeLaunch < {lambda_} < (anonymous namespace)::f(int) < main < app"
+    )
 
 
 def test_untrusted_names_stay_in_their_row(capsys: pytest.CaptureFixture[str]) -> None:
