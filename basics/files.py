@@ -3,7 +3,7 @@
 A new file gets a temporary name in the same folder (O_EXCL, O_NOFOLLOW; mode 0600 unless the caller asks for another)
 and takes its final name when it is complete.
 
-A folder is opened when it is first used, and stays open until the process ends (`hold` passes the descriptor on to
+A folder is opened when first used, and stays open until the process ends (`use_folder` passes the descriptor on to
 another process): every operation is relative to that descriptor, even if the folder or its parents are renamed. Users
 who can write to the folder can rename or replace our files there, as they can their own, but they cannot make us
 create, chown or rename a file in any other folder.
@@ -74,7 +74,7 @@ def create(path: Path, mode: int = 0o600) -> int:
     folder, name = _place(path)
     fd = os.open(name, _CREATE, mode, dir_fd=folder)
     try:
-        if owner := behind_sudo():
+        if owner := sudo_user():
             os.fchown(fd, *owner)
     except OSError:
         os.close(fd)
@@ -105,7 +105,7 @@ def remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+def replace_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A temporary file that replaces `path` if the block succeeds, and is deleted if the block raises.
 
     Raises:
@@ -135,18 +135,18 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def remove_unfinished() -> None:
-    """Deletes the temporary files of `replacing`, for a process that is about to call `os._exit`."""
+    """Deletes the temporary files of `replace_file`, for a process that is about to call `os._exit`."""
     for name, folder in _unfinished.items():
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
 
-def can_be_strangers(status: os.stat_result) -> bool:
+def is_untrusted(status: os.stat_result) -> bool:
     """Whether another user than root and the effective user owns a file, or everybody may write to it."""
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
 
 
-def make_for_everyone(folder: Path) -> None:
+def make_public_folder(folder: Path) -> None:
     """Makes a folder and its parents if it does not exist, with mode 0755 whatever the umask.
 
     Raises:
@@ -157,8 +157,8 @@ def make_for_everyone(folder: Path) -> None:
         folder.chmod(0o755)
 
 
-def folder_of(path: Path) -> int:
-    """The descriptor of a file's folder, for another process to pass to `hold`.
+def folder_descriptor(path: Path) -> int:
+    """The descriptor of a file's folder, for another process to pass to `use_folder`.
 
     Raises:
             IaprofError: the path leads through a symbolic link of another user.
@@ -167,7 +167,7 @@ def folder_of(path: Path) -> int:
     return _place(path)[0]
 
 
-def hold(path: Path, folder: int) -> None:
+def use_folder(path: Path, folder: int) -> None:
     """Uses an inherited descriptor for a file's folder from now on, instead of resolving the path."""
     _held[path.absolute().parent] = folder
 
@@ -188,7 +188,7 @@ def _status(folder: int, name: str, follow: bool) -> os.stat_result | None:
         return None
 
 
-def behind_sudo() -> tuple[int, int] | None:
+def sudo_user() -> tuple[int, int] | None:
     """The uid and gid of the user who called sudo, or None if this process is not root through sudo."""
     ids = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
     if os.geteuid() != 0 or not all(text.isdecimal() and len(text) <= 10 and int(text) < (1 << 32) - 1 for text in ids):
@@ -202,7 +202,7 @@ def _opened(folder: Path) -> int:
     Root follows only links that belong to root or to the user who called sudo: the kernel's own path walk would let any
     user who can create a link redirect root (fs.protected_symlinks, where it is set, refuses some of these links only).
     """
-    trusted = {0, *(behind_sudo() or ())[:1]} if os.geteuid() == 0 else None
+    trusted = {0, *(sudo_user() or ())[:1]} if os.geteuid() == 0 else None
     here = os.open("/", _FOLDER)
     names = list(reversed(folder.parts[1:]))
     links = 0

@@ -13,7 +13,7 @@ from iaprof.bpf.compile.compiler import Source
 from iaprof.bpf.declarations import declarations
 from iaprof.bpf.probes.driver_layout import MAX_CLASSES
 from iaprof.bpf.structs import MAX_STEPS, Phase
-from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES
+from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH
 
 MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
 MOST_MODULE_PIECES = 256  # of its module: 4 MiB
@@ -97,7 +97,7 @@ _DEFINES = {
     "MAX_DEPTH": MAX_DEPTH,
     "MAX_STEPS": MAX_STEPS,
     "CLASSES": MAX_CLASSES,
-    "PIECE_BYTES": PIECE_BYTES,
+    "PIECE_BYTES": CHUNK_BYTES,
     "MOST_CODE_PIECES": MOST_CODE_PIECES,
     "MOST_MODULE_PIECES": MOST_MODULE_PIECES,
 }

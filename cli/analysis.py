@@ -55,7 +55,7 @@ def open_report(
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     wanted = ReportOptions(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
-    with GpuModuleLoader() as modules, joining(reader.stall_records) as progress:
+    with GpuModuleLoader() as modules, show_joining(reader.stall_records) as progress:
         yield build_parts(reader, modules, wanted, symbol_options(choice), progress)
 
 
@@ -114,7 +114,7 @@ def open_export(
         )
         return
     with GpuModuleLoader() as modules:
-        with joining(reader.stall_records) as progress:
+        with show_joining(reader.stall_records) as progress:
             built = build_export(reader, modules, wanted, symbol_options(choice), writer.needs, progress, folders)
         yield built
 
@@ -133,7 +133,7 @@ def show_writing(output: Path | None) -> Iterator[None]:
         sys.stderr.write("\r\x1b[K")
 
 
-def symbol_options(choice: Choice) -> SymbolOptions:
+def symbol_options(choice: SelectionOptions) -> SymbolOptions:
     """Where names of CPU frames are looked for."""
     from iaprof.report.cpu_names import SymbolOptions
 

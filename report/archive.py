@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from iaprof.basics.files import replacing
+from iaprof.basics.files import replace_file
 from iaprof.formats.capture.dictionaries import bounded_slices, combined
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
@@ -61,7 +61,7 @@ def archive(
         CaptureError: the capture is damaged.
         IaprofError: the output cannot be written.
     """
-    with replacing(output) as file:
+    with replace_file(output) as file:
         writer = CaptureWriter(file)
         headers = []
         for number, part in enumerate(capture.parts):

@@ -138,7 +138,7 @@ def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
     for kind in COUNTED:
         ends = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
         yield from WholeStacks.total(ends).facts(f"{_STACKS[kind]} stacks", NOUNS[kind])
-    for kind in PYTHON_KINDS:
+    for kind in PYTHON_NOUNS:
         python_counts = [
             part.python_stacks[kind] for part in parts if part.python_stacks and kind in part.python_stacks
         ]

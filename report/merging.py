@@ -13,7 +13,7 @@ from typing import Any
 
 import iaprof
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.basics.files import replacing
+from iaprof.basics.files import replace_file
 from iaprof.formats.capture.limits import MAX_HEADER_BYTES, MAX_PARTS
 from iaprof.formats.capture.merged import in_time_order, merged_members, recording_key
 from iaprof.formats.capture.reader import CaptureReader
@@ -61,7 +61,7 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
     headers = [header for _, own in found for header in own]
     order = in_time_order(headers)
     numbers = {index: number for number, index in enumerate(order)}
-    with replacing(output) as file:
+    with replace_file(output) as file:
         writer = CaptureWriter(file)
         index = done = 0
         for path, own in found:

@@ -14,7 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from iaprof.basics.files import make_for_everyone
+from iaprof.basics.files import make_public_folder
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source, bcc_version
 from iaprof.bpf.compile.headers import only_root_changes
@@ -57,7 +57,7 @@ def read(name: str) -> Bytecode | None:
 def write(name: str, bytecode: Bytecode) -> None:
     """Keeps programs; does nothing where there is no place for them."""
     with contextlib.suppress(OSError):
-        make_for_everyone(FOLDER.parent)
+        make_public_folder(FOLDER.parent)
         FOLDER.mkdir(mode=0o700, exist_ok=True)
         folder = _opened()
         try:

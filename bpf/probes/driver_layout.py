@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import can_be_strangers
+from iaprof.basics.files import is_untrusted
 from iaprof.formats.header.transfers import function_number
 
 SHIPPED = Path(__file__).with_name("layouts")
@@ -296,6 +296,6 @@ def _read(path: Path, of_anybody: bool) -> bytes:
     """What the file says, no more than a layout has; it is not waited for, should it be no file."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or (can_be_strangers(status) and not of_anybody):
+        if not stat.S_ISREG(status.st_mode) or (is_untrusted(status) and not of_anybody):
             raise LayoutError(f"{path} is not believed: others than root and you can change it; remove it")
         return file.read(_MAX_FILE_BYTES)

@@ -41,13 +41,13 @@ from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, SETTINGS, Unit, What, W
 from iaprof.formats.header.transfers import function_number
 from iaprof.formats.header.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (
+    CHUNK,
     CODE,
     COMPILED,
     CPU_SAMPLE,
     LAUNCH as LAUNCH_RECORD,
     LIST_EVENT as LIST_RECORD,
     MAX_DEPTH,
-    PIECE,
     PYTHON_STACK,
     Counter,
     LaunchFlags,
@@ -143,8 +143,8 @@ def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets |
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
         "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
-        "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, PIECE.itemsize, cpus),
-        "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, PIECE.itemsize, cpus),
+        "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, CHUNK.itemsize, cpus),
+        "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, CHUNK.itemsize, cpus),
         "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_RECORD.itemsize, cpus),
     }
 
@@ -336,12 +336,12 @@ class LaunchProbes:
 
     @property
     def pieces(self) -> RingBuffer:
-        """Sends PIECE records of names and code."""
+        """Sends CHUNK records of names and code."""
         return self._now().pieces
 
     @property
     def modules(self) -> RingBuffer:
-        """Sends PIECE records of modules."""
+        """Sends CHUNK records of modules."""
         return self._now().modules
 
     @property
@@ -520,8 +520,8 @@ class _Loaded:
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
             self.waits = self._ring("waited", sizes.wait_pages, WAIT)
-            self.pieces = self._ring("pieces", sizes.piece_pages, PIECE)
-            self.modules = self._ring("modules", sizes.module_pages, PIECE)
+            self.pieces = self._ring("pieces", sizes.piece_pages, CHUNK)
+            self.modules = self._ring("modules", sizes.module_pages, CHUNK)
             self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
         except OSError as error:
             self.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import replacing
+from iaprof.basics.files import replace_file
 
 
 @contextlib.contextmanager
@@ -46,11 +46,11 @@ def open_output(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
         IaprofError: the output cannot be written.
     """
     if output is not None and binary:
-        with replacing(output, 0o644) as file:
+        with replace_file(output, 0o644) as file:
             yield file
         return
     if output is not None:
-        with replacing(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+        with replace_file(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
             yield text
         return
     with utf8_stdout():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import check_output, replacing
+from iaprof.basics.files import check_output, replace_file
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.stdout import utf8_stdout
@@ -54,7 +54,7 @@ def import_(
     progress = _Reading(quiet)
     name = "stdin" if text == _STDIN else str(text)
     try:
-        with _opened(text) as source, replacing(output) as file:
+        with _opened(text) as source, replace_file(output) as file:
             facts = import_text(source, name, file, progress.tell)
             size = file.tell()
     except OSError as error:

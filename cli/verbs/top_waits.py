@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.analysis import symbol_options
-from iaprof.cli.options.selection import Choice
+from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.formats.profile import UNKNOWN_PROCESS, clean

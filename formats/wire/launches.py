@@ -14,7 +14,7 @@ PATH_BYTES = 4096
 MAX_DEPTH = 256  # addresses per stack, a power of two
 PAGE_BYTES = 4096
 KEPT_SHIFT = 8
-PIECE_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
+CHUNK_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(
     [
@@ -82,21 +82,21 @@ ABOUT = np.dtype(
         ("size", "<u8"),  # bytes of the kernel
     ]
 )
-"""What a PIECE is of."""
-PIECE = np.dtype(
+"""What a CHUNK is of."""
+CHUNK = np.dtype(
     [
         *((name, ABOUT[name]) for name in ABOUT.names or ()),
         ("offset", "<u8"),  # of this chunk in the whole
         ("total", "<u8"),  # size of the whole, bytes
-        ("what", "<u4"),  # PieceOf
+        ("what", "<u4"),  # ChunkOf
         ("bytes", "<u4"),  # number of valid bytes of `data`
-        ("data", f"V{PIECE_BYTES}"),
+        ("data", f"V{CHUNK_BYTES}"),
     ]
 )
 
 
-class PieceOf(IntEnum):
-    """The object that a PIECE is a chunk of."""
+class ChunkOf(IntEnum):
+    """The object that a CHUNK is a chunk of."""
 
     NAME = 0  # the kernel's name; always a single chunk
     CODE = 1  # the kernel's instructions

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import can_be_strangers, check_output, make_for_everyone, replacing
+from iaprof.basics.files import check_output, is_untrusted, make_public_folder, replace_file
 from iaprof.bpf.probes.driver_layout import CACHE, Layout, LayoutError
 from iaprof.bpf.probes.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError, exported
@@ -142,10 +142,10 @@ def store(layout: Layout, output: Path | None) -> Path:
     if not output:
         try:
             for folder in (CACHE.parent, CACHE):
-                make_for_everyone(folder)  # injection.py has the commands' libraries beside it
+                make_public_folder(folder)  # injection.py has the commands' libraries beside it
         except OSError as error:
             raise IaprofError(f"{CACHE} cannot be made ({error.strerror}): name a file with -o") from error
-    with replacing(path, mode=0o644) as file:
+    with replace_file(path, mode=0o644) as file:
         file.write(layout.to_json().encode())
         if not output and os.geteuid() == 0:
             os.fchown(file.fileno(), 0, 0)  # not of the user behind sudo: recordings believe it
@@ -166,7 +166,7 @@ def check_store(output: Path | None) -> None:
 
 def _check_owner(status: os.stat_result) -> None:
     """Refuses what a stranger could have written."""
-    if can_be_strangers(status):
+    if is_untrusted(status):
         raise Problem("others than root and you can change it, or what lies beside it")
 
 

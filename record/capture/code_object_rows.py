@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from iaprof.formats.wire.launches import PIECE_BYTES, PieceOf
+from iaprof.formats.wire.launches import CHUNK_BYTES, ChunkOf
 from iaprof.record.capture.single_rows import json_object, single_row
 from iaprof.record.capture.spool import Frame, SpoolReader
 from iaprof.record.kernels.dumped import HEAD, Described, about_piece
@@ -51,7 +51,7 @@ class CodeObjectRows:
         """Takes a chunk of a kernel or module that BPF dumped."""
         self._dumped.add(frame)
         about = about_piece(frame)
-        if about.what == PieceOf.NAME and about.total < PIECE_BYTES - 1:  # a longer one may be cut
+        if about.what == ChunkOf.NAME and about.total < CHUNK_BYTES - 1:  # a longer one may be cut
             self.names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
 
     def add_dumped(self, spool: SpoolReader) -> Iterator[None]:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.basics.files import replacing
+from iaprof.basics.files import replace_file
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
@@ -95,7 +95,7 @@ def finish(
     Raises:
         IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
     """
-    with replacing(output) as file:
+    with replace_file(output) as file:
         writer = CaptureWriter(file)
         work = _Finishing(writer, spool, write_symbols)
         for kinds in _FIRST_KINDS:

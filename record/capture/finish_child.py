@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import hold
+from iaprof.basics.files import use_folder
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rotation_state import Carry
 from iaprof.record.capture.spool import SpoolReader
@@ -31,7 +31,7 @@ _CHANNEL = 0  # its descriptor
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
     reader = SpoolReader(Path(f"/proc/self/fd/{request['spool']}"))
-    hold(Path(request["output"]), request["folder"])
+    use_folder(Path(request["output"]), request["folder"])
     carry = Carry() if request["carry"] is not None else None
     which = Symbols(request["symbols"])
     kept = {int(pid): fd for pid, fd in request["roots"].items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import folder_of
+from iaprof.basics.files import folder_descriptor
 from iaprof.record.capture.spool import Spool
 from iaprof.sandbox.memory import MALLOC
 from iaprof.sandbox.worker import Worker
@@ -36,7 +36,7 @@ class Finisher:
         Raises:
             IaprofError: there is no room for another process.
         """
-        self._spool, self._carry, self._folder = spool, carry, folder_of(spool.path)
+        self._spool, self._carry, self._folder = spool, carry, folder_descriptor(spool.path)
         self._symbols, self._roots = symbols, dict(roots or {})
         self._answer: dict[str, Any] | None = None
         self._line = b""  # the last one, as far as it came

@@ -43,7 +43,7 @@ class FrameKind(IntEnum):
     APPEND = 9  # JSON, lists of which each is added to the header's list of that name
     METRICS = 10  # JSON line that names the columns, `part` bytes; then rows of little-endian u64
     PROCESS = 11  # JSON, what /proc says of one process: pid, ns_pid, cgroup, container
-    PIECE = 12  # a PIECE record, cut behind the bytes that count
+    PIECE = 12  # a CHUNK record, cut behind the bytes that count; losses show this name
     STACKS = 14  # stack records; `part` is the depth they have room for
     CPU_SAMPLES = 13  # CPU_SAMPLE records
     PYTHON = 16  # PYTHON_STACK records

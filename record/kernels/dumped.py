@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iaprof.formats.wire.launches import PIECE, PieceOf
+from iaprof.formats.wire.launches import CHUNK, ChunkOf
 from iaprof.record.capture.spool import Frame, SpoolReader
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 
-HEAD = np.dtype([(name, PIECE[name]) for name in PIECE.names or () if name != "data"])
+HEAD = np.dtype([(name, CHUNK[name]) for name in CHUNK.names or () if name != "data"])
 # Of two threads that launch a kernel for the first time, the one that describes it may have begun a little later. That
 # is less than it takes to destroy a module and to create another at its place.
 SAME_TIME_NS = 1_000_000
@@ -25,7 +25,7 @@ MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c, which is more than it
 
 @dataclass(frozen=True)
 class AboutPiece:
-    """What a PIECE says of itself; see formats.launches.PIECE."""
+    """The head of a CHUNK; see formats.wire.launches.CHUNK."""
 
     time: int
     pid: int
@@ -41,7 +41,7 @@ class AboutPiece:
 
 
 def about_piece(frame: Frame) -> AboutPiece:
-    """What a PIECE frame says of itself; ValueError where it is none."""
+    """What a CHUNK frame says of itself; ValueError where it is none."""
     if len(frame.payload) < HEAD.itemsize:
         raise ValueError("it is too short for a piece")
     return AboutPiece(*np.frombuffer(frame.payload, HEAD, 1)[0].item())
@@ -71,12 +71,12 @@ class _Module:
 
     pid: int
     time_ns: int
-    wholes: dict[tuple[int, int], _Whole] = field(default_factory=dict)  # by PieceOf and address of the kernel
+    wholes: dict[tuple[int, int], _Whole] = field(default_factory=dict)  # by ChunkOf and address of the kernel
     addresses: dict[int, None] = field(default_factory=dict)  # of kernels, in order
 
     def add(self, about: AboutPiece, position: int, checksum: int) -> bool:
         """Takes a piece, unless another came for its place before."""
-        of = (about.what, 0 if about.what == PieceOf.MODULE else about.address)
+        of = (about.what, 0 if about.what == ChunkOf.MODULE else about.address)
         whole = self.wholes.setdefault(of, _Whole(about.total))
         self.time_ns = min(self.time_ns, about.time)
         self.addresses[about.address] = None
@@ -85,7 +85,7 @@ class _Module:
         _, known = whole.pieces.setdefault(about.offset, (position, checksum))
         return known == checksum
 
-    def whole(self, what: PieceOf, address: int, spool: SpoolReader) -> bytes | None:
+    def whole(self, what: ChunkOf, address: int, spool: SpoolReader) -> bytes | None:
         """What was put together; None where something is missing, or nothing came."""
         return self.wholes.get((what, address), _Whole()).read(spool) or None
 
@@ -109,9 +109,9 @@ class Described:
         self._current: dict[tuple[int, int, int], _Module] = {}
 
     def add(self, frame: Frame) -> None:
-        """Takes a PIECE frame; ValueError where it is none."""
+        """Takes a CHUNK frame; ValueError where it is none."""
         about = about_piece(frame)
-        if about.total > MAX_WHOLE_BYTES or about.what not in PieceOf.__members__.values():
+        if about.total > MAX_WHOLE_BYTES or about.what not in ChunkOf.__members__.values():
             raise ValueError("it is a piece of nothing")
         data = frame.payload[HEAD.itemsize :]
         key = (about.pid, about.module, about.module_time)
@@ -139,13 +139,13 @@ class Described:
         for module in self._modules:
             kernels = []
             for address in module.addresses:
-                name = module.whole(PieceOf.NAME, address, spool)
-                code = module.whole(PieceOf.CODE, address, spool)
+                name = module.whole(ChunkOf.NAME, address, spool)
+                code = module.whole(ChunkOf.CODE, address, spool)
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
-            binary = module.whole(PieceOf.MODULE, 0, spool)
+            binary = module.whole(ChunkOf.MODULE, 0, spool)
             self.kernels_unfinished += len(module.addresses) - len(kernels)
-            self.modules_unfinished += binary is None and (PieceOf.MODULE, 0) in module.wholes
+            self.modules_unfinished += binary is None and (ChunkOf.MODULE, 0) in module.wholes
             if kernels:
                 since = max(module.time_ns - SAME_TIME_NS, 0)
                 yield PlacedModule(module.pid, since, compose(binary, kernels))

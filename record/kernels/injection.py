@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import make_for_everyone
+from iaprof.basics.files import make_public_folder
 
 FOLDERS = Path("/var/cache/iaprof")
 _BUILT = Path(__file__).with_name("libiaprof_inject.so")
@@ -74,7 +74,7 @@ class Injection:
         """
         built = built_library()
         try:
-            make_for_everyone(folders)
+            make_public_folder(folders)
             check_folders(folders)
             self._folder, self._fd = _make_folder(folders)
         except OSError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.wire.launches import PIECE, PIECE_BYTES, PieceOf
+from iaprof.formats.wire.launches import CHUNK, CHUNK_BYTES, ChunkOf
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
@@ -45,7 +45,7 @@ class CodeObjects(Source):
             self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
 
     def keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
-        """Writes down PIECE[n] without the room that they do not use: kernels are described once each."""
+        """Writes down CHUNK[n] without the room that they do not use: kernels are described once each."""
         if not len(pieces):
             return
         self._piece_bytes += int(np.maximum(pieces["bytes"], MIN_PIECE_BYTES).sum())
@@ -54,14 +54,14 @@ class CodeObjects(Source):
             self._journal.loss("kernels", "refused", len(pieces), detail, now, now)
             return
         rows = pieces.view("u1").reshape(len(pieces), -1)
-        ends = pieces["bytes"] + PIECE.itemsize - PIECE_BYTES
+        ends = pieces["bytes"] + CHUNK.itemsize - CHUNK_BYTES
         for row, end in zip(rows, ends.tolist(), strict=True):
             self._journal.write(FrameKind.PIECE, row[:end].data, time=now)
         totals = self._journal.totals
         first = pieces["offset"] == 0
-        totals.modules += int((first & (pieces["what"] == PieceOf.MODULE)).sum())
+        totals.modules += int((first & (pieces["what"] == ChunkOf.MODULE)).sum())
         last = pieces["offset"] + pieces["bytes"] == pieces["total"]
-        known = pieces[last & (pieces["what"] == PieceOf.CODE)]
+        known = pieces[last & (pieces["what"] == ChunkOf.CODE)]
         if totals.kernels is not None:
             totals.kernels.compiled(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
 

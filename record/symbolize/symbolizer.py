@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import behind_sudo
+from iaprof.basics.files import sudo_user
 from iaprof.record.symbolize.containers import describe
 from iaprof.record.symbolize.entry_names import with_entry_names
 from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
@@ -82,7 +82,7 @@ class RecordedNaming(Closing):
                      if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
         self._described = {row["pid"]: row for row in described}
         self._rights = cache(self._find_rights)
-        self._receiver = Rights(*(behind_sudo() or (os.getuid(), os.getgid())))
+        self._receiver = Rights(*(sudo_user() or (os.getuid(), os.getgid())))
         self._spent: defaultdict[int, float] = defaultdict(float)  # seconds, by user
         self._jitdumps: dict[int, dict[str, None]] = {}
         for pid, path in zip(mappings["pid"].to_pylist(), mappings["path"].to_pylist(), strict=True):

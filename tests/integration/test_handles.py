@@ -25,7 +25,7 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import UNKNOWN_BYTES, function_number
-from iaprof.formats.wire.launches import MAX_DEPTH, PIECE_BYTES, Counter, LaunchFlags, PieceOf
+from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH, ChunkOf, Counter, LaunchFlags
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.capture.code_object_rows import IN_MEMORY
@@ -109,18 +109,18 @@ def attached(loaded: LaunchProbes, built: Built, tmp_path: Path) -> Iterator[Att
     loaded.detach()
 
 
-Wholes = dict[tuple[PieceOf, int, int], bytes]
+Wholes = dict[tuple[ChunkOf, int, int], bytes]
 """By what it is, the module's address (of code and names: that of the kernel) and the number of its generation."""
 
 
 def put_together(*batches: NDArray[np.void]) -> Wholes:
     """Pieces as wholes; all of each have to be there, once."""
-    parts: dict[tuple[PieceOf, int, int], dict[int, bytes]] = {}
+    parts: dict[tuple[ChunkOf, int, int], dict[int, bytes]] = {}
     totals, generations = {}, {}
     for piece in np.concatenate(batches):
-        what = PieceOf(int(piece["what"]))
+        what = ChunkOf(int(piece["what"]))
         generation = generations.setdefault(int(piece["module_time"]), len(generations))
-        key = what, int(piece["module" if what is PieceOf.MODULE else "address"]), generation
+        key = what, int(piece["module" if what is ChunkOf.MODULE else "address"]), generation
         offsets = parts.setdefault(key, {})
         assert int(piece["offset"]) not in offsets
         offsets[int(piece["offset"])] = piece["data"].tobytes()[: piece["bytes"]]
@@ -128,7 +128,7 @@ def put_together(*batches: NDArray[np.void]) -> Wholes:
     found = {}
     for key, offsets in parts.items():
         found[key] = b"".join(offsets[offset] for offset in sorted(offsets))
-        assert sorted(offsets) == list(range(0, totals[key], PIECE_BYTES))
+        assert sorted(offsets) == list(range(0, totals[key], CHUNK_BYTES))
         assert len(found[key]) == totals[key]
     return found
 
@@ -152,8 +152,8 @@ def test_launches_of_threads_and_children_are_counted_exactly(attached: Attached
     }
 
 
-@pytest.mark.parametrize("of_module", [1, PIECE_BYTES, PIECE_BYTES + 1])
-@pytest.mark.parametrize("of_code", [1, PIECE_BYTES, PIECE_BYTES + 1])
+@pytest.mark.parametrize("of_module", [1, CHUNK_BYTES, CHUNK_BYTES + 1])
+@pytest.mark.parametrize("of_code", [1, CHUNK_BYTES, CHUNK_BYTES + 1])
 def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, of_module: int) -> None:
     # given two kernels of one module
     module = LoadedModule(noise(of_module))
@@ -163,11 +163,11 @@ def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, o
         attached.driver.launch(kernel.value)
     # then the module has come once
     assert put_together(attached.pieces()) == {
-        (PieceOf.MODULE, module.address, 0): noise(of_module),
-        (PieceOf.NAME, one.address, 0): b"k2",
-        (PieceOf.CODE, one.address, 0): noise(of_code, 2),
-        (PieceOf.NAME, two.address, 0): b"k3",
-        (PieceOf.CODE, two.address, 0): noise(of_code, 3),
+        (ChunkOf.MODULE, module.address, 0): noise(of_module),
+        (ChunkOf.NAME, one.address, 0): b"k2",
+        (ChunkOf.CODE, one.address, 0): noise(of_code, 2),
+        (ChunkOf.NAME, two.address, 0): b"k3",
+        (ChunkOf.CODE, two.address, 0): noise(of_code, 3),
     }
     assert attached.counted()[Counter.KERNELS] == 2
     # and again when another module has its place
@@ -175,16 +175,16 @@ def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, o
     attached.driver.kernel_gone(one)
     attached.driver.launch(one.value)
     assert put_together(attached.pieces()) == {
-        (PieceOf.MODULE, module.address, 0): noise(of_module),
-        (PieceOf.NAME, one.address, 0): b"k2",
-        (PieceOf.CODE, one.address, 0): noise(of_code, 2),
+        (ChunkOf.MODULE, module.address, 0): noise(of_module),
+        (ChunkOf.NAME, one.address, 0): b"k2",
+        (ChunkOf.CODE, one.address, 0): noise(of_code, 2),
     }
     assert not attached.counted()[Counter.PIECES_LOST]
 
 
 def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached) -> None:
     # given more than twice what a launch sends, of module and of code
-    of_module, of_code = (2 * most * PIECE_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"large", noise(of_code, 2), 0, module)
     # when
@@ -196,9 +196,9 @@ def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached)
     each = MOST_CODE_PIECES + MOST_MODULE_PIECES
     assert [len(batch) for batch in batches] == [1 + each, each, 2, 0]
     assert put_together(*batches) == {
-        (PieceOf.MODULE, module.address, 0): noise(of_module),
-        (PieceOf.CODE, kernel.address, 0): noise(of_code, 2),
-        (PieceOf.NAME, kernel.address, 0): b"large",
+        (ChunkOf.MODULE, module.address, 0): noise(of_module),
+        (ChunkOf.CODE, kernel.address, 0): noise(of_code, 2),
+        (ChunkOf.NAME, kernel.address, 0): b"large",
     }
     counted = attached.counted()
     assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (1, 0)
@@ -220,12 +220,12 @@ def test_a_kernel_of_a_large_module_that_is_launched_once_is_whole(attached: Att
         key: whole
         for n, (kernel, module) in enumerate(zip(kernels, modules, strict=True))
         for key, whole in {
-            (PieceOf.NAME, kernel.address, n): b"k%d" % n,
-            (PieceOf.CODE, kernel.address, n): noise(200_000, 10 + n),
-            (PieceOf.MODULE, module.address, n): noise(3 << 20, n + 1),
+            (ChunkOf.NAME, kernel.address, n): b"k%d" % n,
+            (ChunkOf.CODE, kernel.address, n): noise(200_000, 10 + n),
+            (ChunkOf.MODULE, module.address, n): noise(3 << 20, n + 1),
         }.items()
     }
-    assert pieces["what"][0] == PieceOf.NAME
+    assert pieces["what"][0] == ChunkOf.NAME
     counted = attached.counted()
     assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (2, 0)
 
@@ -245,10 +245,10 @@ def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path:
             attached.driver.launch(kernel.value)
         # then every kernel is whole, though no module is
         found = put_together(probes.pieces.read())
-        assert [found[PieceOf.NAME, kernel.address, n] for n, kernel in enumerate(kernels)] == [
+        assert [found[ChunkOf.NAME, kernel.address, n] for n, kernel in enumerate(kernels)] == [
             b"k%d" % n for n in range(20)
         ]
-        assert [found[PieceOf.CODE, kernel.address, n] for n, kernel in enumerate(kernels)] == [
+        assert [found[ChunkOf.CODE, kernel.address, n] for n, kernel in enumerate(kernels)] == [
             noise(3000, 100 + n) for n in range(20)
         ]
         counted = attached.counted()
@@ -259,7 +259,7 @@ def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path:
             attached.driver.launch(kernels[0].value)
             batches.append(probes.modules.read())
         of_first = [batch[batch["module"] == modules[0].address] for batch in batches]
-        assert put_together(*of_first) == {(PieceOf.MODULE, modules[0].address, 0): noise(200_000, 0)}
+        assert put_together(*of_first) == {(ChunkOf.MODULE, modules[0].address, 0): noise(200_000, 0)}
         assert len(probes.pieces.read()) == 0
     finally:
         probes.close()
@@ -267,7 +267,7 @@ def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path:
 
 def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: Attached) -> None:
     # given a kernel that takes several launches to be sent
-    of_module, of_code = (2 * most * PIECE_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"k", noise(of_code, 2), 0, module)
     threads = [Thread(target=lambda: [attached.driver.launch(kernel.value) for _ in range(200)]) for _ in range(4)]
@@ -290,16 +290,16 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
     pieces = np.concatenate(batches)
     first = np.unique(pieces[["what", "offset"]], return_index=True)[1]
     assert put_together(pieces[np.sort(first)]) == {
-        (PieceOf.MODULE, module.address, 0): noise(of_module),
-        (PieceOf.CODE, kernel.address, 0): noise(of_code, 2),
-        (PieceOf.NAME, kernel.address, 0): b"k",
+        (ChunkOf.MODULE, module.address, 0): noise(of_module),
+        (ChunkOf.CODE, kernel.address, 0): noise(of_code, 2),
+        (ChunkOf.NAME, kernel.address, 0): b"k",
     }
     assert len(attached.launches()) == 800 + more
 
 
 def test_what_there_is_no_room_for_is_counted_and_comes_when_there_is(attached: Attached) -> None:
     # given a module and code that fill the ring buffers, and nobody who reads
-    of_module, of_code = (3 * most * PIECE_BYTES for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    of_module, of_code = (3 * most * CHUNK_BYTES for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"large", noise(of_code, 2), 0, module)
     # when
@@ -312,9 +312,9 @@ def test_what_there_is_no_room_for_is_counted_and_comes_when_there_is(attached: 
     # then
     assert lost > 0
     wholes = put_together(*batches)
-    assert wholes[PieceOf.MODULE, module.address, 0] == noise(of_module)
-    assert wholes[PieceOf.CODE, kernel.address, 0] == noise(of_code, 2)
-    assert wholes[PieceOf.NAME, kernel.address, 0] == b"large"
+    assert wholes[ChunkOf.MODULE, module.address, 0] == noise(of_module)
+    assert wholes[ChunkOf.CODE, kernel.address, 0] == noise(of_code, 2)
+    assert wholes[ChunkOf.NAME, kernel.address, 0] == b"large"
 
 
 def test_a_handle_that_is_given_back_may_be_another_kernels(attached: Attached) -> None:
@@ -403,11 +403,11 @@ def test_a_program_that_becomes_another_has_its_own_kernels(attached: Attached) 
     assert launches["name"].tolist() == [b"first_0", b"first_1"] * 5 + [b"second_0", b"second_1"] * 5
     assert len(set(launches["pid"].tolist())) == 1
     assert len(set(launches["address"].tolist())) == 2
-    names = [each["data"].tobytes()[: each["bytes"]] for each in pieces[pieces["what"] == PieceOf.NAME]]
+    names = [each["data"].tobytes()[: each["bytes"]] for each in pieces[pieces["what"] == ChunkOf.NAME]]
     assert names == [b"first_0", b"first_1", b"second_0", b"second_1"]
 
 
-def data_of(pieces: NDArray[np.void], what: PieceOf) -> list[bytes]:
+def data_of(pieces: NDArray[np.void], what: ChunkOf) -> list[bytes]:
     """What they hold."""
     return [each["data"].tobytes()[: each["bytes"]] for each in pieces[pieces["what"] == what]]
 
@@ -462,8 +462,8 @@ def test_a_handle_with_a_kernel_for_each_gpu(loaded: LaunchProbes, built: Built,
     assert attached.counted()[UNREADABLE] == 6
     assert attached.launches()["name"].tolist() == [b"first", b"second", b"", b"", b""] * 2
     pieces = attached.pieces()
-    assert [data.rstrip(b"\0") for data in data_of(pieces, PieceOf.NAME)] == [b"first", b"second"]
-    modules = pieces[pieces["what"] == PieceOf.MODULE]
+    assert [data.rstrip(b"\0") for data in data_of(pieces, ChunkOf.NAME)] == [b"first", b"second"]
+    modules = pieces[pieces["what"] == ChunkOf.MODULE]
     assert (modules["module"] - module.address).tolist() == [0, 1]
 
     # and when both are given back, in one call, and so is the module
@@ -523,7 +523,7 @@ def test_all_of_the_driver_s_own_kernels_that_it_launches_together(dispatching: 
     assert {*launches["flags"].tolist()} == {LaunchFlags.OWN}
     assert len({*launches["stack"][1:4].tolist()}) == 1 and launches["stack"].all()
     pieces = dispatching.pieces()
-    assert sorted(data_of(pieces, PieceOf.CODE)) == sorted(b"code%d" % number for number in range(16))
+    assert sorted(data_of(pieces, ChunkOf.CODE)) == sorted(b"code%d" % number for number in range(16))
 
 
 def test_structures_that_lead_nowhere_are_launches_without_a_kernel(dispatching: Attached) -> None:
@@ -637,7 +637,7 @@ def no_end() -> tuple[int, object]:
         (b"n" * 63, b"n" * 63, b"n" * 63),
         (b"n" * 64, b"n" * 63, b"n" * 64),
         (b"n" * 5000, b"n" * 63, b"n" * 5000),
-        (b"n" * 40_000, b"n" * 63, b"n" * (PIECE_BYTES - 1)),
+        (b"n" * 40_000, b"n" * 63, b"n" * (CHUNK_BYTES - 1)),
     ],
     ids=["no text", "63", "64", "5000", "40,000"],
 )
@@ -645,7 +645,7 @@ def test_names_are_bytes(attached: Attached, name: bytes, cut: bytes, whole: byt
     kernel = attached.driver.kernel(name, b"code")
     attached.driver.launch(kernel.value)
     assert attached.launches()[["flags", "name"]].tolist() == [(0, cut)]
-    assert put_together(attached.pieces())[PieceOf.NAME, kernel.address, 0] == whole
+    assert put_together(attached.pieces())[ChunkOf.NAME, kernel.address, 0] == whole
 
 
 def test_kernels_whose_name_cannot_be_read_have_none(attached: Attached) -> None:
@@ -658,7 +658,7 @@ def test_kernels_whose_name_cannot_be_read_have_none(attached: Attached) -> None
     found = attached.launches()
     assert found["address"].tolist() == [kernel.address for kernel in kernels]
     assert set(found["flags"].tolist()) == {LaunchFlags.NO_NAME}
-    assert set(attached.pieces()["what"].tolist()) == {PieceOf.CODE}
+    assert set(attached.pieces()["what"].tolist()) == {ChunkOf.CODE}
     assert kept
 
 
@@ -670,8 +670,8 @@ def test_a_module_of_an_absurd_size_is_left_out(attached: Attached, bytes_: int)
     attached.driver.launch(kernel.value)
     assert attached.counted()[Counter.PIECES_LOST] == 1
     assert put_together(attached.pieces()) == {
-        (PieceOf.NAME, HEAP, 0): b"k",
-        (PieceOf.CODE, HEAP, 0): b"code",
+        (ChunkOf.NAME, HEAP, 0): b"k",
+        (ChunkOf.CODE, HEAP, 0): b"code",
     }
 
 
@@ -687,21 +687,21 @@ def test_code_and_modules_that_cannot_be_read_are_not_made_up(attached: Attached
     # then nothing of them has come
     assert attached.counted()[Counter.PIECES_LOST] == 1
     pieces = attached.pieces()
-    assert pieces["what"].tolist() == [PieceOf.NAME, PieceOf.CODE, PieceOf.MODULE]
+    assert pieces["what"].tolist() == [ChunkOf.NAME, ChunkOf.CODE, ChunkOf.MODULE]
     assert pieces["bytes"].tolist() == [1, 0, 0]
     # and the code has when it can be read
     kernel.code.isa, module.it.binary = code, binary
     attached.driver.launch(kernel.value)
     pieces = attached.pieces()
-    assert put_together(pieces)[PieceOf.CODE, HEAP, 0] == b"code"
+    assert put_together(pieces)[ChunkOf.CODE, HEAP, 0] == b"code"
     assert set(attached.launches()["flags"].tolist()) == {0}
 
 
 def described(attached: Attached) -> dict[int, bytes]:
     """Names by address, of the kernels that have code."""
     told = put_together(attached.pieces())
-    coded = {address for what, address, *_ in told if what == PieceOf.CODE}
-    return {address: name for (what, address, *_), name in told.items() if what == PieceOf.NAME and address in coded}
+    coded = {address for what, address, *_ in told if what == ChunkOf.CODE}
+    return {address: name for (what, address, *_), name in told.items() if what == ChunkOf.NAME and address in coded}
 
 
 @pytest.mark.parametrize("many", [0, 1, 3, 8, 9, 16])

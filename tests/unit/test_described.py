@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.wire.launches import PIECE, PieceOf
+from iaprof.formats.wire.launches import CHUNK, ChunkOf
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record.capture.code_object_rows import IN_MEMORY
 from iaprof.record.capture.finish import finish
@@ -35,7 +35,7 @@ class Piece:
     """What a launch sends; by itself the name of a kernel `k`."""
 
     data: bytes = b"k"
-    what: int = PieceOf.NAME
+    what: int = ChunkOf.NAME
     address: int = PLACE
     pid: int = 7
     module: int = MODULE
@@ -45,7 +45,7 @@ class Piece:
     total: int | None = None  # the data's length
 
     def frame(self) -> bytes:
-        record = np.zeros(1, PIECE)
+        record = np.zeros(1, CHUNK)
         for name in ("time", "pid", "module", "module_time", "address", "offset", "what"):
             record[name] = getattr(self, name)
         # A module counts from so long before, as another thread's first launch may be a little older.
@@ -56,7 +56,7 @@ class Piece:
         return record.tobytes()[: HEAD.itemsize] + self.data
 
 
-def pieces(data: bytes, what: PieceOf, length: int = 1000, **more: Any) -> list[Piece]:
+def pieces(data: bytes, what: ChunkOf, length: int = 1000, **more: Any) -> list[Piece]:
     """A whole, in pieces."""
     starts = range(0, len(data), length)
     return [Piece(data[at : at + length], what, offset=at, total=len(data), **more) for at in starts]
@@ -64,7 +64,7 @@ def pieces(data: bytes, what: PieceOf, length: int = 1000, **more: Any) -> list[
 
 def described(name: str, code: bytes, **more: Any) -> list[Piece]:
     """A kernel as its first launch sends it."""
-    return [*pieces(code, PieceOf.CODE, **more), Piece(name.encode(), **more)]
+    return [*pieces(code, ChunkOf.CODE, **more), Piece(name.encode(), **more)]
 
 
 def spooled(path: Path, sent: Iterable[Piece | bytes]) -> Path:
@@ -108,7 +108,7 @@ def damaged(reader: CaptureReader) -> int:
 def real(seed: int = 0) -> tuple[list[Piece], bytes]:
     """All pieces of a real module whose kernels were launched, in a random order; and what the driver says of it."""
     driver = debug_elf("bmg", "matmul")
-    sent = pieces(plain_zebin("bmg", "matmul"), PieceOf.MODULE, address=read_zebin(driver).kernels[0].address)
+    sent = pieces(plain_zebin("bmg", "matmul"), ChunkOf.MODULE, address=read_zebin(driver).kernels[0].address)
     for kernel in read_zebin(driver).kernels:
         sent += described(kernel.name, kernel.code, address=kernel.address)
     random.Random(seed).shuffle(sent)
@@ -153,7 +153,7 @@ def test_without_one_of_its_pieces_a_kernel_is_not_there_and_is_counted(tmp_path
 
 def test_without_all_of_its_module_a_kernel_is_there_by_itself(tmp_path: Path) -> None:
     sent, driver = real()
-    missing = next(piece for piece in sent if piece.what == PieceOf.MODULE)
+    missing = next(piece for piece in sent if piece.what == ChunkOf.MODULE)
     sent.remove(missing)
     reader = captured(spooled(tmp_path / "s", sent))
     [(_, _, kernels)] = found(reader)
@@ -163,7 +163,7 @@ def test_without_all_of_its_module_a_kernel_is_there_by_itself(tmp_path: Path) -
 
 
 def test_what_could_not_be_read_at_first_is_what_came_later(tmp_path: Path) -> None:
-    empty = Piece(b"", PieceOf.CODE, total=2500)
+    empty = Piece(b"", ChunkOf.CODE, total=2500)
     sent = [empty, replace(empty, offset=1000), *described("k", b"c" * 2500)]
     reader = captured(spooled(tmp_path / "s", sent))
     assert found(reader) == [(7, 100, [("k", PLACE, b"c" * 2500)])]
@@ -225,9 +225,9 @@ def test_what_is_no_piece_is_counted_as_damaged(tmp_path: Path, frame: bytes) ->
 
 def test_pieces_that_overlap_or_lie_outside(tmp_path: Path) -> None:
     sent = [
-        Piece(b"overlong", PieceOf.CODE, total=4),
-        Piece(b"x", PieceOf.CODE, offset=2, total=4),
-        Piece(b"x", PieceOf.CODE, offset=(1 << 64) - 1, total=4),
+        Piece(b"overlong", ChunkOf.CODE, total=4),
+        Piece(b"x", ChunkOf.CODE, offset=2, total=4),
+        Piece(b"x", ChunkOf.CODE, offset=(1 << 64) - 1, total=4),
         Piece(),
     ]
     assert found(captured(spooled(tmp_path / "s", sent))) == [(7, 100, [("k", PLACE, b"over")])]
@@ -249,7 +249,7 @@ def test_random_pieces_do_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"\xff\xfe\xc3", b"a;b\n\x1b[31m", b"n" * 5000], ids=["no text", "odd", "long"])
 def test_names_are_text(tmp_path: Path, name: bytes) -> None:
-    reader = captured(spooled(tmp_path / "s", [Piece(b"code", PieceOf.CODE), Piece(name)]))
+    reader = captured(spooled(tmp_path / "s", [Piece(b"code", ChunkOf.CODE), Piece(name)]))
     [(_, _, [kernel])] = found(reader)
     assert kernel == (name.decode("utf-8", "backslashreplace"), canonical(PLACE), b"code")
 
@@ -259,7 +259,7 @@ def test_contents_are_not_held(tmp_path: Path) -> None:
     sent = (
         piece
         for number in range(64)
-        for piece in [*pieces(bytes([number]) * (1 << 20), PieceOf.CODE, 1 << 16, module=number), Piece(module=number)]
+        for piece in [*pieces(bytes([number]) * (1 << 20), ChunkOf.CODE, 1 << 16, module=number), Piece(module=number)]
     )
     spool, kept = SpoolReader(spooled(tmp_path / "s", sent)), Described()
     # when
@@ -282,7 +282,7 @@ def test_a_million_tiny_pieces_are_too_many(tmp_path: Path, monkeypatch: pytest.
     journal = Journal(Spool(tmp_path / "s"), print, print)
     taking = code_objects.CodeObjects(None)  # type: ignore[arg-type]
     taking._journal = journal
-    tiny = np.zeros(100, PIECE)
+    tiny = np.zeros(100, CHUNK)
     tiny["bytes"] = 1
     for _ in range(3):
         taking.keep_pieces(tiny, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from iaprof.basics import files
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import check_output, create, remove, replacing
+from iaprof.basics.files import check_output, create, remove, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -19,7 +19,7 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "c"
-    with replacing(path) as file:
+    with replace_file(path) as file:
         # given a file that is being written, then nobody else sees it, nor can read what it will be
         file.write(b"whole")
         assert not path.exists()
@@ -34,7 +34,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, number: int) -> None:
     path = tmp_path / "c"
     path.write_bytes(b"before")
-    with pytest.raises(IaprofError, match=os.strerror(number)), replacing(path) as file:
+    with pytest.raises(IaprofError, match=os.strerror(number)), replace_file(path) as file:
         file.write(b"half")
         raise OSError(number, os.strerror(number))
     assert path.read_bytes() == b"before"
@@ -44,7 +44,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, number: int) -
 def test_a_name_may_be_as_long_as_a_name_can_be(tmp_path: Path) -> None:
     path = tmp_path / ("c" * 255)
     check_output(path, force=False)
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(b"x")
     assert names(tmp_path) == [path.name]
     with pytest.raises(IaprofError, match="name too long"):
@@ -80,7 +80,7 @@ def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
     (tmp_path / "relative").symlink_to("a/../a/real")
     (tmp_path / "absolute").symlink_to(tmp_path / "relative")
     check_output(tmp_path / "absolute" / "c", force=False)
-    with replacing(tmp_path / "absolute" / "c") as file:
+    with replace_file(tmp_path / "absolute" / "c") as file:
         file.write(b"x")
     assert names(tmp_path / "a" / "real") == ["c"]
 
@@ -95,7 +95,7 @@ def test_the_folder_is_the_one_that_was_checked(tmp_path: Path) -> None:
     folder.rename(tmp_path / "moved")
     folder.symlink_to(victim)
     os.close(create(folder / "c.spool"))
-    with replacing(folder / "c") as file:
+    with replace_file(folder / "c") as file:
         file.write(b"x")
     # then the files are in the first one
     assert names(tmp_path / "moved") == ["c", "c.spool"]
@@ -106,7 +106,7 @@ def test_the_folder_is_the_one_that_was_checked(tmp_path: Path) -> None:
 
 
 def test_a_temporary_file_that_is_swapped_is_told(tmp_path: Path) -> None:
-    with pytest.raises(IaprofError, match="somebody else"), replacing(tmp_path / "c") as file:
+    with pytest.raises(IaprofError, match="somebody else"), replace_file(tmp_path / "c") as file:
         file.write(b"ours")
         (temporary,) = tmp_path.iterdir()
         temporary.unlink()
@@ -119,11 +119,11 @@ def test_a_file_that_cannot_be_given_to_its_user_does_not_stay(tmp_path: Path, m
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "fchown", refuse)
-    monkeypatch.setattr(files, "behind_sudo", lambda: (1000, 1000))
+    monkeypatch.setattr(files, "sudo_user", lambda: (1000, 1000))
     # when, then
     with pytest.raises(PermissionError):
         create(tmp_path / "c")
-    with pytest.raises(IaprofError, match="not permitted"), replacing(tmp_path / "c"):
+    with pytest.raises(IaprofError, match="not permitted"), replace_file(tmp_path / "c"):
         pass
     assert names(tmp_path) == []
 

@@ -15,7 +15,7 @@ import pytest
 from iaprof.cli.main import main
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
-from iaprof.formats.writers.registry import WRITERS, for_file
+from iaprof.formats.writers.registry import WRITERS, format_for
 from iaprof.report.exporting import empty_profile
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
