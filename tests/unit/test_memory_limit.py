@@ -317,11 +317,11 @@ def dying(throw: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A verb that is writing a file when C++ code throws what nobody catches."""
     script = f"""
 import ctypes, pathlib
-from iaprof.cli.options.memory_limit import keep_to
-from iaprof.basics.files import replacing
-keep_to({LIMIT})
+from iaprof.cli.options.memory_limit import apply_limit
+from iaprof.basics.files import replace_file
+apply_limit({LIMIT})
 library = ctypes.CDLL("libstdc++.so.6")
-with replacing(pathlib.Path({str(folder / "out")!r})) as file:
+with replace_file(pathlib.Path({str(folder / "out")!r})) as file:
     file.write(b"half")
     {throw}
 """
