@@ -14,7 +14,7 @@ from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
 from unit.capturing import HEADER, capture, launch, record, stall
 
 
-def test_rows_come_back(tmp_path: Path) -> None:
+def test_written_rows_are_read_back(tmp_path: Path) -> None:
     # given
     stalls = [stall(5, record(64, sbid=3), record(72, send=1)), stall(9), stall(11, record(0, active=255))]
     path = capture(tmp_path / "c", stall=stalls, launch=[launch(1, 2, 3)], loss=[])
@@ -88,7 +88,7 @@ def test_a_row_group_of_two_kinds_is_damaged(tmp_path: Path) -> None:
         CaptureReader(tmp_path / "p")
 
 
-def test_flipped_bytes_never_give_another_error(tmp_path: Path) -> None:
+def test_flipped_bytes_raise_only_capture_errors(tmp_path: Path) -> None:
     # given a capture, one byte of which is wrong
     rows = [stall(n, record(64 * n, sbid=3)) for n in range(300)]
     data = capture(tmp_path / "c", stall=rows, launch=[launch(n, 2, 3) for n in range(300)]).read_bytes()

@@ -472,7 +472,7 @@ def test_the_folder_is_that_of_the_output(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize("redirected", ["> /dev/full", ">&-"])
-def test_an_answer_that_cannot_be_written_is_one_sentence(redirected: str) -> None:
+def test_a_full_stdout_is_one_sentence(redirected: str) -> None:
     for verb in ("check", "check --json"):
         shell = ["sh", "-c", f"exec {sys.executable} -m iaprof {verb} {redirected}"]
         done = subprocess.run(shell, capture_output=True, text=True, timeout=120)

@@ -103,11 +103,11 @@ def rows(given: Export) -> list[str]:
     return [f"{names['process_name', pid, 0]} | {names['thread_name', pid, tid]}" for pid, tid in pairs]
 
 
-def test_rows_say_process_thread_and_kernel() -> None:
+def test_rows_name_process_thread_and_kernel() -> None:
     assert rows(export())[:3] == ["app | app 7: matmul", "app | app 7: reduce", "app | worker 9: matmul"]
 
 
-def test_processes_of_several_machines_are_several() -> None:
+def test_equal_pids_of_several_machines_are_several_processes() -> None:
     found = rows(export(hosts=("one", "two")))
     assert [row.split(" ")[0] for row in found] == ["one", "one", "one", "two"]
 

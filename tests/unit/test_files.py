@@ -17,7 +17,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "c"
     with replace_file(path) as file:
         # given a file that is being written, then nobody else sees it, nor can read what it will be
@@ -31,7 +31,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, number: int) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, number: int) -> None:
     path = tmp_path / "c"
     path.write_bytes(b"before")
     with pytest.raises(IaprofError, match=os.strerror(number)), replace_file(path) as file:
@@ -41,7 +41,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, number: int) -
     assert names(tmp_path) == ["c"]
 
 
-def test_a_name_may_be_as_long_as_a_name_can_be(tmp_path: Path) -> None:
+def test_names_of_maximum_length_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("c" * 255)
     check_output(path, force=False)
     with replace_file(path) as file:
@@ -51,7 +51,7 @@ def test_a_name_may_be_as_long_as_a_name_can_be(tmp_path: Path) -> None:
         check_output(tmp_path / ("c" * 256), force=True)
 
 
-def test_what_may_not_be_written(tmp_path: Path) -> None:
+def test_refused_outputs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
@@ -75,7 +75,7 @@ def test_what_may_not_be_written(tmp_path: Path) -> None:
     check_output(tmp_path / "dangling", force=True)
 
 
-def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
+def test_own_symbolic_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "a" / "real").mkdir(parents=True)
     (tmp_path / "relative").symlink_to("a/../a/real")
     (tmp_path / "absolute").symlink_to(tmp_path / "relative")
@@ -85,7 +85,7 @@ def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
     assert names(tmp_path / "a" / "real") == ["c"]
 
 
-def test_the_folder_is_the_one_that_was_checked(tmp_path: Path) -> None:
+def test_a_renamed_folder_stays_the_checked_one(tmp_path: Path) -> None:
     # given a folder that was checked
     folder, victim = tmp_path / "folder", tmp_path / "victim"
     folder.mkdir()
@@ -105,7 +105,7 @@ def test_the_folder_is_the_one_that_was_checked(tmp_path: Path) -> None:
     assert names(victim) == ["c.spool"]
 
 
-def test_a_temporary_file_that_is_swapped_is_told(tmp_path: Path) -> None:
+def test_a_swapped_temporary_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IaprofError, match="somebody else"), replace_file(tmp_path / "c") as file:
         file.write(b"ours")
         (temporary,) = tmp_path.iterdir()
@@ -113,7 +113,7 @@ def test_a_temporary_file_that_is_swapped_is_told(tmp_path: Path) -> None:
         temporary.write_bytes(b"theirs")
 
 
-def test_a_file_that_cannot_be_given_to_its_user_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fchown_refuses_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a file system that knows no owners
     def refuse(*_: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_given_to_its_user_does_not_stay(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("text", ["", "-1", "root", "4294967295", "9" * 30, "9" * 5000, "1000\n"])
-def test_what_is_no_user_changes_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_sudo_ids_change_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_UID", text)
     monkeypatch.setenv("SUDO_GID", "1000")

@@ -71,7 +71,7 @@ def samples(document: Any, thread: dict[str, Any]) -> list[str]:
     return lines
 
 
-def test_each_process_has_a_thread_of_stalls_and_one_of_cpu_samples() -> None:
+def test_each_process_has_threads_of_stalls_and_cpu_samples() -> None:
     document = written(stalled.export())
     threads = document["threads"]
     assert [(each["processName"], each["pid"], each["name"], each["isMainThread"]) for each in threads] == [
@@ -87,7 +87,7 @@ def test_each_process_has_a_thread_of_stalls_and_one_of_cpu_samples() -> None:
     assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "CPU samples") == 6
 
 
-def test_stacks_share_their_interval_by_how_often_they_were_seen() -> None:
+def test_stacks_share_an_interval_by_their_samples() -> None:
     document = written(stalled.export(), StackOptions(components=("process", "cpu", "function", "reason")))
     main, run = "main src/main.c:12 in app (C, Other)", "nn::run(int) nn/run.cpp:40 in libnn so.1 (C++, Other)"
     cpu = f"{main}; {run}; do_syscall_64 in [kernel] (OS kernel, Other)"
@@ -118,7 +118,7 @@ def test_stacks_share_their_interval_by_how_often_they_were_seen() -> None:
     ]
 
 
-def test_intervals_that_follow_one_another_have_no_gap() -> None:
+def test_consecutive_intervals_have_no_gap() -> None:
     rows = [
         Row(interval, stalled.APP, stalled.MATMUL, stalled.SEND, 0, counts(sbid=9 - interval)) for interval in (1, 2)
     ]
@@ -165,7 +165,7 @@ def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(expor
     assert totals["GPU stalls"] == int(export.profile.counts.sum())
 
 
-def test_an_offset_is_of_its_reasons_category() -> None:
+def test_an_offset_has_the_category_of_its_reason() -> None:
     document = written(stalled.export(), StackOptions(components=("reason", "offset")))
     last = stack(document, document["threads"][0]["samples"]["stack"][1])
     assert last.split("; ")[1] in ("0x10 in GPU", "0x20 in GPU")
@@ -178,7 +178,7 @@ def test_cpu_samples_alone() -> None:
     assert sum(sum(each["samples"]["weight"]) for each in document["threads"]) == 6
 
 
-def test_a_large_capture_is_written_from_what_it_has_by_interval() -> None:
+def test_a_large_capture_is_written_from_its_profile_by_interval() -> None:
     export = stalled.export(stalled.ROWS[:1])
     document = written(Export(export.profile, export.about, 0.02, by_time=stalled.export().profile))
     assert sum(sum(each["samples"]["weight"]) for each in document["threads"]) == stalled.SAMPLES

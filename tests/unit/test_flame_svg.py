@@ -70,7 +70,7 @@ def frames_in(svg: str) -> list[ElementTree.Element]:
 
 
 class TestLayout:
-    def test_of_a_few_stacks(self) -> None:
+    def test_the_layout_of_a_few_stacks(self) -> None:
         layout = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True))
         assert boxes(layout) == [
             [("all", 0, 100)],
@@ -85,7 +85,7 @@ class TestLayout:
         ]
         assert (layout.total, layout.left_out) == (100, 0)
 
-    def test_what_is_too_small_is_added_up_per_parent(self) -> None:
+    def test_small_frames_are_merged_per_parent(self) -> None:
         # When stacks below 10 % and 25 % of all are too small
         some = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 10)
         more = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 25)
@@ -100,7 +100,7 @@ class TestLayout:
         assert boxes(joined)[-1] == [("sbid", 20, 55), ("[below 10 %]", 75, 18)]
 
     @pytest.mark.parametrize("seed", range(12))
-    def test_equals_a_plain_one(self, seed: int) -> None:
+    def test_the_layout_equals_that_of_folded_lines(self, seed: int) -> None:
         # Given a profile by chance, and its folded stacks
         made = random_export(seed)
         options = StackOptions(inverted=seed % 2 == 1)
@@ -115,7 +115,7 @@ class TestLayout:
         assert boxes(layout) == plain_layout(plain, max(limit, SMALLEST))
         assert layout.total == int(made.profile.counts.sum())
 
-    def test_the_limit_grows_until_the_file_is_small_enough(self) -> None:
+    def test_the_limit_grows_until_the_file_fits(self) -> None:
         # Given a thousand instructions, each with one sample more than the one before
         codes = [Code(f"op{n}", ("matmul",), (0,)) for n in range(1000)]
         rows = [Row(0, LAUNCH, KERNEL, code, 0, counts(sbid=n + 1)) for n, code in enumerate(codes)]
@@ -134,7 +134,7 @@ class TestLayout:
         draw(layout, About(), StackOptions(), out)
         assert 50_000 < len("".join(re.findall("<g class.*", out.getvalue()))) < 200_000
 
-    def test_deep_stacks_end_somewhere(self) -> None:
+    def test_deep_stacks_are_cut_at_the_maximum_depth(self) -> None:
         deep = Launch("app", 42, tuple(f"f{n}" for n in range(3000)))
         layout = lay_out(
             stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key, with_separator=True)
@@ -142,7 +142,7 @@ class TestLayout:
         assert len(layout.rows) == 1002
         assert boxes(layout)[-1] == [("[below 0.01 %]", 0, 3)]
 
-    def test_of_nothing(self) -> None:
+    def test_an_empty_profile(self) -> None:
         assert boxes(lay_out(stall_tree(profile([]), SHORT, frame_key, with_separator=True))) == [[("all", 0, 0)]]
 
 
@@ -194,7 +194,7 @@ def plain_layout(stacks: list[tuple[list[str], int]], limit: float) -> list[list
 
 
 class TestFile:
-    def test_frames_as_they_are_written(self) -> None:
+    def test_the_elements_of_frames(self) -> None:
         rows = [ROWS[0]._replace(counts=counts(sbid=30)), ROWS[1]._replace(counts=counts(tdr=10))]
         text = written(export(rows), StackOptions(components=("process", "reason")))
         frames = text[text.index('<g id="frames"') : text.index('<g id="head"')]
@@ -217,7 +217,7 @@ class TestFile:
             "</g>\n</g>\n"
         )
 
-    def test_what_is_said_above(self) -> None:
+    def test_the_lines_above_the_picture(self) -> None:
         about = About("lab-3", "./app --fast", "Arc B580", 1_700_000_000.0, 12.34, (), ["2 % lost"])
         made = ElementTree.fromstring(written(export(about=about), StackOptions(percent_limit=10)))
         lines = [line[0].text for line in made.iter(f"{SVG}text") if "data-letter" in line.attrib]
@@ -248,14 +248,14 @@ class TestFile:
         ]
         assert "10 CPU samples" in text
 
-    def test_is_well_formed_whatever_names_are(self) -> None:
+    def test_hostile_names_keep_the_file_well_formed(self) -> None:
         text = written(hostile())
         titles = [frame[0].text or "" for frame in frames_in(text)]
         for name in HOSTILE[:5]:
             assert any(title.startswith(f"{name} (") for title in titles), name
         assert "right\\u202eto left\\x1b[31m\\x00\\ud800\\ufffe\\x0a (C, 1 samples, 11.11 %)" in titles
 
-    def test_of_nothing_is_a_picture(self) -> None:
+    def test_an_empty_profile_gives_a_picture(self) -> None:
         assert frames_in(written(export([])))[0][0].text == "all (0 samples, 0.00 %)"
 
 
@@ -322,7 +322,7 @@ class TestInABrowser:
         # Then all is as before
         assert shown(page) == whole
 
-    def test_search_says_the_matched_share(self, page: Page) -> None:
+    def test_search_shows_the_matched_share(self, page: Page) -> None:
         # When two frames, one above the other, and one elsewhere are searched
         page.keyboard.press("Control+f")
         page.keyboard.type("SBID|^dot|idle")
@@ -360,7 +360,7 @@ class TestInABrowser:
         page.keyboard.type("main")
         assert page.text_content("#matched") == "Matched: 100.00 %"
 
-    def test_inverted_it_hangs_from_its_root(self, browser: Browser, tmp_path: Path) -> None:
+    def test_inverted_stacks_have_the_root_at_the_top(self, browser: Browser, tmp_path: Path) -> None:
         options = StackOptions(components=SHORT.components, inverted=True)
         with opened(browser, saved(tmp_path, written(export(), options))) as page:
             tops = page.evaluate(
@@ -371,7 +371,7 @@ class TestInABrowser:
             page.keyboard.press("ArrowDown")
             assert focused(page) == "sbid"
 
-    def test_fits_its_window_and_what_is_narrow_is_there(self, browser: Browser, tmp_path: Path) -> None:
+    def test_it_fits_the_window_and_narrow_frames_are_drawn(self, browser: Browser, tmp_path: Path) -> None:
         # Given a frame of a seventh of a pixel
         rows = [*ROWS, Row(0, OTHER, KERNEL, MOV, 0, counts(sync=1))]
         rows[0] = rows[0]._replace(counts=counts(sbid=6900))
@@ -390,7 +390,7 @@ class TestInABrowser:
             label = page.locator("#frames > g > g", has_text="sync").locator("text")
             assert label.text_content() == "sync"
 
-    def test_what_is_looked_at_stays_in_sight_between_title_and_details(self, browser: Browser, tmp_path: Path) -> None:
+    def test_zoomed_frames_scroll_into_view_between_title_and_details(self, browser: Browser, tmp_path: Path) -> None:
         # Given a picture that is higher than its window
         deep = Launch("app", 42, tuple(f"f{n}" for n in range(30)))
         text = written(export([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]))
@@ -409,7 +409,7 @@ class TestInABrowser:
                 assert last == 300
             assert focused(page) == "tdr"
 
-    def test_hostile_names_run_nothing(self, browser: Browser, tmp_path: Path) -> None:
+    def test_hostile_names_run_no_script(self, browser: Browser, tmp_path: Path) -> None:
         with opened(browser, saved(tmp_path, written(hostile()))) as page:
             for name in HOSTILE[:8]:
                 page.fill("input", re.escape(name[:20]))
@@ -428,7 +428,7 @@ class TestInABrowser:
             assert max(page.evaluate(overhang)) < 1
 
     @pytest.mark.parametrize("dark", [False, True])
-    def test_as_an_image_it_is_whole(self, browser: Browser, tmp_path: Path, dark: bool) -> None:
+    def test_as_an_image_it_shows_everything(self, browser: Browser, tmp_path: Path, dark: bool) -> None:
         # Given a page with the picture, in which scripts of it do not run
         data = base64.b64encode(written(export()).encode()).decode()
         (tmp_path / "page.html").write_text(

@@ -79,7 +79,7 @@ def test_the_heat_map_has_the_stalls_of_each_interval() -> None:
     assert found == {(0, row): count for row, count in stalled.per_interval(stalled.ROWS).items()}
 
 
-def test_many_stalls_are_fewer_events_in_the_same_proportions() -> None:
+def test_many_stalls_give_fewer_events_in_the_same_proportions() -> None:
     # given 40 intervals with a million samples and more, of two stacks that are three to one
     rows = [
         Row(interval, stalled.APP, stalled.MATMUL, stalled.SEND, 0x10, counts(sbid=factor * 10_000 * (interval + 1)))
@@ -102,7 +102,7 @@ def test_many_stalls_are_fewer_events_in_the_same_proportions() -> None:
     assert (sum(weights), max(weights) - min(weights)) == (total, 0 if total % 1_000 == 0 else 1)
 
 
-def test_a_file_has_about_the_size_that_it_may_have() -> None:
+def test_a_file_keeps_to_its_maximum_size() -> None:
     rows = [row._replace(counts=[count * 1_000 for count in row.counts]) for row in stalled.ROWS]
     out = io.StringIO()
     write_events(stalled.export(rows), StackOptions(), out, size=300_000)
@@ -125,7 +125,7 @@ def test_chosen_components(options: StackOptions, stacks: dict[str, int]) -> Non
     assert Counter(";".join(name for name, _ in stack) for _, stack in found) == stacks
 
 
-def test_a_large_capture_is_written_from_what_it_has_by_interval() -> None:
+def test_a_large_capture_is_written_from_its_profile_by_interval() -> None:
     export = stalled.export(stalled.ROWS[:1])
     by_time = stalled.export(stalled.ROWS).profile
     found = written(Export(export.profile, export.about, export.interval_s, by_time))
@@ -133,11 +133,11 @@ def test_a_large_capture_is_written_from_what_it_has_by_interval() -> None:
     assert {stack[-1][0] for _, stack in events(found)} <= {f"{reason}_[g]" for reason in REASONS}
 
 
-def test_no_stalls_are_no_events() -> None:
+def test_no_stalls_give_no_events() -> None:
     assert written(stalled.export([])) == ""
 
 
-def test_hostile_names_make_no_event_and_break_no_frame() -> None:
+def test_hostile_names_add_no_events_and_break_no_frames() -> None:
     text = written(stalled.hostile())
     total = sum(range(1, len(stalled.HOSTILE) + 1))
     assert all(character.isprintable() for line in text.split("\n") for character in line.removeprefix("\t"))

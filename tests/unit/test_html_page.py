@@ -242,7 +242,7 @@ def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds):
 
 @settings(max_examples=40, deadline=None)
 @given(_SEEDS, st.integers(0, 12), st.integers(1, 8))
-def test_what_is_summed_up_adds_up(seeds, most_nodes, most_entries):
+def test_merged_frames_keep_the_sums(seeds, most_nodes, most_entries):
     """In every interval, for every reason, and in every frame that stays."""
     export = Export(random_rows(seeds), interval_s=0.02)
     whole = stacks(decoded(payload(export, StackOptions(), {}))["stalls"])
@@ -279,7 +279,7 @@ def totals(found: dict[tuple[tuple[str, ...], int, int], int], reasons: bool = F
     return sums
 
 
-def test_frames_below_the_limit_are_summed_up():
+def test_frames_below_the_limit_are_merged():
     trees = decoded(payload(EXPORT, StackOptions(percent_limit=20), {}))
 
     found = stacks(trees["stalls"])
@@ -304,7 +304,7 @@ def test_names_are_bounded():
 # ---- the page
 
 
-def test_its_graph_has_all_samples_and_says_so(page):
+def test_the_graph_shows_all_samples_and_their_number(page):
     assert root(page) == TOTAL
     assert row(page, 3) == {"main": 105, "other": 3}
     assert row(page, 4) == {"nn::train()": 92, "nn::infer()": 13}
@@ -314,7 +314,7 @@ def test_its_graph_has_all_samples_and_says_so(page):
     assert page.title() == "python train.py · Battlemage · box"
 
 
-def test_a_click_zooms_and_keys_go_on(page):
+def test_clicks_and_keys_zoom(page):
     click(page, "nn::infer()")
     assert page.evaluate("iaprof.flame.view") == [92, 105]
     assert page.locator("#flame .details").inner_text().startswith("nn::infer() 13 stalls, 12.0 %")
@@ -336,7 +336,7 @@ def test_a_click_zooms_and_keys_go_on(page):
     assert page.evaluate("iaprof.flame.view") == [0, TOTAL]
 
 
-def test_search_tells_the_share_of_stacks_that_have_a_match(page):
+def test_search_shows_the_share_of_stacks_with_a_match(page):
     page.keyboard.press("/")
     page.keyboard.type("INFER|^softmax$")
 
@@ -362,7 +362,7 @@ def test_a_range_shows_its_own_samples(page):
     assert page.locator("#heat .says").inner_text() == "Whole recording, 3 s: 108 stalls, 10 CPU samples."
 
 
-def test_a_range_is_dragged_or_clicked(page):
+def test_dragging_and_clicking_select_a_range(page):
     canvas = page.locator("#heat canvas").first
     box = canvas.bounding_box()
     cell = page.evaluate("iaprof.heat.cell")
@@ -382,7 +382,7 @@ def test_a_range_is_dragged_or_clicked(page):
     assert page.evaluate("[iaprof.model.selection.first, iaprof.model.selection.last]") == [10, 62]
 
 
-def test_a_range_is_chosen_by_keys(page):
+def test_keys_select_a_range(page):
     page.locator("#heat canvas").first.focus()
     for key in ("ArrowRight", "ArrowRight", *["ArrowDown"] * 10, "Enter", "ArrowDown", "Enter"):
         page.keyboard.press(key)
@@ -444,7 +444,7 @@ def test_cpu_samples_take_the_place_of_stalls(page):
     assert "What the CPUs did" in page.locator("#flame .caption").inner_text()
 
 
-def test_it_is_dark_where_the_system_is(browser, file):
+def test_it_follows_the_systems_dark_mode(browser, file):
     with opened(browser, file, dark=True) as page:
         ready(page)
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -463,7 +463,7 @@ def test_it_fits_a_telephone(browser, file):
         assert page.evaluate("iaprof.flame.view") == [0, 105]
 
 
-def test_names_of_anybody_run_nothing(browser, tmp_path):
+def test_hostile_names_run_no_script(browser, tmp_path):
     names = tuple(HOSTILE)
     launch = Launch(HOSTILE[0], 7, names, origins=tuple(Origin(CodeKind.C, name, name, 3) for name in names))
     rows = [Row(0, launch, Kernel(1, name, name), Code(name, (name,), (1,)), 8, counts(sbid=1)) for name in names]
@@ -509,7 +509,7 @@ def test_a_large_recording_shows_ranges_without_instructions(browser, tmp_path):
         ]
 
 
-def test_a_range_calls_kernels_as_the_table_does(browser, tmp_path):
+def test_a_range_names_kernels_like_the_table(browser, tmp_path):
     notes = ["[ambiguous]", "[unknown kernel]", "k" * 3_000]
     rows = [Row(60, None, None, Code("[no binary]", (note,), ()), 64, counts(other=3)) for note in notes]
     path = written(tmp_path / "page.html", Export(profile(rows, INTERVALS), ABOUT, 0.02))
@@ -532,7 +532,7 @@ def test_without_times_there_is_no_heat_map(browser, tmp_path):
         assert root(page) == TOTAL
 
 
-def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path, within):
+def test_the_maximum_of_frames_is_drawn_in_one_go(browser, tmp_path, within):
     # given a thousand functions that launch 74 instructions each
     launches = [Launch("app", 7, (f"f{number}",)) for number in range(1000)]
     codes = [Code(f"op{number}", ("matmul",), (0,)) for number in range(74)]
@@ -572,7 +572,7 @@ def test_as_many_frames_as_a_page_can_have_are_drawn_at_once(browser, tmp_path, 
     )  # one may wait for something else
 
 
-def test_nothing_recorded_is_a_page(browser, tmp_path):
+def test_an_empty_capture_gives_a_page(browser, tmp_path):
     path = written(tmp_path / "page.html", Export(profile([]), ABOUT, 0.02))
 
     with opened(browser, path) as page:
@@ -580,7 +580,7 @@ def test_nothing_recorded_is_a_page(browser, tmp_path):
         assert root(page) == 0
 
 
-def test_options_say_what_it_begins_with(browser, tmp_path):
+def test_options_set_the_initial_view(browser, tmp_path):
     options = StackOptions(inverted=True, cpu_samples=True)
     path = written(tmp_path / "page.html", EXPORT, options)
 
@@ -600,7 +600,7 @@ def test_only_its_own_script_may_run(file):
     assert decoded(base64.b64decode(data))["cpu"]["leafCount"] == [1, 6, 3]
 
 
-def test_a_click_leaves_the_graph_where_it_was_scrolled_to(browser: Browser, tmp_path: Path) -> None:
+def test_a_click_keeps_the_scroll_position(browser: Browser, tmp_path: Path) -> None:
     # given stacks that are higher than the window
     deep = Launch("python", 7, tuple(f"f{number}" for number in range(100)))
     made = Export(profile([Row(0, deep, MATMUL, SEND, 16, counts(sbid=1))], INTERVALS), interval_s=0.02)

@@ -80,7 +80,7 @@ def test_kernels_by_name() -> None:
     }  # fmt: skip
 
 
-def test_the_kernels_beyond_the_most_are_together() -> None:
+def test_kernels_beyond_the_maximum_share_a_row() -> None:
     names = [f"kernel {number}" for number in range(620)]
     found = panels(Export(made_of(*names)))["kernels"]
     assert [row["name"] for row in found["rows"]] == names[:500]
@@ -89,13 +89,13 @@ def test_the_kernels_beyond_the_most_are_together() -> None:
     assert {row["launches"] for row in found["rows"]} == {None}  # nobody knows
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_export() -> None:
     found = panels(Export(profile([])))
     assert found["kernels"] == {"rows": [], "others": {"kernels": 0, "counts": counts()}, "samples": 0}
     assert (found["series"], found["launches"], found["listings"], found["seconds"]) == ([], None, [], 0.0)
 
 
-def test_about_is_clean() -> None:
+def test_texts_about_the_capture_are_clean() -> None:
     about = About("h\n", MIXED, "g", 5.0, 7.0, [("Group", [("name\x1b", MIXED)])], [MIXED], [MIXED])
     found = panels(Export(profile([]), about))["about"]
     assert found == {
@@ -104,7 +104,7 @@ def test_about_is_clean() -> None:
     }  # fmt: skip
 
 
-def test_a_short_series_keeps_all_values() -> None:
+def test_a_short_series_keeps_its_values() -> None:
     (found,) = panels(Export(profile([]), series=[series([400, float("nan"), 2400.123456789, float("inf"), 800])]))[
         "series"
     ]
@@ -181,7 +181,7 @@ def listings_of(binaries: list[GpuKernel | None], found: Profile, sources: Sourc
     return hot_listings(Report(found, Facts(), {}, binaries), sources or SourceFiles(()))
 
 
-def test_listings_are_those_of_annotate_and_of_the_page(tmp_path: Path) -> None:
+def test_the_page_has_the_listings_of_annotate(tmp_path: Path) -> None:
     (tmp_path / "vec.h").write_text("dot();\x1b\n")
     found = listings_of([by_hand(), by_hand(), None], PROFILE, SourceFiles([tmp_path]))
     assert [(each["kernel"], each["samples"], each["left_out"]) for each in found] == [
@@ -296,7 +296,7 @@ def samples(begin: int, end: int, first: int) -> int:
     return sum((40, 30)[first] + number % 5 for number in range(begin, end) if (number // 50) % 2 == first)
 
 
-def test_the_header_says_what_was_recorded_and_lost(page: Page) -> None:
+def test_the_page_shows_what_was_recorded_and_lost(page: Page) -> None:
     assert page.locator(".about-warnings li").all_inner_texts() == [f"lost while recording: half of {CLEAN}"]
     assert page.locator(".about-group dd").all_inner_texts() == ["node1", CLEAN, "nothing"]
     # Above everything else that the page draws.
@@ -352,7 +352,7 @@ def test_dragging_over_the_time_line_selects(page: Page) -> None:
     assert brush.is_hidden()
 
 
-def test_the_time_line_by_keys(page: Page) -> None:
+def test_keys_move_along_the_time_line(page: Page) -> None:
     page.locator(".timeline").focus()
     for key in ["Home"] + ["ArrowRight"] * 10 + ["Shift+ArrowRight"] * 20:
         page.keyboard.press(key)
@@ -363,7 +363,7 @@ def test_the_time_line_by_keys(page: Page) -> None:
     assert page.evaluate("iaprof.model.selection") is None
 
 
-def test_what_the_time_line_shows(page: Page) -> None:
+def test_the_contents_of_the_time_line(page: Page) -> None:
     names = page.locator(".time-name").all_inner_texts()
     assert names == ["matmul", CLEAN, "samples", "frequency actual", "cpu"]
     assert page.locator(".time-range").all_inner_texts()[-2:] == ["400 to 2350 MHz", "0 to 3.9 %"]
@@ -394,7 +394,7 @@ def test_the_instructions_of_a_kernel(page: Page) -> None:
     assert said.inner_text().startswith("0x20 ")
 
 
-def test_a_kernel_without_instructions_says_so(page: Page) -> None:
+def test_a_kernel_without_instructions_shows_a_note(page: Page) -> None:
     page.evaluate("name => iaprof.model.selectKernel(name)", CLEAN)
     assert page.locator(".listing h3").inner_text() == CLEAN
     assert "not in this page" in page.locator(".listing-note").inner_text()

@@ -137,7 +137,7 @@ def test_what_a_capture_cannot_hold_is_counted(tmp_path: Path) -> None:
     assert MAX_TEXT_BYTES - 20 < len(";".join(row.launch.stack)) <= MAX_TEXT_BYTES
 
 
-def test_a_text_that_is_no_utf_8_stays_readable(tmp_path: Path) -> None:
+def test_invalid_utf_8_stays_readable(tmp_path: Path) -> None:
     made, _ = read(lines(*HEAD) + b"string\t4\tm\xff\n" + lines(f"eustall|0x0|4|{ONES}"), tmp_path)
     assert made.table("sample")["mnemonic"].to_pylist() == ["m\\xff"]
 
@@ -167,7 +167,7 @@ def test_a_text_that_is_no_utf_8_stays_readable(tmp_path: Path) -> None:
         ("metric|busy-percent|-3", "line 6: '-3' is no value of a metric"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number(more: str, message: str, tmp_path: Path) -> None:
+def test_an_error_has_the_number_of_its_line(more: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(IaprofError, match="^x.txt, " + re.escape(message)):
         read(lines(*HEAD, more), tmp_path)
 
@@ -185,12 +185,12 @@ def test_a_wrong_line_is_told_with_its_number(more: str, message: str, tmp_path:
         ((), "has no intervals"),
     ],
 )
-def test_lines_in_a_wrong_place(text: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_misplaced_lines(text: tuple[str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(IaprofError, match=re.escape(message)):
         read(lines(*text), tmp_path)
 
 
-def test_what_a_text_may_take_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_strings_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iaprof_import, "_BLOCK_BYTES", 100)
     with pytest.raises(IaprofError, match="has a line of more than"):
         read(lines("interval|0|1", f"string|1|{'x' * 500}"), tmp_path)
@@ -220,7 +220,7 @@ ROWS = st.lists(
     gauges=st.dictionaries(st.integers(0, 5), st.builds(Gauges, st.integers(0, 9999), st.integers(0, 100))),
 )
 @settings(max_examples=60, deadline=None)
-def test_what_report_writes_import_reads_back(
+def test_import_reads_back_what_report_writes(
     tmp_path_factory: pytest.TempPathFactory,
     made: list[Row],
     start_us: int,
@@ -243,7 +243,7 @@ def test_what_report_writes_import_reads_back(
     assert len({row[:5] for row in rows(after)}) == len(after)
 
 
-def test_folded_stacks_are_the_same_as_far_as_the_text_can_tell(tmp_path: Path) -> None:
+def test_folded_stacks_survive_the_text_as_far_as_it_holds_them(tmp_path: Path) -> None:
     ones = (1,) * 10
     launch = Launch("app", 42, ("main", "py::f:a.py"), ("do_syscall_64",))
     made = profile(
@@ -293,7 +293,7 @@ def sample(**members: object) -> dict[str, object]:
     return row | members
 
 
-def test_samples_of_a_stranger_s_capture_are_bounded(tmp_path: Path) -> None:
+def test_samples_of_untrusted_captures_are_bounded(tmp_path: Path) -> None:
     absurd = [sample(tdr=(1 << 64) - 1)] * 3
     with pytest.raises(CaptureError, match="counts are absurdly high"):
         profile_of(CaptureReader(capture(tmp_path / "a", sample=absurd)), S)
@@ -355,7 +355,7 @@ def test_the_verb_on_stdin_answers_in_json(tmp_path: Path) -> None:
     }
 
 
-def test_what_goes_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_import_leaves_no_file(tmp_path: Path) -> None:
     text = tmp_path / "x.txt"
     text.write_bytes(lines(*HEAD, f"eustall|0x0|3|{ONES}", "string|1|x"))
     done = iaprof(text)

@@ -122,11 +122,11 @@ def random_profile(rng: random.Random) -> Profile:
     return profile([row() for _ in range(rng.randrange(20))], (1.0, 2.25, 1e9))
 
 
-def test_a_whole_document() -> None:
+def test_the_whole_document() -> None:
     assert written(JsonStacks(), PROFILE) == DOCUMENT
 
 
-def test_of_nothing() -> None:
+def test_an_empty_profile() -> None:
     assert json.loads(written(JsonStacks(), profile([]))) == {
         "matched": {},
         "intervals": [0.0],
@@ -137,12 +137,12 @@ def test_of_nothing() -> None:
     }
 
 
-def test_max_stack_holds_here_too() -> None:
+def test_max_stack_applies_to_json() -> None:
     launches = json.loads(written(JsonStacks(), PROFILE, StackOptions(max_stack=2)))["launches"]
     assert launches[0]["stack"] == ["[truncated]", "run(int)", "do_syscall_64_[k]"]
 
 
-def test_nothing_is_lost_whatever_it_is_called() -> None:
+def test_hostile_names_keep_all_rows() -> None:
     rng = random.Random(1)
     for _ in range(30):
         # given

@@ -164,7 +164,7 @@ def test_a_spool_of_zeros_is_not_recovered_into_memory(tmp_path: Path, runs: Run
     assert [path.name for path in tmp_path.iterdir()] == ["cap.parquet.spool"]
 
 
-def test_a_text_that_says_the_longest_string_again_and_again(tmp_path: Path, runs: Runs) -> None:
+def test_an_imported_text_that_repeats_the_longest_string(tmp_path: Path, runs: Runs) -> None:
     # given 2 GB of stacks
     head = f"string\t1\t{LONGEST}\ninterval\t0\t1.0\nkernel\t0x8000\t0\t7\t1\t0\t0\n"
     stalls = (f"eustall\t0x{offset:x}\t0\t1" + 9 * "\t0" for offset in range(1 << 17))
@@ -183,7 +183,7 @@ def dictionary(indices: list[int | None], texts: list[str | None]) -> pa.Diction
     return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(texts, pa.string()))
 
 
-def test_a_dictionary_has_each_text_once_and_only_those_that_rows_have() -> None:
+def test_deduplicated_dictionaries_have_each_used_text_once() -> None:
     found = deduplicated(dictionary([2, 0, None, 1, 2], ["a", "b", "a", "unused"]))
     assert found.to_pylist() == ["a", "a", None, "b", "a"]
     assert sorted(found.dictionary.to_pylist()) == ["a", "b"]
@@ -215,7 +215,7 @@ def test_rows_share_their_texts() -> None:
     assert found[0] is found[1]
 
 
-def test_rows_that_can_be_decoded_together() -> None:
+def test_slices_bound_the_decoded_bytes() -> None:
     # given values of 40 MiB, 40 MiB, none, 100 MiB and 1 byte, of which 64 MiB go together
     texts = pa.DictionaryArray.from_arrays(
         pa.array([0, 0, None, 1, 2], pa.int32()), pa.array([bytes(40 << 20), bytes(100 << 20), b"x"])
@@ -224,7 +224,7 @@ def test_rows_that_can_be_decoded_together() -> None:
     assert [(each.start, each.stop) for each in bounded_slices(texts)] == [(0, 1), (1, 3), (3, 4), (4, 5)]
 
 
-def test_a_capture_says_a_long_text_once_however_it_comes(tmp_path: Path) -> None:
+def test_captures_store_a_repeated_text_once(tmp_path: Path) -> None:
     # given rows with a dictionary that has the same text many times, which Arrow's own writer would spell out
     count = 1 << 15
     members = [pa.repeat(pa.scalar(0 if pa.types.is_integer(f.type) else "", f.type), count) for f in KINDS["launch"]]
@@ -261,12 +261,12 @@ READERS = ("report", "top", "diff", "annotate", "query", "info", "archive", "mer
 
 
 @pytest.mark.parametrize("verb", get_command(main.app).commands)
-def test_verbs_that_read_what_strangers_wrote_have_the_option(verb: str) -> None:
+def test_verbs_that_read_untrusted_files_have_the_option(verb: str) -> None:
     done = iaprof(verb, "--help")
     assert ("--memory-limit SIZE" in done.out) == (verb in READERS)
 
 
-def test_what_is_available_is_what_the_machine_and_the_cgroups_leave(tmp_path: Path) -> None:
+def test_available_memory_respects_machine_and_cgroups(tmp_path: Path) -> None:
     # given 8 GB on the machine
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 16000000 kB\nMemAvailable:    8000000 kB\n")
@@ -289,7 +289,7 @@ def test_what_is_available_is_what_the_machine_and_the_cgroups_leave(tmp_path: P
     assert available(tmp_path) == 0
 
 
-def test_what_is_started_for_the_user_has_no_limit() -> None:
+def test_programs_started_for_the_user_have_no_limit() -> None:
     code = (
         "import os, resource, subprocess, sys\n"
         "from iaprof.sandbox.memory import lift_limit, limit, limit_memory\n"
@@ -328,7 +328,7 @@ with replace_file(pathlib.Path({str(folder / "out")!r})) as file:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 
-def test_what_fails_where_nobody_catches_it_is_one_sentence_too(tmp_path: Path) -> None:
+def test_an_uncaught_bad_alloc_is_one_sentence(tmp_path: Path) -> None:
     # as where Arrow makes a text in a function that must not throw; here it is operator new
     done = dying("library._Znwm(ctypes.c_size_t(1 << 62))", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
@@ -339,7 +339,7 @@ def test_what_fails_where_nobody_catches_it_is_one_sentence_too(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_exception_that_nobody_catches_is_no_lack_of_memory(tmp_path: Path) -> None:
+def test_other_uncaught_exceptions_are_not_called_lack_of_memory(tmp_path: Path) -> None:
     done = dying('library._ZSt20__throw_length_errorPKc(b"too long")', tmp_path)
     assert done.returncode == -signal.SIGABRT
     assert "std::length_error" in done.stderr

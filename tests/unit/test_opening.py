@@ -96,9 +96,7 @@ def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], message: str
     assert [path.name for path in tmp_path.iterdir()] == ["c.parquet"]
 
 
-def test_a_page_that_cannot_be_made_leaves_no_folder(
-    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_page_leaves_no_folder(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a page for which there is not enough memory
     def write(self: FlameSvg, export: Export, options: StackOptions, out: IO[str]) -> None:
         out.write("<svg")

@@ -32,26 +32,28 @@ def lab(colour: str, seen_by: str = "everybody else") -> np.ndarray:
 
 @pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
 class TestColours:
-    def test_there_is_one_for_each_kind(self, colours: dict[CodeKind, str]) -> None:
+    def test_each_kind_has_a_colour(self, colours: dict[CodeKind, str]) -> None:
         assert set(colours) == set(CodeKind)
 
     @pytest.mark.parametrize("reader", SEEN_BY)
-    def test_each_reader_tells_any_two_apart(self, colours: dict[CodeKind, str], reader: str) -> None:
+    def test_colour_blind_readers_can_distinguish_any_two_colours(
+        self, colours: dict[CodeKind, str], reader: str
+    ) -> None:
         # When each is seen as this reader sees it
         seen = {kind: lab(colour, reader) for kind, colour in colours.items()}
         # Then no two are closer than four times what can just be noticed (2.3: Mahy and others, 1994)
         distances = {(one, other): np.linalg.norm(seen[one] - seen[other]) for one, other in combinations(seen, 2)}
         assert min(distances.values()) > 4 * 2.3, min(distances, key=distances.__getitem__)
 
-    def test_print_in_black_and_white_tells_them_apart(self, colours: dict[CodeKind, str]) -> None:
+    def test_the_colours_differ_in_black_and_white(self, colours: dict[CodeKind, str]) -> None:
         lightness = sorted(lab(colour)[0] for colour in colours.values())
         assert min(after - before for before, after in pairwise(lightness)) > 4
 
-    def test_text_can_be_read_on_them(self, colours: dict[CodeKind, str]) -> None:
+    def test_text_is_readable_on_each_colour(self, colours: dict[CodeKind, str]) -> None:
         for colour in colours.values():
             assert palette.contrast(colour, palette.ink(colour)) >= 4.5
 
 
-def test_contrast_is_that_of_the_recommendation() -> None:
+def test_contrast_is_that_of_wcag() -> None:
     assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
     assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # a well-known near miss

@@ -135,7 +135,7 @@ def test_waits_are_slices_of_their_threads_too() -> None:
     assert {path: slices for path, slices in found.slices.items() if path[-1] != "zeWait"} == read(given).slices
 
 
-def test_times_are_those_of_the_monotonic_clock_with_the_wall_clock_beside_it() -> None:
+def test_times_are_monotonic_with_a_snapshot_of_the_wall_clock() -> None:
     snapshot = read(export()).snapshot
     assert snapshot.primary_trace_clock == pb.BUILTIN_CLOCK_MONOTONIC
     assert {clock.clock_id: clock.timestamp for clock in snapshot.clocks} == {
@@ -150,7 +150,7 @@ def test_each_gpu_has_its_own_counters() -> None:
     assert found.values["GPU stalls card1", "sbid"] == [(0, 2), (100 * MS, 0)]
 
 
-def test_pids_of_several_machines_are_not_one_machines() -> None:
+def test_equal_pids_of_several_machines_stay_apart() -> None:
     found = read(export(hosts=("one", "two")))
     assert not any(track.HasField("process") for track in found.tracks.values())
     assert ("one app 7", "worker 9", "matmul") in found.slices
@@ -166,7 +166,7 @@ def test_hostile_names_are_escaped() -> None:
     assert HOSTILE not in texts
 
 
-def test_stalls_by_time_come_from_the_profile_that_has_intervals() -> None:
+def test_stalls_by_time_come_from_the_profile_by_interval() -> None:
     given = export()
     whole = replace(given.profile, interval=np.zeros_like(given.profile.interval), intervals=[50.0])
     found = read(replace(given, profile=whole, by_time=given.profile))
@@ -174,7 +174,7 @@ def test_stalls_by_time_come_from_the_profile_that_has_intervals() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e300, -1e300])
-def test_absurd_times_still_make_a_trace(seconds: float) -> None:
+def test_absurd_times_give_a_valid_trace(seconds: float) -> None:
     given = export()
     series = [replace(given.series[0], seconds=np.array([seconds, seconds]))]
     assert len(read(replace(given, series=series)).values["Metrics", "frequency-actual"]) == 2

@@ -141,7 +141,7 @@ def test_fields_have_the_numbers_that_pprof_publishes() -> None:
     assert found == PUBLISHED
 
 
-def test_what_no_stalls_are_written_as() -> None:
+def test_an_empty_profile_is_written() -> None:
     message = written(stalled.export([]))
     assert list(message.sample) == []
     assert [message.string_table[each.type] for each in message.sample_type] == ["stalls"]
@@ -154,7 +154,7 @@ def test_hostile_names_stay_strings() -> None:
     assert {len(sample.location_id) for sample in message.sample} == {4}
 
 
-def test_every_number_refers_to_something() -> None:
+def test_every_id_refers_to_a_table_entry() -> None:
     message = written(stalled.hostile())
     strings = range(len(message.string_table))
     assert [each.id for each in message.location] == list(range(1, len(message.location) + 1))

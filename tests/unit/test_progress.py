@@ -13,13 +13,13 @@ STATUS = Status(
 )  # fmt: skip
 
 
-def test_rates_are_those_since_the_last_time() -> None:
+def test_rates_are_since_the_last_status() -> None:
     before = dataclasses.replace(STATUS, seconds=11.9, records=0, launches=0, cpu_s=0.1935)
     line = describe(STATUS, before)
     assert line == "0:12  lost 0  1.2M records/s  48k launches/s  31/32 kernels  1.1 GB  cpu 1.3 %"
 
 
-def test_the_first_one_and_all_that_can_be_said() -> None:
+def test_the_first_line_and_one_with_everything() -> None:
     status = dataclasses.replace(STATUS, seconds=3725, paused=True, lost=1_234_567, losses=3)
     assert describe(status, None) == (
         "62:05 paused  lost 1.2M  161 records/s  6 launches/s  31/32 kernels  1.1 GB  cpu 0.0 %"

@@ -19,7 +19,7 @@ def test_sizes_and_times() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "M", "0M", "-1M", "1e9M", "5x", "nanM", "1 M", "0.1B"])
-def test_what_is_neither(text: str) -> None:
+def test_invalid_sizes_and_times(text: str) -> None:
     with pytest.raises(UsageError, match="-x takes a size"):
         size_or_time(text, "-x")
     with pytest.raises(UsageError, match="-x takes a size"):

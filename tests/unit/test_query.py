@@ -172,7 +172,7 @@ def test_every_kind_of_rows_has_a_readable_view(path: Path) -> None:
         "SELECT getenv('HOME')",
     ],
 )
-def test_a_query_reaches_nothing_else(text: str, ask: Ask, tmp_path: Path) -> None:
+def test_queries_cannot_access_files_or_network(text: str, ask: Ask, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "secret.csv").write_text("secret\n1\n")
@@ -286,7 +286,7 @@ def test_a_narrow_terminal_gets_a_line_per_value(
     )
 
 
-def test_without_a_query_the_tables_are_listed(
+def test_without_sql_the_tables_are_listed(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = run(monkeypatch, capsys, path)

@@ -36,7 +36,7 @@ def failing(error: Exception, spool: Path) -> type:
     return Failing
 
 
-def test_an_unexpected_error_is_a_sentence_that_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_one_sentence_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = tmp_path / "c.spool"
     spool.touch()
     monkeypatch.setattr(session_module, "Session", failing(ZeroDivisionError("division by zero"), spool))

@@ -23,7 +23,7 @@ def good(tmp_path: Path) -> Path:
     )
 
 
-def test_a_broken_debug_elf_costs_a_name_and_is_told(good: Path) -> None:
+def test_a_broken_debug_elf_is_a_warning(good: Path) -> None:
     done = iaprof("report", good)
     assert done.code == 0
     assert done.out == (
@@ -80,7 +80,7 @@ def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], code: int, m
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_capture_that_breaks_half_way_leaves_no_output(tmp_path: Path) -> None:
+def test_a_damaged_capture_leaves_no_output(tmp_path: Path) -> None:
     # given a capture whose second row group of stalls is of a stream that nobody named
     path = capture(tmp_path / "c", stall=[stall(9, record(64, sbid=3), stream=4)])
     done = iaprof("report", path, "-o", tmp_path / "x.folded")
@@ -90,7 +90,7 @@ def test_a_capture_that_breaks_half_way_leaves_no_output(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
 
 
-def test_a_reader_that_goes_away_is_no_error(good: Path) -> None:
+def test_a_closed_pipe_is_no_error(good: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m iaprof report {good} | head -c 1", shell=True, capture_output=True, text=True, check=False
     )
@@ -100,7 +100,7 @@ def test_a_reader_that_goes_away_is_no_error(good: Path) -> None:
 @pytest.mark.parametrize(
     ("redirection", "message"), [(">/dev/full", "No space left on device"), (">&-", "there is no stdout")]
 )
-def test_a_stdout_that_takes_nothing(good: Path, redirection: str, message: str) -> None:
+def test_a_full_stdout_is_an_error(good: Path, redirection: str, message: str) -> None:
     command = f"{sys.executable} -m iaprof report {good} {redirection}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -130,7 +130,7 @@ def test_a_spool_is_not_replaced_by_its_own_capture(tmp_path: Path) -> None:
     assert spool.path.read_bytes().startswith(b"IAPS")
 
 
-def test_a_hundred_broken_modules_are_not_a_hundred_lines(tmp_path: Path) -> None:
+def test_warnings_about_many_modules_are_limited(tmp_path: Path) -> None:
     kernels = [{"time_ns": 1, "pid": 7, "path": "/x", "digest": b"%d" % n, "size": 9, "elf": b"x"} for n in range(100)]
     done = iaprof("report", capture(tmp_path / "c", kernel=kernels))
     assert done.err.count("warning: /x") == 1

@@ -39,35 +39,35 @@ def asked(address: str, method: str = "GET", path: str | None = None, host: str 
         return answer.status, answer.read()
 
 
-def test_who_knows_the_address_gets_the_page(address: str) -> None:
+def test_the_address_gives_the_page(address: str) -> None:
     assert asked(address) == (200, PAGE)
     assert asked(address, "HEAD") == (200, b"")
     assert asked(address, host=f"localhost:{urlsplit(address).port}") == (200, PAGE)
 
 
 @pytest.mark.parametrize("path", ["/", "//", "/index.html", "/../etc/passwd", "*", "http://127.0.0.1/"])
-def test_who_does_not_gets_nothing(address: str, path: str) -> None:
+def test_other_addresses_give_nothing(address: str, path: str) -> None:
     status, body = asked(address, path=path)
     assert status == 404
     assert PAGE not in body
 
 
-def test_nearly_the_address_is_not_enough(address: str) -> None:
+def test_similar_addresses_give_nothing(address: str) -> None:
     path = urlsplit(address).path
     for wrong in (path[:-2] + "/", path + "x", path.lower() if path != path.lower() else path.upper(), path[:-1]):
         assert asked(address, path=wrong)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_there_is_nothing_to_write(address: str, method: str) -> None:
+def test_requests_cannot_write(address: str, method: str) -> None:
     assert asked(address, method)[0] == 501
 
 
-def test_a_name_that_leads_here_is_not_ours(address: str) -> None:
+def test_other_host_names_are_refused(address: str) -> None:
     assert asked(address, host="attacker.example")[0] == 404
 
 
-def test_only_the_loopback_is_listened_to() -> None:
+def test_it_listens_on_the_loopback_only() -> None:
     server = Server(PAGE, "text/html")
     assert server._http.socket.getsockname()[0] == "127.0.0.1"
     server._http.server_close()
@@ -82,7 +82,7 @@ def test_two_servers_have_two_addresses() -> None:
         server._http.server_close()
 
 
-def test_who_connects_and_says_nothing_keeps_nobody_waiting(address: str) -> None:
+def test_idle_connections_block_nobody(address: str) -> None:
     at = urlsplit(address)
     silent = [socket.create_connection((at.hostname, at.port)) for _ in range(4)]
     assert asked(address) == (200, PAGE)
@@ -109,7 +109,7 @@ def test_a_signal_ends_it(number: signal.Signals, within: Within) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_who_reads_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_readers_get_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a page that takes its reader several times as long as a request may stay silent
     monkeypatch.setattr("iaprof.cli.terminal.serving._TIMEOUT_S", 1.5)
     page = b"x" * (24 << 20)  # more than what waits in the kernel's buffers

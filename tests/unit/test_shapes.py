@@ -117,7 +117,7 @@ def test_max_stack(most: int, inverted: bool, stack: str) -> None:
     )
 
 
-def test_what_becomes_the_same_is_one_line() -> None:
+def test_stacks_that_become_equal_are_one_line() -> None:
     launches = [Launch("app", 1, (name, "run")) for name in ("main", "start")]
     made = profile([Row(0, each, SCALE, MOV, 0, counts(tdr=3)) for each in launches])
     assert written(made, StackOptions(components=("cpu",), max_stack=1)) == "[truncated];run 6\n"
@@ -203,12 +203,12 @@ PERCENTAGE = "--percent-limit takes a percentage, from 0 to 100"
         ("--percent-limit=nan", PERCENTAGE),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense(path: Path, words: str, message: str) -> None:
+def test_contradictory_options(path: Path, words: str, message: str) -> None:
     assert iaprof("report", path, *words.split()) == (2, "", f"iaprof: {message}\n")
 
 
 @pytest.mark.parametrize("word", ["--max-stack=0", "--max-stack=-3", "--max-stack=x", "--percent-limit=x"])
-def test_what_is_no_number(path: Path, word: str) -> None:
+def test_invalid_numbers(path: Path, word: str) -> None:
     done = iaprof("report", path, word)
     assert (done.code, done.out) == (2, "")
     assert f"Invalid value for '{word.partition('=')[0]}'" in done.err
@@ -332,7 +332,7 @@ def stack_of(row: Row, reason: str, options: StackOptions) -> str:
 
 @settings(max_examples=30, deadline=None)
 @given(_profiles, _options, st.sampled_from((2, 1 << 16)), st.sampled_from((4, 1 << 62)))
-def test_folded_lines_are_what_plain_loops_make(
+def test_folded_lines_equal_those_of_plain_loops(
     made: Profile, options: StackOptions, at_once: int, widest: int
 ) -> None:
     # given

@@ -61,7 +61,7 @@ def test_stalls_and_cpu_samples_are_a_profile_each() -> None:
     assert (document["name"], document["exporter"].split()[0]) == ("app --fast · Battlemage · north", "iaprof")
 
 
-def test_a_function_is_one_frame_whichever_of_its_lines_calls() -> None:
+def test_a_function_is_one_frame_whatever_line_calls() -> None:
     frames = written(stalled.export())["shared"]["frames"]
     assert [each for each in frames if each["name"] in ("main", "nn::run(int)", "matmul_[G]", "dot(float)_[G]")] == [
         {"name": "main", "file": "src/main.c"},  # at lines 12 and 15
@@ -89,7 +89,7 @@ def test_chosen_components(options: StackOptions, expected: list[str]) -> None:
     assert sorted(stacks(written(stalled.export(), options))) == expected
 
 
-def test_nothing_to_show_is_a_document_too() -> None:
+def test_an_empty_capture_gives_a_document() -> None:
     document = written(stalled.export([], cpu=False))
     assert [(each["samples"], each["weights"]) for each in document["profiles"]] == [([], [])]
 

@@ -45,7 +45,7 @@ def test_colours_change_no_width() -> None:
     assert lines[3] == "    \x1b[1m6\x1b[0m  \x1b[1mgröße\\x1b[2J\x1b[0m       \x1b[1msync\x1b[0m"
 
 
-def test_a_terminal_that_is_too_narrow_keeps_a_part_of_names() -> None:
+def test_a_very_narrow_terminal_keeps_part_of_the_names() -> None:
     assert table().lines(5, colours=False)[2] == "    5  matmul…_name"
 
 
@@ -72,7 +72,7 @@ def test_shortened_texts_fit_and_keep_their_ends(text: str, width: int) -> None:
         (True, {"TERM": "dumb"}, False),
     ],
 )
-def test_colours_are_for_terminals_of_those_who_want_them(
+def test_colours_need_a_terminal_without_no_color(
     terminal: bool, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -64,7 +64,7 @@ def test_parquet_has_the_same_rows_with_texts_as_dictionaries() -> None:
 
 
 @pytest.mark.parametrize("name", ["csv", "parquet"])
-def test_with_intervals_each_row_says_when(name: str) -> None:
+def test_rows_of_intervals_have_their_start(name: str) -> None:
     given = Export(PROFILE, interval_s=0.1)
     rows: list[dict[str, Any]] = (
         table(given).to_pylist()
@@ -75,7 +75,7 @@ def test_with_intervals_each_row_says_when(name: str) -> None:
     assert sum(int(row["samples"]) for row in rows) == PROFILE.counts.sum()
 
 
-def test_formulas_are_no_formulas_in_csv_and_nothing_breaks_its_lines() -> None:
+def test_csv_escapes_formulas_and_line_breaks() -> None:
     # given names that a spreadsheet would run, or that would break the table
     rows = [Row(0, replace(APP, comm=evil), Kernel(0, evil, evil), SEND, 1, counts(sbid=1), evil) for evil in EVIL]
     # when
@@ -114,7 +114,7 @@ def test_of_nothing_there_are_headings(name: str) -> None:
         ("x.collapsed", "folded"),
     ],
 )
-def test_extensions_tell_formats(file: str, name: str) -> None:
+def test_extensions_choose_formats(file: str, name: str) -> None:
     found = format_for(Path(file))
     assert found is not None
     assert found.name == name

@@ -41,7 +41,7 @@ def test_folded_with_lines() -> None:
     assert "src/matmul.cl_[G];matmul line 4_[G];dot(float) line 9_[G];send_[g]" in text
 
 
-def test_a_line_in_another_file_says_in_which() -> None:
+def test_a_line_in_another_file_names_the_file() -> None:
     files = ("src/matmul.cl", "include/vec.h", "")
     code = Code("send", ("matmul", "dot(float)", "mad"), (4, 9, 2), files)
     row = Row(0, LAUNCH, KERNEL, code, 0x10, (1,) + (0,) * 9)
@@ -96,7 +96,7 @@ def test_iaprof_text() -> None:
     )
 
 
-def test_nothing_recorded_is_nothing_written() -> None:
+def test_an_empty_profile_gives_an_empty_text() -> None:
     assert written(Folded(), []) == ""
     assert written(IaprofText(), []) == ""
 
@@ -104,7 +104,7 @@ def test_nothing_recorded_is_nothing_written() -> None:
 HOSTILE = "a;b\nc\td\x1b[31m\u202e\0\x7f"
 
 
-def test_names_of_strangers_stay_in_their_place() -> None:
+def test_hostile_names_stay_within_their_field() -> None:
     launch = Launch(HOSTILE, 1, (HOSTILE,), (HOSTILE,))
     kernel = Kernel(0, HOSTILE, HOSTILE)
     row = Row(0, launch, kernel, Code(HOSTILE, (HOSTILE,), (1,)), 0, (1,) * 10)
@@ -131,6 +131,6 @@ def test_formats_by_extension() -> None:
     assert format_for(Path("x.txt")) is None
 
 
-def test_iaprof_text_shortens_stacks_too() -> None:
+def test_max_stack_applies_to_iaprof_text() -> None:
     row = ROWS[0]._replace(launch=Launch("app", 1, ("main", "run", "leaf")))
     assert "[truncated];run;leaf\n" in written(IaprofText(), [row], StackOptions(max_stack=2))

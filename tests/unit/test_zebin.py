@@ -25,7 +25,7 @@ def test_real_debug_zebin(device, module):
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
-def test_the_plain_zebin_has_the_same_kernels_without_addresses(device, module):
+def test_a_compilers_zebin_has_the_same_kernels_without_addresses(device, module):
     plain, debug = read_zebin(plain_zebin(device, module)), read_zebin(debug_elf(device, module))
     assert not plain.placed
     assert [(each.name, each.size, each.address) for each in plain.kernels] == [
@@ -33,7 +33,7 @@ def test_the_plain_zebin_has_the_same_kernels_without_addresses(device, module):
     ]
 
 
-def test_canonical():
+def test_canonical_addresses():
     assert canonical(0xFFFF_8000_FFBE_0000) == canonical(0x8000_FFBE_0000) == 0x8000_FFBE_0000
 
 
@@ -68,7 +68,7 @@ def relocated(code: bytes, kind: int, *entries: tuple[int, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [elf.RELOCATIONS, elf.RELA])
-def test_a_fingerprint_is_of_what_the_driver_leaves_as_it_is(kind):
+def test_a_fingerprint_leaves_out_relocated_bytes(kind):
     addend = () if kind == elf.RELOCATIONS else (0,)
     entries = [(8, 1, 0, *addend), (24, 2, 0, *addend), (60, 1, 0, *addend), (1 << 63, 3, 0, *addend)]
 
@@ -93,7 +93,7 @@ def test_more_relocations_than_bytes():
         read_zebin(elf.zebin([elf.kernel("k", data), *[relocations] * 100]))
 
 
-def test_odd_but_usable():
+def test_unusual_but_valid_zebins():
     assert read_zebin(elf.zebin([])).kernels == ()
     assert read_zebin(elf.zebin([elf.Section(".text."), elf.Section(".text", bytes(64))])).kernels == ()
     (kernel,) = read_zebin(elf.zebin([elf.kernel("empty", b"")])).kernels
@@ -121,14 +121,14 @@ def test_odd_but_usable():
         (elf.zebin([elf.Section(".symtab", bytes(24), type=elf.SYMTAB, link=1, entry_size=3)]), "symbol table"),
     ],
 )
-def test_what_is_no_zebin_is_refused_in_one_sentence(data, why):
+def test_invalid_zebins_are_refused_in_one_sentence(data, why):
     with pytest.raises(ZebinError, match=why) as caught:
         read_zebin(data)
     assert isinstance(caught.value, IaprofError)
     assert "\n" not in str(caught.value)
 
 
-def test_bombs(within):
+def test_overlapping_sections_and_names_are_refused(within):
     """Sections that share their bytes, and names that share theirs, would be copied thousands of times."""
     code = elf.zebin([elf.Section(f".text.{number}", claimed_offset=0, claimed_size=60_000) for number in range(2000)])
     with pytest.raises(ZebinError, match="overlap"):
@@ -143,14 +143,14 @@ def test_bombs(within):
         read_zebin(bytes(data))
 
 
-def test_cut_short_anywhere():
+def test_truncated_zebins_are_refused():
     whole = debug_elf("bmg", "attention")
     for length in [*range(0, 1400, 7), *range(1400, len(whole), 97)]:
         with pytest.raises(ZebinError):
             read_zebin(whole[:length])
 
 
-def test_flipped_bytes_never_raise_anything_else():
+def test_flipped_bytes_raise_only_zebin_errors():
     whole = debug_elf("ptl", "matmul")
     generator = random.Random(4)
     for _ in range(2000):
