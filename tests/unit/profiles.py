@@ -12,7 +12,7 @@ from iaprof.gpu.intel.reasons import REASONS
 
 
 class Row(NamedTuple):
-    """Stalls of one instruction of one kernel, launched from one place, in one interval."""
+    """Stalls of one instruction, launched from one place, in one interval."""
 
     interval: int
     launch: Launch | None
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
 
 def counts(**reasons: int) -> list[int]:
-    """Ten counts, by the names of those that are not 0."""
+    """A count per reason; all others are 0."""
     return [reasons.get(reason, 0) for reason in REASONS]
 
 

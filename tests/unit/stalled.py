@@ -1,4 +1,4 @@
-"""An export made by hand with a bit of everything, for the formats that other programs read."""
+"""An export made by hand with every kind of content, for other programs' formats."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ ABOUT = About(
 
 
 def export(rows: Sequence[Row] = ROWS, cpu: bool = True) -> Export:
-    """Of these rows, in intervals of 20 ms."""
+    """An export of these rows, in intervals of 20 ms."""
     launches = [Launch("app", 42, ("main", "wait"), origins=_ORIGINS), Launch("swapper", 0, (), ("cpu_idle",))]
     samples = CpuSamples(launches, np.array([0, 1, 0]), np.array([0, 2, 3]), np.array([3, 2, 1]))
     return Export(profile(rows, INTERVALS), ABOUT, 0.02, cpu=samples if cpu else None)
 
 
 def hostile() -> Export:
-    """Every name is one that wants to be more, and each has one sample more than the one before."""
+    """Hostile names, each with one sample more than the previous."""
     rows = []
     for number, name in enumerate(HOSTILE):
         launch = Launch(name, number, (name,), (name,), name, (Origin(CodeKind.C, name, name, 1),))
@@ -59,7 +59,7 @@ def hostile() -> Export:
 
 
 def per_interval(rows: Sequence[Row]) -> Counter[int]:
-    """Samples of each interval."""
+    """The number of samples of each interval."""
     found: Counter[int] = Counter()
     for row in rows:
         found[row.interval] += sum(row.counts)

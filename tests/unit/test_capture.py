@@ -1,4 +1,4 @@
-"""Captures: what is written is read, and what is no capture is refused in one sentence."""
+"""Captures: written rows are read back, and invalid files are refused in one sentence."""
 
 import json
 from pathlib import Path
@@ -89,14 +89,14 @@ def test_a_row_group_of_two_kinds_is_damaged(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_raise_only_capture_errors(tmp_path: Path) -> None:
-    # given a capture, one byte of which is wrong
+    # given a capture with one wrong byte
     rows = [stall(n, record(64 * n, sbid=3)) for n in range(300)]
     data = capture(tmp_path / "c", stall=rows, launch=[launch(n, 2, 3) for n in range(300)]).read_bytes()
     for position in range(4, len(data), 13):
         changed = bytearray(data)
         changed[position] ^= 0x55
         (tmp_path / "d").write_bytes(changed)
-        # when, then it is read or refused
+        # when, then it is read, or refused with a CaptureError
         try:
             reader = CaptureReader(tmp_path / "d")
             for kind in KINDS:

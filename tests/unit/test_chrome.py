@@ -1,4 +1,4 @@
-"""Trace Event JSON, held against what the document "Trace Event Format" says; trace viewers cannot be had offline."""
+"""Trace Event JSON, checked against the document "Trace Event Format"; trace viewers are not available offline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def curve(given: Export, name: str) -> list[tuple[float, dict[str, float]]]:
 
 
 def test_each_event_has_what_the_published_document_asks_for_as_viewers_cannot_be_had_offline() -> None:
-    # given the fields that the document says an event of each phase has
+    # given the fields that the document requires for each phase
     asked: dict[str, dict[str, Any]] = {
         "M": {"name": str, "pid": int, "tid": int, "args": dict},
         "C": {"name": str, "pid": int, "ts": float, "args": dict},
@@ -131,7 +131,7 @@ def test_a_capture_of_nothing_is_a_document_without_curves() -> None:
 def test_the_verb_shows_all_of_a_merged_capture_or_a_share_of_the_time_of_all(
     time: list[str], hosts: set[str], seconds: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given recordings of two machines, ten seconds each, the second one begun 90 s later
+    # given recordings of two machines, ten seconds each, the second one starting 90 s later
     second = 1_000_000_000
     for name, wall in (("one", 100), ("two", 190)):
         about = HEADER | {"host": {"name": name, "boot_id": name}, "end_ns": 11 * second}
@@ -150,7 +150,7 @@ def test_the_verb_shows_all_of_a_merged_capture_or_a_share_of_the_time_of_all(
     monkeypatch.setattr("sys.argv", ["iaprof", "report", str(tmp_path / "m"), "-q", "-o", str(out), *time])
     with pytest.raises(SystemExit) as ended:
         main()
-    # then launches, metrics and stalls are of the same time
+    # then launches, metrics and stalls have the same time base
     assert not ended.value.code
     found = json.loads(out.read_text())["traceEvents"]
     assert {event["name"] for event in found if event["ph"] == "X"} == hosts

@@ -1,4 +1,4 @@
-"""Output files: whole or not there, in the folder that was asked for, for their owner alone."""
+"""Output files: complete or absent, in the checked folder, readable by their owner only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(folder: Path) -> list[str]:
 def test_a_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "c"
     with replace_file(path) as file:
-        # given a file that is being written, then nobody else sees it, nor can read what it will be
+        # given an unfinished file: nobody else sees its name or can read it
         file.write(b"whole")
         assert not path.exists()
         (temporary,) = tmp_path.iterdir()
@@ -86,18 +86,18 @@ def test_own_symbolic_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_a_renamed_folder_stays_the_checked_one(tmp_path: Path) -> None:
-    # given a folder that was checked
+    # given a checked folder
     folder, victim = tmp_path / "folder", tmp_path / "victim"
     folder.mkdir()
     victim.mkdir()
     check_output(folder / "c", force=False)
-    # when somebody swaps it for a link
+    # when it is replaced by a link
     folder.rename(tmp_path / "moved")
     folder.symlink_to(victim)
     os.close(create(folder / "c.spool"))
     with replace_file(folder / "c") as file:
         file.write(b"x")
-    # then the files are in the first one
+    # then the files are in the checked folder
     assert names(tmp_path / "moved") == ["c", "c.spool"]
     (victim / "c.spool").write_text("another's")
     remove(folder / "c.spool")
@@ -114,7 +114,7 @@ def test_a_swapped_temporary_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_fchown_refuses_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a file system that knows no owners
+    # given a file system without owners
     def refuse(*_: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 

@@ -1,4 +1,4 @@
-"""The Firefox Profiler's format, by what is published of version 61's tables."""
+"""The Firefox Profiler's format, checked against the published description of version 61."""
 
 import io
 import json
@@ -14,7 +14,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
 from unit.profiles import Row, counts
 
-SHARED = {  # src/types/profile.ts of firefox-devtools/profiler at that version: each table's columns
+SHARED = {  # columns by table: src/types/profile.ts of firefox-devtools/profiler at that version
     "stackTable": "frame prefix",
     "frameTable": "address inlineDepth category subcategory func nativeSymbol innerWindowID line column",
     "funcTable": "name isJS relevantForJS resource source lineNumber columnNumber",
@@ -35,7 +35,7 @@ def written(export: Export, options: StackOptions | None = None) -> Any:
 
 
 def stack(document: Any, number: int | None) -> str:
-    """The frames of a stack from the root on, each with its category, place and library."""
+    """The frames of a stack from the root, each with category, source place and library."""
     shared = document["shared"]
     strings, frames, functions = shared["stringArray"], shared["frameTable"], shared["funcTable"]
     categories = document["meta"]["categories"]
@@ -60,7 +60,7 @@ def stack(document: Any, number: int | None) -> str:
 
 
 def samples(document: Any, thread: dict[str, Any]) -> list[str]:
-    """A line per sample: when, of what, how many, and how busy it says that it was."""
+    """A line per sample: time, stack, weight and CPU use."""
     lines = []
     before = 0.0
     columns = (thread["samples"][name] for name in ("stack", "time", "weight", "threadCPUDelta"))
@@ -95,7 +95,7 @@ def test_stacks_share_an_interval_by_their_samples() -> None:
     app, _, other, unknown, _ = document["threads"]
     found = samples(document, app)
     assert found[0] == "0 ms: 0 of nothing, 0 %"
-    # of the 20 ms of an interval: the busiest, which is what others are measured by
+    # of an interval of 20 ms, the busiest, which the others relate to
     assert sorted(line.split(": ", 1)[1] for line in found[1:4]) == sorted(
         [
             f"10 of {cpu}; {gpu}; active in GPU (GPU instruction, active), 100 %",

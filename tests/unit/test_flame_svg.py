@@ -1,4 +1,4 @@
-"""Flame graphs as SVG: sums and places, and the picture in a real browser."""
+"""SVG flame graphs: layout, sums, and the picture in a real browser."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ class TestLayout:
         assert (layout.total, layout.left_out) == (100, 0)
 
     def test_small_frames_are_merged_per_parent(self) -> None:
-        # When stacks below 10 % and 25 % of all are too small
+        # When stacks below 10 % and 25 % are too small
         some = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 10)
         more = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 25)
-        # Then what is below the limit together has no box, and the rest of a parent has one
+        # Then rests below the limit have no box, and larger rests of a parent have one
         assert boxes(some)[-1] == [("sbid", 20, 55)]
         assert some.left_out == 1
         assert boxes(more)[3:5] == [[("run(int)", 0, 80)], [("do_syscall_64", 0, 80)]]
-        # When others are as small as that
+        # When siblings are just as small
         rows = [*ROWS, Row(0, LAUNCH, KERNEL, SEND, 0x10, counts(sync=6, send=7))]
         joined = lay_out(stall_tree(profile(rows), SHORT, frame_key, with_separator=True), 10)
         # Then their sum has a box
@@ -101,7 +101,7 @@ class TestLayout:
 
     @pytest.mark.parametrize("seed", range(12))
     def test_the_layout_equals_that_of_folded_lines(self, seed: int) -> None:
-        # Given a profile by chance, and its folded stacks
+        # Given a random profile, and its folded stacks
         made = random_export(seed)
         options = StackOptions(inverted=seed % 2 == 1)
         limit = (0, 0.5, 3, 20)[seed % 4]
@@ -110,19 +110,19 @@ class TestLayout:
         stacks = [line.rpartition(" ") for line in folded.getvalue().splitlines()]
         # When it is laid out
         layout = lay_out(stall_tree(made.profile, options, frame_key, with_separator=True), limit)
-        # Then it is as when the stacks are taken one by one
+        # Then the boxes equal those made stack by stack
         plain = [([re.sub(r"_\[[kGg]\]$", "", each) for each in stack.split(";")], int(n)) for stack, _, n in stacks]
         assert boxes(layout) == plain_layout(plain, max(limit, SMALLEST))
         assert layout.total == int(made.profile.counts.sum())
 
     def test_the_limit_grows_until_the_file_fits(self) -> None:
-        # Given a thousand instructions, each with one sample more than the one before
+        # Given a thousand instructions, each with one sample more than the previous
         codes = [Code(f"op{n}", ("matmul",), (0,)) for n in range(1000)]
         rows = [Row(0, LAUNCH, KERNEL, code, 0, counts(sbid=n + 1)) for n, code in enumerate(codes)]
         tree = stall_tree(profile(rows), SHORT_OPS, frame_key, with_separator=True)
-        # When the file has room for some hundreds
+        # When the file may have some hundred boxes
         layout = lay_out(tree, most_bytes=200_000)
-        # Then it has the largest, and one for all the others
+        # Then it has the largest, and one for the others
         *kept, (text, x, width) = boxes(layout)[-1]
         sizes = sorted(each for _, _, each in kept)
         assert len(kept) > 300
@@ -286,7 +286,7 @@ def saved(folder: Path, text: str) -> Path:
 
 
 def shown(page: Page) -> dict[str, tuple[int, int]]:
-    """Left and right edge of each frame that can be seen, by its text in the file; the first of a name."""
+    """Left and right edges of visible frames by title; the first of each title."""
     found = page.evaluate(
         """() => Array.from(document.querySelectorAll("#frames > g > g"))
             .filter((each) => each.getClientRects().length)
@@ -311,33 +311,33 @@ class TestInABrowser:
         assert whole["run(int)"] == (206, 990)
         # When a frame is clicked
         frame(page, "run(int)")
-        # Then it and what it was called by have all of the width, and what is beside it is gone
+        # Then it and its callers have the full width, and its siblings are hidden
         zoomed = shown(page)
         assert zoomed["run(int)"] == zoomed["main"] == zoomed["all"] == (10, 990)
         assert zoomed["sbid"] == (10 + round(980 * 5 / 80), 10 + round(980 * 60 / 80 - 0.5))
         assert "ns::idle()" not in zoomed
         assert page.text_content("#details") == "run(int) (C++, 80 samples, 80.00 %)"
-        # When it is reset
+        # When the zoom is reset
         page.get_by_text("Reset zoom").click()
-        # Then all is as before
+        # Then everything is as before
         assert shown(page) == whole
 
     def test_search_shows_the_matched_share(self, page: Page) -> None:
-        # When two frames, one above the other, and one elsewhere are searched
+        # When the search matches two nested frames and one elsewhere
         page.keyboard.press("Control+f")
         page.keyboard.type("SBID|^dot|idle")
-        # Then nothing counts twice
+        # Then nested matches count once
         assert page.text_content("#matched") == "Matched: 80.00 %"
         assert page.locator(".match").count() == 3
-        # When one zooms
+        # When zoomed
         frame(page, "run(int)")
-        # Then it is the share of what is shown
+        # Then the share is that of the visible samples
         assert page.text_content("#matched") == "Matched: 75.00 % of the zoomed frame"
-        # When it is no regular expression
+        # When the pattern is invalid
         page.fill("input", "(")
-        # Then that is said
+        # Then the status says so
         assert page.text_content("#matched") == "not a regular expression"
-        # When it is escaped from
+        # When Escape is pressed
         page.keyboard.press("Escape")
         assert page.text_content("#matched") == ""
         assert page.locator(".match").count() == 0
@@ -372,17 +372,17 @@ class TestInABrowser:
             assert focused(page) == "sbid"
 
     def test_it_fits_the_window_and_narrow_frames_are_drawn(self, browser: Browser, tmp_path: Path) -> None:
-        # Given a frame of a seventh of a pixel
+        # Given a frame with a width of a seventh of a pixel
         rows = [*ROWS, Row(0, OTHER, KERNEL, MOV, 0, counts(sync=1))]
         rows[0] = rows[0]._replace(counts=counts(sbid=6900))
         with opened(browser, saved(tmp_path, written(export(rows))), 1400, 500) as page:
             assert shown(page)["all"] == (10, 1390)
-            # When it is zoomed into by keyboard
+            # When the keyboard zooms to it
             page.keyboard.press("Tab")
             for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft"):
                 page.keyboard.press(key)
             page.keyboard.press("Enter")
-            # Then it can be read, and so when the window is another one
+            # Then it is readable, also after the window was resized
             assert shown(page)["sync"] == (10, 1390)
             page.set_viewport_size({"width": 800, "height": 300})
             until(page, "document.documentElement.viewBox.baseVal.width === 800")
@@ -391,18 +391,18 @@ class TestInABrowser:
             assert label.text_content() == "sync"
 
     def test_zoomed_frames_scroll_into_view_between_title_and_details(self, browser: Browser, tmp_path: Path) -> None:
-        # Given a picture that is higher than its window
+        # Given a picture higher than its window
         deep = Launch("app", 42, tuple(f"f{n}" for n in range(30)))
         text = written(export([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]))
         with opened(browser, saved(tmp_path, text), 1000, 300) as page:
             where = """() => [...["head", "foot"].map((id) => document.getElementById(id)), document.activeElement]
                 .map((each) => each.getBoundingClientRect()).map((each) => [each.top, each.bottom])"""
-            # Then it opens at its root
+            # Then it opens at the root
             until(page, "window.scrollY + 300 === document.documentElement.height.baseVal.value")
-            # When its root and its top are gone to
+            # When scrolled to its root and its top
             for key in ["Tab", *["ArrowUp"] * 34]:
                 page.keyboard.press(key)
-                # Then they are seen, and so are title and details
+                # Then these are visible, and so are title and details
                 until(page, "document.getElementById('head').getBoundingClientRect().top === 0")
                 (_, head), (foot, last), (top, bottom) = page.evaluate(where)
                 assert head < top < bottom < foot
@@ -429,14 +429,14 @@ class TestInABrowser:
 
     @pytest.mark.parametrize("dark", [False, True])
     def test_as_an_image_it_shows_everything(self, browser: Browser, tmp_path: Path, dark: bool) -> None:
-        # Given a page with the picture, in which scripts of it do not run
+        # Given a page with the picture as an image, in which scripts do not run
         data = base64.b64encode(written(export()).encode()).decode()
         (tmp_path / "page.html").write_text(
             f'<meta charset="utf-8"><meta name="color-scheme" content="light dark">'
             f'<body style="margin:0"><img src="data:image/svg+xml;base64,{data}">'
         )
         with opened(browser, tmp_path / "page.html", 1000, 400, dark) as page:
-            # When its pixels are looked at: beside the frames, and right in that of C++
+            # When pixels are read: beside the frames, and in that of C++
             size, *colours = page.evaluate(
                 """async () => {
                     const image = document.querySelector("img");
@@ -449,6 +449,6 @@ class TestInABrowser:
                     return [[image.width, image.height], at(3, 3), at(800, image.height - 34 - 3 * 17 - 8)];
                 }"""
             )
-            # Then they are as they should be
+            # Then they have the expected colours
             assert size[0] == 1000
             assert colours == [[27, 27, 31] if dark else [255, 255, 255], [0x56, 0xBB, 0xEB]]

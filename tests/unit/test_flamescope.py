@@ -1,4 +1,4 @@
-"""perf script text, read by the rules of FlameScope's source (app/perf and app/controllers of Netflix/flamescope)."""
+"""perf script text, parsed by the rules in FlameScope's source (app/perf and app/controllers of Netflix/flamescope)."""
 
 import io
 import re
@@ -17,7 +17,7 @@ from unit.profiles import Row, counts
 EVENT = re.compile(r" +([0-9.]+): .+?:")
 FRAME = re.compile(r"^[\t ]*[0-9a-fA-F]+ (.+) \((.*?)\)$")
 COMM = re.compile(r"^ *([^0-9]+)")
-ROWS = 50  # of a second
+ROWS = 50  # per second
 
 
 def written(export: Export, options: StackOptions | None = None) -> str:
@@ -27,7 +27,7 @@ def written(export: Export, options: StackOptions | None = None) -> str:
 
 
 def events(text: str) -> list[tuple[float, list[tuple[str, str]]]]:
-    """Time and stack of each event as its flame graph has them, from the process on."""
+    """Time and stack of each event as FlameScope's flame graph has them, from the process on."""
     found: list[tuple[float, list[tuple[str, str]]]] = []
     for line in text.splitlines(keepends=True):
         if line[0] == "#":
@@ -42,14 +42,14 @@ def events(text: str) -> list[tuple[float, list[tuple[str, str]]]]:
 
 
 def heat_map(text: str) -> Counter[tuple[int, int]]:
-    """Events of each second and row; here every line may be an event."""
+    """Events by second and row; FlameScope takes any line for an event that looks like one."""
     times = [float(event[1]) for line in text.splitlines() if line[:1] != "#" and (event := EVENT.search(line))]
     return Counter((floor(time - floor(min(times))), floor(ROWS * (time % 1))) for time in times)
 
 
 def test_events_by_flamescopes_published_rules_as_it_cannot_be_had_offline() -> None:
     text = written(stalled.export([stalled.ROWS[2], stalled.ROWS[3]]))
-    # given two intervals with five and three samples, when written, then that many events stand evenly in them
+    # given intervals with five and three samples, when written, then as many events are spread evenly over them
     event = (
         "Web_Content 7 0.0{:0<8}: 1 gpu-stall:\n"
         "\t               0 0x10_[g] ([gpu])\n"
@@ -80,7 +80,7 @@ def test_the_heat_map_has_the_stalls_of_each_interval() -> None:
 
 
 def test_many_stalls_give_fewer_events_in_the_same_proportions() -> None:
-    # given 40 intervals with a million samples and more, of two stacks that are three to one
+    # given 40 intervals with over a million samples of two stacks, three to one
     rows = [
         Row(interval, stalled.APP, stalled.MATMUL, stalled.SEND, 0x10, counts(sbid=factor * 10_000 * (interval + 1)))
         for interval in range(40)
@@ -88,10 +88,10 @@ def test_many_stalls_give_fewer_events_in_the_same_proportions() -> None:
     ]
     rows[1::2] = [row._replace(launch=stalled.AGAIN) for row in rows[1::2]]
     total = sum(sum(row.counts) for row in rows)
-    # when there may be a thousand events
+    # when at most a thousand events are allowed
     out = io.StringIO()
     write_events(stalled.export(rows), StackOptions(), out, most=1_000)
-    # then each interval and stack has its share to within one, and the counts add up to all samples
+    # then each interval and stack has its share, give or take one, and the counts add up to all samples
     text = out.getvalue()
     found = heat_map(text)
     assert sum(found.values()) == 1_000
@@ -143,7 +143,7 @@ def test_hostile_names_add_no_events_and_break_no_frames() -> None:
     assert all(character.isprintable() for line in text.split("\n") for character in line.removeprefix("\t"))
     assert sum(heat_map(text).values()) == total
     found = events(text)
-    # process, CPU, OS kernel, file (where it has a name), two functions, mnemonic, reason and offset
+    # process, CPU, OS kernel, file (if it has a name), two functions, mnemonic, reason and offset
     assert Counter(len(stack) for _, stack in found) == {9: total - 10, 8: 10}
     assert stalled.HOSTILE[9] == ""
     assert max(time for time, _ in found) < 0.08

@@ -1,4 +1,4 @@
-"""The page of `--format=html`: what is in it adds up, and it does in a browser what it says."""
+"""The page of `--format=html`: its data adds up, and it works in a browser."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def ready(page: Page) -> Page:
 
 
 def root(page: Page) -> int:
-    """The samples of the flame graph."""
+    """The total of the flame graph."""
     return int(page.evaluate("iaprof.flame.picture.root.value"))
 
 
 def row(page: Page, depth: int) -> dict[str, int]:
-    """The frames of a row of the flame graph, with their samples."""
+    """The frames in a row of the flame graph, with their samples."""
     found: Counter[str] = Counter()
     for text, count in page.evaluate(
         """depth => {
@@ -126,7 +126,7 @@ def row(page: Page, depth: int) -> dict[str, int]:
 
 
 def place(page: Page, text: str) -> tuple[float, float]:
-    """Where a frame is drawn: its middle, on the canvas."""
+    """The centre of a frame on the canvas."""
     x, y = page.evaluate(
         """text => {
           const { flame } = iaprof;
@@ -158,7 +158,7 @@ def in_range(first: int, last: int) -> int:
 
 
 def decoded(data: bytes) -> dict[str, dict[str, list[int] | list[str]]]:
-    """Trees of a payload: their arrays and the texts of their frames."""
+    """The trees of a payload, unpacked."""
     raw = gzip.decompress(data)
     end = 4 + int.from_bytes(raw[:4], "little")
     head = json.loads(raw[4:end])
@@ -243,7 +243,7 @@ def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds):
 @settings(max_examples=40, deadline=None)
 @given(_SEEDS, st.integers(0, 12), st.integers(1, 8))
 def test_merged_frames_keep_the_sums(seeds, most_nodes, most_entries):
-    """In every interval, for every reason, and in every frame that stays."""
+    """In every interval, for every reason, and in every kept frame."""
     export = Export(random_rows(seeds), interval_s=0.02)
     whole = stacks(decoded(payload(export, StackOptions(), {}))["stalls"])
 
@@ -263,7 +263,7 @@ def test_merged_frames_keep_the_sums(seeds, most_nodes, most_entries):
 def longer(
     found: dict[tuple[tuple[str, ...], int, int], int], step: int
 ) -> dict[tuple[tuple[str, ...], int, int], int]:
-    """The same with longer intervals."""
+    """The same samples by longer intervals."""
     sums: Counter[tuple[tuple[str, ...], int, int]] = Counter()
     for (stack, reason, interval), count in found.items():
         sums[stack, reason, interval // step] += count
@@ -271,7 +271,7 @@ def longer(
 
 
 def totals(found: dict[tuple[tuple[str, ...], int, int], int], reasons: bool = False) -> dict[tuple[object, ...], int]:
-    """Samples by interval and each beginning of a stack; or by reason and interval."""
+    """Samples by interval and prefix of a stack, or by reason and interval."""
     sums: dict[tuple[object, ...], int] = {}
     for (stack, reason, interval), count in found.items():
         for key in [(reason, interval)] if reasons else [(stack[:end], interval) for end in range(len(stack) + 1)]:
@@ -547,7 +547,7 @@ def test_the_maximum_of_frames_is_drawn_in_one_go(browser, tmp_path, within):
 
     with opened(browser, path) as page:
         ready(page)
-        # when they are looked at from near and far, and from their leaves
+        # when shown at several zooms, and leaf first
         drawings = page.evaluate(
             """() => {
               const { flame } = iaprof, found = [];
@@ -565,11 +565,11 @@ def test_the_maximum_of_frames_is_drawn_in_one_go(browser, tmp_path, within):
         )
         assert page.evaluate("iaprof.flame.tree.size") == 75_001
 
-    # then each of these pictures is there within a twentieth of a second
+    # then each picture is drawn within a twentieth of a second
     assert max(frames for frames, _ in drawings) > 1000
     within.took(
         sorted(milliseconds for _, milliseconds in drawings)[-2] / 1000, 0.05
-    )  # one may wait for something else
+    )  # one may have to wait for another process
 
 
 def test_an_empty_capture_gives_a_page(browser, tmp_path):
@@ -601,14 +601,14 @@ def test_only_its_own_script_may_run(file):
 
 
 def test_a_click_keeps_the_scroll_position(browser: Browser, tmp_path: Path) -> None:
-    # given stacks that are higher than the window
+    # given stacks higher than the window
     deep = Launch("python", 7, tuple(f"f{number}" for number in range(100)))
     made = Export(profile([Row(0, deep, MATMUL, SEND, 16, counts(sbid=1))], INTERVALS), interval_s=0.02)
     with opened(browser, written(tmp_path / "page.html", made)) as page:
         ready(page)
         page.evaluate("iaprof.flame.scroller.scrollTop = 900")
         until(page, "iaprof.flame.top === 900")  # it is drawn there
-        # when, with the first click of all
+        # when clicked for the first time
         click(page, "f60")
         # then
         assert page.evaluate("iaprof.flame.text(iaprof.flame.zoomed)") == "f60"

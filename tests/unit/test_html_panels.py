@@ -1,4 +1,4 @@
-"""The panels of a page: their sums and bounds, and what they do in a browser."""
+"""The page's panels: sums, bounds, and behaviour in a browser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_CODE = Code("[no binary]", ("[unknown kernel]",), (0,))
 
 
 def made_of(*kernels: str, launched: dict[int, int] | None = None) -> Profile:
-    """Each kernel in one row, with one sample less than the one before."""
+    """Kernels with a row each and descending numbers of samples."""
     rows = [
         Row(0, APP, Kernel(64 * at, name, ""), Code("mov", (name,), (0,)), 0, counts(sbid=len(kernels) - at))
         for at, name in enumerate(kernels)
@@ -86,7 +86,7 @@ def test_kernels_beyond_the_maximum_share_a_row() -> None:
     assert [row["name"] for row in found["rows"]] == names[:500]
     assert found["others"] == {"kernels": 120, "counts": counts(sbid=sum(range(121)))}
     assert found["samples"] == sum(range(621)) == sum(sum(row["counts"]) for row in found["rows"]) + 7260
-    assert {row["launches"] for row in found["rows"]} == {None}  # nobody knows
+    assert {row["launches"] for row in found["rows"]} == {None}  # unknown
 
 
 def test_an_empty_export() -> None:
@@ -152,7 +152,7 @@ def test_waits_by_function_are_spread_over_time() -> None:
     assert [(row["name"], sum(row["us"])) for row in found["rows"]] == [("zeA", 1_000_000), ("zeB", 250_000)]
     assert found["step"] == 2.0 / 400
     first = found["rows"][0]["us"]
-    # in each span of 5 ms one thread waited all the time, or none
+    # in each span of 5 ms, one thread waits all the time, or none does
     assert (set(first[:100]), set(first[100:200]), set(first[200:300]), set(first[300:])) == ({5000}, {0}, {5000}, {0})
     assert panels(Export(profile([])))["waits"] is None
 
@@ -204,7 +204,7 @@ def test_a_long_kernel_keeps_what_is_hot(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "_MAX_ROWS", 4)
     monkeypatch.setattr(module, "_CONTEXT_ROWS", 0)
     found = listings_of([by_hand(), by_hand(), None], PROFILE)
-    # The hottest, what it waits for, and the next hottest; two of the kernel's code are behind its end.
+    # The hottest, its source operand's instruction, and the next hottest; two offsets lie beyond the code.
     assert [row["offset"] for row in found[0]["instructions"]] == [0x10, 0x20, 0x28]
     assert found[0]["left_out"] == 2
     assert panels(Export(PROFILE, listings=found))["listings"][0]["leftOut"] == 2
@@ -215,7 +215,7 @@ def test_listings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each["kernel"] for each in listings_of([], made_of(*names))] == names[:50]
     monkeypatch.setattr(module, "_MAX_BYTES", 5_000)
     kept = [each["kernel"] for each in listings_of([], made_of("x" * 9_000, *names))]
-    assert kept == names[: len(kept)]  # the long name alone has no room
+    assert kept == names[: len(kept)]  # only the long name does not fit
     assert 10 < len(kept) < 25
 
 
@@ -232,7 +232,7 @@ def browser() -> Iterator[Browser]:
 
 
 def everything() -> Export:
-    """Four seconds of two kernels that take turns, a small one, and one without a name."""
+    """Four seconds with two alternating kernels, a small one, and one without a name."""
     turns = [PROFILE.kernels[0], PROFILE.kernels[2], Kernel(0x7000, MIXED, "/a/<b>.cl")]
     rows = []
     for interval in range(INTERVALS):
@@ -278,7 +278,7 @@ def wide(browser: Browser, page_path: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def page(wide: Page) -> Page:
-    """The page as it was opened."""
+    """The page as it opens."""
     wide.evaluate("iaprof.model.select(null); iaprof.model.selectKernel(null)")
     wide.fill(".kernels-filter", "")
     while wide.locator("th.kernels-samples").get_attribute("aria-sort") != "descending":
@@ -292,14 +292,14 @@ def table(page: Page) -> list[tuple[str, str]]:
 
 
 def samples(begin: int, end: int, first: int) -> int:
-    """Of the kernel whose turn is first or second, in some intervals."""
+    """Values of the first or second kernel, in some intervals."""
     return sum((40, 30)[first] + number % 5 for number in range(begin, end) if (number // 50) % 2 == first)
 
 
 def test_the_page_shows_what_was_recorded_and_lost(page: Page) -> None:
     assert page.locator(".about-warnings li").all_inner_texts() == [f"lost while recording: half of {CLEAN}"]
     assert page.locator(".about-group dd").all_inner_texts() == ["node1", CLEAN, "nothing"]
-    # Above everything else that the page draws.
+    # Runs before any script of the page.
     assert page.evaluate("document.querySelector('.about-warnings').getBoundingClientRect().bottom") <= page.evaluate(
         "document.querySelector('main section:not([hidden])').getBoundingClientRect().top"
     )
@@ -344,7 +344,7 @@ def test_dragging_over_the_time_line_selects(page: Page) -> None:
     page.mouse.up()
     chosen = page.evaluate("iaprof.model.selection")
     assert (chosen["begin"], chosen["end"]) == (pytest.approx(1.0, abs=0.03), pytest.approx(2.0, abs=0.03))
-    assert page.locator(".time-reading").all_inner_texts()[:1] == ["0/s"]  # of matmul, which was over
+    assert page.locator(".time-reading").all_inner_texts()[:1] == ["0/s"]  # of matmul, which had ended
     brush = page.locator(".time-brush").first
     assert float(brush.evaluate("brush => parseFloat(brush.style.left)")) == pytest.approx(25, abs=1)
     page.mouse.click(box["x"] + 5, box["y"] + 9)
@@ -386,7 +386,7 @@ def test_the_instructions_of_a_kernel(page: Page) -> None:
     said = page.locator(".listing-said")
     assert said.inner_text() == "0x20 · 12,000 samples, sync 100.0 % · waits for 0x10 send.ugm ($2.dst)"
     hottest.focus()
-    page.keyboard.press("Enter")  # to what it waits for
+    page.keyboard.press("Enter")  # to the instruction it waits for
     assert page.evaluate("document.activeElement.querySelector('.listing-offset').textContent") == "0x10"
     page.keyboard.press("End")
     assert said.inner_text() == "0x30 · no samples"
@@ -400,7 +400,7 @@ def test_a_kernel_without_instructions_shows_a_note(page: Page) -> None:
     assert "not in this page" in page.locator(".listing-note").inner_text()
     page.click(".listing-header button")
     assert page.locator(".listing").is_hidden()
-    assert page.evaluate("document.activeElement.textContent") == CLEAN  # where one was before
+    assert page.evaluate("document.activeElement.textContent") == CLEAN  # the row of before
     page.evaluate("iaprof.model.selectKernel('beyond the table')")
     assert page.locator(".listing h3").inner_text() == "beyond the table"
 

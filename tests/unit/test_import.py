@@ -1,4 +1,4 @@
-"""Intel's iaprof text into a capture and out of it again: both versions, round trips, and texts that are wrong."""
+"""Import of Intel's iaprof text: both versions, round trips, and malformed texts."""
 
 import io
 import json
@@ -76,12 +76,12 @@ def test_a_text_of_2026_2(tmp_path: Path) -> None:
         "totals": {"samples": 5, "metrics": 5},
         "imported": {"format": "iaprof 2026.2", "interval_ns": 10_054_000, "cut_texts": 0, "unknown_lines": 0},
     }
-    # Intel's timer is not exact: its own intervals of 10 ms are asked for, and those are what comes out.
+    # Intel's timer is not exact: intervals of 10 ms are requested, and these are the times that result.
     by_interval = profile_of(made, 10_000_000)
     assert list(by_interval.intervals) == [5000.010002, 5000.019987, 5000.030110]
     assert by_interval.gauges == {0: Gauges(2050, 97), 1: Gauges(0, 0), 2: Gauges(1900, 3)}
     assert by_interval.counts.sum(axis=1).tolist() == [43, 22, 7, 11, 2]
-    # Other lengths begin with the first.
+    # Intervals of other lengths begin with the first.
     assert list(profile_of(made, 15_000_000).intervals) == [5000.010002, 5000.025002]
 
 
@@ -106,7 +106,7 @@ def test_a_text_of_0_5(name: str, tmp_path: Path) -> None:
 def test_a_text_is_read_in_blocks_to_the_same_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (TEXTS / "0.5.txt").read_bytes()
     whole = rows(profile_of(read(text, tmp_path)[0], S))
-    monkeypatch.setattr(iaprof_import, "_BLOCK_BYTES", 701)  # the first one ends behind the first interval's line
+    monkeypatch.setattr(iaprof_import, "_BLOCK_BYTES", 701)  # the first block ends after the first interval's line
     assert rows(profile_of(read(text, tmp_path)[0], S)) == whole
 
 
@@ -116,7 +116,7 @@ def test_windows_line_ends_are_line_ends(tmp_path: Path) -> None:
     assert read(text.replace(b"\n", b"\r\n"), tmp_path)[0].table("sample").to_pylist() == plain
 
 
-# What does not fit
+# Limits
 
 HEAD = ("string|1|app", "string|2|main", "string|3|k", "interval|0|1.5", "kernel|0x8000|1|7|2|0|3")
 ONES = "|".join("1" * 10)
@@ -199,7 +199,7 @@ def test_memory_for_strings_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         read(lines("interval|0|1", *(f"string|{number}|x" for number in range(1, 90))), tmp_path)
 
 
-# There and back
+# Round trips
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6)
 FRAMES = st.lists(NAMES | st.sampled_from(["main", "ioctl_[k]", "[unknown process]", "a;b"]), max_size=3).map(tuple)
@@ -260,7 +260,7 @@ def test_folded_stacks_survive_the_text_as_far_as_it_holds_them(tmp_path: Path) 
 
 
 def assert_readable(text: str) -> None:
-    """What programs that read the text rely on: Intel's converter splits at tabs and looks ids up."""
+    """The properties that other programs rely on: Intel's converter splits at tabs and looks ids up."""
     defined: set[str] = set()
     above, metrics, intervals = "", 2, 0
     for line in text.removesuffix("\n").split("\n"):
@@ -284,7 +284,7 @@ def assert_readable(text: str) -> None:
     assert metrics == 2
 
 
-# Captures of strangers
+# Untrusted captures
 
 
 def sample(**members: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`--json`: one document that holds everything, whatever things are called."""
+"""`--json`: one complete document, even with hostile names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def written(writer: JsonStacks | Folded, made: Profile, options: StackOptions | 
 
 
 def read_back(document: dict[str, Any]) -> Profile:
-    """The profile that a document tells of; stacks of the operating system's kernel are a part of their stacks."""
+    """The profile that a document describes; kernel frames are part of its stacks."""
 
     def launch_of(told: dict[str, Any]) -> Launch | None:
         if told["pid"] is None:
@@ -102,7 +102,7 @@ def read_back(document: dict[str, Any]) -> Profile:
 
 
 def random_profile(rng: random.Random) -> Profile:
-    """Rows of anything, called anything."""
+    """Random rows with hostile names."""
 
     def some(most: int) -> tuple[str, ...]:
         return tuple(rng.choices(NAMES, k=rng.randrange(most + 1)))
@@ -161,7 +161,7 @@ def test_hostile_names_keep_all_rows() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    # given stalls in a known kernel and in none
+    # given stalls in a known and in an unknown kernel
     stalls = [stall(1_000_000_009, record(0x1000, sbid=3), record(0x9000, send=1))]
     path = capture(tmp_path / "c", stall=stalls, launch=[launch(1_000_000_002, 7, 0x1000, name='e"\x1b[2J')])
     # when

@@ -1,4 +1,4 @@
-"""Small files that stand for gigabytes: no verb takes more memory than its limit, whatever a capture says."""
+"""Small files that expand to gigabytes: no verb exceeds its memory limit, whatever a capture declares."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from unit.in_process import iaprof
 from unit.memory_runs import Run, Runs
 from unit.test_hostile_captures import rows
 
-LIMIT = 320 << 20  # of which a third is Python and the libraries
+LIMIT = 320 << 20  # a third of it is for Python and its libraries
 MOST_ON_DISK = 25 << 20
 
 
@@ -52,19 +52,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capture that is as it should be."""
+    """A valid capture."""
     header = HEADER | {"clock": {"monotonic_ns": 5, "realtime_ns": 77}}
     return capture(tmp_path_factory.mktemp("other") / "other.parquet", header, **rows())
 
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capture with the longest of texts everywhere."""
+    """A capture with texts of the maximum length everywhere."""
     return BOMBS["texts_everywhere"](tmp_path_factory.mktemp("bomb") / "bomb.parquet")
 
 
 def commands(bomb: Path, other: Path, output: Path) -> dict[str, list[str | Path]]:
-    """Every verb that reads captures; those that write one write `output`."""
+    """Every verb that reads captures; those that write a capture write `output`."""
     texts = "SELECT max(name), max(comm) FROM launches UNION ALL SELECT max(function), max(file) FROM symbols"
     return {
         "report": ["report", "-q", bomb],
@@ -85,7 +85,7 @@ def assert_bounded(run: Run, most: int, folder: Path, what: str) -> None:
     assert run.peak <= most, f"{what}: {run.peak >> 20} MB"
     if run.code == 1:
         assert (run.err.startswith("iaprof: "), run.err.count("\n")) == (True, 1), f"{what}: {run.err}"
-        assert list(folder.iterdir()) == [], what  # no half of a file
+        assert list(folder.iterdir()) == [], what  # no incomplete file
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -98,7 +98,7 @@ def test_no_verb_takes_more_memory_than_its_limit(name: str, tmp_path: Path, run
     for verb, words in commands(bomb, other, folder / "out.parquet").items():
         # when
         run = runs.run(*words, f"--memory-limit={LIMIT >> 20}M")
-        # then it is done, or says in one sentence why not
+        # then it succeeds, or says in one sentence why not
         assert_bounded(run, LIMIT, folder, f"{name}, {verb}")
         for path in folder.iterdir():
             path.unlink()
@@ -113,13 +113,13 @@ def test_no_format_takes_more_memory_than_the_limit(format_: str, tmp_path: Path
 
 
 def test_captures_of_one_long_text_are_copied_with_it(tmp_path: Path, runs: Runs, other: Path) -> None:
-    # given half a million launches of a kernel with the longest of names
+    # given half a million launches of a kernel with a name of maximum length
     bomb = BOMBS["one_text"](tmp_path / "bomb.parquet")
     for verb in ("archive", "redact", "merge"):
         # when
         output = tmp_path / verb
         run = runs.run(*commands(bomb, other, output)[verb], "--memory-limit=512M")
-        # then they have it still, and nobody needed gigabytes
+        # then they keep the name, within the memory limit
         assert (run.code, run.err) == (0, "")
         assert run.peak <= 512 << 20
         assert output.stat().st_size < 10 * bomb.stat().st_size
@@ -131,11 +131,11 @@ def test_captures_of_one_long_text_are_copied_with_it(tmp_path: Path, runs: Runs
 
 
 def test_redacted_stacks_are_no_longer_than_a_text_may_be(tmp_path: Path, runs: Runs) -> None:
-    # given stacks of many frames, whose hashes are longer than their names
+    # given deep stacks, whose hashes are longer than their names
     bomb = BOMBS["imported_stacks"](tmp_path / "bomb.parquet")
     # when
     run = runs.run("archive", "-q", "--redact", "-o", tmp_path / "public", bomb, "--memory-limit=1G")
-    # then the innermost frames are left, and who opens it can read it
+    # then the innermost frames are kept, and the result is a valid capture
     assert (run.code, run.err) == (0, "")
     assert run.peak <= 1 << 30
     stacks = pc.unique(CaptureReader(tmp_path / "public").table("sample", ("stack",))["stack"]).dictionary.to_pylist()
@@ -148,7 +148,7 @@ def test_redacted_stacks_are_no_longer_than_a_text_may_be(tmp_path: Path, runs: 
 
 
 def test_a_spool_of_zeros_is_not_recovered_into_memory(tmp_path: Path, runs: Runs) -> None:
-    # given a frame that takes no room on the disk, as it is a hole in the file
+    # given a record in a hole of the file, which takes no disk space
     spool = Spool(tmp_path / "cap.parquet.spool")
     spool.close()
     zeros = mmap.mmap(-1, 960 << 20)
@@ -216,7 +216,7 @@ def test_rows_share_their_texts() -> None:
 
 
 def test_slices_bound_the_decoded_bytes() -> None:
-    # given values of 40 MiB, 40 MiB, none, 100 MiB and 1 byte, of which 64 MiB go together
+    # given values of 40 MiB, 40 MiB, null, 100 MiB and 1 byte, and slices of at most 64 MiB
     texts = pa.DictionaryArray.from_arrays(
         pa.array([0, 0, None, 1, 2], pa.int32()), pa.array([bytes(40 << 20), bytes(100 << 20), b"x"])
     )
@@ -225,7 +225,7 @@ def test_slices_bound_the_decoded_bytes() -> None:
 
 
 def test_captures_store_a_repeated_text_once(tmp_path: Path) -> None:
-    # given rows with a dictionary that has the same text many times, which Arrow's own writer would spell out
+    # given rows with a dictionary that repeats a text, which Arrow's own writer would write out
     count = 1 << 15
     members = [pa.repeat(pa.scalar(0 if pa.types.is_integer(f.type) else "", f.type), count) for f in KINDS["launch"]]
     texts = pa.array([LONGEST] * 8)
@@ -237,7 +237,7 @@ def test_captures_store_a_repeated_text_once(tmp_path: Path) -> None:
         writer = CaptureWriter(file)
         writer.write("launch", rows)
         writer.close(HEADER)
-    # then 512 MB of it are nowhere
+    # then nobody needs the 512 MB of decoded text
     assert pq.read_metadata(tmp_path / "c").row_group(0).total_byte_size < 1 << 20
     assert pc.unique(CaptureReader(tmp_path / "c").table("launch")["name"]).dictionary.to_pylist() == [LONGEST]
 
@@ -271,7 +271,7 @@ def test_available_memory_respects_machine_and_cgroups(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 16000000 kB\nMemAvailable:    8000000 kB\n")
     assert available(tmp_path) == 8_000_000 << 10
-    # and a cgroup without a limit, in one with a limit of 3 GiB of which 2 are used, half a GiB by files
+    # and a cgroup without a limit in one with a limit of 3 GiB, of which 2 are used, half a GiB of it by files
     own = tmp_path / "sys/fs/cgroup/pod/own"
     own.mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/pod/own\n")
@@ -280,7 +280,7 @@ def test_available_memory_respects_machine_and_cgroups(tmp_path: Path) -> None:
         (folder / "memory.current").write_text(f"{2 << 30}\n")
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {1 << 29}\nactive_file 0\n")
     assert available(tmp_path) == 3 << 29
-    # or one of the first version
+    # or a cgroup of version 1
     (tmp_path / "proc/self/cgroup").write_text("4:cpu,memory:/old\n2:pids:/old\n")
     old = tmp_path / "sys/fs/cgroup/memory/old"
     old.mkdir(parents=True)
@@ -314,7 +314,7 @@ def test_an_error_of_arrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def dying(throw: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A verb that is writing a file when C++ code throws what nobody catches."""
+    """A verb that is writing a file when C++ code throws an uncaught exception."""
     script = f"""
 import ctypes, pathlib
 from iaprof.cli.options.memory_limit import apply_limit
@@ -329,7 +329,7 @@ with replace_file(pathlib.Path({str(folder / "out")!r})) as file:
 
 
 def test_an_uncaught_bad_alloc_is_one_sentence(tmp_path: Path) -> None:
-    # as where Arrow makes a text in a function that must not throw; here it is operator new
+    # as when Arrow allocates in a noexcept function; here it is operator new
     done = dying("library._Znwm(ctypes.c_size_t(1 << 62))", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

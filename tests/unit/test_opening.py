@@ -1,4 +1,4 @@
-"""`iaprof report --open` and `--serve`: pages for who sits before them, and for nobody else."""
+"""`iaprof report --open` and `--serve`: pages for the local user only."""
 
 import http.client
 import os
@@ -55,7 +55,7 @@ def test_a_served_page_is_that_of_a_file(good: Path, tmp_path: Path) -> None:
 
 
 def test_a_page_is_opened_in_the_users_browser(good: Path, tmp_path: Path) -> None:
-    # given a user who is not root, and a browser of hers
+    # given a user other than root, with a browser
     good.chmod(0o644)
     os.chmod(tmp_path, 0o755)
     browser = tmp_path / "browser"
@@ -68,13 +68,13 @@ def test_a_page_is_opened_in_the_users_browser(good: Path, tmp_path: Path) -> No
     environment = os.environ | {"BROWSER": f"{browser} %s", "TMPDIR": str(folder)}
     if os.geteuid() == 0:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        # then root is told, and starts none
+        # then root gets a message, and no browser starts
         assert "a browser is not started as root: open file://" in done.stderr
         assert done.stdout == ""
     else:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.startswith("<svg")
-    # and the page is the user's alone
+    # and only the user can read the page
     (made,) = folder.iterdir()
     assert made.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in made.iterdir()] == ["c.svg"]
@@ -97,7 +97,7 @@ def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], message: str
 
 
 def test_a_failed_page_leaves_no_folder(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a page for which there is not enough memory
+    # given a page that needs too much memory
     def write(self: FlameSvg, export: Export, options: StackOptions, out: IO[str]) -> None:
         out.write("<svg")
         raise MemoryError

@@ -1,4 +1,4 @@
-"""The colours of pictures: told apart by everybody, on a screen and in print."""
+"""The colours of pictures: distinguishable by every reader, on screen and in print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iaprof.formats.profile import CodeKind
 from iaprof.formats.stacks import palette
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
-# of severity 1, on linear RGB.
+# severity 1, on linear RGB.
 SEEN_BY = {
     "everybody else": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopes": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -22,7 +22,7 @@ XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1
 
 
 def lab(colour: str, seen_by: str = "everybody else") -> np.ndarray:
-    """CIE L*a*b* under daylight D65."""
+    """CIE L*a*b* under D65."""
     shares = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     xyz = XYZ @ np.clip(np.array(SEEN_BY[seen_by]) @ linear, 0, 1) / [0.9505, 1, 1.089]
@@ -39,9 +39,9 @@ class TestColours:
     def test_colour_blind_readers_can_distinguish_any_two_colours(
         self, colours: dict[CodeKind, str], reader: str
     ) -> None:
-        # When each is seen as this reader sees it
+        # When each colour is seen as by this reader
         seen = {kind: lab(colour, reader) for kind, colour in colours.items()}
-        # Then no two are closer than four times what can just be noticed (2.3: Mahy and others, 1994)
+        # Then the distance of any two is at least four just noticeable differences (2.3: Mahy and others, 1994)
         distances = {(one, other): np.linalg.norm(seen[one] - seen[other]) for one, other in combinations(seen, 2)}
         assert min(distances.values()) > 4 * 2.3, min(distances, key=distances.__getitem__)
 

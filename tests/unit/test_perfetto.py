@@ -1,4 +1,4 @@
-"""Perfetto traces, read with the definitions of the `perfetto` package: its trace_processor cannot be had offline."""
+"""Perfetto traces, parsed by the definitions in the `perfetto` package; trace_processor is not available offline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MS = 1_000_000
 
 @dataclass
 class Read:
-    """A trace as a reader has it: tracks by their paths from the root."""
+    """A parsed trace: tracks by their paths from the root."""
 
     tracks: dict[tuple[str, ...], Any] = field(default_factory=dict)
     values: dict[tuple[str, ...], list[tuple[int, float]]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def name_of(track: Any) -> str:
 
 
 def read(given: Export) -> Read:
-    """Parses a trace as protos/perfetto/trace/ in Perfetto's sources says that it is to be read."""
+    """Parses a trace by the rules of protos/perfetto/trace/ in Perfetto's sources."""
     out = io.BytesIO()
     WRITERS["perfetto"].write(given, StackOptions(), out)
     found = Read()

@@ -1,4 +1,4 @@
-"""pprof's format, read back by the protobuf library."""
+"""pprof's format, read back with the protobuf library."""
 
 import gzip
 import io
@@ -38,7 +38,7 @@ MATMUL = "matmul_[G] src/matmul.cl:4 in [gpu]"
 
 
 def text(message: Any) -> list[str]:
-    """Every sample as a line: frames from the innermost one, labels, values; numbers are what they stand for."""
+    """A line per sample: frames from the innermost, labels and values, with all numbers resolved."""
     string = message.string_table
     functions = {each.id: each for each in message.function}
     locations = {each.id: each for each in message.location}

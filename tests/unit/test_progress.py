@@ -1,4 +1,4 @@
-"""The status line says the truth, and fits."""
+"""The status line: its numbers and its width."""
 
 from __future__ import annotations
 

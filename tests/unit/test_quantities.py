@@ -1,4 +1,4 @@
-"""Sizes, times and pids as users write them."""
+"""Sizes, times and pids in the notation of options."""
 
 from __future__ import annotations
 

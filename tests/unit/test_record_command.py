@@ -1,4 +1,4 @@
-"""What `iaprof record` says when something goes wrong that nobody thought of."""
+"""`iaprof record`: messages for unexpected errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from iaprof.record.signals import Interrupted, StopSignals
 
 
 def failing(error: Exception, spool: Path) -> type:
-    """A session that ends in this way."""
+    """A session that ends with this error."""
 
     class Failing:
         command_runs = False
@@ -57,24 +57,24 @@ def test_an_interruption_keeps_its_exit_code(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_signal_may_do_something_else_once() -> None:
-    # given a recording that has ended and names symbols, which a signal is to cut short
+    # given a recording that has ended and is symbolizing, which a signal can cut short
     done: list[str] = []
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         signals.instead = lambda: done.append("skipped")
-        # when a second signal comes
+        # when a second signal arrives
         os.kill(os.getpid(), signal.SIGINT)
-        # then it does that, and not what a second one does
+        # then it cuts that short, and does not quit
         assert done == ["skipped"]
         assert signals.count == 1
-        # and the next one ends the process
+        # and the next one quits
         signals.farewell = lambda: ""
         with pytest.raises(SystemExit):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_the_recorder_stays_small() -> None:
-    """What writes captures and names symbols is imported by the process that does it, not by the one that records."""
+    """Another process than the recorder imports the writer of captures and the symbolizers."""
     code = "import sys, iaprof.cli.verbs.record, iaprof.record.session; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "symbolic", "multi_demangle"} & set(done.stdout.split())

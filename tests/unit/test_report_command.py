@@ -1,4 +1,4 @@
-"""`iaprof report` and `recover` on what is no good: one sentence, the right exit code, and nothing left behind."""
+"""`iaprof report` and `recover` on bad input: one sentence, the right exit code, and no files left."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], code: int, m
 
 
 def test_a_damaged_capture_leaves_no_output(tmp_path: Path) -> None:
-    # given a capture whose second row group of stalls is of a stream that nobody named
+    # given a capture whose second row group of stalls names an undefined stream
     path = capture(tmp_path / "c", stall=[stall(9, record(64, sbid=3), stream=4)])
     done = iaprof("report", path, "-o", tmp_path / "x.folded")
     assert done.code == 1

@@ -1,4 +1,4 @@
-"""A served page: only on the loopback, only with its address, read-only."""
+"""The server of a page: loopback only, secret address, read-only."""
 
 import contextlib
 import http.client
@@ -23,7 +23,7 @@ def address() -> Iterator[str]:
     server = Server(PAGE, "text/html; charset=utf-8")
     thread = threading.Thread(
         target=server._http.serve_forever, args=(0.02,)
-    )  # `run` is of the main thread: it takes signals
+    )  # `run` must be in the main thread, as it handles signals
     thread.start()
     yield server.address
     server._http.shutdown()
@@ -110,9 +110,9 @@ def test_a_signal_ends_it(number: signal.Signals, within: Within) -> None:
 
 
 def test_slow_readers_get_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a page that takes its reader several times as long as a request may stay silent
+    # given a page whose reader takes several times the timeout
     monkeypatch.setattr("iaprof.cli.terminal.serving._TIMEOUT_S", 1.5)
-    page = b"x" * (24 << 20)  # more than what waits in the kernel's buffers
+    page = b"x" * (24 << 20)  # more than the kernel's socket buffers hold
     server = Server(page, "text/html")
     thread = threading.Thread(target=server._http.serve_forever, args=(0.02,))
     thread.start()

@@ -1,4 +1,4 @@
-"""How stacks look: --frames, --inverted, --per-interval, --percent-limit, --max-stack; whole, and as plain loops do."""
+"""Options for stacks (--frames, --inverted, --per-interval, --percent-limit, --max-stack), also against plain loops."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_stacks_that_become_equal_are_one_line() -> None:
     ("limit", "text"),
     [
         (0, EACH["reason"]),
-        (1, EACH["reason"]),  # 10 of 1,000 are not less
+        (1, EACH["reason"]),  # 10 of 1,000 is not below the limit
         (1.01, "active_[g] 200\npipestall_[g] 150\nsbid_[g] 640\n[below 1.01 %] 10\n"),
         (20, "active_[g] 200\nsbid_[g] 640\n[below 20 %] 160\n"),
         (64, "sbid_[g] 640\n[below 64 %] 360\n"),
@@ -138,12 +138,12 @@ def test_percent_limit(limit: float, text: str) -> None:
     assert written(PROFILE, StackOptions(components=("reason",), percent_limit=limit)) == text
 
 
-# As the command's options
+# The command's options
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A capture of 3 s: two stacks, and stalls in the first and the last second."""
+    """A capture of 3 s: two stacks, with stalls in the first and the last second."""
     second = 10**9
     begun = HEADER["clock"]["monotonic_ns"]
     stacks = [
@@ -214,7 +214,7 @@ def test_invalid_numbers(path: Path, word: str) -> None:
     assert f"Invalid value for '{word.partition('=')[0]}'" in done.err
 
 
-# As plain loops
+# An independent implementation with plain loops
 
 NAMES = (
     "main",
@@ -264,7 +264,7 @@ OF_CPU = ("host", "process", "pid", "cpu")
 
 
 def plain(name: str) -> str:
-    """A frame that can stand in a line."""
+    """A frame's text, escaped."""
     shown = "".join(
         ":"
         if one == ";"
@@ -307,7 +307,7 @@ def of_gpu(kernel: Kernel | None, code: Code, component: str) -> list[str]:
 
 
 def stack_of(row: Row, reason: str, options: StackOptions) -> str:
-    """One line, frame by frame."""
+    """The folded line of a stack, frame by frame."""
     frames: list[str] = []
     before = ""
     for component in options.components:

@@ -1,4 +1,4 @@
-"""speedscope's format: by its schema, and by speedscope itself, as `make setup` gets it from npm."""
+"""speedscope's format: checked by its schema, and by speedscope itself, which `make setup` gets from npm."""
 
 import io
 import json
@@ -64,7 +64,7 @@ def test_stalls_and_cpu_samples_are_a_profile_each() -> None:
 def test_a_function_is_one_frame_whatever_line_calls() -> None:
     frames = written(stalled.export())["shared"]["frames"]
     assert [each for each in frames if each["name"] in ("main", "nn::run(int)", "matmul_[G]", "dot(float)_[G]")] == [
-        {"name": "main", "file": "src/main.c"},  # at lines 12 and 15
+        {"name": "main", "file": "src/main.c"},  # called at lines 12 and 15
         {"name": "nn::run(int)", "file": "nn/run.cpp", "line": 40},
         {"name": "matmul_[G]", "file": "src/matmul.cl"},
         {"name": "dot(float)_[G]", "file": "src/vec.h", "line": 9},
@@ -113,13 +113,13 @@ def test_speedscope_shows_every_stall(export: Export, total: int, browser: Brows
     with path.open("w", encoding="utf-8") as out:
         Speedscope().write(export, StackOptions(), out)
     page, problems = _speedscope(browser)
-    # when it reads the file, and lists functions
+    # when it loads the file and lists functions
     page.set_input_files("input[type=file]", path)
     page.get_by_text("Sandwich").click()
     table = page.locator("tr", has_text="%")
     table.first.wait_for()
     rows = [" ".join(row.split()) for row in table.all_inner_texts()]
-    # then shares are those of all stalls, and own samples add up to them
+    # then shares relate to all stalls, and self samples add up to them
     assert sum(int(found[1]) for row in rows if (found := re.match(r"\d+ \(.+?%\) (\d+) \(", row))) == total
     if total == stalled.SAMPLES:
         assert "72 (65%) 72 (65%) sbid_[g]" in rows
@@ -131,7 +131,7 @@ def test_speedscope_shows_every_stall(export: Export, total: int, browser: Brows
 
 
 def _speedscope(browser: Browser) -> tuple[Page, list[str]]:
-    """Its page, which may read its own files only, and what went wrong so far."""
+    """speedscope's page, which may read its own files only; and the errors on it so far."""
     page = browser.new_context(viewport={"width": 1280, "height": 4000}).new_page()
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

@@ -1,4 +1,4 @@
-"""Which errors are stdout's while an answer is written, and which are of what the answer is made of."""
+"""Errors while an answer is written: those of stdout, and those of files that the answer needs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tables in plain text: they line up, fit a terminal, and keep control characters away from it."""
+"""Plain-text tables: aligned, fitted to the terminal, and without control characters."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_shortened_texts_fit_and_keep_their_ends(text: str, width: int) -> None:
         begin, end = short.split("…")
         assert text.startswith(begin)
         assert text.endswith(end)
-        assert cell_len(short) >= width - 2  # a character of two cells may not fit at either side
+        assert cell_len(short) >= width - 2  # a character of two cells may fit at neither end
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The profile as CSV and Parquet: whole outputs, sums, and names that nobody should trust."""
+"""The profile as CSV and Parquet: whole outputs, sums, and hostile names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_rows_of_intervals_have_their_start(name: str) -> None:
 
 
 def test_csv_escapes_formulas_and_line_breaks() -> None:
-    # given names that a spreadsheet would run, or that would break the table
+    # given names that a spreadsheet would evaluate, or that would break the table
     rows = [Row(0, replace(APP, comm=evil), Kernel(0, evil, evil), SEND, 1, counts(sbid=1), evil) for evil in EVIL]
     # when
     text = written("csv", Export(profile(rows))).decode()
@@ -89,7 +89,7 @@ def test_csv_escapes_formulas_and_line_breaks() -> None:
     for row in read:
         assert (row["process"], row["process"]) == (row["kernel"], row["device"])
         assert not any(str(value).startswith(("=", "+", "-", "@")) for value in row.values())
-    # and Parquet has no spreadsheet to fear
+    # and Parquet keeps them unescaped
     assert table(Export(profile(rows)))["process"].to_pylist()[0] == EVIL[0]
 
 
@@ -136,7 +136,7 @@ def test_the_verb_writes_tables_but_never_over_its_capture(
             main()
         return int(ended.value.code or 0)
 
-    # when its name is that of the output, or a table goes to stdout
+    # when the output has the capture's name, or stdout is a terminal
     assert report("--force", "-o", "cap.parquet") == 1
     assert report("-o", "table.parquet") == 0
     capsysbinary.readouterr()

@@ -1,4 +1,4 @@
-"""Every output format, whole, from rows made by hand."""
+"""Whole outputs of the text formats, from rows made by hand."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Zebins, real ones of four devices and made-up ones that lie."""
+"""Zebins: real ones of four devices, and malformed ones."""
 
 import random
 import struct
@@ -129,7 +129,7 @@ def test_invalid_zebins_are_refused_in_one_sentence(data, why):
 
 
 def test_overlapping_sections_and_names_are_refused(within):
-    """Sections that share their bytes, and names that share theirs, would be copied thousands of times."""
+    """Copying shared sections and names naively would expand the file thousands of times."""
     code = elf.zebin([elf.Section(f".text.{number}", claimed_offset=0, claimed_size=60_000) for number in range(2000)])
     with pytest.raises(ZebinError, match="overlap"):
         read_zebin(code)
@@ -156,7 +156,7 @@ def test_flipped_bytes_raise_only_zebin_errors():
     for _ in range(2000):
         data = bytearray(whole)
         for _ in range(generator.randint(1, 8)):
-            # The tables are at the start and the end; what is between is code and text.
+            # The tables are at both ends; code and text between them is skipped.
             position = generator.choice([generator.randrange(1700), generator.randrange(len(data))])
             data[position] = generator.randrange(256)
         try:

@@ -1,4 +1,4 @@
-"""An export with everything that time-line viewers are shown, and what it adds up to."""
+"""An export with everything that formats of time lines show, and its totals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEND = Code("send", ("matmul",), (4,))
 
 
 def export(*, devices: tuple[str, str] = ("card0", "card0"), hosts: tuple[str, str] = ("", "")) -> Export:
-    """Of two intervals far apart, runs that overlap, a metric with values that are not whole, and CPU samples."""
+    """Two intervals far apart, overlapping runs, a metric with fractional values, and CPU samples."""
     rows = [
         Row(0, APP, MATMUL, SEND, 8, counts(sbid=5, active=1), devices[0]),
         Row(0, APP, MATMUL, SEND, 16, counts(sbid=2), devices[1]),
