@@ -299,7 +299,7 @@ def samples(begin: int, end: int, first: int) -> int:
 def test_the_page_shows_what_was_recorded_and_lost(page: Page) -> None:
     assert page.locator(".about-warnings li").all_inner_texts() == [f"lost while recording: half of {CLEAN}"]
     assert page.locator(".about-group dd").all_inner_texts() == ["node1", CLEAN, "nothing"]
-    # Runs before any script of the page.
+    # The warnings are above all sections.
     assert page.evaluate("document.querySelector('.about-warnings').getBoundingClientRect().bottom") <= page.evaluate(
         "document.querySelector('main section:not([hidden])').getBoundingClientRect().top"
     )
@@ -400,7 +400,7 @@ def test_a_kernel_without_instructions_shows_a_note(page: Page) -> None:
     assert "not in this page" in page.locator(".listing-note").inner_text()
     page.click(".listing-header button")
     assert page.locator(".listing").is_hidden()
-    assert page.evaluate("document.activeElement.textContent") == CLEAN  # the row of before
+    assert page.evaluate("document.activeElement.textContent") == CLEAN  # the focus returns
     page.evaluate("iaprof.model.selectKernel('beyond the table')")
     assert page.locator(".listing h3").inner_text() == "beyond the table"
 
