@@ -85,8 +85,8 @@ def main() -> None:
     except Exception as error:
         if not _is_of_arrow(error):
             raise
-        said = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
-        print(f"iaprof: a file that was read is damaged, or made to do harm: Arrow says: {said}", file=sys.stderr)
+        reason = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
+        print(f"iaprof: a file that was read is damaged, or made to do harm: Arrow says: {reason}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -46,9 +46,9 @@ def _matched(facts: Facts) -> str:
 
 def _recorded(header: dict[str, Any]) -> str:
     """The recorder's counts of stacks, if some were finished late or presumed: the report cannot know that."""
-    told = [ends.short(NOUNS[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
-    told += [each.text(PYTHON_NOUNS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
-    return f"recorded stacks: {'; '.join(told)}; " if told else ""
+    texts = [ends.short(NOUNS[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
+    texts += [each.text(PYTHON_NOUNS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
+    return f"recorded stacks: {'; '.join(texts)}; " if texts else ""
 
 
 def _scaled(header: dict[str, Any]) -> str:

@@ -70,9 +70,9 @@ def launch_warnings(header: dict[str, Any]) -> list[str]:
 def _stack_ends(header: dict[str, Any]) -> list[str]:
     """Where the stacks of launches end and, in short, those of CPU samples; empty if there are none."""
     ends = {kind: each for kind, each in recorded(header).items() if each.stacks}
-    said = [ends[kind].text(NOUNS[kind]) for kind in ("launches",) if kind in ends]
-    said += [ends[kind].short(NOUNS[kind]) for kind in ("cpu_samples",) if kind in ends]
-    return [f"stacks: {'; '.join(said)}"] if said else []
+    texts = [ends[kind].text(NOUNS[kind]) for kind in ("launches",) if kind in ends]
+    texts += [ends[kind].short(NOUNS[kind]) for kind in ("cpu_samples",) if kind in ends]
+    return [f"stacks: {'; '.join(texts)}"] if texts else []
 
 
 def losses(header: dict[str, Any]) -> str:

@@ -21,11 +21,11 @@ def symbol_source_lines(modules: Sequence[CpuModule]) -> Iterator[str]:
         yield "no CPU stacks to name"
         return
     yield f"{'SAMPLES':>8} {'UNNAMED':>8}  FILE"
-    for told in modules:
-        module, named = told.names.module, told.names.named
+    for row in modules:
+        module, named = row.names.module, row.names.named
         where = module.path or f"no mapping of process {module.pid}"
-        count = f"{len(told.names.rows):,} of {told.names.addresses:,} addresses named"
-        yield clean(f"{told.share:8.1%} {told.unnamed:8.1%}  {where}")
+        count = f"{len(row.names.rows):,} of {row.names.addresses:,} addresses named"
+        yield clean(f"{row.share:8.1%} {row.unnamed:8.1%}  {where}")
         for what in (count + (f", from {named.source}" if named.source else ""), named.problem):
             if what:
                 yield clean(f"{'':19}{what}")

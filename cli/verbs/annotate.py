@@ -226,9 +226,9 @@ class _Printer:
         """The instruction's text with single spaces, abridged to the remaining width."""
         code, _, comment = instruction.text.partition("//")
         text = clean(_COMPACTED.sub("", " ".join(code.split())) or instruction.mnemonic)
-        told = f"{text}  // {clean(comment.strip())}" if comment else text
-        if self._width is None or used + len(told) <= self._width >= _WIDE:
-            return told
+        with_comment = f"{text}  // {clean(comment.strip())}" if comment else text
+        if self._width is None or used + len(with_comment) <= self._width >= _WIDE:
+            return with_comment
         return shortened(text if self._width >= _WIDE else _DETAILS.sub("", text), max(self._width - used, 1))
 
     def _cut(self, text: str) -> str:

@@ -155,8 +155,8 @@ class _Printer:
     def show_sum(self, problems: int, warnings: int) -> None:
         """Prints the conclusion."""
         counts = [_count(problems, "problem"), _count(warnings, "warning")]
-        said = " and ".join(count for count in counts if count) or "nothing is amiss"
-        text = f"Recording cannot work: {said}." if problems else f"Recording can work: {said}."
+        counted = " and ".join(count for count in counts if count) or "nothing is amiss"
+        text = f"Recording cannot work: {counted}." if problems else f"Recording can work: {counted}."
         print("\n" + self._in_colour(text, _COLOURS["problem" if problems else "ok"]))
 
     def _in_colour(self, text: str, colour: str) -> str:

@@ -111,8 +111,8 @@ def _percent(part: int, whole: int) -> str:
 
 def _as_dict(found: list[Entry], more: int, total: Entry) -> dict[str, Any]:
     def cleaned(entry: Entry) -> dict[str, Any]:
-        told = {name: clean(value) if isinstance(value, str) else value for name, value in asdict(entry).items()}
-        return told | {"handle": f"0x{entry.handle:x}" if entry.handle else None}
+        values = {name: clean(value) if isinstance(value, str) else value for name, value in asdict(entry).items()}
+        return values | {"handle": f"0x{entry.handle:x}" if entry.handle else None}
 
     sums = {name: getattr(total, name) for name in ("waited_ns", "waits", "longest_ns", "not_ended")}
     return {"by": BY, "entries": [cleaned(entry) for entry in found], "more": more, "total": sums}

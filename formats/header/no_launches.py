@@ -63,14 +63,14 @@ def no_launches(header: Mapping[str, Any], drivers: Mapping[str, int]) -> dict[s
     }
 
 
-def sentence(said: object, stalls: int | None) -> str:
+def sentence(member: object, stalls: int | None) -> str:
     """The warning about missing launches, with advice; empty if the header has no valid `no_launches`.
 
     Args:
-        said: the member; untrusted.
+        member: the member; untrusted.
         stalls: number of stall records; None if unknown.
     """
-    match said:
+    match member:
         case {"driver": str(driver), "pid": int(pid), "by": str(by), "way": str() | None as way} if driver in DRIVERS:
             number = "" if stalls is None else f"{stalls:,} "
             advice = _advice(driver, by, way)

@@ -100,15 +100,15 @@ class PythonCounts:
         if not self.stacks:
             return f"none of {self.none:,} {what} of Python processes has Python functions"
         share = percent(self.whole / self.stacks)
-        said = f"{self.whole:,} of {self.stacks:,} {what} with Python functions ({share}) have all of them"
+        sentence = f"{self.whole:,} of {self.stacks:,} {what} with Python functions ({share}) have all of them"
         lacking = {
             "too deep": self.deep,
             "damaged": self.damaged,
             "without a name": self.unnamed,
             "without a place": self.unplaced,
         }
-        said += "".join(f", {count:,} {name}" for name, count in lacking.items() if count)
-        return said + (f"; {self.none:,} more of Python processes have none" if self.none else "")
+        sentence += "".join(f", {count:,} {name}" for name, count in lacking.items() if count)
+        return sentence + (f"; {self.none:,} more of Python processes have none" if self.none else "")
 
     def facts(self, kind: str) -> Iterator[tuple[str, str]]:
         """The sentence as a (name, text) pair; nothing if no Python ran.
@@ -127,8 +127,8 @@ def recorded(header: Mapping[str, Any]) -> dict[str, PythonCounts]:
     """
     parts = header.get("parts")
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
-    told = [each[MEMBER] for each in headers if isinstance(each.get(MEMBER), dict)]
-    found = {kind: [each for one in told if (each := PythonCounts.from_json(one.get(kind)))] for kind in NOUNS}
+    members = [each[MEMBER] for each in headers if isinstance(each.get(MEMBER), dict)]
+    found = {kind: [each for one in members if (each := PythonCounts.from_json(one.get(kind)))] for kind in NOUNS}
     return {kind: PythonCounts.total(of) for kind, of in found.items() if of}
 
 

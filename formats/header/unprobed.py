@@ -47,9 +47,9 @@ class Unprobed:
         return {"processes": self.processes, "longest_ns": self.longest_ns, "ended": self.ended}
 
 
-def sentence(said: Any) -> str:
+def sentence(member: Any) -> str:
     """A sentence, without a full stop, about the member (untrusted); empty if there is nothing to say."""
-    match said:
+    match member:
         case {"processes": int(processes), "longest_ns": int(longest), "ended": int(ended)} if all(
             type(number) is int and 0 <= number < _MOST for number in (processes, longest, ended)
         ):

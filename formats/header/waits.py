@@ -133,10 +133,10 @@ class WaitTotals:
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> WaitTotals | None:
         """Reads the member of a header (untrusted); None if it is missing or invalid."""
-        told = header.get(MEMBER)
-        if not isinstance(told, dict):
+        member = header.get(MEMBER)
+        if not isinstance(member, dict):
             return None
-        numbers = [told.get(name) for name in asdict(cls())]
+        numbers = [member.get(name) for name in asdict(cls())]
         valid = [number for number in numbers if type(number) is int and 0 <= number < _MOST]
         return cls(*valid) if len(valid) == len(numbers) else None
 
@@ -150,5 +150,5 @@ class WaitTotals:
 
 def total_waits(headers: Iterable[Mapping[str, Any]]) -> WaitTotals | None:
     """The sum over several headers; None if no header has the member."""
-    told = [totals for header in headers if (totals := WaitTotals.from_header(header)) is not None]
-    return sum(told[1:], told[0]) if told else None
+    totals_of_headers = [totals for header in headers if (totals := WaitTotals.from_header(header)) is not None]
+    return sum(totals_of_headers[1:], totals_of_headers[0]) if totals_of_headers else None

@@ -179,13 +179,13 @@ class WholeStacks:
         """
         if not self.stacks:
             return f"no {what} with a stack"
-        said = self._whole(what)
+        sentence = self._whole(what)
         if self.others:
-            said += f"; the others end in {self._end_in()}"
+            sentence += f"; the others end in {self._end_in()}"
             early = [each for each in self.processes if each.count]
             of = ", ".join(f"{each.pid} ({each.count:,} of {each.stacks:,})" for each in early[:_MOST_NAMED])
-            said += f", in process {of}{and_more(len(early) - _MOST_NAMED)}" if of else ""
-        return said + self._counts()
+            sentence += f", in process {of}{and_more(len(early) - _MOST_NAMED)}" if of else ""
+        return sentence + self._counts()
 
     def short(self, what: str) -> str:
         """The sentence without libraries and processes."""
@@ -228,18 +228,18 @@ class WholeStacks:
         return _named(self.ends, self.more > 0)
 
     def _counts(self) -> str:
-        said = ""
+        sentence = ""
         if self.unknown:
-            said += f"; of {self.unknown:,} of them it is not known whether that is the start"
+            sentence += f"; of {self.unknown:,} of them it is not known whether that is the start"
         if self.deep:
-            said += f"; {self.deep:,} of them {'has' if self.deep == 1 else 'have'} too many frames"
+            sentence += f"; {self.deep:,} of them {'has' if self.deep == 1 else 'have'} too many frames"
         if self.guessed:
-            said += f"; {_have(self.guessed)} callers that were guessed"
+            sentence += f"; {_have(self.guessed)} callers that were guessed"
         if self.presumed:
-            said += f"; {_have(self.presumed)} the stack of another one that looked the same"
+            sentence += f"; {_have(self.presumed)} the stack of another one that looked the same"
         if self.late:
-            said += f"; {self.late:,} {'was' if self.late == 1 else 'were'} finished when the recording had ended"
-        return said
+            sentence += f"; {self.late:,} {'was' if self.late == 1 else 'were'} finished when the recording had ended"
+        return sentence
 
 
 def recorded(header: Mapping[str, Any]) -> dict[str, WholeStacks]:
@@ -249,8 +249,8 @@ def recorded(header: Mapping[str, Any]) -> dict[str, WholeStacks]:
     """
     parts = header.get("parts")
     headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
-    told = [ends for each in headers if isinstance(ends := each.get(MEMBER), dict)]
-    found = {kind: [ends for each in told if (ends := WholeStacks.from_json(each.get(kind)))] for kind in COUNTED}
+    members = [ends for each in headers if isinstance(ends := each.get(MEMBER), dict)]
+    found = {kind: [ends for each in members if (ends := WholeStacks.from_json(each.get(kind)))] for kind in COUNTED}
     return {kind: WholeStacks.total(of) for kind, of in found.items() if of}
 
 
@@ -260,8 +260,8 @@ def _have(count: int) -> str:
 
 def _named(libraries: Sequence[LibraryEnd], has_more: bool = False) -> str:
     first = libraries[:_MOST_NAMED]
-    said = ", ".join(f"{end.library} ({end.count:,})" for end in first)
-    return said + and_more(len(libraries) - len(first) + has_more)
+    sentence = ", ".join(f"{end.library} ({end.count:,})" for end in first)
+    return sentence + and_more(len(libraries) - len(first) + has_more)
 
 
 def _libraries(counts: Counter[str], deep: Mapping[str, int] = MappingProxyType({})) -> tuple[LibraryEnd, ...]:

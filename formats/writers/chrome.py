@@ -28,8 +28,8 @@ class Chrome(Writer):
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the document event by event."""
         about = export.about
-        said = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
-        out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(said)},\n"traceEvents": [')
+        other_data = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
+        out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other_data)},\n"traceEvents": [')
         separator = "\n"
         for event in _events(export):
             out.write(separator + json.dumps(event))
@@ -66,12 +66,12 @@ def _events(export: Export) -> Iterator[Event]:
 def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
     from iaprof.formats.writers.timeline import rows, run_name
 
-    told = set()
+    announced = set()
     for order, row in enumerate(rows(launches)):
         thread, kernel = launches.threads[row.thread], clean(launches.kernels[row.kernel])
         pid = pids.of((thread.host, thread.pid), thread.pid)
-        if pid not in told:
-            told.add(pid)
+        if pid not in announced:
+            announced.add(pid)
             yield _about("process_name", pid, 0, name=_process(thread))
         # Slices of a thread must not overlap, but runs of different kernels may: each kernel gets a thread of its own.
         tid = tids.of((what, row.thread, row.kernel), thread.tid)
