@@ -39,7 +39,7 @@ setup(
         Extension(
             "iaprof.record.kernels.libiaprof_inject",
             [f"src/iaprof/record/kernels/inject{part}.c" for part in ("", "_opencl", "_recording", "_children")],
-            depends=["src/iaprof/record/kernels/inject.h"],
+            depends=["src/iaprof/record/kernels/inject.h", "src/iaprof/record/kernels/opencl.h"],
             # Frame pointers, because recorded stacks begin in it.
             extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
             # What it calls of its own is its own, whatever a program has by that name.

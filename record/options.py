@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from iaprof.bpf.probes.launches import Sizes
 from iaprof.bpf.probes.libraries import Way
+from iaprof.bpf.sizes import Sizes
 from iaprof.formats.wire.launches import MAX_DEPTH
 from iaprof.symbols.names.which import Symbols
 

@@ -12,7 +12,6 @@
  * What is done at a launch is done by several programs, one after the other: one that begins, `on_walk` as often as it takes (it walks
  * FRAMES_A_TURN frames), where a rule is missing `on_miss` and perhaps `on_copy`, and one that sends what came of it. Each has to be
  * small: the verifier follows every way through a program. They leave to each other what they know in the scratch.
- *
  * Numbers without a definition here: MAX_DEPTH is set by the compiler; STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY,
  * TASK_* and MM_* (where the kernel has members of structures) by the loader.
  */

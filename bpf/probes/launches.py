@@ -7,39 +7,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from errno import EINVAL
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.bpf.btf import Btf, BtfError
 from iaprof.bpf.compile.compilation import Interruption
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.loader import Loader, Origin, close
 from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
-from iaprof.bpf.perf_event import online_cpus, possible_cpus
+from iaprof.bpf.perf_event import possible_cpus
 from iaprof.bpf.probes.driver_layout import (
-    ARGUMENTS,
-    MAX_CLASSES,
-    MAX_GPUS,
-    OWN_LAUNCHES,
     Action,
-    Dispatch,
     Entry,
-    Field,
     Layout,
     LayoutError,
 )
 from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
+from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
 from iaprof.bpf.probes.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.bpf.programs import FOR_WAITS
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, SETTINGS, Unit, What, Where, pack
-from iaprof.formats.header.transfers import function_number
-from iaprof.formats.header.waits import SHORT_NS, SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
+from iaprof.bpf.sizes import (
+    _PAGE,
+    DEFAULT_SIZES,
+    MAX_ENTRIES,
+    MAX_LAYOUTS,
+    MAX_PROBES,
+    Sizes,
+    kernel_offsets,
+    map_entries,
+    named_constants,
+)
+from iaprof.bpf.structs import SETTINGS, pack
+from iaprof.formats.header.waits import SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (
     CHUNK,
     CODE,
@@ -50,18 +54,9 @@ from iaprof.formats.wire.launches import (
     MAX_DEPTH,
     PYTHON_STACK,
     Counter,
-    LaunchFlags,
-    ListEvent,
     stack_dtype,
 )
 
-MAX_PROBES = 4096  # locations in all libraries together
-MAX_LAYOUTS = 256  # drivers without probes
-MAX_ENTRIES = 4096  # of all of them
-COPY_PAGES = 16  # of a stack, that are copied at most
-_PAGE = 4096
-_NO_STEP = (0, 0, 0, 0, 0)
-_ON_THE_WAY = max(What) + 1  # the first of the values that hold what lies on the way
 _PROGRAMS = {  # by the probe's name
     LAUNCH: "on_launch",
     COMPILE: "on_compile",
@@ -85,137 +80,6 @@ _HANDLE_PROGRAMS = {
     Action.OWN_LAUNCH: "on_own_launch",
     Action.OWN_LAUNCHES: "on_own_launches",
 }
-_LIST_EVENTS = {
-    Action.LIST_CLOSED: ListEvent.CLOSE,
-    Action.LIST_RESET: ListEvent.RESET,
-    Action.LIST_GONE: ListEvent.DESTROY,
-}
-_UNITS = {
-    Action.TRANSFER: Unit.BYTES,
-    Action.TRANSFER_REGION: Unit.REGION,
-    Action.TRANSFER_SIZES: Unit.SIZES,
-}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much room the programs have; powers of two where pages are meant."""
-
-    launch_pages: int = 1024  # 4 MiB: 27,000 launches
-    stack_pages: int = 1024  # 4 MiB: 1,900 distinct stacks of 256 frames
-    python_pages: int = 2048  # 8 MiB: 1,350 distinct stacks with frames of Python
-    code_pages: int = 2048  # 8 MiB: 2,200 code objects
-    pythons_remembered: int = 1 << 12
-    copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
-    rule_bits: int = 15  # 2 MiB: 131,072 rules, once that many are known
-    processes_remembered: int = 1 << 14
-    ways_remembered: int = 1 << 14
-    compiled_pages: int = 128
-    sample_pages: int = 256  # 1 MiB: 20,000 CPU samples
-    wait_pages: int = 256  # 1 MiB: 10,000 waits
-    waiting_threads: int = 1 << 14
-    wait_sites: int = 1 << 14
-    piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
-    module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
-    list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
-    stacks_remembered: int = 1 << 16
-    stack_id_bits: int = 62
-    others_remembered: int = 1 << 16
-    kernels_remembered: int = 1 << 14
-    calls_remembered: int = 1 << 14  # of threads
-
-
-def named_constants(depth: int, sizes: Sizes = Sizes(), offsets: KernelOffsets | None = None) -> dict[str, int]:
-    """What the programs are loaded with, for stacks of at most `depth` frames, by name.
-
-    Without `offsets` walks follow frame pointers.
-    """
-    cpus = len(online_cpus())
-    return {
-        "STACK_DEPTH": depth,
-        "STACK_ID_BITS": sizes.stack_id_bits,
-        "FRAME_POINTERS_ONLY": int(offsets is None),
-        **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0, 0)).named(),
-        "COPY_PAGES": COPY_PAGES,
-        "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
-        "WAIT_SHORT_NS": SHORT_NS,
-        "WAIT_WAKE_EVERY": _wake_every(sizes.wait_pages, WAIT.itemsize, cpus),
-        "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
-        "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
-        "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
-        "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, CHUNK.itemsize, cpus),
-        "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, CHUNK.itemsize, cpus),
-        "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_RECORD.itemsize, cpus),
-    }
-
-
-@dataclass(frozen=True)
-class KernelOffsets:
-    """Where the kernel has what tells the states of a process's mappings apart, in bytes."""
-
-    task_group_leader: int
-    task_start_boottime: int
-    task_mm: int
-    task_sas_ss_sp: int
-    task_sas_ss_size: int
-    task_fsbase: int
-    mm_exec_vm: int
-
-    def named(self) -> dict[str, int]:
-        """As the programs are loaded with them, by name."""
-        return {name.upper(): offset for name, offset in asdict(self).items()}
-
-
-_TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
-
-
-def kernel_offsets() -> KernelOffsets | None:
-    """Those of the running kernel; None if its BTF does not tell."""
-    try:
-        btf = Btf()
-        found = [btf.offset("task_struct", *names) for names in _TASK]
-        found.append(btf.offset("mm_struct", "exec_vm"))
-    except BtfError:
-        return None
-    offsets = [offset for offset in found if offset is not None]
-    return KernelOffsets(*offsets) if len(offsets) == len(found) else None
-
-
-def map_entries(sizes: Sizes = Sizes()) -> dict[str, int]:
-    """For how many elements maps have room (ring buffers: bytes), by name; other maps have one element."""
-    return {
-        "probes": MAX_PROBES,
-        "layouts": MAX_LAYOUTS,
-        "entries": MAX_ENTRIES,
-        "others": sizes.others_remembered,
-        "stacks_sent": sizes.stacks_remembered,
-        "kernels_seen": sizes.kernels_remembered,
-        "occupants": sizes.kernels_remembered,
-        "modules_seen": sizes.kernels_remembered,
-        "calls": sizes.calls_remembered,
-        "launches": sizes.launch_pages * _PAGE,
-        "stacks": sizes.stack_pages * _PAGE,
-        "python_stacks": sizes.python_pages * _PAGE,
-        "codes": sizes.code_pages * _PAGE,
-        "pythons": sizes.pythons_remembered,
-        "python_threads": sizes.processes_remembered,
-        "codes_checked": sizes.stacks_remembered,
-        "codes_sent": sizes.stacks_remembered,
-        "compilations": sizes.compiled_pages * _PAGE,
-        "samples": sizes.sample_pages * _PAGE,
-        "wait_entries": MAX_ENTRIES,
-        "waits": sizes.waiting_threads,
-        "wait_sites": sizes.wait_sites,
-        "waited": sizes.wait_pages * _PAGE,
-        "copies": sizes.copied_pages * _PAGE,
-        "rules": 1 << sizes.rule_bits,
-        "spaces": sizes.processes_remembered,
-        "loads": sizes.processes_remembered,
-        "ways": sizes.ways_remembered,
-        "pieces": sizes.piece_pages * _PAGE,
-        "modules": sizes.module_pages * _PAGE,
-        "list_events": sizes.list_pages * _PAGE,
-    }
 
 
 class LaunchProbes:
@@ -227,7 +91,7 @@ class LaunchProbes:
 
     def __init__(
         self,
-        sizes: Sizes = Sizes(),
+        sizes: Sizes = DEFAULT_SIZES,
         ways: Sequence[Way] = tuple(Way),
         frame_pointers_only: bool = False,
         depth: int = MAX_DEPTH,
@@ -364,7 +228,7 @@ class LaunchProbes:
     def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
         if self._layouts >= MAX_LAYOUTS:
             raise OSError("there is no room for another driver's layout")
-        write_slot(self._now().fds["layouts"], self._layouts, _packed_layout(layout))
+        write_slot(self._now().fds["layouts"], self._layouts, packed_layout(layout))
         self._attach_entries(file_fd, list(zip(layout.entries, offsets, strict=True)), layout)
         self._layouts += 1
 
@@ -377,7 +241,7 @@ class LaunchProbes:
         locations = defaultdict(list)
         own = [(entry, offset) for entry, offset in placed if not entry.is_wait]
         for slot, (entry, offset) in enumerate(own, self._entries):
-            write_slot(fds["entries"], slot, _packed_entry(layout, entry, index))
+            write_slot(fds["entries"], slot, packed_entry(layout, entry, index))
             locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
         self._link(file_fd, locations)
         self._entries += len(own)
@@ -539,66 +403,3 @@ class _Loaded:
             ring.close()
         close(self.fds)
         self._rings.clear()
-
-
-def _packed_layout(layout: Layout) -> bytes:
-    """LAYOUT; LayoutError where its programs have no room for all of it."""
-    first, more = (*layout.address, None)[:2]
-    where = {Where.CLASS: layout.kernel_class, Where.ADDRESS: first, Where.ADDRESS_MORE: more}
-    start_of_memory, bytes_of_memory = layout.allocation
-    what = {
-        What.BINARY: layout.binary,
-        What.BINARY_BYTES: layout.binary_size,
-        What.CODE: layout.code,
-        What.CODE_BYTES: layout.size,
-        What.NAME: layout.name,
-        What.ALLOCATION: start_of_memory,
-        What.ALLOCATION_BYTES: bytes_of_memory,
-        What.MODULE: layout.module,
-    }
-    scripts = [_steps(where), _steps(what)]
-    if max(map(len, scripts)) > MAX_STEPS:
-        raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
-    classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
-    steps = [number for script in scripts for step in (script + [_NO_STEP] * MAX_STEPS)[:MAX_STEPS] for number in step]
-    start, end = layout.code_range or (0, 0)
-    dispatch = layout.dispatch or Dispatch(0, 0, 0, (0, 0))
-    of_dispatch = (dispatch.first, dispatch.many, dispatch.size, *dispatch.kernel)
-    gpu, mask = (layout.gpu.path, MAX_GPUS - 1) if layout.gpu else ((0, 0, 0), 0)
-    code = start, max(0, end - start)
-    return pack(LAYOUT, *classes, *map(len, scripts), *steps, *code, *of_dispatch, *gpu, mask)
-
-
-def _steps(fields: Mapping[Where, Field | None] | Mapping[What, Field | None]) -> list[tuple[int, ...]]:
-    """STEPs that lead from a handle to values by their numbers, and walk shared ways once."""
-    numbered = ((field, number) for number, field in fields.items() if field)
-    ways = sorted((tuple(field.steps()), field.bits, number) for field, number in numbered)
-    steps: list[tuple[int, ...]] = []
-    way: list[tuple[int, int]] = []  # of what the values for the way hold now
-    for path, bits, number in ways:
-        *before, (last, per_gpu) = path
-        while way != before[: len(way)]:
-            way.pop()
-        for offset, more in before[len(way) :]:
-            steps.append((offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way), more))
-            way.append((offset, more))
-        steps.append((last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number, per_gpu))
-    return steps
-
-
-def _packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
-    """ENTRY, for the layout with this index; MAX_LAYOUTS for none."""
-    offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
-    is_array = entry.count is not None
-    registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
-    flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
-    transfer, unit = function_number(entry.name), _UNITS.get(entry.action, Unit.NO_NUMBER)
-    event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
-    in_list = bool(layout and layout.has_lists)
-    numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, in_list, event)
-    return pack(ENTRY, entry.address, index, *numbers, entry.nested)
-
-
-def _wake_every(pages: int, record: int, cpus: int) -> int:
-    """Wakes the reader when a quarter of the buffer may be full, should all CPUs write alike."""
-    return max(1, pages * _PAGE // (record + 8) // (4 * cpus))

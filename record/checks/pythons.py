@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from iaprof.basics.quantities import counted
-from iaprof.bpf.probes.launches import kernel_offsets
 from iaprof.bpf.processes import running_pids
+from iaprof.bpf.sizes import kernel_offsets
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.symbolize.opener import Opener

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from iaprof.basics.quantities import counted
-from iaprof.bpf.probes.launches import kernel_offsets
+from iaprof.bpf.sizes import kernel_offsets
 from iaprof.record.checks.launching import SECONDS, Launching, look
 from iaprof.record.checks.processes import mapped, shortened
 from iaprof.record.checks.result import Check, Level

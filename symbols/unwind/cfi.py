@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
 from iaprof.formats.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
+from iaprof.symbols.unwind.dwarf_reader import _MASK, Bytes, CfiError, DwarfReader
 
 MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the functions with the most have some thousand
 MOST_SCANNED = 1 << 17  # entries of an image without a sorted table: 0.2 s
@@ -34,16 +34,9 @@ _MOST_REGISTERS = 144
 
 _OMITTED, _USUAL_TABLE = 0xFF, 0x3B  # encodings of pointers: none; relative to the header, 4 bytes
 _PC_RELATIVE, _DATA_RELATIVE = 0x10, 0x30
-_MASK = (1 << 64) - 1
 _PAIR = struct.Struct("<ii")
 _FORMS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
 _ULEB, _SLEB = 0x01, 0x09
-
-Bytes: TypeAlias = bytes | mmap
-
-
-class CfiError(Exception):
-    """What was read is no call frame information, or not for x86-64."""
 
 
 class How(IntEnum):
@@ -107,57 +100,6 @@ class Function(NamedTuple):
     end: int  # behind the last
 
 
-class _Reader:
-    """Reads numbers one after the other."""
-
-    __slots__ = ("at", "data")
-
-    def __init__(self, data: Bytes, at: int) -> None:
-        self.data, self.at = data, at
-
-    def byte(self) -> int:
-        value = self.data[self.at]
-        self.at += 1
-        return value
-
-    def number(self, form: str, size: int) -> int:
-        (value,) = struct.unpack_from(form, self.data, self.at)
-        self.at += size
-        return int(value)
-
-    def uleb(self) -> int:
-        value = self.data[self.at]
-        self.at += 1
-        if value < 128:
-            return value
-        value &= 127
-        for shift in range(7, 70, 7):
-            byte = self.data[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value & _MASK
-        raise CfiError("a number without an end")
-
-    def sleb(self) -> int:
-        value = 0
-        for shift in range(0, 70, 7):
-            byte = self.data[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value - (1 << shift + 7) if byte & 64 else value
-        raise CfiError("a number without an end")
-
-    def block(self) -> bytes:
-        size = self.uleb()
-        value = bytes(self.data[self.at : self.at + size])
-        if len(value) != size:
-            raise CfiError("an expression without an end")
-        self.at += size
-        return value
-
-
 class CallFrames(ElfFile):
     """An ELF image, and its call frame information."""
 
@@ -187,7 +129,7 @@ class CallFrames(ElfFile):
         version, encoding, of_count, of_table = self.data[offset : offset + 4]
         if version != 1 or of_count == _OMITTED or of_table != _USUAL_TABLE:
             return
-        reader = _Reader(self.data, offset + 4)
+        reader = DwarfReader(self.data, offset + 4)
         self._pointer(reader, encoding, address - offset, address)
         self._count = self._pointer(reader, of_count, address - offset, address)
         self._table, self._table_address = reader.at, address
@@ -306,7 +248,7 @@ class CallFrames(ElfFile):
             if not 0 < length < 0xFFFF_FFF0:
                 break
             if back:  # else it is a CIE
-                reader = _Reader(self.data, at + 8)
+                reader = DwarfReader(self.data, at + 8)
                 encoding = self._cie(at + 4 - back).encoding
                 yield self._pointer(reader, encoding, self._bias(reader.at), 0), at
             at += 4 + length
@@ -325,7 +267,7 @@ class CallFrames(ElfFile):
             raise CfiError("its call frame information is not loaded")
         return address - offset
 
-    def _pointer(self, reader: _Reader, encoding: int, bias: int, data_base: int) -> int:
+    def _pointer(self, reader: DwarfReader, encoding: int, bias: int, data_base: int) -> int:
         """An address as DW_EH_PE_* of the Linux Standard Base encode it.
 
         Args:
@@ -349,7 +291,7 @@ class CallFrames(ElfFile):
         known = self._cies.get(at)
         if known is not None:
             return known
-        reader = _Reader(self.data, at)
+        reader = DwarfReader(self.data, at)
         length = reader.number("<I", 4)
         end = reader.at + length
         if not 0 < length < 0xFFFF_FFF0 or reader.number("<I", 4) != 0:
@@ -387,7 +329,7 @@ class CallFrames(ElfFile):
 
     def _function(self, at: int) -> Function:
         """By its entry at an offset."""
-        reader = _Reader(self.data, at)
+        reader = DwarfReader(self.data, at)
         length = reader.number("<I", 4)
         end = min(reader.at + length, len(self.data))
         cie = self._cie(reader.at - reader.number("<I", 4))
@@ -421,7 +363,7 @@ class CallFrames(ElfFile):
         most: int,
     ) -> int:
         """Executes instructions up to an address; gives how many more may be."""
-        reader = _Reader(self.data, at)
+        reader = DwarfReader(self.data, at)
         registers = row.registers
         remembered: list[tuple[tuple[int, int] | bytes | None, dict[int, Where]]] = []
         data_unit = cie.data_unit
@@ -493,7 +435,7 @@ def _damaged(what: str = "its call frame information is damaged") -> Iterator[No
 _SAME: Where = (How.SAME, 0)
 _SIZES = {1: "<B", 2: "<H", 4: "<I"}
 # Instructions that are about one register, whose number comes first.
-_OF_REGISTERS: dict[int, Callable[[_Reader, int], Where]] = {
+_OF_REGISTERS: dict[int, Callable[[DwarfReader, int], Where]] = {
     0x05: lambda reader, unit: (How.OFFSET, reader.uleb() * unit),
     0x06: lambda reader, unit: _SAME,  # restore
     0x07: lambda reader, unit: (How.UNDEFINED, 0),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 from typing import NamedTuple
 
-from iaprof.symbols.unwind.cfi import CallFrames, CfiError, Row
+from iaprof.symbols.unwind.cfi import CallFrames, Row
+from iaprof.symbols.unwind.dwarf_reader import CfiError
 from iaprof.symbols.unwind.return_addresses import BYTES_BEFORE, BYTES_FROM, begins_goroutine, ends_a_call
 
 _USER_END = 1 << 47  # above is what the kernel maps into all processes

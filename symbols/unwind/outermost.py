@@ -12,7 +12,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.symbols.unwind.cfi import Bytes, CallFrames, CfiError
+from iaprof.symbols.unwind.cfi import CallFrames
+from iaprof.symbols.unwind.dwarf_reader import Bytes, CfiError
 
 MOST_ADDRESSES = 1 << 15  # one second
 _MOST_FUNCTION_BYTES = 1 << 14  # of one that may end a thread: that of glibc has 1 KiB

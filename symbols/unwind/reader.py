@@ -13,8 +13,9 @@ from typing import Any
 
 from iaprof.sandbox.reader import Operation
 from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
-from iaprof.symbols.unwind.cfi import CallFrames, CfiError
+from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.code import Image, Mapping, NeedsImage, Space
+from iaprof.symbols.unwind.dwarf_reader import CfiError
 from iaprof.symbols.unwind.walk import PAGE, Absent, Found, NeedsMemory, Walk
 
 MAPPING = struct.Struct("<QQQq")  # start, end, offset, number of the image

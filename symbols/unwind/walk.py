@@ -25,20 +25,9 @@ from iaprof.formats.wire.unwind_rules import (
     RuleScope,
     Walked,
 )
-from iaprof.symbols.unwind.cfi import (
-    R12,
-    R13,
-    R14,
-    R15,
-    RBP,
-    RBX,
-    RETURN_ADDRESS,
-    RSP,
-    CfiError,
-    How,
-    Row,
-)
+from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP, How, Row
 from iaprof.symbols.unwind.code import Mapping, Space
+from iaprof.symbols.unwind.dwarf_reader import CfiError
 from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
 from iaprof.symbols.unwind.rules import checked, rule_of
 

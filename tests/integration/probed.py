@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.bpf.probes.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import LAUNCH
 from iaprof.bpf.probes.usdt import Arg, Probe
+from iaprof.bpf.sizes import Sizes
 from iaprof.bpf.structs import ArgKind
 from iaprof.formats.wire.launches import Counter, LaunchFlags
 from iaprof.formats.wire.unwind_rules import Walked

@@ -17,8 +17,8 @@ import pytest
 
 from iaprof.bpf import loader
 from iaprof.bpf.bytecode import Bytecode
-from iaprof.bpf.probes.launches import KernelOffsets, kernel_offsets, map_entries, named_constants
 from iaprof.bpf.programs import SAMPLING, SESSIONS, SHIPPED, shipped
+from iaprof.bpf.sizes import KernelOffsets, kernel_offsets, map_entries, named_constants
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 from iaprof.formats.wire.launches import MAX_DEPTH
 

@@ -20,9 +20,10 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.bpf.probes.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
-from iaprof.bpf.probes.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
+from iaprof.bpf.sizes import Sizes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import UNKNOWN_BYTES, function_number
 from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH, ChunkOf, Counter, LaunchFlags

@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.bpf.probes.driver_layout import Action
-from iaprof.bpf.probes.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.sizes import Sizes
 from iaprof.formats.wire.launches import LISTS_A_RECORD, Counter, LaunchFlags, ListEvent
 from integration.handles.driver import Built, build, copied
 from integration.test_handles import NOWHERE, Attached

@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.bpf.probes.driver_layout import CACHE
-from iaprof.bpf.probes.launches import LaunchProbes, Sizes
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.sizes import Sizes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTotals
 from iaprof.formats.wire.launches import Counter

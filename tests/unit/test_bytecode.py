@@ -15,7 +15,7 @@ import pytest
 
 from iaprof.bpf import bytecode, programs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
-from iaprof.bpf.probes.launches import map_entries, named_constants
+from iaprof.bpf.sizes import map_entries, named_constants
 
 ROOT = Path(__file__).parents[2]
 EXIT = struct.pack("<BBhI", 0x95, 0, 0, 0)

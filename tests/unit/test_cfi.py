@@ -13,7 +13,8 @@ import pytest
 from elftools.dwarf.callframe import FDE, RegisterRule
 from elftools.elf.elffile import ELFFile
 
-from iaprof.symbols.unwind.cfi import CallFrames, CfiError, How, Row
+from iaprof.symbols.unwind.cfi import CallFrames, How, Row
+from iaprof.symbols.unwind.dwarf_reader import CfiError
 
 FOLDER = Path("/lib/x86_64-linux-gnu")
 LIBRARIES = [Path("/lib64/ld-linux-x86-64.so.2"), FOLDER / "libc.so.6", FOLDER / "libstdc++.so.6"]

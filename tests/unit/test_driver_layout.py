@@ -26,8 +26,8 @@ from iaprof.bpf.probes.driver_layout import (
     find_layout,
     known_builds,
 )
-from iaprof.bpf.probes.launches import _packed_layout
 from iaprof.bpf.probes.library_file import LibraryFile
+from iaprof.bpf.probes.packed_layout import packed_layout
 from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.answer import Code, Problem
 from iaprof.record.calibrate.entry import probe_offset
@@ -113,9 +113,9 @@ def test_paths_that_are_too_long_together_are_refused(layout: Layout) -> None:
     long, another, third = (Field((offset,) * MAX_PATH) for offset in (8, 16, 24))
     wide = dataclasses.replace(layout, kernel_class=long, address=(another,))
 
-    assert len(_packed_layout(wide)) == len(_packed_layout(layout))
+    assert len(packed_layout(wide)) == len(packed_layout(layout))
     with pytest.raises(LayoutError, match="steps together"):
-        _packed_layout(dataclasses.replace(wide, address=(another, third)))
+        packed_layout(dataclasses.replace(wide, address=(another, third)))
 
 
 def test_calibrated_layouts_are_found_and_shipped_ones_come_first(

@@ -19,7 +19,8 @@ from iaprof.symbols.python.interpreter import Interpreter, InterpreterError, Ver
 from iaprof.symbols.python.layout import LARGEST_FRAME, Layout
 from iaprof.symbols.python.locations import lines_of
 from iaprof.symbols.python.texts import bytes_of, text_of
-from iaprof.symbols.unwind.cfi import CallFrames, CfiError
+from iaprof.symbols.unwind.cfi import CallFrames
+from iaprof.symbols.unwind.dwarf_reader import CfiError
 from pythons.interpreters import HERE, NAMES, files_of, output_of, started_as
 
 GENERATOR = 1  # the owner of a generator's frame

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleFlags, RuleKind
-from iaprof.symbols.unwind.cfi import CallFrames, CfiError, How, Row
+from iaprof.symbols.unwind.cfi import CallFrames, How, Row
+from iaprof.symbols.unwind.dwarf_reader import CfiError
 from iaprof.symbols.unwind.rules import rule_of
 
 RA = {16: (How.OFFSET, -8)}
