@@ -98,8 +98,10 @@ class Walks:
         kept = within < depths[rows]
         cut = replace(walked, depths=depths, ips=walked.ips[kept])
         unknown = np.full(len(depths), UNKNOWN, np.uint8)
-        last = np.maximum(starts + depths - 1, 0)
-        return cut, _ends(depths, modules[last], addresses[last], unknown)
+        if len(modules):
+            last = np.maximum(starts + depths - 1, 0)
+            modules, addresses = modules[last], addresses[last]
+        return cut, _ends(depths, modules, addresses, unknown)
 
     def ends(self, walked: Walked, how: NDArray[np.uint8]) -> Ends:
         """The last frames of stacks that need no cut; `how` is Ends.walked."""

@@ -42,7 +42,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path) -> None:
-    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", f"iaprof/record/{INJECTED}"}
+    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", f"iaprof/record/kernels/{INJECTED}"}
     for package in PACKAGES:
         for path in (source / package).rglob("*"):
             if path.suffix in {".py", ".c", ".h", ".json", ".zebin"} or path.parent.name == "assets":

@@ -52,3 +52,9 @@ def test_nothing_is_cut_of_nothing() -> None:
     empty = Walked(np.zeros(0, np.uint32), np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.uint64))
     cut, ends = Walks(spaces(), True).cut(empty)
     assert len(cut.depths) == len(ends.modules) == 0
+
+
+def test_stacks_without_frames_end_in_no_module() -> None:
+    none = Walked(np.full(2, PID, np.uint32), np.ones(2, np.uint64), np.zeros(2, np.int64), np.zeros(0, np.uint64))
+    cut, ends = Walks(spaces(library(1)), True).cut(none)
+    assert (cut.depths.tolist(), ends.modules.tolist()) == ([0, 0], [-1, -1])
