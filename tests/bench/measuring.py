@@ -171,7 +171,7 @@ class Part:
 def parts(pid: int, parent: str = "") -> list[Part]:
     """The processes of a recorder, itself first."""
     command = Path(f"/proc/{pid}/cmdline").read_text()
-    if "intake_child" in command:
+    if "collector_child" in command:
         name = f"opens files for the {parent}"
     elif "unwind.reader" in command:
         name = "reads call frame information"
