@@ -89,7 +89,7 @@ def test_headers_planted_in_tmp(kernel_headers: Path, planted: Path, tmp_path: P
 
 def test_the_planted_headers_would_work(planted: Path) -> None:
     # given that nobody looked whose they are
-    allow = "from iaprof.bpf import headers; headers._is_roots = lambda folder: True\n"
+    allow = "from iaprof.bpf.compile import headers; headers._is_roots = lambda folder: True\n"
     run = f"import os; os.environ['BCC_KERNEL_SOURCE'] = {str(planted)!r}\n" + allow
     run += "from iaprof.bpf.compile.compiler import compile_source\nfrom iaprof.bpf.programs import source\n"
     run += "compiled = compile_source(source())\n"

@@ -154,7 +154,7 @@ def test_devices_with_faults(tmp_path: Path, fault: str, code: int, said: str) -
 def test_a_gpu_that_is_recorded_is_held(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         holder = (
-            "import time; from iaprof.record import xe; device, = xe.find_devices()[0]; "
+            "import time; from iaprof.record.sources import xe; device, = xe.find_devices()[0]; "
             "fd = xe.open_stream(device, device.gts[0], device.rates[0]); print('open', flush=True); input()"
         )
         with subprocess.Popen(

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iaprof.record.stalls import StallLoss, StallRead, StallStream
 
 from iaprof.gpu.intel import generations, records
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 from iaprof.record.sources import xe
+from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
 
 # First and last bit of each field, from the driver's structures.
 PVC = {
