@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
-from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, PythonCounts
 from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
 
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 50  # of a group of facts
 _FIRST = "sample", "launch", "transfer", "stack", "python_code", "kernel", "mapping", "process", "cpu_sample", "wait"
-_COUNTS = {"stalls": "stall records"} | {
-    kind.count: kind.label for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.label
-}
 _MATCHED = {
     "kernel": "to a kernel",
     "instruction": "to an instruction",
@@ -66,6 +62,12 @@ def recording(part: Part) -> Iterator[Fact]:
 
 def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
     """Yields the capture's counts of rows."""
+    # Imported here, as every verb imports this module, and needs no Arrow for that.
+    from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
+
+    labels = {"stalls": "stall records"} | {
+        kind.count: kind.label for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.label
+    }
     remarks = {
         "stalls": _remark("in ", counts["stall_reads"], "read"),
         "launches": "; ".join(filter(None, _of_launches(counts))),
@@ -74,11 +76,11 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
         else "",
         "symbols": _remark("in ", counts["named_modules"], "file"),
     }
-    found = {name: "unknown" if (count := counts[name]) is None else f"{count:,}" for name in _COUNTS}
-    shown = [name for name in _COUNTS if counts[name] != 0 or remarks.get(name)] or ["stalls"]
+    found = {name: "unknown" if (count := counts[name]) is None else f"{count:,}" for name in labels}
+    shown = [name for name in labels if counts[name] != 0 or remarks.get(name)] or ["stalls"]
     width = max(len(found[name]) for name in shown)
     for name in shown:
-        yield _COUNTS[name], f"{found[name]:>{width}}  {remarks.get(name, '')}".rstrip()
+        yield labels[name], f"{found[name]:>{width}}  {remarks.get(name, '')}".rstrip()
 
 
 def _of_launches(counts: dict[str, int | None]) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """Whole outputs of the text formats, from rows made by hand."""
 
 import io
+import subprocess
+import sys
 
 import pytest
 
@@ -134,3 +136,11 @@ def test_formats_by_extension() -> None:
 def test_max_stack_applies_to_iaprof_text() -> None:
     row = ROWS[0]._replace(launch=Launch("app", 1, ("main", "run", "leaf")))
     assert "[truncated];run;leaf\n" in written(IaprofText(), [row], StackOptions(max_stack=2))
+
+
+def test_the_command_starts_without_arrow_and_protobuf() -> None:
+    code = (
+        "import sys, iaprof.cli.main; print([name for name in ('pyarrow', 'google.protobuf') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
