@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,3 +20,14 @@ def ranges(starts: NDArray[np.int64] | int, counts: NDArray[np.integer]) -> NDAr
     numbers: NDArray[np.int64] = np.repeat(starts - (ends - counts), counts)
     numbers += np.arange(len(numbers))
     return numbers
+
+
+def batches(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
+    """Yields slices of rows whose sizes, int64[n], add up to at most `most`; a larger row gets a slice of its own."""
+    until = np.cumsum(sizes)
+    first = 0
+    while first < len(until):
+        before = int(until[first - 1]) if first else 0
+        end = max(int(np.searchsorted(until, before + most, side="right")), first + 1)
+        yield slice(first, end)
+        first = end

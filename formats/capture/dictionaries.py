@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import batches
+
 _DECODED_BYTES = 64 << 20
 
 
@@ -53,15 +55,9 @@ def decoded_bytes(texts: pa.DictionaryArray) -> int:
 
 
 def bounded_slices(texts: pa.DictionaryArray) -> Iterator[slice]:
-    """Splits rows into ranges whose decoded values have at most _DECODED_BYTES; a longer value is a range by itself."""
+    """Gives slices of rows whose decoded values have at most _DECODED_BYTES; a longer value is a range by itself."""
     lengths = pc.fill_null(pc.cast(pc.binary_length(texts.dictionary), pa.int64()).take(texts.indices), 0).to_numpy()
-    until = np.cumsum(lengths)
-    first = 0
-    while first < len(until):
-        before = int(until[first - 1]) if first else 0
-        end = max(int(np.searchsorted(until, before + _DECODED_BYTES, side="right")), first + 1)
-        yield slice(first, end)
-        first = end
+    return batches(lengths, _DECODED_BYTES)
 
 
 def shared_texts(texts: pa.ChunkedArray) -> list[Any]:

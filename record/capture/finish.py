@@ -337,7 +337,7 @@ class _Finishing:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
         late = self._stacks.late(samples["stack"])
         presumed = samples["flags"] & LaunchFlags.PRESUMED > 0
-        self._for_symbols.ends.samples(stacks, samples["pid"], presumed, late)
+        self._for_symbols.ends.cpu_samples.add(stacks, samples["pid"], presumed, late)
         self._python_counts.add("cpu_samples", stacks, samples["pid"])
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
@@ -407,7 +407,7 @@ class _Finishing:
         # What was launched in the file before this one is counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
         own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
-        self._for_symbols.ends.launches(stacks[own], launches["pid"][own], presumed[own], late[own])
+        self._for_symbols.ends.launches.add(stacks[own], launches["pid"][own], presumed[own], late[own])
         self._python_counts.add("launches", stacks[own], launches["pid"][own])
         carried = int(np.count_nonzero(is_carried))
         self._counts["launches"] -= carried

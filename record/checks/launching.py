@@ -97,7 +97,7 @@ def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchP
     stacks.rows(records, probes.depth)
     stacks.rows_of_unfinished()
     presumed, late = launches["flags"] & LaunchFlags.PRESUMED > 0, np.zeros(len(launches), bool)
-    ends.launches(stacks.ids(launches["stack"]), launches["pid"], presumed, late)
+    ends.launches.add(stacks.ids(launches["stack"]), launches["pid"], presumed, late)
     files = {}
     known = MappedFiles()
     known.add(band.mappings)

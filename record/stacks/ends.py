@@ -48,7 +48,7 @@ _PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("
 """Where and how a stack ends: of the modules that `Ends` means, see there; and where a caller was guessed first."""
 
 
-class _Counted:
+class Counted:
     """Launches, or samples: how many have each stack, and whose have the stack of another one or a late one."""
 
     def __init__(self) -> None:
@@ -61,6 +61,14 @@ class _Counted:
         presumed: NDArray[np.bool_],
         late: NDArray[np.bool_],
     ) -> None:
+        """Counts some.
+
+        Args:
+            stacks: uint64[n], the ids of their stacks.
+            pids: uint32[n], whose they are.
+            presumed: bool[n], whether each has the stack of another one.
+            late: bool[n], whether its stack was finished when the recording had ended.
+        """
         self.stacks.add(stacks, np.ones(len(stacks), np.int64))
         for counts, chosen in ((self.presumed, presumed), (self.late, late)):
             of = pids[chosen].astype(np.uint64)
@@ -91,11 +99,16 @@ class _Kind:
 
 
 class StackEnds:
-    """Collects where stacks end, and then what the files say about these places."""
+    """Collects where stacks end, and then what the files say about these places.
+
+    Attributes:
+        launches: those that were counted.
+        cpu_samples: likewise.
+    """
 
     def __init__(self) -> None:
+        self.launches, self.cpu_samples = Counted(), Counted()
         self._stacks: list[_Stacks] = []
-        self._launches, self._samples = _Counted(), _Counted()
         self._named: dict[tuple[object, ...], Named] = {}
         self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
 
@@ -121,33 +134,6 @@ class StackEnds:
         for name, column in zip(_PLACE.names or (), columns, strict=True):
             places[name] = column
         self._stacks.append(_Stacks(ids, pids, places))
-
-    def launches(
-        self,
-        stacks: NDArray[np.uint64],
-        pids: NDArray[np.uint32],
-        presumed: NDArray[np.bool_],
-        late: NDArray[np.bool_],
-    ) -> None:
-        """Counts launches.
-
-        Args:
-            stacks: uint64[n], the ids of their stacks.
-            pids: uint32[n], whose they are.
-            presumed: bool[n], whether each has the stack of another one.
-            late: bool[n], whether its stack was finished when the recording had ended.
-        """
-        self._launches.add(stacks, pids, presumed, late)
-
-    def samples(
-        self,
-        stacks: NDArray[np.uint64],
-        pids: NDArray[np.uint32],
-        presumed: NDArray[np.bool_],
-        late: NDArray[np.bool_],
-    ) -> None:
-        """Counts CPU samples; see `launches`."""
-        self._samples.add(stacks, pids, presumed, late)
 
     def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
         """Each module in which stacks end, and the distinct addresses where they do, sorted.
@@ -186,7 +172,7 @@ class StackEnds:
         ]
         order = np.argsort(ids, kind="stable")
         found = {}
-        for name, counted in zip(COUNTED, (self._launches, self._samples), strict=True):
+        for name, counted in zip(COUNTED, (self.launches, self.cpu_samples), strict=True):
             met, times = counted.stacks.total()
             at = np.searchsorted(ids[order], met)
             there = at < len(ids)
@@ -241,7 +227,7 @@ def _by_process(
     return map(ProcessEnd, distinct.tolist(), *counts)
 
 
-def _by_finishing(counted: _Counted) -> Iterator[ProcessEnd]:
+def _by_finishing(counted: Counted) -> Iterator[ProcessEnd]:
     """How many were presumed and finished late, by process."""
     for pid, count in zip(*(each.tolist() for each in counted.presumed.total()), strict=True):
         yield ProcessEnd(pid, 0, 0, presumed=count)

@@ -8,7 +8,7 @@ their limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
-from iaprof.formats.ranges import ranges
+from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 from iaprof.report.join.addresses import Addresses
@@ -157,7 +157,7 @@ class Attribution:
                 rows["begin_ns"].to_numpy(), ends, intervals_of(ends, self._start_ns, self._interval_ns), lengths
             )
             until = np.cumsum(lengths)
-            for some in _batches(lengths, _MAX_RECORDS_AT_ONCE):
+            for some in batches(lengths, _MAX_RECORDS_AT_ONCE):
                 within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
                 if within.start < within.stop:
                     self._join(known[stream], reads.only(some), [word[within] for word in words])
@@ -216,7 +216,7 @@ class Attribution:
         # ... and the others.
         others = np.diff(first)[pair_of] - 1
         several = np.flatnonzero(others)
-        for some in _batches(others[several], _MAX_SHARED_ROWS):
+        for some in batches(others[several], _MAX_SHARED_ROWS):
             repeat = others[several[some]]
             row = np.repeat(several[some], repeat)
             entry = ranges(first[pair_of[several[some]]] + 1, repeat)
@@ -392,17 +392,6 @@ def _flatten(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDAr
         lengths = here.astype(np.int64)
         columns.append(lists.flatten().to_numpy())
     return columns, lengths
-
-
-def _batches(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
-    """Yields slices of rows whose sizes add up to at most `most`; a larger row gets a slice of its own."""
-    until = np.cumsum(sizes)
-    first = 0
-    while first < len(sizes):
-        before = int(until[first - 1]) if first else 0
-        stop = max(int(np.searchsorted(until, before + most, side="right")), first + 1)
-        yield slice(first, stop)
-        first = stop
 
 
 def _add_shares(

@@ -6,7 +6,7 @@ If there are too many runs, the gap within which launches belong to one run doub
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -87,19 +87,7 @@ def launch_runs(
             since = np.minimum(times[keep], np.uint64(MAX_NS)).astype(np.int64) - start_ns
             if (own := pair >= 0).any():
                 runs.add(pair[own], since[own], *_last_and_count(table, keep, own, start_ns))
-    pair, begin, end, count = runs.all()
-    order = np.argsort(begin, kind="stable")
-    thread_of, kernel_of = np.array(list(pairs.numbers), np.int64).reshape(-1, 2).T
-    return Launches(
-        list(pairs.kernels),
-        list(pairs.threads),
-        kernel_of[pair[order]],
-        thread_of[pair[order]],
-        begin[order] / 1e9,
-        end[order] / 1e9,
-        count[order],
-        runs.gap_ns / 1e9,
-    )
+    return runs.launches(pairs.kernels, pairs.threads, pairs.numbers)
 
 
 def _tables(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
@@ -263,3 +251,25 @@ class Runs:
         runs = pair[first], begin[first], np.maximum.reduceat(end, first), np.add.reduceat(count, first)
         self._batches, self._waiting = [runs], 0
         return runs
+
+    def launches(self, kernels: Iterable[str], threads: Iterable[Thread], pairs: Iterable[tuple[int, int]]) -> Launches:
+        """Returns all runs in the order of time.
+
+        Args:
+            kernels: what they are called, by number.
+            threads: by number.
+            pairs: the numbers of a thread and a kernel, by the pair's number.
+        """
+        pair, begin, end, count = self.all()
+        order = np.argsort(begin, kind="stable")
+        thread_of, kernel_of = np.array(list(pairs), np.int64).reshape(-1, 2).T
+        return Launches(
+            list(kernels),
+            list(threads),
+            kernel_of[pair[order]],
+            thread_of[pair[order]],
+            begin[order] / 1e9,
+            end[order] / 1e9,
+            count[order],
+            self.gap_ns / 1e9,
+        )

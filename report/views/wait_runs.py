@@ -70,16 +70,4 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MA
                 np.minimum(column[keep], np.uint64(MAX_NS)).astype(np.int64) - start_ns for column in (begin, end)
             )
             runs.add(np.array(numbers, np.int64)[kind], since, np.maximum(until, since))
-    pair_of, begins, ends, counts = runs.all()
-    order = np.argsort(begins, kind="stable")
-    thread_of, function_of = np.array(list(pairs), np.int64).reshape(-1, 2).T
-    return Launches(
-        list(functions),
-        list(threads),
-        function_of[pair_of[order]],
-        thread_of[pair_of[order]],
-        begins[order] / 1e9,
-        ends[order] / 1e9,
-        counts[order],
-        runs.gap_ns / 1e9,
-    )
+    return runs.launches(functions, threads, pairs)
