@@ -186,15 +186,5 @@ static __always_inline void send_dispatched(struct pt_regs *ctx, struct scratch 
 }
 
 int on_dispatched(struct pt_regs *ctx) {
-    struct entry *entry = entry_of(ctx);
-    struct layout *layout = layout_of(entry);
-    struct scratch *scratch = launched_before();
-    if (!scratch)
-        return 0;
-    if (entry && layout) {
-        room_of(scratch)->launched.flags |= entry->flags;
-        send_dispatched(ctx, scratch, entry, layout);
-    }
-    end_launch(scratch);
-    return 0;
+    return end_launch_by(ctx, send_dispatched);
 }

@@ -407,7 +407,10 @@ int on_handle_launch(struct pt_regs *ctx) {
     return 0;
 }
 
-int on_handle_launched(struct pt_regs *ctx) {
+typedef void send_t(struct pt_regs *ctx, struct scratch *scratch, const struct entry *entry, const struct layout *layout);
+
+/* Goes on where the walk of a launch ended; `send` sends its kernels. */
+static __always_inline int end_launch_by(struct pt_regs *ctx, send_t *send) {
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
     struct scratch *scratch = launched_before();
@@ -415,10 +418,14 @@ int on_handle_launched(struct pt_regs *ctx) {
         return 0;
     if (entry && layout) {
         room_of(scratch)->launched.flags |= entry->flags;
-        send_launches_by_handle(ctx, scratch, entry, layout);
+        send(ctx, scratch, entry, layout);
     }
     end_launch(scratch);
     return 0;
+}
+
+int on_handle_launched(struct pt_regs *ctx) {
+    return end_launch_by(ctx, send_launches_by_handle);
 }
 
 int on_describe(struct pt_regs *ctx) {
@@ -441,7 +448,10 @@ int on_describe(struct pt_regs *ctx) {
     return 0;
 }
 
-int on_kernel_gone(struct pt_regs *ctx) {
+typedef void forget_t(struct handle *key);
+
+/* Forgets what ends, for each GPU on which it can be. */
+static __always_inline int forget_by(struct pt_regs *ctx, forget_t *forget) {
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
     if (!entry || !layout)
@@ -449,10 +459,7 @@ int on_kernel_gone(struct pt_regs *ctx) {
     struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
 #pragma clang loop unroll(disable)
     for (u32 gpu = 0; gpu < MOST_GPUS; gpu++) {
-        struct kernel *kernel = kernels_seen.lookup(&key);
-        struct handle place = {.value = kernel ? kernel->address : 0, .pid = key.pid, .loaded_at = key.loaded_at};
-        occupants.delete(&place); /* what is left in the process's memory may look like a kernel for long */
-        kernels_seen.delete(&key);
+        forget(&key);
         if (!layout->gpu_mask)
             break;
         key.value++;
@@ -460,18 +467,21 @@ int on_kernel_gone(struct pt_regs *ctx) {
     return 0;
 }
 
+static __always_inline void forget_kernel(struct handle *key) {
+    struct kernel *kernel = kernels_seen.lookup(key);
+    struct handle place = {.value = kernel ? kernel->address : 0, .pid = key->pid, .loaded_at = key->loaded_at};
+    occupants.delete(&place); /* what is left in the process's memory may look like a kernel for long */
+    kernels_seen.delete(key);
+}
+
+int on_kernel_gone(struct pt_regs *ctx) {
+    return forget_by(ctx, forget_kernel);
+}
+
+static __always_inline void forget_module(struct handle *key) {
+    modules_seen.delete(key);
+}
+
 int on_module_gone(struct pt_regs *ctx) {
-    struct entry *entry = entry_of(ctx);
-    struct layout *layout = layout_of(entry);
-    if (!entry || !layout)
-        return 0;
-    struct handle key = handle_of(ctx, entry, integer_argument(ctx, entry->handle) + entry->offset);
-#pragma clang loop unroll(disable)
-    for (u32 gpu = 0; gpu < MOST_GPUS; gpu++) {
-        modules_seen.delete(&key);
-        if (!layout->gpu_mask)
-            break;
-        key.value++;
-    }
-    return 0;
+    return forget_by(ctx, forget_module);
 }
