@@ -22,6 +22,7 @@ from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
+_PATIENCE_S = 10.0  # for one answer: nobody waits for the stacks of others behind it, as while recording
 
 
 class LateFinishing:
@@ -43,7 +44,7 @@ class LateFinishing:
         end = time.monotonic() + MOST_SECONDS
         records = (record for some in copies for record in some)
         failures = Counter[int]()  # by process
-        with Finishing(lambda number: self._naming.open(self._modules[number])) as finishing:
+        with Finishing(lambda number: self._naming.open(self._modules[number]), patience_s=_PATIENCE_S) as finishing:
             for _, of_one in groupby(records, key=lambda record: int(record["id"])):
                 miss = None
                 for record in of_one:

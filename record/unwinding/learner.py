@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -44,6 +45,7 @@ FORGIVEN_S = 60.0  # after which failures, those of one process too, count no mo
 # Of the time, for CPU samples' stacks: on a busy machine most come from new processes.
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 LOOKS_SHARE, LOOKS_MOST_S = 0.2, 2.0  # of the time, for looking into processes for interpreters
+ENDING_S = 2.0  # when the recording ends, for what waits; launches' copies that wait longer are given back
 STALE_S = 1.0  # after which a copy is as whole as it gets
 STAYS_NS = 1_000_000_000  # for how long launches of a path that has no rules get the stack of its last copy
 READY = b"r"  # a message: stacks can be finished
@@ -174,6 +176,15 @@ class Learner:
             return []
         with self._for_samples.spent():
             return self._answer(self._samples.take())
+
+    def rest(self) -> list[bytes]:
+        """Gives back the copies of unfinished stacks of launches, as COPY records, also those without their end."""
+        records, self._left_out = self._left_out, []
+        unfinished = [miss for miss in self._coming.values() if not miss.is_sample]
+        self._coming.clear()
+        while self._launches:
+            unfinished.append(self._launches.take())
+        return records + [record for miss in unfinished for record in miss.records()]
 
     def _answer(self, miss: Miss) -> list[bytes]:
         pid = miss.pid
@@ -353,8 +364,8 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
     poll.register(ring.fileno(), select.POLLIN)
     poll.register(channel, select.POLLIN)
     is_asked = is_over = False
-    asked = 0.0
-    while learner.waits or not is_over:
+    asked, deadline = 0.0, math.inf
+    while (learner.waits or not is_over) and time.monotonic() < deadline:
         ready = dict(poll.poll(0 if is_over else learner.patience_ms))
         is_told = channel.fileno() in ready and not is_over
         if is_told:
@@ -363,6 +374,8 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
                 learner.look_for_python(*LOOK.unpack(message))
             is_asked = is_asked or message == SYNC
             is_over = learner.is_ending = not message
+            if is_over:
+                deadline = time.monotonic() + ENDING_S
         misfits = ring.misfits
         learner.take(ring.read())
         for _ in range(ring.misfits - misfits):
@@ -375,3 +388,5 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
         if is_asked and learner.is_done_with(asked):
             is_asked = False
             channel.send(SYNC)
+    for message in learner.rest():
+        channel.send(message)

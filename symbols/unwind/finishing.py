@@ -26,7 +26,7 @@ MOST_ROUNDS = 256  # of questions, for one stack
 _MOST_PAGES = 64  # that the child may ask for, for one stack
 _MOST_ADDRESS = 1 << 64
 _LONGEST_PROBLEM, _LONGEST_VERSION = 300, 20  # characters
-_SECONDS = 1.5  # for one question; a busy machine may keep the child from running
+_PATIENCE_S = 1.5  # for one answer; a busy machine may keep the child from running
 _LIMITS = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, files=MOST_IMAGES, answer_bytes=1 << 20)
 
 OpenImage = Callable[[int], int | None]
@@ -70,9 +70,16 @@ class FoundInterpreter(NamedTuple):
 class Finishing(Closing):
     """The child, and what it is told; also a context manager."""
 
-    def __init__(self, open_image: OpenImage, limits: Limits = _LIMITS) -> None:
-        """Starts nothing yet."""
+    def __init__(self, open_image: OpenImage, limits: Limits = _LIMITS, patience_s: float = _PATIENCE_S) -> None:
+        """Starts nothing yet.
+
+        Args:
+            open_image: opens the files that the child asks for.
+            limits: of the child.
+            patience_s: how long to wait for each of its answers, in seconds.
+        """
         self._open_image = open_image
+        self._patience_s = patience_s
         self._sandbox = Sandbox("iaprof.symbols.unwind.reader", limits)
         self._given = 0  # images, to the present child
 
@@ -114,10 +121,10 @@ class Finishing(Closing):
                 "pages": list(pages),
                 "absent": absent,
             }
-            match self._sandbox.call("finish", parameters, b"".join(pages.values()), seconds=_SECONDS):
+            match self._sandbox.call("finish", parameters, b"".join(pages.values()), seconds=self._patience_s):
                 case {"space": _}:
                     data = b"".join(MAPPING.pack(*each) for each in mappings)
-                    self._sandbox.call("space", {"space": space}, data, seconds=_SECONDS)
+                    self._sandbox.call("space", {"space": space}, data, seconds=self._patience_s)
                 case {"image": int(number)}:
                     self._give(number)
                 case {"memory": int(address)} if 0 <= address < _MOST_ADDRESS:
@@ -149,7 +156,7 @@ class Finishing(Closing):
             AnswerError: it answered nonsense.
         """
         for _ in range(2):
-            match self._sandbox.call("interpreter", {"image": image, "offset": offset}, seconds=_SECONDS):
+            match self._sandbox.call("interpreter", {"image": image, "offset": offset}, seconds=self._patience_s):
                 case {"image": int(number)}:
                     self._give(number)
                 case {"problem": str(problem)}:
@@ -174,7 +181,7 @@ class Finishing(Closing):
         self._given += 1
         file = self._open_image(number)
         try:
-            self._sandbox.call("image", {"image": number}, fds=[] if file is None else [file], seconds=_SECONDS)
+            self._sandbox.call("image", {"image": number}, fds=[] if file is None else [file], seconds=self._patience_s)
         finally:
             if file is not None:
                 os.close(file)

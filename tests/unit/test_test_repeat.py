@@ -126,7 +126,20 @@ def test_what_is_interrupted_is_done_again(checkout: Checkout) -> None:
     # then the next call begins with that run
     checkout.hang.unlink()
     assert checkout.repeat("--only", "plain", "--runs", "1")[0] == 0
-    assert [row["number"] for row in json.loads((checkout.folder / "state.json").read_text())] == [1]
+    assert [row["number"] for row in json.loads((checkout.folder / "state.json").read_text())["runs"]] == [1]
+
+
+def test_another_machine_goes_on_with_results_that_are_taken_there(checkout: Checkout) -> None:
+    results = checkout.root / "results.json"
+    assert checkout.repeat("--only", "plain", "--runs", "1", "--results", str(results))[0] == 0
+    shutil.rmtree(checkout.cache)
+    # when
+    _, out, _ = checkout.repeat("--only", "plain", "--runs", "1", "--results", str(results))
+    # then both runs are in the table; another commit has none of them
+    assert "2 of 20 runs, 2 green" in out
+    assert [run["number"] for run in json.loads(results.read_text())["runs"]] == [1, 3]
+    checkout.commit()
+    assert "0 of 20 runs" in checkout.repeat("--table", "--results", str(results))[1]
 
 
 def test_idle_processes_are_there_meanwhile_and_gone_afterwards(checkout: Checkout) -> None:

@@ -40,7 +40,7 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
     class Finishing:
         """A child that one process's stacks break."""
 
-        def __init__(self, open_image: object) -> None: ...
+        def __init__(self, open_image: object, patience_s: float) -> None: ...
 
         def __enter__(self) -> Finishing:
             return self

@@ -329,6 +329,26 @@ def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
     assert tried.learner.patience_ms is None
 
 
+def test_what_a_busy_machine_leaves_no_time_for_goes_to_the_recording_s_end(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given copies of two launches and a CPU sample, one launch's without its end, and no time for any
+    copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200)[:1]])
+    ring = SimpleNamespace(misfits=0, fileno=lambda: there, read=lambda: copies)
+    there, _kernel = os.pipe()
+    recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(module, "ENDING_S", 0.0)
+    monkeypatch.setattr(tried.learner, "next", list)
+    # when the recording ends
+    recorder.shutdown(socket.SHUT_WR)
+    module._serve(tried.learner, ring, channel)  # type: ignore[arg-type]
+    channel.close()
+    # then
+    messages = list(iter(lambda: recorder.recv(1 << 16), b""))
+    assert messages[0] == READY
+    assert [_read(message) for message in messages[1:]] == [3, 1]
+
+
 def test_copies_of_another_length_are_told() -> None:
     # given a ring buffer with two of them, and a recorder that ends
     class Ring:
@@ -347,7 +367,7 @@ def test_copies_of_another_length_are_told() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None)
+    idle = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None, rest=list)
     # when
     module._serve(idle, Ring(), channel)
     # then
