@@ -58,6 +58,7 @@ class Worker(Closing):
         user: int | None = None,
         bare: bool = False,
         python: Sequence[str] | None = None,
+        linker: Sequence[str] = (),
     ) -> None:
         """Starts it.
 
@@ -71,9 +72,11 @@ class Worker(Closing):
             folder: the working directory; None for this process's.
             output: the child's stdout.
             errors: its stderr; None for this process's.
-            user: whose it is from its first instruction on, without other groups; None for this process's.
+            user: whose it is from its first instruction on, without other groups; None for this process's. The user
+                needs no right to search the folders above the interpreter and its packages.
             bare: without the module site, which keeps the start short.
-            python: the interpreter with its options, in place of `interpreter()`.
+            python: the interpreter with its options, in place of this one.
+            linker: the dynamic linker with its options, which starts the interpreter; none for the interpreter's own.
 
         Raises:
             OSError: there is no room for another process.
@@ -82,10 +85,15 @@ class Worker(Closing):
         self.cpu_seconds = 0.0  # that it and the children it waited for took, once its end is seen
         module, _, name = function.partition(":")
         paths = [_PACKAGES] if bare else [path for path in sys.path if os.path.isabs(path)]
-        command = [*(python or interpreter(bare)), "-c", _program(module, name, len(arguments), bare)]
-        with contextlib.ExitStack() as pair:
+        environment = dict(environment or {})
+        with contextlib.ExitStack() as opened:
+            if user is not None:
+                of_user = _OpenPython(opened, paths)
+                python, paths, files = of_user.command, of_user.paths, [*files, *of_user.files]
+                environment["PYTHONHOME"] = of_user.home
+            command = [*linker, *(python or interpreter(bare)), "-c", _program(module, name, len(arguments), bare)]
             if channel is not None:
-                ours, theirs = map(pair.enter_context, socket.socketpair(socket.AF_UNIX, channel))
+                ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, channel))
                 for end in (ours, theirs) if queue_bytes else ():
                     with contextlib.suppress(OSError):  # only root may
                         end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, queue_bytes)
@@ -94,7 +102,7 @@ class Worker(Closing):
                 stdin=subprocess.DEVNULL if channel is None else theirs.fileno(),
                 stdout=output,
                 stderr=errors,
-                env=environment or {},
+                env=environment,
                 cwd=folder,
                 pass_fds=files,
                 start_new_session=True,
@@ -175,6 +183,33 @@ class Worker(Closing):
             self.channel.close()
         self.kill()
         self.wait(seconds)
+
+
+class _OpenPython:
+    """This interpreter with its packages, as descriptors.
+
+    Opening a path that begins with a descriptor takes no right to search the folders above, such as a private home.
+    """
+
+    def __init__(self, opened: contextlib.ExitStack, paths: Sequence[str]) -> None:
+        """Opens them until `opened` closes them.
+
+        Args:
+            opened: closes the descriptors.
+            paths: the folders to import from.
+        """
+        self.files: list[int] = []
+        self._opened = opened
+        options = ["-s", "-P", "-S", *(["-B"] if sys.dont_write_bytecode else [])]  # -I would ignore PYTHONHOME
+        self.command = [self._open(os.path.realpath(sys.executable)), *options]
+        self.home = self._open(sys.base_prefix)
+        self.paths = [self._open(path) for path in paths if os.path.exists(path)]
+
+    def _open(self, path: str) -> str:
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        self._opened.callback(os.close, file)
+        self.files.append(file)
+        return f"/proc/self/fd/{file}"
 
 
 def interpreter(bare: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""A driver that runs without a GPU for `iaprof calibrate`, in a process of its own that calibrate_child.py is."""
+"""A driver that runs without a GPU for `iaprof calibrate`, in a process of its own (child.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 from iaprof.formats.profile import clean
 from iaprof.record.calibrate.answer import MAX_PROBLEM, Problem
 from iaprof.record.calibrate.opencl_driver import GPUS
-from iaprof.sandbox.worker import Worker, interpreter
+from iaprof.sandbox.worker import Worker
 
 DYNAMIC_LINKER = "ld-linux-x86-64.so.2"
 
@@ -49,7 +49,7 @@ _OF_KIND: dict[Kind, dict[str, str]] = {
     },
 }
 _SECONDS_TO_END = 5.0  # after SIGKILL
-_MAX_ANSWER = 1 << 20  # bytes; calibrate_child.py's limit of a file
+_MAX_ANSWER = 1 << 20  # bytes; child.py's limit of a file
 
 
 class Process:
@@ -84,9 +84,9 @@ class Process:
             user: as whom to run what is in `folder`, from its first instruction on; None for who runs this.
         """
         libraries = f"/proc/self/fd/{folder}"
-        linked = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
-        # Our own Python gives up its rights itself, in calibrate_child.py: who is nobody may be unable to read it.
-        # Another system's dynamic linker and C library never have them: root of a container could have written these.
+        linker = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
+        # With this system's libraries the child gives up its rights itself (child.py). Another system's dynamic linker
+        # and C library never have them: root of a container could have written these.
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with (
             tempfile.TemporaryFile() as answer,
@@ -102,7 +102,7 @@ class Process:
                 output=answer,
                 errors=errors,
                 user=None if folder is None else user,
-                python=[*linked, *interpreter()],
+                linker=linker,
             ) as worker,
         ):
             yield cls(device, worker, answer, errors)

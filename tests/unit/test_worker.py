@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import iaprof
-from iaprof.sandbox.worker import Worker
+from iaprof.sandbox.worker import ONE_THREAD, Worker
 
 LONGEST_S = 120.0
 
@@ -177,3 +177,22 @@ def test_without_room_for_a_process_nothing_stays_open(monkeypatch):
     with pytest.raises(BlockingIOError):
         Worker("runpy:run_path", channel=socket.SOCK_STREAM)
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.root
+@pytest.mark.beside
+def test_another_user_needs_no_right_to_search_the_folders_above(tmp_path, monkeypatch):
+    # given a package in a private folder, as of an installation in root's home
+    packages = tmp_path / "private" / "packages"
+    packages.mkdir(parents=True)
+    (packages / "greeting.py").write_text("import os, numpy\ndef greet(): print(os.getresuid(), os.getresgid())")
+    packages.parent.chmod(0o700)
+    monkeypatch.syspath_prepend(packages)
+    # when
+    with tempfile.TemporaryFile() as output:
+        worker = Worker("greeting:greet", user=65534, output=output, errors=None, environment=ONE_THREAD)
+        assert worker.wait(LONGEST_S)
+        worker.close()
+        # then
+        output.seek(0)
+        assert output.read() == b"(65534, 65534, 65534) (65534, 65534, 65534)\n"
