@@ -59,6 +59,7 @@ class Worker(Closing):
         bare: bool = False,
         python: Sequence[str] | None = None,
         linker: Sequence[str] = (),
+        nice: int | None = None,
     ) -> None:
         """Starts it.
 
@@ -77,6 +78,7 @@ class Worker(Closing):
             bare: without the module site, which keeps the start short.
             python: the interpreter with its options, in place of this one.
             linker: the dynamic linker with its options, which starts the interpreter; none for the interpreter's own.
+            nice: the nice value of the child and of its session; None for those of this process.
 
         Raises:
             OSError: there is no room for another process.
@@ -113,6 +115,10 @@ class Worker(Closing):
             if channel is not None:
                 self.channel = socket.socket(fileno=ours.detach())
         self.pid = self._process.pid
+        if nice is not None:
+            with contextlib.suppress(OSError):  # only root may lower it
+                os.setpriority(os.PRIO_PROCESS, self.pid, nice)
+        _set_nice_of_session(self.pid, _nice_of_session() if nice is None else nice)
 
     def send(self, request: object, files: Sequence[int] = ()) -> None:
         """Sends JSON as one message of a SOCK_SEQPACKET channel, with open files; OSError where the child is dead."""
@@ -183,6 +189,21 @@ class Worker(Closing):
             self.channel.close()
         self.kill()
         self.wait(seconds)
+
+
+def _nice_of_session() -> int:
+    """Returns the nice value of this process's session, which can have a share of its own (sched(7), autogroup)."""
+    try:
+        return int(Path("/proc/self/autogroup").read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _set_nice_of_session(pid: int, nice: int) -> None:
+    """Sets the nice value of a process's session, if the kernel has one and lets this process."""
+    if nice:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 class _OpenPython:

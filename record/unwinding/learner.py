@@ -52,7 +52,6 @@ READY = b"r"  # a message: stacks can be finished
 MISFIT = b"m"  # a message: a copy had another length than COPY and was not read
 LOOK = struct.Struct("<I")  # the request to look for an interpreter in a process
 SYNC = b"s"  # the question whether all that were copied before are finished, and the answer that they are
-_NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
 _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -345,8 +344,6 @@ def _born(pid: int) -> int:
 def main(settings: str) -> None:
     """Serves until the recorder shuts its end of the socket, and then until nothing is left."""
     given = json.loads(settings)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     channel = socket.socket(fileno=0)
     ring = RingBuffer(given["copies"], given["copies_bytes"], COPY)
     table = RuleTable(given["rules"], given["bits"])

@@ -16,7 +16,7 @@ from iaprof.sandbox.worker import ONE_THREAD, Worker
 
 MOST_STARTS = 4
 READY, SYNC = b"r", b"s"  # see learner.py, which is not imported here: it takes memory
-READY_S = 5.0
+READY_S = 30.0  # for its start, on a busy machine: before, no stack of a launch would be finished
 SYNC_S = 5.0
 LAST_WAIT_S = 10.0  # for what is left, when the recording ends; the learner gives the rest back after ENDING_S
 _MOST_MESSAGES = 1000  # that are taken at once
@@ -24,6 +24,7 @@ _LONGEST = 1 << 16
 _LOOK = struct.Struct("<I")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
+_NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
 _DESCRIPTORS = ("copies", "rules", "spaces", "loads", "ways", "pythons")
 
 
@@ -64,6 +65,7 @@ class Learning:
             files=list(self._maps.values()),
             environment=ONE_THREAD,
             errors=None,
+            nice=_NICE,
         )
         self._child.channel.setblocking(False)
         self._starts += 1

@@ -196,3 +196,17 @@ def test_another_user_needs_no_right_to_search_the_folders_above(tmp_path, monke
         # then
         output.seek(0)
         assert output.read() == b"(65534, 65534, 65534) (65534, 65534, 65534)\n"
+
+
+def test_a_child_and_what_it_starts_have_the_nice_value_that_is_asked_for(run):
+    # given a child that starts another one
+    source = """
+import json, os
+from iaprof.sandbox.worker import Worker
+with Worker("time:sleep", 600) as worker:
+    sessions = [f"/proc/{each}/autogroup" for each in ("self", worker.pid)]
+    print(json.dumps([os.getpriority(os.PRIO_PROCESS, each) for each in (0, worker.pid)]
+                     + [open(each).read().split()[-1] for each in sessions if os.path.exists(each)]))
+"""
+    # then its session, too, which has a share of its own
+    assert told(run, source, nice=7) in ([7, 7], [7, 7, "7", "7"])
