@@ -35,7 +35,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _PACKAGES = str(Path(__file__).parents[2])  # the folder from which iaprof is imported
 _LONGEST_MESSAGE = 1 << 16
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
-_LOOK_S = 0.001  # between two looks whether a child has ended
+_POLL_S = 0.001  # between two looks whether a child has ended
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -134,7 +134,7 @@ class Worker(Closing):
         while not self.has_ended():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return True
 
     def _see_end(self, options: int) -> bool:

@@ -24,7 +24,7 @@ _LONGEST = 1 << 16
 _LOOK = struct.Struct("<I")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
-_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "ways", "pythons")
+_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "missed_paths", "pythons")
 
 
 class Learning:

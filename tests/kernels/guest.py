@@ -25,7 +25,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.driver_layout import Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.bpf.programs import COPIES
+from iaprof.bpf.programs import SESSION_COPIES
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.kernels.injection import Injection
@@ -80,7 +80,7 @@ class Checks:
             by_rules.ready()
             probes.ready()
             assert by_rules._loaded is not None
-            programs = {name for name in by_rules._loaded.fds if name.startswith("on_")} - COPIES.keys()
+            programs = {name for name in by_rules._loaded.fds if name.startswith("on_")} - SESSION_COPIES.keys()
             assert programs == set(plan["programs"]), programs
             assert not by_rules.follows_frame_pointers
             say(f"{len(programs)} loaded, twice, in {time.monotonic() - begun:.1f} s of an emulated CPU")
@@ -231,7 +231,7 @@ def _arrived(probes: LaunchProbes, pid: int, launches: int, names: set[bytes], d
 
 
 def _pieces(probes: LaunchProbes) -> str:
-    pieces = probes.pieces.read()
+    pieces = probes.chunks.read()
     assert len(pieces), "no piece of a kernel was sent"
     return f", {len(pieces)} pieces of kernels"
 

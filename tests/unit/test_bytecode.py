@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from iaprof.bpf import bytecode, programs
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, placeholder
 from iaprof.bpf.sizes import map_entries, named_constants
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,8 @@ def load(register: int, value: int, source: int = 0) -> bytes:
 
 def test_maps_and_constants_are_found_and_filled_in() -> None:
     # given code with two maps, one constant twice, and a number that only looks like a map
-    code = load(1, 7, 1) + load(2, magic("DEPTH")) + CALL + load(3, 7) + load(1, 9, 1) + load(4, magic("DEPTH")) + EXIT
+    depth = placeholder("DEPTH")
+    code = load(1, 7, 1) + load(2, depth) + CALL + load(3, 7) + load(1, 9, 1) + load(4, depth) + EXIT
     # when
     program = from_compiled(code, {7: "stacks", 9: "launches"}, ("DEPTH", "UNUSED"))
     # then
@@ -58,7 +59,7 @@ def test_what_only_its_compiler_knows_is_refused(code: bytes) -> None:
 
 
 def some() -> Bytecode:
-    program = from_compiled(load(1, 7, 1) + load(2, magic("DEPTH")) + EXIT, {7: "stacks"}, ("DEPTH",))
+    program = from_compiled(load(1, 7, 1) + load(2, placeholder("DEPTH")) + EXIT, {7: "stacks"}, ("DEPTH",))
     return Bytecode("digest", "bcc 0.26.0", {"stacks": Map(27, 0, 0, 4096, 0)}, {"on_launch": program})
 
 

@@ -18,7 +18,7 @@ from iaprof.bpf import declarations as module, loader
 from iaprof.bpf.bytecode import BytecodeError
 from iaprof.bpf.declarations import check_maps, declarations
 from iaprof.bpf.loader import load
-from iaprof.bpf.programs import PHASES, SAMPLING, shipped, source
+from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, shipped, source
 from iaprof.bpf.structs import ARG, LAYOUT, PYTHON, PYTHON_OFFSETS, SPACE, Phase, pack
 from iaprof.formats.wire.launches import Counter, LaunchFlags
 
@@ -84,7 +84,7 @@ def test_programs_go_on_with_programs_that_there_are() -> None:
     known = set(source().functions)
     for phases, programs in PHASES.items():
         assert set(programs.values()) <= known | {f"on_wait_{name.lower()}" for name in Phase.__members__}, phases
-        assert {each in SAMPLING for each in programs.values()} == {phases == "sample_phases"}
+        assert {each in SAMPLE_PROGRAMS for each in programs.values()} == {phases == "sample_phases"}
 
 
 def test_the_shipped_programs_have_maps_of_these_elements() -> None:

@@ -169,7 +169,7 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
         "samples",
         "waits",
         "compiled",
-        "pieces",
+        "chunks",
         "modules",
     )
     rings = {name: SimpleNamespace(misfits=0) for name in names}
@@ -178,7 +178,7 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
     spool = Spool(tmp_path / "s")
     taking._journal = Journal(spool, print, print)
     rings["launches"].misfits = 1
-    rings["pieces"].misfits = 1
+    rings["chunks"].misfits = 1
     taking.losses()
     rings["launches"].misfits = 2
     taking.losses()

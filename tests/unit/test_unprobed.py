@@ -102,7 +102,7 @@ def test_processes_that_end_before_their_driver_is_looked_at(libraries: Librarie
     assert libraries.take_unprobed().to_json() == {"processes": 0, "longest_ns": 0, "ended": 1}
     # and likewise when the recording ends; of those that still run, launches are missing after its end, too
     for pid in (*ended, os.getpid()):
-        libraries.missed(pid, Mapped(now, {os.fsencode(other)}))
+        libraries.count_if_ended(pid, Mapped(now, {os.fsencode(other)}))
     assert libraries.take_unprobed().ended == 2
 
 
