@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Walks user stacks without frame pointers (compiled after bounds.c and the declarations).
  *
- * For each address in a stack, a rule of 8 bytes tells how to get to the caller, as call frame information does. The map
- * `rules` is empty at first. If a walk lacks a rule, it ends, and a copy of the stack memory goes to user space, which finishes
- * the walk and adds the missing rules (record/unwinding).
+ * For each address in a stack, a rule of 8 bytes tells how to get to the caller, as call frame information does. `rules` is
+ * empty at first. A walk that lacks a rule ends, and a copy of the stack goes to user space, which finishes the walk and adds
+ * the missing rules (record/unwinding).
  *
- * A rule holds for one state of a process's mappings, its space. `spaces` has the space of a process with the state for which
- * it holds: the start time of the process, the address of its mm, the number of mapped pages of code, and how often it loaded a
- * library. When the state has changed, the process has no rules until user space gives it a new space.
+ * A rule holds for one state of a process's mappings, its space. `spaces` has a process's space, and the state (struct
+ * mapping_state) for which it is valid. After a change, the process has no rules until user space gives it a new space.
  *
  * Each launch is handled by a chain of programs: one that begins, `on_walk` as often as necessary (it walks FRAMES_PER_PROGRAM
  * frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each has to be small, because
  * the verifier follows every path through a program. They hand on their state in the scratch.
  *
- * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY, and TASK_* and MM_* (offsets of
- * members of the kernel's structures).
+ * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
  */
 
 #define WINDOW 2048      /* bytes of the stack that are read at once */
@@ -48,12 +46,10 @@ BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
 
-/* Paths of which a copy was sent, with the stack that launches on the same path get meanwhile; and by end_key(), the number
- * of copies of all paths of a thread that end alike. */
+/* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
 BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
 
-/* Each record has a page of a stack; the last record of a copy has none. */
-BPF_RINGBUF_OUTPUT(copies, ANY);
+BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last record of a copy has none */
 
 /* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
  * takes another scratch. `owner` is 0 while a scratch is free. */
@@ -240,8 +236,7 @@ static __always_inline u64 rule_with_key(u64 key, u64 shift) {
            if_equal(bucket->slots[3].key, key, bucket->slots[3].rule);
 }
 
-/* Returns the rule for an address in a space. A return address has its own rule. An instruction may have its own, or that of
- * its block: CPU samples come at arbitrary instructions, most of which were never seen before. */
+/* Returns the rule for an address in a space. An instruction may have that of its block, as CPU samples come anywhere. */
 static __always_inline u64 rule_for_address(u64 ip, u64 exact, u64 space, u64 shift) {
     u64 key = ip | exact << ADDRESS_BITS | space << 48, rule = rule_with_key(key, shift);
     if (hidden(exact) && !rule)
@@ -298,9 +293,8 @@ static __always_inline u32 walk(struct scratch *scratch) {
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
-        u64 rule = ip >> ADDRESS_BITS    ? RULE_NONE
-                   : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER
-                                         : rule_for_address(ip, exact, space, shift);
+        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE
+                                      : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for_address(ip, exact, space, shift);
         u64 kind = RULE_KIND(rule);
         if (hidden(is_guess) && kind == RULE_NONE) {
             /* The guess led to an unknown address, which may be wrong: undo it. */
@@ -403,8 +397,7 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
-/* Returns a key that distinguishes the paths of walks that end alike: a hash of the words above on the stack that may be
- * addresses of code, such as return addresses. */
+/* Returns a key that distinguishes the paths of walks that end alike, by the words above that may be return addresses. */
 static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
     u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), from = scratch->sp;
 #pragma clang loop unroll(disable)
@@ -467,8 +460,7 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     return 0;
 }
 
-/* Sends a copy of the stack from the start of the walk, or from its end if that is far above; also of the stack that a signal
- * interrupted. Returns 0 unless the ring buffer is full. */
+/* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
 static __always_inline long send_copy(struct scratch *scratch) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
         scratch->bp = scratch->pair[0];
@@ -479,7 +471,7 @@ static __always_inline long send_copy(struct scratch *scratch) {
     scratch->copied.depth = scratch->depth;
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
-    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end;
+    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
     scratch->pair[1] = interrupted;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
