@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from iaprof.sandbox.memory import MALLOC
+from iaprof.sandbox.memory import MALLOC_ENVIRONMENT
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Runs:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | MALLOC,
+            env=os.environ | MALLOC_ENVIRONMENT,
             text=True,
         )
 
