@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iaprof.bpf.probes import transfers, waits
 from iaprof.bpf.probes.driver_layout import Action, Entry
-from iaprof.bpf.probes.library_file import LibraryFile, exported_functions
+from iaprof.bpf.probes.library_file import LibraryFile, exported
 
 PREFIX = "iaprof_"  # of the exported names, so that programs do not call these functions by accident
 _FUNCTIONS = {
@@ -23,7 +23,7 @@ def injected_entries(library: LibraryFile) -> list[tuple[Entry, int]]:
     Raises:
         ProbeError: the file is broken.
     """
-    found = exported_functions(library, (f"{PREFIX}{name}" for name in _FUNCTIONS))
+    found = exported(library, (f"{PREFIX}{name}" for name in _FUNCTIONS))
     names = {name.removeprefix(PREFIX): offset for name, offset in found.items()}
     return [
         (Entry(name, action, names[name], handle), names[name])

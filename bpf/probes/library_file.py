@@ -86,10 +86,10 @@ def dlopen_offsets(library: LibraryFile) -> list[int]:
     Raises:
         ProbeError: the file is broken.
     """
-    return sorted(set(exported_functions(library, _DLOPEN_FUNCTIONS).values()))
+    return sorted(set(exported(library, _DLOPEN_FUNCTIONS).values()))
 
 
-def exported_functions(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
+def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
     """Returns the file offsets of those of the named functions that a library exports, by name.
 
     Raises:

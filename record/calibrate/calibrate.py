@@ -23,7 +23,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, is_untrusted, make_public_folder, replace_file
 from iaprof.bpf.probes.driver_layout import CACHE, Layout, LayoutError
 from iaprof.bpf.probes.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
-from iaprof.bpf.probes.library_file import LibraryFile, ProbeError, exported_functions
+from iaprof.bpf.probes.library_file import LibraryFile, ProbeError, exported
 from iaprof.record.calibrate.answer import Answer, Code, Problem
 from iaprof.record.calibrate.level_zero import level_zero_layout, read_level_zero
 from iaprof.record.calibrate.opencl import opencl_layout, read_opencl
@@ -129,7 +129,7 @@ def calibrate(library: Path) -> Calibration:
 
 def _kind(elf: LibraryFile) -> Kind:
     # Level Zero's driver has OpenCL on top of it, too.
-    return Kind.OPENCL if exported_functions(elf, [OF_OPENCL, "zeInit"]).keys() == {OF_OPENCL} else Kind.LEVEL_ZERO
+    return Kind.OPENCL if exported(elf, [OF_OPENCL, "zeInit"]).keys() == {OF_OPENCL} else Kind.LEVEL_ZERO
 
 
 def store(layout: Layout, output: Path | None) -> Path:

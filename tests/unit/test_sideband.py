@@ -1,4 +1,4 @@
-"""Side-band records: all records of the kernel are read, and invalid ones do no harm."""
+"""Side-band records: what the kernel writes is read whole, and what it never wrote does no harm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lost(count: int) -> bytes:
 @pytest.mark.parametrize(
     "bad", [comm_record(1, 2, b"x")[:-8], record(3, bytes(33)), bytes(8), struct.pack("<IHH", 3, 0, 0) + bytes(8)]
 )
-def test_bytes_after_the_last_valid_record_are_an_error(bad: bytes) -> None:
+def test_what_follows_the_last_record_is_told(bad: bytes) -> None:
     band = SideBand()
     with pytest.raises(ValueError, match=f"^{len(bad)} of its bytes are no records"):
         decode(comm_record(3, 7, b"x") + bad, band)
@@ -48,7 +48,7 @@ def test_bytes_after_the_last_valid_record_are_an_error(bad: bytes) -> None:
 
 @given(st.binary(max_size=400), st.integers(0, 400), st.binary(max_size=9))
 def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -> None:
-    # given noise, and records with a few changed bytes
+    # given noise, and records in which a few bytes are changed
     good = lost(3) + comm_record(1, 2, b"x") + running_record(5, 6, 7) + comm_record(3, 4, b"y")
     for damaged in (data, good[:where] + change + good[where + len(change) :], good + data):
         band = SideBand()
@@ -56,13 +56,13 @@ def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -
             decode(damaged, band)
         except ValueError as error:
             assert "of its bytes are no records" in str(error)
-        # then the other functions can read the records before the damage
+        # then what was taken can be read
         list(process_events(damaged)), list(mapped_paths(damaged)), process_records(damaged, {2})
         assert len(band.processes.time) == len(band.processes.event)
 
 
 def captured(folder: Path, *frames: tuple[int, int, bytes], depth: int = 127) -> CaptureReader:
-    """Makes a capture of side-band frames: time, CPU, records."""
+    """The capture of side-band frames: time, CPU, records."""
     spool = Spool(folder / "s")
     spool.write(FrameKind.HEADER, b'{"streams": [], "stack_depth": %d}' % depth, time=1)
     for time_ns, cpu, data in frames:
@@ -72,8 +72,8 @@ def captured(folder: Path, *frames: tuple[int, int, bytes], depth: int = 127) ->
     return CaptureReader(folder / "c")
 
 
-def test_a_loss_has_the_time_span_of_its_cpu_s_reads(tmp_path: Path) -> None:
-    # given a loss on CPU 3 between its reads at 20 and 40
+def test_a_loss_lies_in_its_span(tmp_path: Path) -> None:
+    # given CPU 3, of which something was lost before it was read at 30, as the records after that read say
     some = comm_record(1, 1, b"x")
     frames = [(10, 0, some), (20, 3, some), (30, 3, some), (35, 0, lost(2))]
     reader = captured(tmp_path, *frames, (40, 3, lost(7) + some))
@@ -82,8 +82,8 @@ def test_a_loss_has_the_time_span_of_its_cpu_s_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_mapping_wakes_the_reader_at_once(within: Within) -> None:
-    # given a reader that reads only when it is woken
+def test_what_is_mapped_wakes_at_once(within: Within) -> None:
+    # given somebody who reads only when woken
     buffers = SideBandBuffers()
     band = SideBand()
     started = time.monotonic()
@@ -96,7 +96,7 @@ def test_a_mapping_wakes_the_reader_at_once(within: Within) -> None:
         runs = process.poll() is None
         process.kill()
     buffers.close()
-    # then its mappings have been read while it still runs
+    # then its mappings are there while it still runs
     assert process.pid in band.mappings.pid
     assert runs
     within.took(passed, 0.4)
@@ -105,7 +105,7 @@ def test_a_mapping_wakes_the_reader_at_once(within: Within) -> None:
 @pytest.mark.root
 @pytest.mark.alone
 @pytest.mark.slow
-def test_thousands_of_forks_are_recorded_without_loss() -> None:
+def test_a_storm_of_forks_loses_nothing() -> None:
     # given thousands of forks, which map nothing
     storm = "import os\nfor _ in range(5000):\n    if not (pid := os.fork()): os._exit(0)\n    os.waitpid(pid, 0)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -114,7 +114,7 @@ def test_thousands_of_forks_are_recorded_without_loss() -> None:
         buffers = SideBandBuffers()
         band = SideBand()
         process.communicate(b"\n")
-    # when they are only read afterwards
+    # when they are read only afterwards
     for _, data in buffers.read():
         decode(data, band)
     buffers.stop()

@@ -1,4 +1,4 @@
-"""Probes at instructions that the kernel single-steps: warnings about drivers without better places for probes."""
+"""Probes at instructions that the kernel single-steps: what is said of a driver that has nothing better."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from iaprof.record.checks import libraries as checks
 from iaprof.record.checks.result import Level
 
 FIELD = Field((0,))
-# The starts of functions. `probe_offset` does not know the first three, or they change the arguments.
+# What functions begin with. What the first three do is unknown to `probe_offset`, or changes the arguments.
 STARTS = {
     "loads": "endbr64; mov 8(%rsi), %rsi; push %rbx; pop %rbx",
     "compares": "cmpq $0, (%rsi); je 1f; 1:",
     "swaps": "endbr64; xchg %rdi, %rsi; nop",
     "pushes": "endbr64; push %rbx; pop %rbx",
     "jumps": "endbr64; sub $8, %rsp; test %rsi, %rsi; je 1f; 1: add $8, %rsp",
-    "long_nop": ".byte 0x0f, 0x1f, 0x44, 0, 0",  # emulated by newer kernels
+    "long_nop": ".byte 0x0f, 0x1f, 0x44, 0, 0",  # newer kernels emulate it
 }
 
 
 def driver(folder: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Layout]:
-    """Makes a driver whose launch functions have these starts, and a layout with the best places for probes."""
+    """A driver whose launch functions begin like that, with a layout that has the best places for its probes."""
     source, path = folder / "d.c", folder / "libze_intel_gpu.so.1"
     others = {"gone": Action.KERNEL_GONE, "execute": Action.EXECUTE}
     functions = {name: STARTS[name] for name in names} | dict.fromkeys(others, "endbr64; xor %eax, %eax")
@@ -70,14 +70,14 @@ def taken(path: Path) -> Outcome:
     return outcome
 
 
-def test_single_stepped_launch_functions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_an_emulated_instruction_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, layout = driver(tmp_path, ("pushes", "loads", "jumps", "compares", "swaps", "long_nop"), monkeypatch)
 
     outcome = taken(path)
 
     assert (outcome.problem, outcome.probes) == ("", len(layout.entries))
     assert outcome.single_stepped == ("loads", "compares", "swaps")
-    # and `iaprof check` warns
+    # and who asks beforehand is told
     check = checks._library(outcome, set(), "1")
     assert check.level is Level.WARNING
     assert check.text.endswith(
@@ -86,16 +86,16 @@ def test_single_stepped_launch_functions_are_reported(tmp_path: Path, monkeypatc
     )
 
 
-def test_a_driver_with_emulated_instructions_has_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_where_probes_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = driver(tmp_path, ("pushes", "jumps"), monkeypatch)
 
     outcome = taken(path)
 
-    assert outcome.single_stepped == ()  # rarely called functions are not reported
+    assert outcome.single_stepped == ()  # of a function that is seldom called nothing is said
     assert checks._library(outcome, set(), "1").level is Level.OK
 
 
-def test_the_sentence_for_users() -> None:
+def test_what_is_said() -> None:
     costs = "costs 2 to 10 µs more: the kernel single-steps the instruction at the probe"
     said = f"/a/libze_intel_gpu.so.1: a launch by f {costs}"
     library = {"path": "/a/libze_intel_gpu.so.1", "probes": 3}
@@ -109,5 +109,5 @@ def test_the_sentence_for_users() -> None:
     [None, 7, "", {}, {"path": "/a"}, {"path": 1, "single_stepped": ["f"]}, {"path": "/a", "single_stepped": "f"},
      {"path": "/a", "single_stepped": [1]}, {"path": "/a", "single_stepped": []}],
 )  # fmt: skip
-def test_invalid_header_members_give_no_sentence(library: object) -> None:
+def test_headers_from_anyone(library: object) -> None:
     assert sentence(library) == ""

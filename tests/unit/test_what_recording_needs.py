@@ -1,4 +1,4 @@
-"""One sentence says what a machine lacks for recording: root, bcc, kernel headers, or support for uprobe links."""
+"""What a machine lacks for recording is told in one sentence: root, bcc, kernel headers."""
 
 import ctypes
 import errno
@@ -17,28 +17,26 @@ from iaprof.cli.main import main
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
-    """Runs the command; returns its exit code and stderr."""
+    """The command's exit code and what it wrote to stderr."""
     monkeypatch.setattr(sys, "argv", ["iaprof", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     return ended.value.code, capsys.readouterr().err
 
 
-def test_recording_without_root_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_not_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     code, message = run(monkeypatch, capsys, "record", "-o", str(tmp_path / "c"))
     assert (code, message) == (1, "iaprof: recording needs root: run it with sudo\n")
 
 
-def test_missing_bcc_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_bcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
     with pytest.raises(BpfUnavailable, match="apt install python3-bpfcc"):
         import_bcc((str(tmp_path),))
 
 
-def test_a_bcc_that_does_not_load_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bcc_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
     (tmp_path / "bcc").mkdir()
     (tmp_path / "bcc" / "libbcc.py").touch()
@@ -53,7 +51,7 @@ def without_own_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headers, "_has_archive", lambda: False)
 
 
-def test_missing_kernel_headers_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     without_own_headers(monkeypatch)
     monkeypatch.setattr(headers, "_split_headers", lambda: None)
     with pytest.raises(BpfUnavailable, match=r"no kernel headers .* apt install linux-headers"):
@@ -61,7 +59,7 @@ def test_missing_kernel_headers_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # given the two folders into which Debian splits the headers
+    # given two folders as Debian splits them
     for path in (
         "flavour/include/generated/a.h",
         "flavour/arch/x86/b.h",
@@ -78,7 +76,7 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     private.mkdir()
     # when
     headers.find_headers({}).prepare(private)
-    # then the joined folder has all four files
+    # then all four are there
     joined = Path(os.environ["BCC_KERNEL_SOURCE"])
     assert joined.is_relative_to(private)
     for path in ("include/generated/a.h", "include/linux/c.h", "arch/x86/b.h", "arch/x86/d.h"):
@@ -88,10 +86,10 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.parametrize(
     ("of_a_folder", "told"), [(errno.EINVAL, "came with Linux 6.6"), (errno.EBADF, "another tool")]
 )
-def test_a_kernel_without_uprobe_links_is_distinguished_from_another_tool_s_probe(
+def test_a_kernel_without_uprobe_links_is_told_from_another_tool_s_probe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_a_folder: int, told: str
 ) -> None:
-    # given a kernel that refuses to attach, with this error for a folder in place of the library
+    # given a kernel that refuses to attach, and what it says where a folder is in the place of the library
     def refuses(command: int, attributes: bytes) -> int:
         path = ctypes.string_at(struct.unpack_from("<Q", attributes, 16)[0]).decode()
         refusal = of_a_folder if Path(path).is_dir() else errno.EINVAL
