@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver layouts as files, where to probe a function, and invalid answers to `iaprof calibrate`."""
+"""Layouts of drivers as files, where to probe a function, and what `iaprof calibrate` makes of nonsense."""
 
 import dataclasses
 import json
