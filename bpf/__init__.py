@@ -1,1 +1,1 @@
-"""Everything BPF: programs, probes, ring buffers and the perf side-band."""
+"""BPF programs and how they are loaded and attached, ring buffers, and perf's side-band."""

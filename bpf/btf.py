@@ -1,4 +1,4 @@
-"""Where the running kernel keeps a member of a structure, as its BTF says (Documentation/bpf/btf.rst)."""
+"""Offsets of members of the running kernel's structures, from its BTF (Documentation/bpf/btf.rst)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct(
     "<HBBIIIII"
-)  # magic, version, flags, bytes of the header; offset and bytes of types, of strings
+)  # magic, version, flags, header length; then offset and length of the type section and of the string section
 _STRUCT, _UNION = 4, 5
-_WORDS = {1: 1, 3: 3, 14: 1, 17: 1}  # 4-byte words behind a type's first three, by kind
-_WORDS_EACH = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # for each of so many members
+_EXTRA_WORDS = {1: 1, 3: 3, 14: 1, 17: 1}  # by kind: number of 4-byte words after the three that every type has
+_WORDS_PER_MEMBER = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # by kind, in 4-byte words
 _LONGEST_NAME = 256
-_DEEPEST = 8  # structures without a name in one another
+_MAX_NESTING = 8  # of anonymous structures and unions
 
 
 class BtfError(Exception):
@@ -23,13 +23,13 @@ class BtfError(Exception):
 
 
 class Btf:
-    """The types of a kernel, of which structures can be asked for."""
+    """The types of a kernel."""
 
     def __init__(self, path: Path = VMLINUX) -> None:
-        """Reads it: 25 ms.
+        """Reads the BTF file, which takes 25 ms.
 
         Raises:
-            BtfError: there is none, or it is damaged.
+            BtfError: the file is missing or damaged.
         """
         try:
             self._data = path.read_bytes()
@@ -38,7 +38,7 @@ class Btf:
                 raise BtfError("it is no BTF")
             self._strings = header + strings
             self._types = memoryview(self._data)[header + types : header + types + types_size].cast("I")
-            self._structs = dict(self._find_structs())  # by number: where in _types
+            self._structs = dict(self._find_structs())  # index into _types, by type number
         except (OSError, struct.error, IndexError, TypeError) as error:
             raise BtfError(f"the kernel's BTF cannot be read: {error}") from error
 
@@ -50,35 +50,35 @@ class Btf:
             kind = info >> 24 & 31
             if kind in (_STRUCT, _UNION):
                 yield number, at
-            at += 3 + _WORDS.get(kind, 0) + _WORDS_EACH.get(kind, 0) * (info & 0xFFFF)
+            at += 3 + _EXTRA_WORDS.get(kind, 0) + _WORDS_PER_MEMBER.get(kind, 0) * (info & 0xFFFF)
 
     def offset(self, name: str, *members: str) -> int | None:
-        """Bytes from the start of a structure to a member, or to a member of that; None if there is none.
+        """Returns the offset in bytes of a member, which may be in a nested structure; None if it does not exist.
 
         Args:
-            name: the structure's.
-            members: names; all but the last one are structures.
+            name: of the structure.
+            members: path of member names; all but the last name structures.
         """
         wanted = self._data.find(b"\0" + name.encode() + b"\0", self._strings, self._strings + self._strings_size)
         if wanted < 0:
             return None
-        number = next((number for number, at in self._structs.items() if self._is_called(at, wanted + 1)), None)
+        number = next((number for number, at in self._structs.items() if self._has_name(at, wanted + 1)), None)
         total = 0
         for member in members:
-            found = self._member(number, member.encode(), _DEEPEST)
+            found = self._member(number, member.encode(), _MAX_NESTING)
             if found is None:
                 return None
             offset, number = found
             total += offset
         return total
 
-    def _is_called(self, at: int, name: int) -> bool:
+    def _has_name(self, at: int, name: int) -> bool:
         return self._types[at] == name - self._strings and self._types[at + 1] >> 24 & 31 == _STRUCT
 
-    def _member(self, number: int | None, name: bytes, deepest: int) -> tuple[int, int] | None:
-        """Offset in bytes and type of a member, also of structures in it that have no name."""
+    def _member(self, number: int | None, name: bytes, levels_left: int) -> tuple[int, int] | None:
+        """Returns a member's offset in bytes and its type number; searches anonymous structures, too."""
         at = self._structs.get(number) if number is not None else None
-        if at is None or not deepest:
+        if at is None or not levels_left:
             return None
         has_bits = self._types[at + 1] >> 31
         end = min(at + 3 + 3 * (self._types[at + 1] & 0xFFFF), len(self._types) - 2)
@@ -87,7 +87,7 @@ class Btf:
             offset = (bits & 0xFFFFFF if has_bits else bits) // 8
             if string and self._string(string) == name:
                 return offset, kind
-            if not string and (inner := self._member(kind, name, deepest - 1)) is not None:
+            if not string and (inner := self._member(kind, name, levels_left - 1)) is not None:
                 return offset + inner[0], inner[1]
         return None
 

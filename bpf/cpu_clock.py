@@ -1,4 +1,4 @@
-"""A clock event on each CPU, with a BPF program that runs whenever it is over."""
+"""A perf CPU-clock event on each CPU that runs a BPF program at a fixed rate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from iaprof.bpf.perf_event import (
 
 
 class CpuClock:
-    """The events of all CPUs that are online; idle CPUs have none."""
+    """The clock events of all online CPUs; they do not count idle time."""
 
     def __init__(self, program: int, hz: int) -> None:
-        """Opens them; nothing runs before `enable`.
+        """Opens the events; the program does not run before `enable`.
 
         Args:
-            program: descriptor of a program for perf events, which stays the caller's.
-            hz: how often a second; 0 for never.
+            program: descriptor of a program for perf events; the caller closes it.
+            hz: samples per second and CPU; 0 opens no events.
 
         Raises:
             OSError: no permission (CAP_PERFMON or root).
@@ -47,18 +47,18 @@ class CpuClock:
         try:
             self._events.append(open_event(attr, -1, cpu))
         except OSError as error:
-            if error.errno == errno.ENODEV:  # it went offline since
+            if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
                 return
             raise
         fcntl.ioctl(self._events[-1], IOC_SET_BPF, program)
 
     def enable(self, on: bool) -> None:
-        """Whether the program runs."""
+        """Starts or stops running the program."""
         for event in self._events:
             fcntl.ioctl(event, IOC_ENABLE if on else IOC_DISABLE, 0)
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the events."""
         while self._events:
             with contextlib.suppress(OSError):
                 os.close(self._events.pop())

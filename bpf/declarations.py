@@ -1,7 +1,7 @@
-"""The structs and enums that BPF programs share with Python, written in C: compiled before the programs.
+"""Generates C declarations of the structs and enums that BPF programs share with Python; compiled before the programs.
 
-They are made of the dtypes and enums, so that there is one definition of each. The compiler checks that a struct has
-its dtype's size, as C may add padding; and `check_maps` that the maps of compiled programs have elements of these.
+The dtypes and Python enums are the only definitions. As C may add padding, the compiler checks that each struct has
+its dtype's size, and `check_maps` checks the sizes of elements in the maps of compiled programs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from iaprof.bpf.structs import (
     ENTRY,
     LAYOUT,
     MAX_ARGS,
+    MISSED_PATH,
     NO_REGISTER,
     PROBE,
     PYTHON,
@@ -27,12 +28,11 @@ from iaprof.bpf.structs import (
     SPACE,
     STEP,
     WAIT_ENTRY,
-    WAY,
+    AddressValue,
     ArgKind,
+    DescriptionValue,
     Phase,
-    Unit,
-    What,
-    Where,
+    SizeKind,
 )
 from iaprof.formats.header.waits import SITE, SITE_KEY, WAIT, WAITING, WaitFlags
 from iaprof.formats.wire.launches import (
@@ -44,10 +44,10 @@ from iaprof.formats.wire.launches import (
     COMPILED,
     COPIED,
     CPU_SAMPLE,
-    GENERATION,
     LAUNCH,
     LIST_EVENT,
     LISTS_A_RECORD,
+    MAPPING_STATE,
     MAX_PYTHON,
     NAME_BYTES,
     PAGE_BYTES,
@@ -80,22 +80,22 @@ _NUMBERS = {
     "TABLE_BYTES": CODE_TABLE_BYTES,
     "TEXT_BYTES": CODE_TEXT_BYTES,
 }
-_ENUMS: dict[str, tuple[str, type[IntEnum | IntFlag]]] = {  # by name: what the names of members begin with
+_ENUMS: dict[str, tuple[str, type[IntEnum | IntFlag]]] = {  # by name in C: prefix of the members' names, the enum
     "counter": ("", Counter),
     "launch_flags": ("LAUNCH_", LaunchFlags),
     "list_event": ("LIST_", ListEvent),
-    "piece_of": ("PIECE_OF_", ChunkOf),
+    "chunk_of": ("CHUNK_OF_", ChunkOf),
     "python_state": ("PYTHON_", PythonState),
     "wait_flags": ("WAIT_", WaitFlags),
     "rule_kind": ("RULE_", RuleKind),
     "walked": ("", Walked),
     "arg_kind": ("ARG_", ArgKind),
-    "unit": ("", Unit),
-    "where": ("", Where),
-    "what": ("", What),
+    "size_kind": ("", SizeKind),
+    "address_value": ("", AddressValue),
+    "description_value": ("", DescriptionValue),
     "phase": ("", Phase),
 }
-_STRUCTS = {
+_STRUCTS = {  # by name in C
     "arg": ARG,
     "probe": PROBE,
     "settings": SETTINGS,
@@ -103,20 +103,20 @@ _STRUCTS = {
     "layout": LAYOUT,
     "entry": ENTRY,
     "wait_entry": WAIT_ENTRY,
-    "generation": GENERATION,
+    "mapping_state": MAPPING_STATE,
     "space": SPACE,
-    "way": WAY,
+    "missed_path": MISSED_PATH,
     "python_layout": PYTHON_LAYOUT,
     "python": PYTHON,
     "launch": LAUNCH,
     "compiled": COMPILED,
     "list_record": LIST_EVENT,
     "about": ABOUT,
-    "piece": CHUNK,
+    "chunk": CHUNK,
     "start": REGISTERS,
     "copied": COPIED,
     "sample": CPU_SAMPLE,
-    "stack": stack_dtype(0),  # as many addresses as STACK_DEPTH says follow
+    "stack": stack_dtype(0),  # STACK_DEPTH addresses follow
     "python_frame": PYTHON_FRAME,
     "python_stack": PYTHON_STACK,
     "code": CODE,
@@ -127,7 +127,7 @@ _STRUCTS = {
 }
 _COUNTERS = np.dtype(("<u8", len(Counter)))
 _NUMBER, _LONG = np.dtype("<u4"), np.dtype("<u8")
-_ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # of maps that user space reads or writes
+_ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # key and value of maps that user space reads or writes
     "counters": (_NUMBER, _COUNTERS),
     "probes": (_NUMBER, PROBE),
     "settings": (_NUMBER, SETTINGS),
@@ -137,7 +137,7 @@ _ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # of maps that us
     "others": (_NUMBER, _NUMBER),
     "spaces": (_NUMBER, SPACE),
     "loads": (_NUMBER, _LONG),
-    "ways": (_LONG, WAY),
+    "missed_paths": (_LONG, MISSED_PATH),
     "pythons": (_NUMBER, PYTHON),
     "waits": (_NUMBER, WAITING),
     "wait_sites": (SITE_KEY, SITE),
@@ -145,7 +145,7 @@ _ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # of maps that us
 
 
 def declarations() -> str:
-    """All of them in C."""
+    """Returns the declarations of all numbers, enums and structs as C text."""
     return "\n".join([*(f"#define {name} {value}" for name, value in _NUMBERS.items()), *_enums(), *_structs()])
 
 
@@ -174,10 +174,10 @@ def _member(name: str, dtype: np.dtype[np.void]) -> str:
 
 
 def check_maps(bytecode: Bytecode) -> None:
-    """Sees whether the maps of compiled programs have elements of the sizes that are read and written here.
+    """Checks that the elements of the programs' maps have the sizes that user space reads and writes.
 
     Raises:
-        BytecodeError: they were compiled of other declarations.
+        BytecodeError: the programs were compiled with other declarations.
     """
     for name, elements in _ELEMENTS.items():
         if (made := bytecode.maps.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""Makes the maps and loads the BPF programs that ship; if the kernel refuses these, compiles the programs here."""
+"""Creates the maps and loads the BPF programs that ship; if the kernel refuses these, compiles the programs here."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from iaprof.bpf.declarations import check_maps
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
 from iaprof.bpf.probes.uprobe import ProgramFor, load_program
-from iaprof.bpf.programs import COPIES, PHASES, SAMPLING, SESSIONS, shipped, source
+from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, SESSION_COPIES, SESSION_PROGRAMS, shipped, source
 
-# What a program is refused with that another compiler's may not be; else it is for want of permission or memory.
-_REFUSALS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
+# The verifier's errors, which may not occur with another compiler's output; other errors mean no permission or memory.
+_VERIFIER_ERRORS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
 
 
 class Origin(enum.StrEnum):
-    """Where the loaded programs come from."""
+    """How the loaded programs were obtained."""
 
     SHIPPED = "shipped"
     CACHED = "compiled on this machine before"
     COMPILED = "compiled now"
 
 
-class _Refused(Exception):
+class _VerifierRefusal(Exception):
     """The kernel's verifier refuses a program."""
 
 
 def load(
     bytecode: Bytecode, constants: Mapping[str, int], entries: Mapping[str, int], without: Collection[str] = ()
 ) -> dict[str, int]:
-    """Makes maps and loads programs.
+    """Creates the maps and loads the programs.
 
     Args:
-        bytecode: both.
+        bytecode: maps and programs.
         constants: values by name.
-        entries: for how many elements a map has room, by its name; of other maps, what `bytecode` says.
-        without: programs that are not loaded.
+        entries: sizes of maps in elements (ring buffers: bytes), by name; other maps have the size in `bytecode`.
+        without: names of programs that are not loaded.
 
     Returns:
-        Descriptors, close-on-exec, by the names of maps and programs; they are the caller's.
+        Descriptors by the names of maps and programs, close-on-exec; the caller closes them.
 
     Raises:
         BpfUnavailable: no permission, or no memory.
-        BytecodeError: the programs were compiled of other declarations.
-        _Refused: the verifier says no.
+        BytecodeError: the programs were compiled with other declarations.
+        _VerifierRefusal: the verifier refuses a program.
     """
     check_maps(bytecode)
     fds: dict[str, int] = {}
@@ -62,44 +62,44 @@ def load(
             )
         maps = dict(fds)
         programs = dict(bytecode.programs)
-        programs |= {name: bytecode.programs[of] for name, of in COPIES.items() if of in bytecode.programs}
+        programs |= {name: bytecode.programs[of] for name, of in SESSION_COPIES.items() if of in bytecode.programs}
         for_sessions = {**maps, "phases": maps["wait_phases"]} if "wait_phases" in maps else maps
         for name, program in programs.items():
             if name in without:
                 continue
             try:
-                code = program.linked(for_sessions if name in COPIES else maps, constants)
+                code = program.linked(for_sessions if name in SESSION_COPIES else maps, constants)
                 fds[name] = load_program(name, code, kind_of(name))
             except OSError as error:
-                if error.errno in _REFUSALS:
-                    raise _Refused(f"{name}: {error.strerror}") from error
+                if error.errno in _VERIFIER_ERRORS:
+                    raise _VerifierRefusal(f"{name}: {error.strerror}") from error
                 raise
         for phases, members in PHASES.items():
             for phase, member in members.items():
                 if member in fds and phases in fds:
                     write_slot(fds[phases], phase, struct.pack("<I", fds[member]))
-    except (OSError, _Refused) as error:
+    except (OSError, _VerifierRefusal) as error:
         close(fds)
         if isinstance(error, OSError):
-            raise BpfUnavailable(_why(error)) from error
+            raise BpfUnavailable(_explain(error)) from error
         raise
     return fds
 
 
 def kind_of(name: str) -> ProgramFor:
-    """What a program is loaded for."""
-    if name in SAMPLING:
+    """Returns what the program of that name is attached to."""
+    if name in SAMPLE_PROGRAMS:
         return ProgramFor.PERF_EVENTS
-    return ProgramFor.SESSIONS if name in SESSIONS or name in COPIES else ProgramFor.UPROBES
+    return ProgramFor.SESSIONS if name in SESSION_PROGRAMS or name in SESSION_COPIES else ProgramFor.UPROBES
 
 
 def close(fds: dict[str, int]) -> None:
-    """Closes what `load` returned."""
+    """Closes the descriptors that `load` returned, and empties the dictionary."""
     while fds:
         os.close(fds.popitem()[1])
 
 
-def _why(error: OSError) -> str:
+def _explain(error: OSError) -> str:
     if os.geteuid() != 0:
         return "BPF needs root: run it with sudo"
     if error.errno == errno.EPERM:
@@ -111,10 +111,10 @@ class Loader:
     """Loads the programs that ship; if the kernel refuses them, compiles them in a child process."""
 
     def __init__(self, constants: Mapping[str, int], entries: Mapping[str, int], without: Collection[str] = ()) -> None:
-        """Loads, or begins to compile; the arguments are `load`'s.
+        """Loads the programs, or starts to compile them; the arguments are those of `load`.
 
         Raises:
-            BpfUnavailable: what is missing or not permitted; or there is no room for a process that compiles.
+            BpfUnavailable: something is missing or not permitted, or the compiling process cannot be started.
         """
         self.origin = Origin.SHIPPED
         self._constants, self._entries, self._without = constants, entries, without
@@ -123,7 +123,7 @@ class Loader:
         self._cpu_seconds = 0.0
         try:
             self._fds = load(shipped(), constants, entries, without)
-        except (_Refused, BytecodeError) as refusal:
+        except (_VerifierRefusal, BytecodeError) as refusal:
             self._refusal = refusal
             self._load_cached()
 
@@ -132,7 +132,7 @@ class Loader:
         self._key = compile_cache.key(self._source)
         cached = compile_cache.read(self._key)
         if cached is not None:
-            with contextlib.suppress(_Refused, BytecodeError):
+            with contextlib.suppress(_VerifierRefusal, BytecodeError):
                 self._fds = load(cached, self._constants, self._entries, self._without)
                 self.origin = Origin.CACHED
                 return
@@ -140,26 +140,26 @@ class Loader:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of the child process that compiled, seconds; 0 if there was none."""
+        """CPU time of the compiling process in seconds; 0 without one."""
         return self._compilation.cpu_seconds if self._compilation is not None else 0.0
 
     def wait(self, interruption: Interruption | None = None) -> dict[str, int]:
-        """Waits until all is loaded. To be called once.
+        """Waits until all programs are loaded; may be called only once.
 
         Args:
-            interruption: may end the wait, by what its `check` raises.
+            interruption: its `check` may raise an exception to end the wait.
 
         Returns:
-            As `load`.
+            Descriptors, as `load` returns them.
 
         Raises:
-            BpfUnavailable: what is missing, and how to get it.
+            BpfUnavailable: something is missing; the text says how to get it.
         """
         if self._compilation is not None:
             try:
                 bytecode = self._compilation.wait(interruption)
                 self._fds = load(bytecode, self._constants, self._entries, self._without)
-            except (_Refused, BytecodeError, BpfUnavailable) as error:
+            except (_VerifierRefusal, BytecodeError, BpfUnavailable) as error:
                 failure = BpfUnavailable(
                     f"the BPF programs that ship with iaprof do not load here ({self._refusal}), and compiling them "
                     f"anew failed: {error}"
@@ -173,7 +173,7 @@ class Loader:
         return fds
 
     def close(self) -> None:
-        """Ends the child process, and closes the descriptors that `wait` did not return."""
+        """Ends the compiling process, and closes the descriptors unless `wait` has returned them."""
         if self._compilation is not None:
             self._compilation.close()
         if self._fds is not None:

@@ -1,4 +1,4 @@
-"""Reading and writing BPF maps by their descriptors."""
+"""Creates, reads and writes BPF maps by their descriptors."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ _ARRAY, _ARRAY_OF_MAPS = 2, 12  # enum bpf_map_type
 
 
 def _element(fd: int, key: int, value: int = 0) -> bytes:
-    """The part of union bpf_attr that calls on one element take: map, addresses of key and value, flags."""
+    """Packs the part of union bpf_attr for commands on one element: map, addresses of key and value, flags."""
     return struct.pack("<IxxxxQQQ", fd, key, value, 0)
 
 
 def create_map(name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> int:
-    """A new map's descriptor, close-on-exec.
+    """Creates a map and returns its descriptor, close-on-exec.
 
     Args:
-        name: shown by the kernel, cut at 15 bytes.
+        name: shown by the kernel, truncated to 15 bytes.
         kind: enum bpf_map_type.
         key_bytes: 0 for a ring buffer.
         value_bytes: 0 for a ring buffer.
-        entries: how many elements it has room for; of a ring buffer, bytes.
+        entries: maximum number of elements; bytes for a ring buffer.
         flags: BPF_F_*.
 
     Raises:
         OSError: the kernel refused.
     """
-    # The part of union bpf_attr that BPF_MAP_CREATE takes; inner map and NUMA node are 0.
+    # The part of union bpf_attr for BPF_MAP_CREATE; inner map and NUMA node are 0.
     numbers = struct.pack("<IIIIIII", kind, key_bytes, value_bytes, entries, flags, 0, 0)
     return bpf(BPF_MAP_CREATE, numbers + name.encode()[:15].ljust(16, b"\0"))
 
 
 def write_slot(fd: int, index: int, value: bytes) -> None:
-    """Writes an array map's element.
+    """Writes an element of an array map.
 
     Raises:
-        OSError: there is no such element.
+        OSError: the index is too large.
     """
     write_element(fd, struct.pack("<I", index), value)
 
 
 def write_element(fd: int, key: bytes, value: bytes) -> None:
-    """Writes a map's element.
+    """Writes an element of a map.
 
     Raises:
-        OSError: there is no room.
+        OSError: the map is full.
     """
     keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     bpf(BPF_MAP_UPDATE_ELEM, _element(fd, ctypes.addressof(keys), ctypes.addressof(values)))
 
 
 def read_element(fd: int, key: bytes, size: int) -> bytes | None:
-    """A map's element of `size` bytes; None if there is none."""
+    """Reads the element with this key, which has `size` bytes; None if there is none."""
     keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(size)
     try:
         bpf(BPF_MAP_LOOKUP_ELEM, _element(fd, ctypes.addressof(keys), ctypes.addressof(values)))
@@ -80,32 +80,32 @@ def read_element(fd: int, key: bytes, size: int) -> bytes | None:
 
 
 def delete_element(fd: int, key: bytes) -> None:
-    """Deletes a map's element.
+    """Deletes an element of a map.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no element with this key.
     """
     keys = ctypes.create_string_buffer(key, len(key))
     bpf(BPF_MAP_DELETE_ELEM, _element(fd, ctypes.addressof(keys)))
 
 
 class PerCpuCounters:
-    """A per-CPU array map of one element, which is an array of 64-bit counters."""
+    """A per-CPU array map with one element, which is an array of 64-bit counters."""
 
     def __init__(self, fd: int, cpus: int, counters: int) -> None:
-        """Allocates what every read uses.
+        """Allocates the memory that every read uses.
 
         Args:
-            fd: the map's; it stays the caller's.
-            cpus: how many may ever be there.
-            counters: how many each CPU has.
+            fd: the map's descriptor; the caller closes it.
+            cpus: number of possible CPUs.
+            counters: number of counters per CPU.
         """
         self._key = ctypes.c_uint32(0)
         self._values = np.zeros((cpus, counters), np.uint64)
         self._request = _element(fd, ctypes.addressof(self._key), self._values.ctypes.data)
 
     def read(self) -> NDArray[np.uint64]:
-        """The counters, uint64[counters], all CPUs together: one system call."""
+        """Returns the counters summed over all CPUs, uint64[counters]; takes one system call."""
         bpf(BPF_MAP_LOOKUP_ELEM, self._request)
         totals: NDArray[np.uint64] = self._values.sum(axis=0, dtype=np.uint64)
         return totals
@@ -115,41 +115,41 @@ class HashMap:
     """A hash map that user space reads as arrays."""
 
     def __init__(self, fd: int, key: np.dtype[Any], value: np.dtype[np.void], most: int) -> None:
-        """Takes a map.
+        """Wraps a map.
 
         Args:
-            fd: the map's; it stays the caller's.
-            key: of its keys.
-            value: of its values.
-            most: elements it has room for.
+            fd: the map's descriptor; the caller closes it.
+            key: dtype of its keys.
+            value: dtype of its values.
+            most: maximum number of elements.
         """
         self._fd, self._key, self._value, self._most = fd, key, value, most
 
     def read(self) -> tuple[NDArray[Any], NDArray[np.void]]:
-        """Keys and values, [n] each, of what was there all the while."""
+        """Returns keys and values, [n] each, of the elements that existed during the whole call."""
         return self._batch(BPF_MAP_LOOKUP_BATCH)
 
     def take(self) -> tuple[NDArray[Any], NDArray[np.void]]:
-        """The same, and deletes them."""
+        """Returns the same, and deletes these elements."""
         return self._batch(BPF_MAP_LOOKUP_AND_DELETE_BATCH)
 
     def _batch(self, command: int) -> tuple[NDArray[Any], NDArray[np.void]]:
         keys, values = np.empty(self._most, self._key), np.empty(self._most, self._value)
         token = np.zeros(2, np.uint32)
-        # The part of union bpf_attr that batches take: where from, where to, keys, values, count, map, flags.
+        # The part of union bpf_attr for batches: position before and after, keys, values, count, map, flags.
         request = ctypes.create_string_buffer(
             struct.pack(
                 "<QQQQIIQQ",
                 *(0, token.ctypes.data, keys.ctypes.data, values.ctypes.data, self._most, self._fd, 0, 0),
             )
         )
-        with contextlib.suppress(FileNotFoundError):  # there are no more
+        with contextlib.suppress(FileNotFoundError):  # this batch reached the end of the map
             bpf_in_place(command, request)
         count = struct.unpack_from("<I", request, 32)[0]
         return keys[:count], values[:count]
 
     def delete(self, keys: NDArray[Any]) -> None:
-        """Deletes these elements, those that are there."""
+        """Deletes the elements with these keys, as far as they exist."""
         key = np.zeros(1, self._key)
         request = _element(self._fd, key.ctypes.data)
         for each in keys:
@@ -159,22 +159,22 @@ class HashMap:
 
 
 def add_keys(fd: int, keys: NDArray[np.uint32]) -> None:
-    """Puts keys (uint32[n]) with the value 1 (uint32) into a hash map, with one system call.
+    """Adds keys (uint32[n]), each with the value 1 (uint32), to a hash map, with one system call.
 
     Raises:
-        OSError: there is no room, in a map that does not forget.
+        OSError: the map is full, and not of an LRU type.
     """
     if len(keys) == 0:
         return
     keys, values = np.ascontiguousarray(keys), np.ones(len(keys), np.uint32)
-    # The part of union bpf_attr that batches take: where from, where to, keys, values, count, map, flags.
+    # The part of union bpf_attr for batches: position before and after, keys, values, count, map, flags.
     bpf(BPF_MAP_UPDATE_BATCH, struct.pack("<QQQQIIQQ", 0, 0, keys.ctypes.data, values.ctypes.data, len(keys), fd, 0, 0))
 
 
 def remove_keys(fd: int, keys: NDArray[np.uint32]) -> None:
-    """Takes keys (uint32[n]) out of a hash map, those that are there.
+    """Removes keys (uint32[n]) from a hash map, as far as they exist.
 
-    One by one, as a batch ends at the first key that is not there.
+    Removes them one by one, because a batch stops at the first key that does not exist.
     """
     key = ctypes.c_uint32(0)
     request = _element(fd, ctypes.addressof(key))
@@ -184,13 +184,12 @@ def remove_keys(fd: int, keys: NDArray[np.uint32]) -> None:
 
 
 def wait_for_running_programs() -> None:
-    """Returns when every BPF program that runs now has ended, but those that may sleep.
+    """Returns when every BPF program that runs now has ended, except programs that may sleep.
 
-    That is what the kernel does when an element of an array of maps is replaced, so that who replaced it may rely on
-    no program using the old one (Linux 4.20).
+    Replaces an element of an array of maps: the kernel then waits until no program uses the old element (Linux 4.20).
 
     Raises:
-        OSError: no room for two small maps.
+        OSError: no memory for two small maps.
     """
     inner = bpf(BPF_MAP_CREATE, struct.pack("<IIII", _ARRAY, 4, 4, 1))
     try:

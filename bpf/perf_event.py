@@ -1,4 +1,4 @@
-"""perf_event_open(2), as far as a profiler of launches needs it: the attribute structure and the call.
+"""perf_event_open(2): the attribute structure, the constants that iaprof uses, and the call.
 
 Source of layout and numbers: include/uapi/linux/perf_event.h, Linux 6.18.
 """
@@ -17,7 +17,7 @@ TYPE_SOFTWARE = 1
 COUNT_SW_CPU_CLOCK = 0
 COUNT_SW_DUMMY = 9
 CLOCK_MONOTONIC = 1
-FORMAT_GROUP = 1 << 3  # of `read_format`: read(2) gives u64 how many, then each one's value, the leader's first
+FORMAT_GROUP = 1 << 3  # in `read_format`: read(2) returns a u64 count, then a u64 value per event, the leader's first
 
 IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
@@ -25,7 +25,7 @@ IOC_SET_BPF = 0x40042408
 
 
 class Sample(IntFlag):
-    """`sample_type` bits."""
+    """Bits of `sample_type`."""
 
     TID = 1 << 1
     TIME = 1 << 2
@@ -33,7 +33,7 @@ class Sample(IntFlag):
 
 
 class Flag(IntFlag):
-    """The attribute's bit field."""
+    """Bits of the attribute's bit field."""
 
     DISABLED = 1 << 0
     EXCLUDE_IDLE = 1 << 7
@@ -79,10 +79,10 @@ class Attr(ctypes.Structure):
 
 
 def open_event(attr: Attr, pid: int, cpu: int, group_fd: int = -1) -> int:
-    """A descriptor for the event, close-on-exec; in the group of the leader `group_fd`, if there is one.
+    """Opens an event, in the group of the leader `group_fd` if given; returns its descriptor, close-on-exec.
 
     Raises:
-        OSError: as perf_event_open(2) says.
+        OSError: as in perf_event_open(2).
     """
     attr.size = ctypes.sizeof(Attr)
     return syscall(
@@ -96,17 +96,17 @@ def open_event(attr: Attr, pid: int, cpu: int, group_fd: int = -1) -> int:
 
 
 def online_cpus() -> list[int]:
-    """The CPUs that are online."""
+    """Returns the numbers of the CPUs that are online."""
     return _cpus("online")
 
 
 def possible_cpus() -> list[int]:
-    """The CPUs that may ever be there: as many values a per-CPU map has."""
+    """Returns the numbers of all CPUs that may ever be online; a per-CPU map has a value for each."""
     return _cpus("possible")
 
 
 def _cpus(which: str) -> list[int]:
-    """A list of sysfs, such as `0-3,6`."""
+    """Reads a CPU list of sysfs, such as `0-3,6`."""
     cpus: list[int] = []
     for part in Path("/sys/devices/system/cpu", which).read_text().strip().split(","):
         first, _, last = part.partition("-")

@@ -1,7 +1,7 @@
-"""What already runs when a recording starts, told in side-band records.
+"""Side-band records that describe the processes that already run when a recording starts.
 
-Executable mappings come from PROCMAP_QUERY (Linux 6.11; every kernel that can sample EU stalls has it): the kernel
-gives each one's build-id itself, so that no file of anybody's is opened for it.
+Executable mappings come from PROCMAP_QUERY (Linux 6.11; every kernel that can sample EU stalls has it). The kernel
+returns each mapping's build-id, so no untrusted file has to be opened.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ class _Query(ctypes.Structure):
 
 
 def running_pids() -> list[int]:
-    """Every process that /proc shows."""
+    """Returns the ids of all processes that /proc shows."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def parents() -> dict[int, int]:
-    """The parent of each running process."""
+    """Returns the parent's pid of each running process, by pid."""
     found = {}
     for pid in running_pids():
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             found[pid] = int(stat[stat.rindex(b")") + 1 :].split()[1])
         except (OSError, ValueError):
-            continue  # it ended meanwhile
+            continue  # the process has ended meanwhile
     return found
 
 
 def snapshot(time_ns: int) -> Iterator[bytes]:
-    """Side-band records of each running process: that it runs, its name, its executable mappings.
+    """Yields side-band records of each running process: that it runs, its name, its executable mappings.
 
     Args:
-        time_ns: CLOCK_MONOTONIC, since when all of it is said to be so.
+        time_ns: the records' time, CLOCK_MONOTONIC.
     """
     for pid in running_pids():
         yield describe(pid, time_ns)
 
 
 def describe(pid: int, time_ns: int) -> bytes:
-    """The same of one process; empty if it has ended."""
+    """Returns the side-band records of one process; empty if it has ended."""
     return b"".join(_describe(pid, time_ns))
 
 
@@ -84,7 +84,7 @@ def _describe(pid: int, now: int) -> Iterator[bytes]:
         with open(f"/proc/{pid}/maps", "rb", buffering=0) as maps:
             yield from _mappings(maps.fileno(), pid, now)
     except (OSError, ValueError):
-        return  # it ended meanwhile: the side-band says so
+        return  # the process has ended meanwhile, which the side-band reports
 
 
 def _mappings(fd: int, pid: int, now: int) -> Iterator[bytes]:
@@ -97,7 +97,7 @@ def _mappings(fd: int, pid: int, now: int) -> Iterator[bytes]:
         try:
             fcntl.ioctl(fd, _PROCMAP_QUERY, query)
         except OSError:
-            return  # ENOENT: there is no further one
+            return  # ENOENT: no mapping follows
         path = name.raw[: max(query.vma_name_size, 1) - 1] if query.vma_name_size else b"//anon"
         inode = (query.dev_major, query.dev_minor, query.inode)
         length = query.vma_end - query.vma_start

@@ -1,7 +1,7 @@
-"""The BPF programs of this version: their C files, the numbers in them, and the compiled programs that ship.
+"""The BPF programs of this version: their C files, their parameters, and the compiled programs that ship.
 
-There are two kinds of numbers. Those in _DEFINES are fixed when the programs are compiled, because the layout of
-records or the size of BPF's stack depends on them. Those in _CONSTANTS are filled in when the programs are loaded.
+Parameters in _DEFINES are fixed when the programs are compiled, because the layout of records or the size of BPF's
+stack depends on them. Parameters in _CONSTANTS are filled in when the programs are loaded.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from iaprof.bpf.probes.driver_layout import MAX_CLASSES
 from iaprof.bpf.structs import MAX_STEPS, Phase
 from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH
 
-MOST_CODE_PIECES = 192  # of a kernel's code, at one launch: 3 MiB
-MOST_MODULE_PIECES = 256  # of its module: 4 MiB
+MOST_CODE_CHUNKS = 192  # of a kernel's code, sent at one launch: 3 MiB
+MOST_MODULE_CHUNKS = 256  # of a kernel's module, sent at one launch: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
     *("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
@@ -62,14 +62,15 @@ _FUNCTIONS = (
     "on_sample_codes",
     "on_sampled",
 )
-SESSIONS = ("on_wait", "on_wait_begun", "on_waited")
-"""Those for uprobe sessions (Linux 6.13), which go on with programs of their kind only:"""
-COPIES = {f"on_wait_{name}": f"on_{name}" for name in ("walk", "miss", "copy", "state", "python", "codes")}
-"""Names of programs that are loaded once more for them, with `wait_phases` in place of `phases`."""
-FOR_WAITS = (*SESSIONS, *COPIES)
-"""Names of all that only waits need."""
-SAMPLING = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
-"""Of these, those for perf events; the others are for uprobes."""
+SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
+"""Programs for uprobe sessions (Linux 6.13)."""
+SESSION_COPIES = {f"on_wait_{name}": f"on_{name}" for name in ("walk", "miss", "copy", "state", "python", "codes")}
+"""Programs that are loaded a second time for uprobe sessions, with `wait_phases` in place of `phases`: the new name,
+and the name of the original. A program can tail-call only programs for the same type of attachment."""
+WAIT_PROGRAMS = (*SESSION_PROGRAMS, *SESSION_COPIES)
+"""Programs that only recording of waits needs."""
+SAMPLE_PROGRAMS = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
+"""Programs for perf events; all others are for uprobes."""
 _WALKING = (Phase.WALK, Phase.MISS, Phase.COPY, Phase.STATE, Phase.PYTHON, Phase.CODES)
 PHASES = {
     "phases": {
@@ -87,19 +88,19 @@ PHASES = {
         Phase.SAMPLED: "on_sampled",
     },
     "wait_phases": {
-        **dict(zip(_WALKING, COPIES, strict=True)),
+        **dict(zip(_WALKING, SESSION_COPIES, strict=True)),
         Phase.WAIT_BEGUN: "on_wait_begun",
         Phase.WAITED: "on_waited",
     },
 }
-"""The maps of programs that go on after others, and what is in them."""
+"""The program-array maps for tail calls: the program at each phase's index."""
 _DEFINES = {
     "MAX_DEPTH": MAX_DEPTH,
     "MAX_STEPS": MAX_STEPS,
     "CLASSES": MAX_CLASSES,
-    "PIECE_BYTES": CHUNK_BYTES,
-    "MOST_CODE_PIECES": MOST_CODE_PIECES,
-    "MOST_MODULE_PIECES": MOST_MODULE_PIECES,
+    "CHUNK_BYTES": CHUNK_BYTES,
+    "MOST_CODE_CHUNKS": MOST_CODE_CHUNKS,
+    "MOST_MODULE_CHUNKS": MOST_MODULE_CHUNKS,
 }
 _CONSTANTS = (
     "FRAME_POINTERS_ONLY",
@@ -119,21 +120,21 @@ _CONSTANTS = (
     "SAMPLE_WAKE_EVERY",
     "STACK_WAKE_EVERY",
     "CODE_WAKE_EVERY",
-    "PIECE_WAKE_EVERY",
+    "CHUNK_WAKE_EVERY",
     "MODULE_WAKE_EVERY",
     "LIST_WAKE_EVERY",
 )
 
 
 def source() -> Source:
-    """The source of the programs."""
-    # As one text: bcc does not rewrite included files.
+    """Returns the source of the programs, as it is compiled."""
+    # One text, because bcc does not rewrite included files.
     first, *others = ((Path(__file__).parent / "c" / name).read_text() for name in _FILES)
     return Source("\n".join([first, declarations(), *others]), _DEFINES, _CONSTANTS, _FUNCTIONS)
 
 
 def shipped() -> Bytecode:
-    """The programs that ship, compiled with Debian 12's bcc.
+    """Reads the programs that ship, compiled with Debian 12's bcc.
 
     Raises:
         BytecodeError: the installation is damaged.

@@ -1,9 +1,9 @@
-"""BPF ring buffers read in bulk: thousands of records of one size become one array, without a call per record.
+"""Reads BPF ring buffers in bulk: thousands of records of one size become one array, without a call per record.
 
-A record of another size means that the programs are not those that the reader expects. It is counted and skipped.
+A record of another size means that the programs are not those that the reader expects; it is counted and skipped.
 
-The kernel's layout (Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the producer's,
-then the data, which is mapped twice in a row so that no record is ever split. Each record is an 8-byte header
+The kernel's layout (Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the producer's
+position, then the data, which is mapped twice in a row so that no record is ever split. Each record is an 8-byte header
 (length; bit 31 while it is being written; bit 30 when it was discarded) and its payload, rounded up to 8 bytes.
 """
 
@@ -21,27 +21,27 @@ _DISCARDED = np.uint32(1 << 30)
 
 
 def _rounded(length: int) -> int:
-    """The bytes that a record of that size takes in the buffer, with its header."""
+    """Returns a record's length in the buffer: rounded up to 8 bytes."""
     return (length + 7) & ~7
 
 
 class RingBuffer:
-    """One ring buffer whose records are all of `dtype`."""
+    """A ring buffer whose records all have one dtype."""
 
     def __init__(self, fd: int, size: int, dtype: np.dtype[np.void]) -> None:
         """Maps the buffer.
 
         Args:
-            fd: the map's file descriptor; it stays the caller's.
-            size: bytes of data, a power of two and a multiple of the page size.
+            fd: the map's file descriptor; the caller closes it.
+            size: of the data in bytes, a power of two and a multiple of the page size.
             dtype: of the payload.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: the buffer cannot be mapped.
         """
         self._fd = fd
         self._size = size
-        self.misfits = 0  # records of another length, which were not read
+        self.misfits = 0  # number of records with another length than the dtype's, which are skipped
         self._row = np.dtype([("length", "<u4"), ("offset", "<u4"), ("payload", dtype)])
         if self._row.itemsize % 8:
             raise ValueError("records must be a multiple of 8 bytes long")
@@ -52,30 +52,29 @@ class RingBuffer:
         self._data = np.frombuffer(self._producer_map, np.uint8, 2 * size, offset=_PAGE)
 
     def fileno(self) -> int:
-        """The map's descriptor; readable when a program asked for a wake-up."""
+        """Returns the map's descriptor, which becomes readable when a program requests a wakeup."""
         return self._fd
 
     def read(self) -> NDArray[np.void]:
-        """All records that are complete, in order: a copy, of shape [n]. The room they took is given back.
+        """Returns a copy of all complete records in order, of shape [n], and frees their space in the buffer.
 
-        A record of another length than `dtype`'s is not read but counted in `misfits`; the next one is where its length
-        says.
+        Records whose length is not the dtype's are skipped and counted in `misfits`.
         """
         position, end = int(self._consumer[0]), int(self._producer[0])
         parts: list[NDArray[np.void]] = []
         is_complete = True
         while is_complete and end - position >= _HEADER:
-            position, is_complete = self._read_run(position, end, parts)
+            position, is_complete = self._read_expected(position, end, parts)
         self._consumer[0] = position
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, self._row["payload"])
 
-    def _read_run(self, position: int, end: int, parts: list[NDArray[np.void]]) -> tuple[int, bool]:
-        """Takes records of the right length from `position` on, and steps over the one behind them that has another.
+    def _read_expected(self, position: int, end: int, parts: list[NDArray[np.void]]) -> tuple[int, bool]:
+        """Reads records of the expected length from `position` on, and skips the misfit after them, if any.
 
         Returns:
-            The position behind what was taken, and whether a complete record may be there.
+            The position after these records, and whether a complete record may follow.
         """
         count = (end - position) // self._row.itemsize
         start = position % self._size
@@ -89,10 +88,10 @@ class RingBuffer:
             kept = (lengths & _DISCARDED) == 0
             parts.append(rows["payload"].copy() if kept.all() else rows["payload"][kept])
             position += count * self._row.itemsize
-        return self._step_over(position, end)
+        return self._skip_misfit(position, end)
 
-    def _step_over(self, position: int, end: int) -> tuple[int, bool]:
-        """Likewise, of the record at `position`, which is not one of the right length that is complete."""
+    def _skip_misfit(self, position: int, end: int) -> tuple[int, bool]:
+        """Skips the record at `position` if it is a complete misfit; returns the same as `_read_expected`."""
         if end - position < _HEADER:
             return position, False
         start = position % self._size
@@ -101,9 +100,9 @@ class RingBuffer:
             return position, False
         length = int(header & ~_DISCARDED)
         if length == self._row["payload"].itemsize and end - position >= self._row.itemsize:
-            return position, True  # it was completed meanwhile
+            return position, True  # the record has been completed meanwhile
         self.misfits += 1
-        # A length that leads past what was written leaves nothing to go by: what is there is given up.
+        # If the length leads past the written data, the next record cannot be found: skip all data.
         return min(position + _rounded(_HEADER + length), end), True
 
     def close(self) -> None:

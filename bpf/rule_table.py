@@ -1,4 +1,4 @@
-"""The rules and spaces of bpf/c/unwind.c, as user space writes them."""
+"""Writes the maps of bpf/c/unwind.c: unwinding rules, and which rules hold for a process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import struct
 from typing import NamedTuple
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
-from iaprof.bpf.structs import SPACE, WAY, pack
+from iaprof.bpf.structs import MISSED_PATH, SPACE, pack
 from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, Rule, RuleScope
 
 _BUCKET_BYTES, _SLOTS = 64, 4
-_FIRST_BITS, _MORE_BITS = 10, 2  # of the number of buckets that are used at first, and that this grows by
-_ODD, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
+_MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
-class Generation(NamedTuple):
-    """What a state of a process's mappings is recognised by."""
+class MappingState(NamedTuple):
+    """Identifies one state of a process's mappings; see MAPPING_STATE in formats/wire/launches.py."""
 
-    born: int  # CLOCK_BOOTTIME ns
+    born: int  # start of the process, CLOCK_BOOTTIME ns
     mm: int
     exec_vm: int
     loads: int
@@ -28,39 +28,43 @@ class Generation(NamedTuple):
 class RuleTable:
     """The `rules` map: a hash table of 64-byte buckets, written through a mapping while BPF programs read it.
 
-    A full bucket loses one of its rules. That costs time, as the rule is learnt again, and nothing else. At first only
-    the first buckets are used, as what is looked up is seldom in the caches.
+    A new rule for a full bucket replaces another one, which only costs the time to learn that rule again. The table
+    starts with few buckets, so that lookups hit the CPU's caches more often.
     """
 
     def __init__(self, fd: int, bits: int) -> None:
-        """Args: the map's descriptor, which stays the caller's; the binary logarithm of its number of buckets.
+        """Maps the table.
+
+        Args:
+            fd: the map's descriptor; the caller closes it.
+            bits: binary logarithm of its number of buckets.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError: the table cannot be mapped.
         """
-        self._most_bits = bits
-        self.bits = min(_FIRST_BITS, bits)  # binary logarithm of the number of buckets that are used
+        self._max_bits = bits
+        self.bits = min(_INITIAL_BITS, bits)  # binary logarithm of the number of buckets in use
         self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
         self._words = memoryview(self._memory).cast("Q")
-        self._used = 0  # slots
+        self._used = 0  # number of slots with a rule
         self.written = self.evicted = 0
 
     @property
     def is_crowded(self) -> bool:
-        """Whether half of what is used is full, and it may grow."""
-        return self._used > _SLOTS << self.bits >> 1 and self.bits < self._most_bits
+        """Whether more than half of the slots in use have a rule, and the table can grow."""
+        return self._used > _SLOTS << self.bits >> 1 and self.bits < self._max_bits
 
     def grow(self) -> None:
-        """Uses more buckets; no space may have rules meanwhile."""
+        """Uses more buckets; the caller must have made all processes forget their spaces."""
         words = self._words[: _BUCKET_BYTES // 8 << self.bits].tolist()
         self.clear()
-        self.bits = min(self.bits + _MORE_BITS, self._most_bits)
+        self.bits = min(self.bits + _GROWTH_BITS, self._max_bits)
         for key, packed in zip(words[::2], words[1::2], strict=True):
             if key:
                 self._write(key, packed)
 
     def write(self, space: int, address: int, scope: RuleScope, rule: Rule) -> None:
-        """Sets the rule for an address of a space."""
+        """Sets the rule for an address in a space."""
         key = address | space << 48
         if scope is not RuleScope.RETURN:
             key |= 1 << ADDRESS_BITS
@@ -69,7 +73,7 @@ class RuleTable:
         self._write(key, rule.pack())
 
     def _write(self, key: int, packed: int) -> None:
-        hashed = (key ^ key >> 13) * _ODD & _MASK
+        hashed = (key ^ key >> 13) * _MULTIPLIER & _MASK_64
         bucket = hashed >> 64 - self.bits
         first = bucket * _BUCKET_BYTES // 8
         keys = [self._words[first + 2 * slot] for slot in range(_SLOTS)]
@@ -83,7 +87,7 @@ class RuleTable:
         else:
             slot = hashed & 3
             self.evicted += 1
-        # A program may read it meanwhile: it must not take the old rule for the new address.
+        # A program may read the slot meanwhile, and must not combine the new address with the old rule.
         self._words[first + 2 * slot] = 0
         self._words[first + 2 * slot + 1] = packed
         self._words[first + 2 * slot] = key
@@ -102,31 +106,38 @@ class RuleTable:
 
 
 class Spaces:
-    """The `spaces`, `loads` and `ways` maps."""
+    """The maps `spaces`, `loads` and `missed_paths`."""
 
-    def __init__(self, spaces: int, loads: int, ways: int) -> None:
-        """Args: the maps' descriptors, which stay the caller's."""
-        self._spaces, self._loads, self._ways = spaces, loads, ways
+    def __init__(self, spaces: int, loads: int, missed_paths: int) -> None:
+        """Args: the maps' descriptors; the caller closes them."""
+        self._spaces, self._loads, self._missed_paths = spaces, loads, missed_paths
 
-    def set(self, pid: int, generation: Generation, number: int, bits: int) -> None:
-        """From now on the rules of a space hold for a process, as long as it stays as it was; see RuleTable.bits."""
-        write_element(self._spaces, struct.pack("<I", pid), pack(SPACE, *generation, number, 64 - bits))
+    def set(self, pid: int, state: MappingState, number: int, bits: int) -> None:
+        """Assigns a space to a process while its mappings are in this state.
+
+        Args:
+            pid: the process.
+            state: of its mappings.
+            number: of the space.
+            bits: RuleTable.bits.
+        """
+        write_element(self._spaces, struct.pack("<I", pid), pack(SPACE, *state, number, 64 - bits))
 
     def forget(self, pid: int) -> None:
-        """From now on no rules hold for a process."""
+        """Removes the space of a process, which then has no rules."""
         with contextlib.suppress(OSError):
             delete_element(self._spaces, struct.pack("<I", pid))
 
     def loads(self, pid: int) -> int:
-        """How often a process called dlopen."""
+        """Returns how often a process called dlopen."""
         found = read_element(self._loads, struct.pack("<I", pid), 8)
         return int.from_bytes(found, "little") if found else 0
 
-    def arrived(self, way: int) -> None:
-        """A copy was answered, and rules lead on: launches of its path are walked again."""
+    def walk_again(self, path: int) -> None:
+        """Has BPF walk stacks of a missed path again, because the missing rules have been written."""
         with contextlib.suppress(OSError):
-            delete_element(self._ways, struct.pack("<Q", way))
+            delete_element(self._missed_paths, struct.pack("<Q", path))
 
-    def stays(self, way: int, stack: int, until_ns: int) -> None:
-        """A copy was answered, and no rules lead on: launches of its path get its stack until then."""
-        write_element(self._ways, struct.pack("<Q", way), pack(WAY, stack, until_ns, 0))
+    def keep_stack(self, path: int, stack: int, until_ns: int) -> None:
+        """Has BPF use the copied stack for a missed path until then, because no rule can lead further."""
+        write_element(self._missed_paths, struct.pack("<Q", path), pack(MISSED_PATH, stack, until_ns, 0))

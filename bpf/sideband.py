@@ -1,8 +1,8 @@
-"""perf's side-band of the whole machine, from a ring buffer per CPU.
+"""Reads perf's side-band of the whole machine, from a ring buffer per CPU.
 
-It is what is mapped, named, forked and ended. Its event counts nothing (a `dummy` per CPU) and costs nothing but when a
-process does such a thing. The bytes are handed on as the kernel wrote them; formats/wire/sideband.py reads them when
-the recording is over.
+The side-band records mappings, names, forks and exits. Its event is a `dummy` on each CPU, which counts nothing and
+costs time only when a record is written. The bytes are returned as the kernel wrote them; formats/wire/sideband.py
+decodes them after the recording.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from iaprof.bpf.perf_event import (
     open_event,
 )
 
-# Room for what 5,000 processes write that start a small program each (some 660 bytes), in the 250 ms between two
-# reads, even were they all on one CPU and nobody woken by a buffer that is half full.
+# Enough for 5,000 processes that each start a small program (some 660 bytes of records) in the 250 ms between two
+# reads, even if all run on one CPU and the half-full buffer wakes nobody.
 BUFFER_PAGES = 256
-_HEAD, _TAIL = 1024, 1032  # bytes into `struct perf_event_mmap_page`
-# Every record ends with these: who reads a buffer need not know the event.
+_HEAD, _TAIL = 1024, 1032  # offsets in `struct perf_event_mmap_page`
+# Every record ends with these fields, so that it can be decoded without knowing the event.
 _TRAILER = Sample.TID | Sample.TIME | Sample.CPU
-_ANY = Flag.SAMPLE_ID_ALL | Flag.USE_CLOCKID | Flag.WATERMARK
-_SIDE_BAND = Flag.MMAP | Flag.MMAP2 | Flag.BUILD_ID | Flag.COMM | Flag.COMM_EXEC | Flag.TASK
+_COMMON_FLAGS = Flag.SAMPLE_ID_ALL | Flag.USE_CLOCKID | Flag.WATERMARK
+_SIDE_BAND_FLAGS = Flag.MMAP | Flag.MMAP2 | Flag.BUILD_ID | Flag.COMM | Flag.COMM_EXEC | Flag.TASK
 
 
 class CpuSideBand:
@@ -46,8 +46,8 @@ class CpuSideBand:
         """Opens the events and their buffer.
 
         Args:
-            cpu: which.
-            pages: of data, a power of two.
+            cpu: its number.
+            pages: size of the data, a power of two.
 
         Raises:
             OSError: the CPU is offline (ENODEV), no permission, or no memory to lock.
@@ -55,12 +55,13 @@ class CpuSideBand:
         self.cpu = cpu
         self._size = pages * mmap.PAGESIZE
         with contextlib.ExitStack() as opened:
-            # The kernel serves its newest event first: the bell is older than the buffer's event, so that what it
-            # rings for is there. Its page is read-only, and so written round and round, and nobody has to empty it.
-            self.bell = self._open(opened, Flag.MMAP, wakeup=1)
-            opened.enter_context(mmap.mmap(self.bell, 2 * mmap.PAGESIZE, prot=mmap.PROT_READ))
-            self.buffer = self._open(opened, _SIDE_BAND, wakeup=self._size // 2)
-            self._map = opened.enter_context(mmap.mmap(self.buffer, self._size + mmap.PAGESIZE))
+            # This event only wakes the reader when executable memory is mapped. It is opened first because the kernel
+            # serves the newest event first: the record is in the buffer before the reader wakes. Its page is mapped
+            # read-only, so the kernel overwrites it in a ring and nobody has to empty it.
+            self.wakeup_fd = self._open(opened, Flag.MMAP, wakeup=1)
+            opened.enter_context(mmap.mmap(self.wakeup_fd, 2 * mmap.PAGESIZE, prot=mmap.PROT_READ))
+            self.buffer_fd = self._open(opened, _SIDE_BAND_FLAGS, wakeup=self._size // 2)
+            self._map = opened.enter_context(mmap.mmap(self.buffer_fd, self._size + mmap.PAGESIZE))
             self._opened = opened.pop_all()
         self._head = np.frombuffer(self._map, np.uint64, 1, offset=_HEAD)
         self._tail = np.frombuffer(self._map, np.uint64, 1, offset=_TAIL)
@@ -68,14 +69,14 @@ class CpuSideBand:
     def _open(self, opened: contextlib.ExitStack, flags: Flag, wakeup: int) -> int:
         attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_DUMMY, sample_period=1, wakeup_watermark=wakeup)
         attr.sample_type = _TRAILER
-        attr.flags = flags | _ANY
+        attr.flags = flags | _COMMON_FLAGS
         attr.clockid = CLOCK_MONOTONIC
         fd = open_event(attr, -1, self.cpu)
         opened.callback(os.close, fd)
         return fd
 
     def read(self) -> bytes:
-        """All whole records that are there, in order; the room they took is given back."""
+        """Returns the bytes of all complete records in order, and frees their space in the buffer."""
         head, tail = int(self._head[0]), int(self._tail[0])
         if head == tail:
             return b""
@@ -89,12 +90,12 @@ class CpuSideBand:
         return data
 
     def stop(self) -> None:
-        """No more records come; those in the buffer can still be read."""
-        for fd in (self.bell, self.buffer):
+        """Stops the events; records in the buffer can still be read."""
+        for fd in (self.wakeup_fd, self.buffer_fd):
             fcntl.ioctl(fd, IOC_DISABLE, 0)
 
     def close(self) -> None:
-        """Gives the events and their buffer back."""
+        """Closes the events and unmaps their buffer."""
         del self._head, self._tail
         self._opened.close()
 
@@ -106,7 +107,7 @@ class SideBandBuffers:
         """Opens a buffer for every CPU that is online.
 
         Args:
-            pages: of data for each CPU, a power of two.
+            pages: size of each CPU's data, a power of two.
 
         Raises:
             OSError: no permission (CAP_PERFMON or root), or no memory to lock.
@@ -118,36 +119,37 @@ class SideBandBuffers:
                 try:
                     buffer = CpuSideBand(cpu, pages)
                 except OSError as error:
-                    if error.errno == errno.ENODEV:  # it went offline since
+                    if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
                         continue
                     raise
                 self._buffers.append(buffer)
-                for fd in (buffer.bell, buffer.buffer):
+                for fd in (buffer.wakeup_fd, buffer.buffer_fd):
                     self._epoll.register(fd, select.EPOLLIN)
         except OSError:
             self.close()
             raise
 
     def fileno(self) -> int:
-        """Readable when executable memory was mapped, as its probes are wanted at once, or a buffer is half full.
+        """Returns an epoll descriptor that is readable when executable memory was mapped, or a buffer is half full.
 
-        All else waits for the next read. perf tells of each once: who asks again has to read first.
+        A mapped library may have to be probed at once; other records can wait for the next read. perf reports each
+        event only once, so read before polling again.
         """
         return self._epoll.fileno()
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """The records of each CPU that has any."""
+        """Yields CPU and records of each CPU that has any."""
         for buffer in self._buffers:
             if data := buffer.read():
                 yield buffer.cpu, data
 
     def stop(self) -> None:
-        """No more records come; those in the buffers can still be read."""
+        """Stops the events; records in the buffers can still be read."""
         for buffer in self._buffers:
             buffer.stop()
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Closes all events and buffers."""
         self._epoll.close()
         for buffer in self._buffers:
             buffer.close()

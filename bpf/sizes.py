@@ -1,4 +1,4 @@
-"""How much room maps and ring buffers have, and the numbers with which the programs are loaded."""
+"""The sizes of maps and ring buffers, and the constants with which the programs are loaded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from iaprof.formats.wire.launches import (
     stack_dtype,
 )
 
-MAX_PROBES = 4096  # locations in all libraries together
+MAX_PROBES = 4096  # probe locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
-MAX_ENTRIES = 4096  # of all of them
-COPY_PAGES = 16  # of a stack, that are copied at most
-_PAGE = 4096
+MAX_ENTRIES = 4096  # probed functions of all drivers without probes
+COPY_PAGES = 16  # maximum number of pages in a copy of a stack
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much room the programs have; powers of two where pages are meant."""
+    """Sizes of maps; numbers of pages are powers of two."""
 
     launch_pages: int = 1024  # 4 MiB: 27,000 launches
     stack_pages: int = 1024  # 4 MiB: 1,900 distinct stacks of 256 frames
@@ -33,31 +33,31 @@ class Sizes:
     code_pages: int = 2048  # 8 MiB: 2,200 code objects
     pythons_remembered: int = 1 << 12
     copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
-    rule_bits: int = 15  # 2 MiB: 131,072 rules, once that many are known
+    rule_bits: int = 15  # 2 MiB: 131,072 rules; few of these pages are used at first
     processes_remembered: int = 1 << 14
-    ways_remembered: int = 1 << 14
+    missed_paths_remembered: int = 1 << 14
     compiled_pages: int = 128
     sample_pages: int = 256  # 1 MiB: 20,000 CPU samples
     wait_pages: int = 256  # 1 MiB: 10,000 waits
     waiting_threads: int = 1 << 14
     wait_sites: int = 1 << 14
-    piece_pages: int = 1024  # 4 MiB: more than one launch can send of name and code
-    module_pages: int = 2048  # 8 MiB: twice what one launch can send of a module
+    chunk_pages: int = 1024  # 4 MiB: more than a kernel's name and the code that one launch can send
+    module_pages: int = 2048  # 8 MiB: twice as much of a module as one launch can send
     list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
     others_remembered: int = 1 << 16
     kernels_remembered: int = 1 << 14
-    calls_remembered: int = 1 << 14  # of threads
+    calls_remembered: int = 1 << 14  # one per thread
 
 
 DEFAULT_SIZES = Sizes()
 
 
 def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOffsets | None = None) -> dict[str, int]:
-    """What the programs are loaded with, for stacks of at most `depth` frames, by name.
+    """Returns the values of the programs' constants by name, for stacks of at most `depth` frames.
 
-    Without `offsets` walks follow frame pointers.
+    Without `offsets`, walks follow frame pointers.
     """
     cpus = len(online_cpus())
     return {
@@ -72,7 +72,7 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
         "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
         "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
-        "PIECE_WAKE_EVERY": _wake_every(sizes.piece_pages, CHUNK.itemsize, cpus),
+        "CHUNK_WAKE_EVERY": _wake_every(sizes.chunk_pages, CHUNK.itemsize, cpus),
         "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, CHUNK.itemsize, cpus),
         "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_RECORD.itemsize, cpus),
     }
@@ -80,7 +80,7 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
 
 @dataclass(frozen=True)
 class KernelOffsets:
-    """Where the kernel has what tells the states of a process's mappings apart, in bytes."""
+    """Offsets in bytes of the members of the kernel's structures that walks of user stacks read."""
 
     task_group_leader: int
     task_start_boottime: int
@@ -91,7 +91,7 @@ class KernelOffsets:
     mm_exec_vm: int
 
     def named(self) -> dict[str, int]:
-        """As the programs are loaded with them, by name."""
+        """Returns the offsets by the names of the programs' constants."""
         return {name.upper(): offset for name, offset in asdict(self).items()}
 
 
@@ -99,7 +99,7 @@ _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_
 
 
 def kernel_offsets() -> KernelOffsets | None:
-    """Those of the running kernel; None if its BTF does not tell."""
+    """Returns the offsets in the running kernel; None if its BTF lacks some."""
     try:
         btf = Btf()
         found = [btf.offset("task_struct", *names) for names in _TASK]
@@ -111,7 +111,7 @@ def kernel_offsets() -> KernelOffsets | None:
 
 
 def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
-    """For how many elements maps have room (ring buffers: bytes), by name; other maps have one element."""
+    """Returns the sizes of maps in elements (ring buffers: bytes), by name; other maps have a fixed size."""
     return {
         "probes": MAX_PROBES,
         "layouts": MAX_LAYOUTS,
@@ -122,31 +122,31 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "occupants": sizes.kernels_remembered,
         "modules_seen": sizes.kernels_remembered,
         "calls": sizes.calls_remembered,
-        "launches": sizes.launch_pages * _PAGE,
-        "stacks": sizes.stack_pages * _PAGE,
-        "python_stacks": sizes.python_pages * _PAGE,
-        "codes": sizes.code_pages * _PAGE,
+        "launches": sizes.launch_pages * PAGE_BYTES,
+        "stacks": sizes.stack_pages * PAGE_BYTES,
+        "python_stacks": sizes.python_pages * PAGE_BYTES,
+        "codes": sizes.code_pages * PAGE_BYTES,
         "pythons": sizes.pythons_remembered,
         "python_threads": sizes.processes_remembered,
         "codes_checked": sizes.stacks_remembered,
         "codes_sent": sizes.stacks_remembered,
-        "compilations": sizes.compiled_pages * _PAGE,
-        "samples": sizes.sample_pages * _PAGE,
+        "compilations": sizes.compiled_pages * PAGE_BYTES,
+        "samples": sizes.sample_pages * PAGE_BYTES,
         "wait_entries": MAX_ENTRIES,
         "waits": sizes.waiting_threads,
         "wait_sites": sizes.wait_sites,
-        "waited": sizes.wait_pages * _PAGE,
-        "copies": sizes.copied_pages * _PAGE,
+        "waited": sizes.wait_pages * PAGE_BYTES,
+        "copies": sizes.copied_pages * PAGE_BYTES,
         "rules": 1 << sizes.rule_bits,
         "spaces": sizes.processes_remembered,
         "loads": sizes.processes_remembered,
-        "ways": sizes.ways_remembered,
-        "pieces": sizes.piece_pages * _PAGE,
-        "modules": sizes.module_pages * _PAGE,
-        "list_events": sizes.list_pages * _PAGE,
+        "missed_paths": sizes.missed_paths_remembered,
+        "chunks": sizes.chunk_pages * PAGE_BYTES,
+        "modules": sizes.module_pages * PAGE_BYTES,
+        "list_events": sizes.list_pages * PAGE_BYTES,
     }
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:
-    """Wakes the reader when a quarter of the buffer may be full, should all CPUs write alike."""
-    return max(1, pages * _PAGE // (record + 8) // (4 * cpus))
+    """Returns after how many records a CPU wakes the reader: a quarter of the buffer, if all CPUs write equally."""
+    return max(1, pages * PAGE_BYTES // (record + 8) // (4 * cpus))

@@ -1,7 +1,7 @@
-"""What user space writes for the BPF programs: structs in their maps, as NumPy dtypes, and numbers in these, as enums.
+"""Structs that user space writes to maps of the BPF programs, as NumPy dtypes, and the enums in them.
 
-What the programs send is in formats.wire.launches and formats.header.waits. declarations.py makes the programs' own
-declarations of all of these, by the same names: a change here needs `make bytecode`.
+Records that the programs send are in formats.wire.launches and formats.header.waits. declarations.py generates the C
+declarations of all of these: a change here needs `make bytecode`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from iaprof.bpf.probes.driver_layout import MAX_CLASSES
-from iaprof.formats.wire.launches import GENERATION
+from iaprof.formats.wire.launches import MAPPING_STATE
 
 MAX_ARGS = 5  # of a probe
-MAX_STEPS = 16  # of all the paths of a layout that are walked one after the other
-NO_REGISTER = 17  # stands for 0
+MAX_STEPS = 16  # of `address_steps` and of `description_steps` in LAYOUT
+NO_REGISTER = 17  # as a register's index: the value 0
 
 
 class ArgKind(IntEnum):
-    """How a probe's argument is found."""
+    """Where a probe's argument is."""
 
     NONE = 0
     CONSTANT = 1
@@ -29,17 +29,17 @@ class ArgKind(IntEnum):
     MEMORY = 3
 
 
-class Unit(IntEnum):
-    """What an argument says of how much is copied."""
+class SizeKind(IntEnum):
+    """How an argument gives the size of a copy or fill."""
 
-    BYTES = 0
-    REGION = 1
-    NO_NUMBER = 2
-    SIZES = 3
+    BYTES = 0  # the argument is the number of bytes
+    REGION = 1  # it points to a ze_copy_region_t
+    NO_NUMBER = 2  # unknown
+    SIZES = 3  # it points to three size_t, whose product is the number of bytes
 
 
-class Where(IntEnum):
-    """Numbers of the values by which it is told where a kernel is."""
+class AddressValue(IntEnum):
+    """Indices of the values that are read at every launch: they check a handle and give its kernel's address."""
 
     HANDLE = 0
     CLASS = 1
@@ -47,8 +47,8 @@ class Where(IntEnum):
     ADDRESS_MORE = 3
 
 
-class What(IntEnum):
-    """Numbers of the values that describe a kernel; 0 is its handle."""
+class DescriptionValue(IntEnum):
+    """Indices of the values that describe a kernel, read at its first launch; 0 is its handle."""
 
     BINARY = 1
     BINARY_BYTES = 2
@@ -61,7 +61,7 @@ class What(IntEnum):
 
 
 class Phase(IntEnum):
-    """Which program goes on after another: an index into the maps of programs."""
+    """The program that a tail call continues with: an index into the program-array maps."""
 
     WALK = 0
     MISS = 1
@@ -85,84 +85,90 @@ ARG = np.dtype(
     [
         ("value", "<i8"),  # the constant, or the displacement
         ("kind", "u1"),  # ArgKind
-        ("base", "u1"),  # index into the registers as read_registers of launches.c has them; or NO_REGISTER
+        ("base", "u1"),  # index into the array that read_registers of launches.c fills; or NO_REGISTER
         ("index", "u1"),
         ("scale", "u1"),  # as a shift
         ("bits", "u1"),  # 8, 16, 32 or 64
         ("is_signed", "u1"),
-        ("shift", "u1"),  # 8 for %ah, %bh, %ch and %dh
+        ("shift", "u1"),  # of the register's value to the right: 8 for %ah, %bh, %ch and %dh
         ("pad", "V1"),
     ]
 )
 PROBE = np.dtype([("args", ARG, (MAX_ARGS,))])
-SETTINGS = np.dtype([("epoch", "<u8"), ("scoped", "<u8")])  # of the output file; whether `others` holds anything
+SETTINGS = np.dtype(
+    [
+        ("epoch", "<u8"),  # number of the output file
+        ("scoped", "<u8"),  # whether the map `others` has elements
+    ]
+)
 
 STEP = np.dtype([("offset", "<u2"), ("bytes", "u1"), ("from", "u1"), ("to", "u1"), ("pad", "V1"), ("per_gpu", "<u2")])
-"""values[to] = the 4 or 8 bytes that lie at values[from] + offset + per_gpu * values[GPU]."""
+"""One step along a path of pointers: values[to] = the 4 or 8 bytes at values[from] + offset + per_gpu * values[GPU]."""
 LAYOUT = np.dtype(
     [
-        ("classes", "<u8", (MAX_CLASSES,)),  # addresses in the driver's file; the first again where there are fewer
-        ("where_steps", "<u8"),
-        ("what_steps", "<u8"),
-        ("where", STEP, (MAX_STEPS,)),  # to Where
-        ("what", STEP, (MAX_STEPS,)),  # to What; what stays 0 is not known
-        ("code_start", "<u8"),  # in the driver's file
+        ("classes", "<u8", (MAX_CLASSES,)),  # addresses in the driver's file; unused elements repeat the first
+        ("address_step_count", "<u8"),
+        ("description_step_count", "<u8"),
+        ("address_steps", STEP, (MAX_STEPS,)),  # lead to AddressValue
+        ("description_steps", STEP, (MAX_STEPS,)),  # lead to DescriptionValue; values that stay 0 are unknown
+        ("code_start", "<u8"),  # of the driver's code, in its file
         ("code_bytes", "<u8"),
-        ("first", "<u2"),  # kernels of the driver's own that are launched together: copies.c
+        ("first", "<u2"),  # this and the next three: driver_layout.Dispatch
         ("many", "<u2"),
         ("size", "<u2"),
         ("kernel", "<u2", (2,)),
-        ("gpu", "<u2", (3,)),  # a path from a launch's queue to the number of its GPU
-        # 0, or where a handle has a kernel for each GPU: bits of a handle that are 0, and have that number
+        ("gpu", "<u2", (3,)),  # path of offsets from a launch's queue to the number of its GPU
+        # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
+        # number. Else 0.
         ("gpu_mask", "<u8"),
     ]
 )
 ENTRY = np.dtype(
     [
         ("address", "<u8"),  # of the probe, in the driver's file
-        ("layout", "<u4"),
-        ("handle", "u1"),  # which argument, by its offset in pt_regs
-        ("count", "u1"),  # so for an array of handles
+        ("layout", "<u4"),  # index into `layouts`
+        ("handle", "u1"),  # offset in pt_regs of the argument that is the handle, or the array of handles
+        ("count", "u1"),  # offset in pt_regs of the argument that is the array's length
         ("is_array", "u1"),
-        ("flags", "u1"),  # of its launches: LaunchFlags.OWN
-        ("offset", "<i2"),  # from that argument to the handle, or to where a kernel's pointer to its module leads
-        ("transfer", "u1"),  # which function copies or fills: formats.header.transfers; 0: none
-        ("unit", "u1"),  # Unit
+        ("flags", "u1"),  # of its launches: 0 or LaunchFlags.OWN
+        ("offset", "<i2"),  # from that argument to the handle, or to the address that a kernel's module pointer has
+        ("transfer", "u1"),  # number of the function that copies or fills, formats.header.transfers; 0 for others
+        ("size_kind", "u1"),  # SizeKind
         ("list_offset", "<u2"),  # from the first argument to the command list's handle
         ("in_list", "u1"),  # a launch's first argument leads to a command list
         ("event", "u1"),  # ListEvent
-        ("nested", "u1"),  # the driver calls it itself, too
+        ("nested", "u1"),  # the driver also calls the function itself
         ("pad", "V7"),
     ]
 )
 WAIT_ENTRY = np.dtype(
     [
         ("address", "<u8"),  # of the probe, in the driver's file
-        ("function", "u1"),  # formats.header.waits
-        ("handle", "u1"),  # which argument says for what it waits, by its offset in pt_regs
-        ("timeout", "u1"),  # likewise, for how long at most; 0 where there is no such argument
-        ("is_array", "u1"),  # the handle's is the address of handles
+        ("function", "u1"),  # its number, formats.header.waits
+        ("handle", "u1"),  # offset in pt_regs of the argument that is the handle of what it waits for
+        ("timeout", "u1"),  # offset in pt_regs of the argument that is the timeout; 0 if it has none
+        ("is_array", "u1"),  # the handle's argument is the address of an array of handles
         ("pad", "V4"),
     ]
 )
 
 SPACE = np.dtype(
     [
-        ("of", GENERATION),
+        ("of", MAPPING_STATE),
         ("number", "<u8"),  # 15 bits
-        # 64 less the binary logarithm of how many buckets are used: the fewer, the more of them are in the caches
-        ("shift", "<u8"),
+        ("shift", "<u8"),  # 64 - RuleTable.bits
     ]
 )
-WAY = np.dtype(
+MISSED_PATH = np.dtype(
     [
-        ("id", "<u8"),
-        ("until", "<u8"),  # after that time another copy is sent
-        ("copies", "<u8"),  # of all such paths; no more than MOST_COPIES are sent
+        ("id", "<u8"),  # of the stack that launches on this path get
+        ("until", "<u8"),  # CLOCK_MONOTONIC ns; afterwards another copy is sent
+        ("copies", "<u8"),  # number of copies sent of a thread's walks that end alike; at most MOST_COPIES are sent
     ]
 )
+"""A path on which a walk lacked a rule, or all paths of a thread whose walks end alike."""
 
-PYTHON_OFFSETS = (  # symbols.python.layout.Layout; what a version does not have is 0
+PYTHON_OFFSETS = (  # symbols.python.layout.Layout; members that a version lacks are 0
     *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
     *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
     *("frame_is_entry", "code_filename", "code_qualname", "code_linetable", "code_first_line", "code_version"),
@@ -171,9 +177,9 @@ PYTHON_OFFSETS = (  # symbols.python.layout.Layout; what a version does not have
 PYTHON_LAYOUT = np.dtype([*((name, "<u2") for name in PYTHON_OFFSETS), ("pad", "V6")])
 PYTHON = np.dtype(
     [
-        ("born", "<u8"),  # when the process was, in ticks, as /proc tells it
-        ("runtime", "<u8"),
-        ("changes", "<u8"),  # how often another code object was found at an address
+        ("born", "<u8"),  # start of the process in ticks, as in /proc/PID/stat
+        ("runtime", "<u8"),  # address of _PyRuntime
+        ("changes", "<u8"),  # how often another code object was found at a known address
         ("layout", PYTHON_LAYOUT),
     ]
 )
@@ -182,10 +188,10 @@ _CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i2": "h", "i8": "q"}
 
 
 def pack(dtype: np.dtype[np.void], *values: int) -> bytes:
-    """A struct with these values, those of arrays and of structs in it one after the other, without `pad`.
+    """Packs values into a struct: in the order of its members, with arrays and nested structs flattened, without `pad`.
 
     Raises:
-        struct.error: they are too many, too few or too large.
+        struct.error: there are too many or too few values, or one is too large.
     """
     return struct.pack(f"<{_format(dtype)}", *values)
 

@@ -1,4 +1,4 @@
-"""System calls that Python has no function for: syscall(2) itself, and bpf(2).
+"""System calls for which Python has no function: syscall(2) itself, and bpf(2).
 
 Source of the numbers: x86-64's system call table and include/uapi/linux/bpf.h, Linux 6.18.
 """
@@ -24,10 +24,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def syscall(number: int, *args: object) -> int:
-    """A raw system call's result.
+    """Makes a raw system call and returns its result.
 
     Raises:
-        OSError: it failed.
+        OSError: the call failed.
     """
     result: int = _libc.syscall(ctypes.c_long(number), *args)
     if result < 0:
@@ -37,18 +37,18 @@ def syscall(number: int, *args: object) -> int:
 
 
 def bpf(command: int, attributes: bytes) -> int:
-    """The system call of that name, see its manual page in section 2.
+    """Runs a command of the `bpf` system call; see its manual page in section 2.
 
     Args:
         command: `enum bpf_cmd`.
         attributes: the beginning of `union bpf_attr` that the command takes; the rest is 0.
 
     Raises:
-        OSError: it failed.
+        OSError: the call failed.
     """
     return bpf_in_place(command, ctypes.create_string_buffer(attributes, max(len(attributes), 64)))
 
 
 def bpf_in_place(command: int, union: ctypes.Array[ctypes.c_char]) -> int:
-    """As `bpf`, for commands that also answer in `union bpf_attr`."""
+    """Runs a command, like `bpf`, that also writes to `union bpf_attr`."""
     return syscall(_SYS_BPF, ctypes.c_int(command), union, ctypes.c_uint(len(union)))

@@ -1,1 +1,1 @@
-"""Reading what strangers wrote, in a child process without privileges and with limits."""
+"""Reads untrusted data in child processes without privileges and with limits."""

@@ -1,6 +1,7 @@
-"""Checks of what the sandbox's child answers: it chews hostile bytes, so it may be in an attacker's hands.
+"""Checks the answers of the sandbox's child: it parses hostile bytes, so an attacker may control it.
 
-What passes has the types and bounds that the rest of report relies on. The layout is report.gpu_reader's.
+The functions check types and bounds of JSON values and return them. The module that sends a request knows the layout of
+the answer: report/gpu/module.py, symbols/names/binaries.py and others.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class AnswerError(IaprofError):
-    """The child answered what it never would in good health."""
+    """The child's answer is invalid: it is broken, or controlled by an attacker."""
 
     def __init__(self) -> None:
         super().__init__("the reader process answered nonsense")
 
 
 def integers(value: Any, limit: int = LARGEST, lowest: int = 0) -> list[int]:
-    """A list of integers from `lowest` up to, not including, `limit`."""
+    """Checks a list of integers from `lowest` up to, but not including, `limit`."""
     if not isinstance(value, list) or not all(type(each) is int and lowest <= each < limit for each in value):
         raise AnswerError
     return value
 
 
 def integer(value: Any, limit: int = LARGEST) -> int:
-    """An integer from 0 up to, not including, `limit`."""
+    """Checks an integer from 0 up to, but not including, `limit`."""
     return integers([value], limit)[0]
 
 
-def strings_of(value: Any) -> list[str]:
-    """A list of strings that any encoder takes: JSON can smuggle in lone surrogates."""
+def string_list(value: Any) -> list[str]:
+    """Checks a list of strings that can be encoded: JSON allows lone surrogates, which encoders refuse."""
     if not isinstance(value, list):
         raise AnswerError
     for each in value:
@@ -47,24 +48,24 @@ def strings_of(value: Any) -> list[str]:
 
 
 def string(value: Any) -> str:
-    """A string."""
-    return strings_of([value])[0]
+    """Checks a string that can be encoded."""
+    return string_list([value])[0]
 
 
 def sentence(text: str) -> str:
-    """The child's words for a person to read: on one line, not endless, and without anything a terminal acts upon."""
+    """Makes the child's text safe to print: one line of limited length, without characters that control a terminal."""
     text = text if len(text) <= _LONGEST_SENTENCE else text[:_LONGEST_SENTENCE] + "..."
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-def list_of(value: Any) -> list[Any]:
-    """A list of anything."""
+def any_list(value: Any) -> list[Any]:
+    """Checks a list, but not its elements."""
     if not isinstance(value, list):
         raise AnswerError
     return value
 
 
 def ascending(offsets: Sequence[int]) -> None:
-    """Each offset is larger than the one before."""
+    """Checks that each offset is larger than the one before."""
     if any(later <= earlier for earlier, later in pairwise(offsets)):
         raise AnswerError

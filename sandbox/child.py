@@ -1,7 +1,7 @@
-"""The child of sandbox.parent: gives up its rights, then reads what its parent hands to it, with the reader it names.
+"""The child process of sandbox.parent: gives up its rights, then serves the parent's requests with a reader module.
 
-Everything that it will need is imported, loaded and opened first: afterwards it can open nothing, start nothing, write
-to no file but those that it is handed, and is nobody if it was root.
+It first imports, loads and opens everything that it will need. Afterwards it cannot open files or start processes, can
+write only to files that it gets from the parent, and has the user nobody instead of root.
 """
 
 from __future__ import annotations
@@ -30,24 +30,29 @@ _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
 def main(reader_module: str, limits: str) -> None:
-    """Serve requests until the parent closes the channel."""
+    """Serves requests until the parent closes the channel.
+
+    Args:
+        reader_module: name of the module with the operations, see sandbox.reader.
+        limits: the parent's Limits as JSON.
+    """
     allowed = json.loads(limits)
     try:
         operations = importlib.import_module(reader_module).operations(allowed["stage_seconds"])
         channel = socket.socket(fileno=_CHANNEL)
-        _lower(allowed)
-    except Exception as error:  # noqa: BLE001 (the parent reports it, whatever it is)
+        _give_up_rights(allowed)
+    except Exception as error:  # noqa: BLE001 (the parent reports every error)
         _send({"error": type(error).__name__, "message": str(error), "details": None})
         return
     gc.freeze()
     _send({"ok": None})
-    with contextlib.suppress(ConnectionResetError):  # nobody asks any more
+    with contextlib.suppress(ConnectionResetError):  # the parent has closed the channel
         while _serve(channel, operations, allowed):
             pass
 
 
 def _serve(channel: socket.socket, operations: Mapping[str, Operation], allowed: dict[str, Any]) -> bool:
-    """Answers one request; gives whether another may come."""
+    """Answers one request; returns whether another may come."""
     start, files, _, _ = socket.recv_fds(channel, REQUEST.size, allowed["files"], socket.MSG_CMSG_CLOEXEC)
     header_length, data_length = REQUEST.unpack(start + receive(channel, REQUEST.size - len(start)))
     if header_length > _LONGEST_HEADER or data_length > LONGEST_DATA:
@@ -70,7 +75,7 @@ def _answer(operation: Operation, parameters: dict[str, Any], data: bytearray, f
         return _error("OutOfTime", "reading it takes too long")
     except MemoryError:
         return _error("MemoryError", "reading it takes too much memory")
-    except Exception as error:  # noqa: BLE001 (what a library makes of hostile bytes may be anything)
+    except Exception as error:  # noqa: BLE001 (hostile bytes may make a library raise anything)
         return _error("Unexpected", f"reading it failed ({type(error).__name__}: {error})"[:1000])
 
 
@@ -79,14 +84,14 @@ def _error(kind: str, message: str, details: object = None) -> dict[str, object]
 
 
 def _allow_cpu(seconds: float) -> None:
-    """SIGXCPU ends this process when it uses more than that from now on."""
+    """Limits this process's CPU time from now on; SIGXCPU ends it when it uses more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     total = int(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (total, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _lower(allowed: dict[str, Any]) -> None:
-    """Give up every right that reading bytes does not need; `allowed` are the parent's Limits."""
+def _give_up_rights(allowed: dict[str, Any]) -> None:
+    """Gives up all rights that reading bytes does not need; `allowed` are the parent's Limits."""
     os.chdir("/")
     files = allowed["files"]
     give_up_privileges(
@@ -94,15 +99,15 @@ def _lower(allowed: dict[str, Any]) -> None:
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: allowed["written_bytes"],
             resource.RLIMIT_NPROC: 0,
-            # What is open stays open. A file that is mapped is open twice: Python's mmap has a descriptor of its own.
+            # Open files stay open. A mapped file is open twice, because Python's mmap duplicates the descriptor.
             resource.RLIMIT_NOFILE: _STANDARD_FILES + 2 * files if files else 0,
             resource.RLIMIT_DATA: allowed["memory_bytes"],
             resource.RLIMIT_AS: allowed["memory_bytes"] + allowed["mapped_bytes"],
         }
     )
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))  # another process of nobody's could trace this one
-    seccomp.install(libc)  # where a kernel has none, all of the above still holds
+    libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))  # so that no other process of nobody can trace it
+    seccomp.install(libc)  # if the kernel lacks seccomp, the restrictions above must do
 
 
 def _send(answer: dict[str, object], most_bytes: int = _LONGEST_HEADER) -> None:
@@ -111,4 +116,4 @@ def _send(answer: dict[str, object], most_bytes: int = _LONGEST_HEADER) -> None:
         encoded = json.dumps(_error("TooLarge", "there is more in it than a report can hold")).encode()
     view = memoryview(ANSWER.pack(len(encoded)) + encoded)
     while view:
-        view = view[os.write(_CHANNEL, view) :]  # the filter of system calls knows no send
+        view = view[os.write(_CHANNEL, view) :]  # the filter of system calls does not allow send

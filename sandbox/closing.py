@@ -1,4 +1,4 @@
-"""Objects that hold something, usually a child process, until the end of a `with`."""
+"""A base class for context managers that hold a resource, usually a child process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Has `close`, and is a context manager that calls it."""
+    """A context manager whose exit calls `close`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Releases the resource."""
 
     def __enter__(self) -> Self:
         return self

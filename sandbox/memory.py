@@ -1,8 +1,8 @@
-"""A limit on the memory of this process: a small file from a stranger may expand to terabytes.
+"""Limits the memory of this process, because a small untrusted file may expand to terabytes.
 
-Whoever makes a file can make any estimate of its memory wrong, so the kernel enforces the limit: an allocation beyond
-it fails, and the verb ends with one sentence. Memory that this process writes to counts. Pages of program files, about
-100 MB, do not: they belong to the page cache.
+As a malicious file can defeat any estimate of its memory, the kernel enforces the limit: an allocation beyond it fails,
+and the verb ends with a message. Memory to which this process writes counts. Pages of program files, about 100 MB, do
+not count, because they belong to the page cache.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ import os
 import resource
 from pathlib import Path
 
-USUAL_BYTES = 2 << 30
-LEAST_BYTES = 256 << 20  # Python, NumPy and Arrow take a third of it
-_LEAST_USUAL_BYTES = 512 << 20
-_SHARE = 2  # of what is available, one half
-_CODE_BYTES = 128 << 20  # pages of libraries' files, which are in memory but not counted
-_MOST_THREADS = 8  # of Arrow; the stack of each counts with 8 MB
-MALLOC = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""The environment of a process whose Arrow takes its memory from malloc.
+DEFAULT_BYTES = 2 << 30
+MIN_BYTES = 256 << 20  # Python, NumPy and Arrow take a third of it
+_MIN_DEFAULT_BYTES = 512 << 20
+_FRACTION = 2  # available memory is divided by it
+_CODE_BYTES = 128 << 20  # pages of libraries' files, which are resident but do not count
+_MOST_THREADS = 8  # of Arrow; each thread's stack counts as 8 MB
+MALLOC_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Environment variables that make Arrow allocate with malloc.
 
-Its other allocators reserve a gigabyte and more at once, which would count as if it were used.
+Its other allocators reserve more than a gigabyte at once, which would count as used.
 """
 _limit: int | None = None
 
 
 def limit() -> int | None:
-    """The current limit, bytes; None if none was set."""
+    """Returns the current limit in bytes; None if there is none."""
     return _limit
 
 
-def usual_limit() -> int:
-    """The default limit: 2 GiB, or `share()` if that is less: bytes."""
-    return min(USUAL_BYTES, share())
+def default_limit() -> int:
+    """Returns the default limit in bytes: 2 GiB, or `half_of_available()` if that is less."""
+    return min(DEFAULT_BYTES, half_of_available())
 
 
-def share() -> int:
-    """Half of the available memory, because two processes may work at once, but at least 512 MiB: bytes."""
-    return max(available() // _SHARE, _LEAST_USUAL_BYTES)
+def half_of_available() -> int:
+    """Returns half of the available memory in bytes, as two processes may work at once, but at least 512 MiB."""
+    return max(available() // _FRACTION, _MIN_DEFAULT_BYTES)
 
 
 def available(root: Path = Path("/")) -> int:
-    """How much memory is available to this process, from the machine and from its cgroups: bytes.
+    """Returns the memory in bytes that the machine and this process's cgroups have available.
 
     Args:
-        root: where /proc and /sys are.
+        root: folder with /proc and /sys.
     """
     found = [_machine(root), *_cgroups(root)]
     return min((each for each in found if each is not None), default=1 << 62)
 
 
 def use_malloc() -> None:
-    """Has Arrow take its memory from malloc, in a process that has not imported it."""
-    before = {name: os.environ.get(name) for name in MALLOC}
-    os.environ.update(MALLOC)
+    """Makes Arrow allocate with malloc, in a process that has not imported it yet."""
+    before = {name: os.environ.get(name) for name in MALLOC_ENVIRONMENT}
+    os.environ.update(MALLOC_ENVIRONMENT)
     try:
-        import pyarrow  # noqa: F401 (with that it is decided)
+        import pyarrow  # noqa: F401 (chooses the allocator)
     finally:
-        for name, value in before.items():  # the environment is also that of the programs that are started
+        for name, value in before.items():  # child processes, such as the user's programs, inherit the environment
             if value is None:
                 del os.environ[name]
             else:
@@ -66,14 +66,14 @@ def use_malloc() -> None:
 
 
 def limit_memory(bytes_: int) -> None:
-    """Limits the memory of this process; processes that it starts inherit about the same limit.
+    """Limits the memory of this process; child processes inherit about the same limit.
 
     Args:
-        bytes_: of resident memory, at most. Memory that was reserved before and is not used does not count.
+        bytes_: maximum of resident memory. Memory that is reserved now but unused does not count.
     """
     global _limit
     use_malloc()
-    import numpy  # noqa: F401 (its threads' stacks are there now)
+    import numpy  # noqa: F401 (so that its threads' stacks are reserved before the limit is computed)
     import pyarrow as pa
 
     pa.set_cpu_count(min(pa.cpu_count(), _MOST_THREADS))
@@ -85,7 +85,7 @@ def limit_memory(bytes_: int) -> None:
 
 
 def lift_limit() -> None:
-    """Removes the limit, for this process and those that it starts; call it when all untrusted files are read."""
+    """Removes the limit for this process and later child processes; call it when all untrusted files have been read."""
     global _limit
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
@@ -93,7 +93,7 @@ def lift_limit() -> None:
 
 
 def _used() -> tuple[int, int]:
-    """Bytes of this process that the kernel counts as data, and how many anonymous bytes are in memory."""
+    """Returns the bytes of this process that the kernel counts as data, and its resident anonymous bytes."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     size, resident = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("VmData", "RssAnon"))
     return size, resident
@@ -108,7 +108,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _cgroups(root: Path) -> list[int]:
-    """How much memory our cgroup and those above it have left; cgroup v2, and the memory controller of v1."""
+    """Returns the bytes that this cgroup and its ancestors have left (cgroup v2, or the memory controller of v1)."""
     found = []
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -120,18 +120,18 @@ def _cgroups(root: Path) -> list[int]:
             else:
                 continue
             own = top / path.strip("/")
-            # In a container the path may be the host's, and the folder at the top our own.
+            # In a container the path may be the host's, while the top folder is this process's own cgroup.
             for folder in (own, *own.parents):
                 if folder == top.parent:
                     break
-                with contextlib.suppress(OSError, ValueError):  # "max" is no number
-                    room = int((folder / most).read_text()) - int((folder / used).read_text())
-                    found.append(max(room + _reclaimable(folder), 0))
+                with contextlib.suppress(OSError, ValueError):  # ValueError: "max", which means no limit
+                    unused = int((folder / most).read_text()) - int((folder / used).read_text())
+                    found.append(max(unused + _reclaimable(folder), 0))
     return found
 
 
 def _reclaimable(folder: Path) -> int:
-    """Page cache of a cgroup, which the kernel takes back when it needs it."""
+    """Returns the bytes of a cgroup's page cache, which the kernel reclaims when necessary."""
     with contextlib.suppress(OSError, ValueError):
         stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))

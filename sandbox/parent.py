@@ -1,9 +1,10 @@
-"""The one place for work on hostile bytes: a child process without privileges and with limits, which may die.
+"""The parent's side of the sandbox: a child process without privileges and with limits that parses hostile bytes.
 
-The parent's side: it starts the child when there is work, hands it a request, waits no longer than allowed, and starts
-another when one died. A request may bring open files along: the child can open none itself. What a request may be,
-and how the child gives up its rights, is sandbox.child's part.
-The child may be in an attacker's hands: what it answers is JSON of bounded length, and callers check its shape.
+The parent starts the child when there is work, sends it requests, waits for answers up to a time limit, and starts
+another child if one dies. A request may include open files, as the child cannot open any. sandbox.child gives up the
+child's rights and serves the requests.
+
+As an attacker may control the child, its answers are JSON of limited length, whose content callers check.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.worker import ONE_THREAD, Worker
 
-REQUEST = struct.Struct("<QQ")  # bytes of JSON, then bytes of data; both follow
-ANSWER = struct.Struct("<Q")  # bytes of JSON, which follow
+REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
+ANSWER = struct.Struct("<Q")  # length of the JSON that follows
 LONGEST_DATA = 256 << 20  # bytes
-_DYING_SECONDS = 2.0  # for a killed child to give back its memory
+_EXIT_SECONDS = 2.0  # for a killed child to free its memory
 
-_ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python's own library may be found by the second
+_ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python may need the second to find its own library
 
 
 class SandboxError(IaprofError):
-    """The work was not done; the text says why."""
+    """A request was not answered; the text says why."""
 
 
 class SandboxDied(SandboxError):
-    """The child died on its work, took too long, or answered nonsense. Another one takes its place."""
+    """The child died, took too long, or sent an invalid answer. The next request starts another child."""
 
 
 class SandboxRefused(SandboxError):
-    """The child looked at the request and refused it."""
+    """The child refused the request."""
 
     def __init__(self, kind: str, message: str, details: object = None) -> None:
-        """`kind` is the name of the child's exception, `details` what came with it, unchecked."""
+        """Args: `kind` of the child's Refusal, or name of its exception; text; the Refusal's `details`, unchecked."""
         super().__init__(message)
         self.kind = kind
         self.details = details
@@ -52,26 +53,26 @@ class SandboxRefused(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one child may use."""
+    """The limits of a child."""
 
-    memory_bytes: int = 1 << 30  # Python and libiga64 (about 150 MiB) included
-    seconds: float = 120.0  # for one request, by the clock and of CPU
-    stage_seconds: float = 40.0  # for one stage of a request, which then fails alone
+    memory_bytes: int = 1 << 30  # including Python and libiga64 (about 150 MiB)
+    seconds: float = 120.0  # for one request, of elapsed time and of CPU time
+    stage_seconds: float = 40.0  # for one stage of a request; if it takes longer, only that stage fails
     answer_bytes: int = 64 << 20
-    files: int = 0  # open files that one request may bring along
-    mapped_bytes: int = 0  # of those files in memory at once, besides memory_bytes
-    written_bytes: int = 0  # how long it may make a file that it is handed for writing
+    files: int = 0  # maximum number of open files in a request
+    mapped_bytes: int = 0  # of these files that may be mapped at once, in addition to memory_bytes
+    written_bytes: int = 0  # maximum length of a file that the child writes
 
 
 class Sandbox(Closing):
-    """A child process for work on hostile bytes; also a context manager. One thread at a time may use it."""
+    """A child process that parses hostile bytes; only one thread at a time may use it."""
 
     def __init__(self, reader: str, limits: Limits | None = None) -> None:
-        """Starts nothing yet.
+        """Does not start the child yet.
 
         Args:
-            reader: name of the module that does the work, see sandbox.reader.
-            limits: what the child may use.
+            reader: name of the module with the operations, see sandbox.reader.
+            limits: of the child.
         """
         self.reader = reader
         self.limits = limits or Limits()
@@ -79,13 +80,13 @@ class Sandbox(Closing):
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, None while there is none."""
+        """The child's process id; None if no child runs."""
         return self._child.pid if self._child else None
 
     def close(self) -> None:
-        """End the child, whatever it is doing. A later call starts another."""
+        """Kills the child; a later call starts another."""
         if self._child is not None:
-            self._child.close(_DYING_SECONDS)
+            self._child.close(_EXIT_SECONDS)
             self._child = None
 
     def call(
@@ -96,24 +97,26 @@ class Sandbox(Closing):
         fds: Sequence[int] = (),
         seconds: float | None = None,
     ) -> Any:
-        """Have the child do one thing; returns its answer, whose shape the caller must check.
+        """Runs an operation in the child and returns its answer, which the caller must check.
 
         Args:
-            operation: which one.
-            parameters: JSON.
-            data: bytes for it to chew.
-            fds: open files that it gets descriptors of, with the rights that they were opened with.
-            seconds: for this request, instead of the limits'.
+            operation: its name.
+            parameters: of the operation, JSON.
+            data: bytes for the operation.
+            fds: descriptors of open files, which the child gets with the same access rights.
+            seconds: time limit for this request, in place of that in `limits`.
 
-        Raises SandboxRefused with the child's reason, SandboxDied where it did not survive or keep within its limits,
-        SandboxError where it could not be started.
+        Raises:
+            SandboxRefused: the child refused the request; the text is its reason.
+            SandboxDied: the child died or exceeded its limits.
+            SandboxError: the child could not be started, or the request is too large.
         """
         if len(data) > LONGEST_DATA:
             raise SandboxError(f"it has {len(data)} bytes; more than {LONGEST_DATA} are not read")
         if len(fds) > self.limits.files:
             raise SandboxError(f"the reader process takes {self.limits.files} open files at most, not {len(fds)}")
         if self._child is not None and self._child.has_ended():
-            self.close()  # it ended between two requests: that is nobody's fault now
+            self.close()  # the child ended between two requests, which is no error of this one
         if self._child is None:
             self._start()
         allowed = self.limits.seconds if seconds is None else seconds
@@ -122,12 +125,12 @@ class Sandbox(Closing):
         try:
             answer = self._exchange(allowed, fds, REQUEST.pack(len(header), len(data)), header, data)
         except BaseException:
-            self.close()  # what the child says next would answer this request, not the next one
+            self.close()  # else the child's late answer to this request would be taken for that to the next one
             raise
         return self._result(answer)
 
     def _result(self, answer: Any) -> Any:
-        """The answer's content, or the error that it tells of."""
+        """Returns the answer's content, or raises the error that it contains."""
         match answer:
             case {"ok": result}:
                 return result
@@ -150,7 +153,7 @@ class Sandbox(Closing):
         except OSError as error:
             raise SandboxError(f"the reader process cannot be started: {error}") from None
         try:
-            self._result(self._exchange(self.limits.seconds))  # it says when it is ready, or why it never will be
+            self._result(self._exchange(self.limits.seconds))  # the first message: ready, or an error
         except SandboxDied as error:
             raise SandboxError(f"the reader process could not start: {error}") from None
         except SandboxRefused as error:
@@ -161,7 +164,7 @@ class Sandbox(Closing):
             raise
 
     def _exchange(self, seconds: float, fds: Sequence[int] = (), *request: bytes) -> Any:
-        """Send the request's parts, files with the first, and take one answer, within the time allowed."""
+        """Sends the parts of a request, with the files, and receives the answer, within the time limit."""
         assert self._child is not None
         channel = self._child.channel
         deadline = time.monotonic() + seconds
@@ -171,7 +174,7 @@ class Sandbox(Closing):
                 if fds:
                     sent = socket.send_fds(channel, [part], fds, socket.MSG_NOSIGNAL)
                     part, fds = part[sent:], ()
-                channel.sendall(part, socket.MSG_NOSIGNAL)  # whatever the process does about SIGPIPE
+                channel.sendall(part, socket.MSG_NOSIGNAL)  # as the process may not ignore SIGPIPE
             (length,) = ANSWER.unpack(receive(channel, ANSWER.size, deadline))
             if length > self.limits.answer_bytes:
                 raise SandboxDied("the reader process answered too much")
@@ -180,12 +183,12 @@ class Sandbox(Closing):
             self.close()
             raise SandboxDied(f"the reader process took longer than {seconds:g} s") from None
         except OSError:
-            raise SandboxDied(f"the reader process {self._end()}") from None
+            raise SandboxDied(f"the reader process {self._describe_end()}") from None
         except (ValueError, RecursionError):
             raise SandboxDied("the reader process answered nonsense") from None
 
-    def _end(self) -> str:
-        """How the child ended, which it is doing or has done."""
+    def _describe_end(self) -> str:
+        """Waits for the child's end, and returns how it ended."""
         assert self._child is not None
         self._child.wait(5)
         code = self._child.status
@@ -197,11 +200,16 @@ class Sandbox(Closing):
 
 
 def receive(channel: socket.socket, length: int, deadline: float | None = None) -> bytearray:
-    """So many bytes of a stream, before a time.monotonic().
+    """Receives `length` bytes of a stream.
+
+    Args:
+        channel: a stream socket.
+        length: number of bytes.
+        deadline: of time.monotonic(); None to wait without a limit.
 
     Raises:
         ConnectionResetError: the other end was closed.
-        OSError: it is late, or dead.
+        OSError: the deadline has passed, or the other end is dead.
     """
     received = bytearray(length)
     view = memoryview(received)

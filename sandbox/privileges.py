@@ -1,4 +1,4 @@
-"""What a child gives up before it touches what strangers wrote: root's user, capabilities, and what it may use."""
+"""Gives up a child process's user root and its capabilities, and limits its resources, before it reads hostile data."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _CAPABILITY_VERSION_3 = 0x2008_0522  # linux/capability.h
 
 
 def give_up_privileges(limits: Mapping[int, int]) -> None:
-    """Makes this process nobody's if it is root's, takes its capabilities for good, and limits what it may use.
+    """Changes the user from root to nobody, drops all capabilities for good, and sets resource limits.
 
-    To be called while there is one thread: others would keep their capabilities.
+    Call it while the process has only one thread, because other threads would keep their capabilities.
 
     Args:
-        limits: by resource.RLIMIT_*. A limit that is lower already stays.
+        limits: values by resource.RLIMIT_*. Lower limits that are in force stay.
 
     Raises:
         OSError: the kernel refuses.
     """
     if os.geteuid() == 0:
-        # In a user namespace nobody may not exist; then giving up the capabilities is what can be done.
+        # A user namespace may lack the user nobody; then dropping the capabilities has to suffice.
         with contextlib.suppress(OSError):
             os.setgroups([])
         with contextlib.suppress(OSError):
@@ -38,6 +38,6 @@ def give_up_privileges(limits: Mapping[int, int]) -> None:
     if libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()) != 0:
         raise OSError("capabilities cannot be given up")
     for kind, limit in limits.items():
-        # The soft one is inherited, too: who started this may have limited its own memory to less.
+        # Also respects the soft limit, as the parent may have limited its own memory to less.
         value = min([limit, *(each for each in resource.getrlimit(kind) if each != resource.RLIM_INFINITY)])
         resource.setrlimit(kind, (value, value))

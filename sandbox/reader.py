@@ -1,9 +1,9 @@
-"""What runs in the sandbox: a module with `operations`, which prepares them while files may still be opened.
+"""The interface of reader modules, which run in the sandbox: each defines `operations`.
 
     def operations(stage_seconds: float) -> dict[str, Operation]: ...
 
-An operation gets parameters (JSON), data and open files from its caller, and gives JSON or raises Refusal. The files
-are closed when it is done.
+This function runs while files can still be opened. An operation gets parameters (JSON), data and open files, and
+returns JSON or raises Refusal. The files are closed afterwards.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Operation: TypeAlias = Callable[[dict[str, Any], bytearray, list[int]], object]
 
 
 class Refusal(Exception):
-    """A request that cannot be fulfilled, for a reason that the user should read."""
+    """A request cannot be fulfilled; the text is for the user."""
 
     def __init__(self, kind: str, message: str, details: object = None) -> None:
-        """`kind` is for the parent to tell refusals apart; `details` is JSON."""
+        """Args: a name that distinguishes refusals for the parent; the text; JSON."""
         super().__init__(message)
         self.kind = kind
         self.details = details

@@ -1,8 +1,8 @@
-"""A filter of system calls for the sandbox's child, in place of what a limit of no open files used to forbid.
+"""A filter of system calls for the sandbox's child.
 
-A child that is handed descriptors must be able to have open files, so that RLIMIT_NOFILE no longer keeps it from
-opening, connecting or starting anything. The filter allows what reading, computing and answering need, and says EPERM
-to all else, so that a library that tries something new gets an error and not a death.
+A child that gets descriptors needs open files, so RLIMIT_NOFILE alone cannot keep it from opening files, connecting or
+starting processes. The filter allows the system calls for reading, computing and answering. All others fail with EPERM,
+so that a library that makes an unexpected call gets an error instead of killing the child.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ALLOWED = {
     "clock_gettime": 228,
     "clock_nanosleep": 230,
     "exit_group": 231,
-    "newfstatat": 262,  # what fstat is in newer C libraries
+    "newfstatat": 262,  # newer C libraries implement fstat with it
     "getrandom": 318,
 }
 _MMAP, _TGKILL, _PRLIMIT64, _SECCOMP = 9, 234, 302, 317
@@ -64,13 +64,13 @@ _ALLOW, _EPERM, _KILL = 0x7FFF_0000, 0x0005_0001, 0x8000_0000
 _ARCH_X86_64 = 0xC000_003E
 _X32 = 0x4000_0000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # where struct seccomp_data has them
+_NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 
 def install(libc: ctypes.CDLL) -> bool:
-    """Puts the filter on this process, for good; False where the machine or the kernel has none.
+    """Installs the filter in this process for good; returns False if the machine or the kernel does not support it.
 
-    PR_SET_NO_NEW_PRIVS must be set before, or the kernel refuses.
+    Set PR_SET_NO_NEW_PRIVS first, or the kernel refuses.
     """
     if platform.machine() != "x86_64":
         return False
@@ -87,11 +87,11 @@ class _Program(ctypes.Structure):
 
 
 def filter_program(pid: int) -> bytes:
-    """The filter in classic BPF, for a process with this id: whole struct sock_filter."""
-    checked = [
-        (_MMAP, 3, _MAP_SHARED, 0),  # shared memory would be in none of the limits
-        (_TGKILL, 0, 0xFFFF_FFFF, pid),  # abort() sends itself a signal
-        (_PRLIMIT64, 0, 0xFFFF_FFFF, 0),  # only of this process
+    """Returns the filter in classic BPF, an array of struct sock_filter, for the process with this id."""
+    checked = [  # allowed if this argument, masked, has this value
+        (_MMAP, 3, _MAP_SHARED, 0),  # shared memory would escape the limits
+        (_TGKILL, 0, 0xFFFF_FFFF, pid),  # abort() sends a signal to the process itself
+        (_PRLIMIT64, 0, 0xFFFF_FFFF, 0),  # limits of this process only
     ]
     code = [
         _code(_LOAD, _ARCH),
@@ -106,7 +106,7 @@ def filter_program(pid: int) -> bytes:
     for number, argument, mask, wanted in checked:
         code += [
             _code(_EQUAL, number, 0, 5),
-            _code(_LOAD, _ARGUMENTS + 8 * argument),  # the lower half, as all of these are ints
+            _code(_LOAD, _ARGUMENTS + 8 * argument),  # the lower half, as all these arguments are ints
             _code(_AND, mask),
             _code(_EQUAL, wanted, 0, 1),
             _code(_RETURN, _ALLOW),

@@ -1,4 +1,4 @@
-"""A limit of time for one stage of the work in the sandbox's child."""
+"""A time limit for one stage of an operation in the sandbox's child."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from types import FrameType
 
 
 class OutOfTime(BaseException):
-    """A stage took too long. No Exception, so that no library can take it for one of its own."""
+    """A stage took too long. It is no Exception, so that no library catches it with its own errors."""
 
 
 @contextlib.contextmanager
 def stage_limit(seconds: float) -> Generator[None]:
-    """Inside this, OutOfTime is raised after that many seconds, as soon as Python code runs (SIGALRM, main thread)."""
+    """Raises OutOfTime inside the `with` after this time, as soon as Python code runs (SIGALRM; main thread only)."""
 
     def late(_number: int, _frame: FrameType | None) -> None:
         raise OutOfTime

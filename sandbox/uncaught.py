@@ -1,7 +1,7 @@
-"""What becomes of a process whose C++ code ran out of memory where nobody catches it.
+"""Calls a function when C++ code runs out of memory and does not catch std::bad_alloc.
 
-Arrow turns failed allocations into errors, but not everywhere: where it does not, libstdc++ aborts the process in the
-middle of whatever it does. Here something else is done first.
+Arrow turns most failed allocations into errors, but not all. For the others libstdc++ aborts the process; the function
+runs before that.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import contextlib
 import ctypes
 from collections.abc import Callable
 
-_LIBRARY = "libstdc++.so.6"  # which Arrow's libraries share
-_BAD_ALLOC = b"St9bad_alloc"  # std::bad_alloc, as type information names it
+_LIBRARY = "libstdc++.so.6"  # used by all of Arrow's libraries
+_BAD_ALLOC = b"St9bad_alloc"  # the name in std::bad_alloc's type information
 _Handler = ctypes.CFUNCTYPE(None)
-_set: list[object] = []  # what libstdc++ calls: it must not be collected
+_kept_handlers: list[object] = []  # functions that libstdc++ calls, which must not be garbage-collected
 
 
 def on_uncaught_bad_alloc(act: Callable[[], None]) -> None:
-    """Has `act` called when an allocation fails and nobody catches that; it should end the process.
+    """Registers `act`, which is called when an allocation fails and no C++ code catches the exception.
 
-    When it returns, the process aborts, as it does for all other exceptions that nobody catches.
+    If `act` returns, the process aborts, as after any other uncaught C++ exception.
 
     Args:
-        act: should begin by removing limits on memory, as even Python may have none left.
+        act: should first remove limits on memory, as Python may have none left, and then end the process.
     """
     library = None
     with contextlib.suppress(OSError):
@@ -34,11 +34,11 @@ def on_uncaught_bad_alloc(act: Callable[[], None]) -> None:
     type_of_exception = library.__cxa_current_exception_type
 
     def terminate() -> None:
-        kind = type_of_exception()  # std::type_info: a virtual table, and a name
+        kind = type_of_exception()  # std::type_info: pointers to a virtual table and to the name
         if kind and kind[1] == _BAD_ALLOC:
             act()
         before()
 
     handler = _Handler(terminate)
     before = library._ZSt13set_terminatePFvvE(handler)
-    _set.append(handler)
+    _kept_handlers.append(handler)

@@ -1,17 +1,18 @@
-"""A child process of iaprof's own: how it starts, what it gets, how long it is waited for, and how it ends.
+"""Child processes of iaprof: how they start, what they inherit, and how they end.
 
-Every process that runs our code for another one is a Worker. Of each of them holds:
+Every process that runs our code for another process is a Worker:
 
-- It is a new interpreter, not a fork, with the descriptors and the environment that it is given and no others. Its
-  stdin is the channel to this process or /dev/null.
-- No variable and no working directory changes what it imports: it finds modules where this process does. A `bare` one
-  knows the standard library and the folder with this package only, and runs nothing at its start that is installed.
-- It has a session of its own: Ctrl-C is this process's to handle, and what it starts is killed when it has ended.
-- Nobody else waits for it, so that its exit status and CPU time are known. A file system in user space can keep even a
-  killed process, so whoever waits may say for how long.
+- It is a new interpreter, not a fork, with only the descriptors and the environment that it is given. Its stdin is the
+  channel to this process, or /dev/null.
+- It imports modules from the same folders as this process, whatever environment variables and the working directory
+  are. A `bare` worker imports only from the standard library and the folder with this package, and does not run the
+  module site.
+- It has its own session: Ctrl-C reaches only this process. When the worker has ended, its own children are killed.
+- Only this class waits for it, so its exit status and CPU time are known. As a file system in user space can block even
+  a killed process, waits can have a time limit.
 
-What it gives up and may use, it says itself before it looks at anybody's data (privileges.py). What goes through the
-channel, the two agree on: `send` and `receive` are for messages with open files; parent.py has calls with a deadline.
+The worker itself gives up privileges and sets limits before it reads untrusted data (privileges.py). It defines the
+protocol on the channel: `send` and `receive` transfer messages with open files; parent.py has calls with a deadline.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from typing import IO, Any
 from iaprof.sandbox.closing import Closing
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment of a child that gives up privileges: threads of NumPy's would keep what the main thread gives up."""
+"""Environment for a child that gives up privileges, because NumPy's threads would keep them."""
 _PACKAGES = str(Path(__file__).parents[2])  # the folder from which iaprof is imported
 _LONGEST_MESSAGE = 1 << 16
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
-_LOOK_S = 0.001  # between two looks whether a child has ended
+_POLL_S = 0.001  # between two checks whether a child has ended
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Worker(Closing):
-    """A child process that runs a function; its `close` kills it."""
+    """A child process that runs a function; `close` kills it."""
 
-    channel: socket.socket  # this process's end, if there is a channel
+    channel: socket.socket  # this process's end; only set if there is a channel
 
     def __init__(
         self,
@@ -61,30 +62,30 @@ class Worker(Closing):
         linker: Sequence[str] = (),
         nice: int | None = None,
     ) -> None:
-        """Starts it.
+        """Starts the child.
 
         Args:
             function: "module:function".
             arguments: of the function, which gets them as strings.
-            channel: the type of the Unix socket that the child has as descriptor 0; None for none.
-            queue_bytes: how much may wait in the channel each way; 0 for the system's default.
-            files: descriptors that the child has under the same numbers.
-            environment: all of it; None for an empty one.
+            channel: type of the Unix socket that the child has as descriptor 0; None for no channel.
+            queue_bytes: size of the channel's buffer in each direction; 0 for the system's default.
+            files: descriptors that the child inherits under the same numbers.
+            environment: the child's whole environment; None for an empty one.
             folder: the working directory; None for this process's.
             output: the child's stdout.
-            errors: its stderr; None for this process's.
-            user: whose it is from its first instruction on, without other groups; None for this process's. The user
-                needs no right to search the folders above the interpreter and its packages.
-            bare: without the module site, which keeps the start short.
+            errors: the child's stderr; None for this process's.
+            user: the child's user and group id, without supplementary groups; None for this process's. The user needs
+                no right to search the folders above the interpreter and its packages.
+            bare: do not run the module site, so that the child starts faster.
             python: the interpreter with its options, in place of this one.
             linker: the dynamic linker with its options, which starts the interpreter; none for the interpreter's own.
             nice: the nice value of the child and of its session; None for those of this process.
 
         Raises:
-            OSError: there is no room for another process.
+            OSError: the process cannot be started.
         """
-        self.status: int | None = None  # its exit code, or minus the signal that ended it; None before its end is seen
-        self.cpu_seconds = 0.0  # that it and the children it waited for took, once its end is seen
+        self.status: int | None = None  # exit code, or minus the signal that ended the child; None before it was reaped
+        self.cpu_seconds = 0.0  # CPU time of the child and the children it waited for; 0 before it was reaped
         module, _, name = function.partition(":")
         paths = [_PACKAGES] if bare else [path for path in sys.path if os.path.isabs(path)]
         environment = dict(environment or {})
@@ -97,7 +98,7 @@ class Worker(Closing):
             if channel is not None:
                 ours, theirs = map(opened.enter_context, socket.socketpair(socket.AF_UNIX, channel))
                 for end in (ours, theirs) if queue_bytes else ():
-                    with contextlib.suppress(OSError):  # only root may
+                    with contextlib.suppress(OSError):  # needs root
                         end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, queue_bytes)
             self._process = subprocess.Popen(
                 [*command, *map(str, arguments), *paths],
@@ -121,14 +122,18 @@ class Worker(Closing):
         _set_nice_of_session(self.pid, _nice_of_session() if nice is None else nice)
 
     def send(self, request: object, files: Sequence[int] = ()) -> None:
-        """Sends JSON as one message of a SOCK_SEQPACKET channel, with open files; OSError where the child is dead."""
+        """Sends JSON as one message on a SOCK_SEQPACKET channel, with open files.
+
+        Raises:
+            OSError: the child is dead.
+        """
         socket.send_fds(self.channel, [json.dumps(request).encode()], files)
 
     def receive(self) -> tuple[Any, list[int]]:
-        """A message of JSON, and the open file that came with it, if any, which the caller closes.
+        """Receives a message of JSON, and the open file that came with it, if any, which the caller closes.
 
         Raises:
-            BlockingIOError, TimeoutError: there is none; which one, and when, depends on the channel's timeout.
+            BlockingIOError, TimeoutError: no message has arrived; which one is raised depends on the channel's timeout.
             OSError: the child is dead.
         """
         message, files, _, _ = socket.recv_fds(self.channel, _LONGEST_MESSAGE, 1)
@@ -137,54 +142,54 @@ class Worker(Closing):
         return json.loads(message), files
 
     def has_ended(self) -> bool:
-        """Whether it has; never waits for that. What it started and left behind is killed then."""
-        return self._see_end(os.WNOHANG)
+        """Whether the child has ended; does not wait. If it has, kills the processes that it started and left."""
+        return self._reap(os.WNOHANG)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until it ends, or for so long; gives whether it has ended."""
+        """Waits until the child ends, or for this time; returns whether it has ended."""
         if seconds is None:
-            return self._see_end(0)
+            return self._reap(0)
         deadline = time.monotonic() + seconds
         while not self.has_ended():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return True
 
-    def _see_end(self, options: int) -> bool:
+    def _reap(self, options: int) -> bool:
         if self.status is None:
             try:
                 if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options) is None:
                     return False
                 with contextlib.suppress(OSError):
-                    os.killpg(self.pid, signal.SIGKILL)  # before it is waited for: then the number can be another's
+                    os.killpg(self.pid, signal.SIGKILL)  # before wait4, after which the pid can be reused
                 _, status, usage = os.wait4(self.pid, 0)
             except ChildProcessError:
-                self.status = self.status or 0  # something else in this process waited for it, perhaps a signal handler
+                self.status = self.status or 0  # other code in this process has reaped it, perhaps a signal handler
             else:
                 self.status = os.waitstatus_to_exitcode(status)
                 self.cpu_seconds = usage.ru_utime + usage.ru_stime
-            self._process.returncode = self.status  # Popen is not to wait for it
+            self._process.returncode = self.status  # so that Popen does not wait for it
         return True
 
     def cpu_seconds_so_far(self) -> float:
-        """CPU time that it and the children it waited for have taken, also while it runs."""
+        """Returns the CPU time of the child and the children it waited for, also while it runs."""
         if self.has_ended():
             return self.cpu_seconds
         stat = Path(f"/proc/{self.pid}/stat").read_bytes()
         return sum(map(int, stat[stat.rindex(b")") + 2 :].split()[11:15])) / _TICKS
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to it and to what it has started, unless it has ended."""
+        """Sends a signal to the child's process group, unless the child has ended."""
         if not self.has_ended():
             os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """Kills it and what it has started; does not wait."""
+        """Kills the child's process group; does not wait."""
         self.send_signal(signal.SIGKILL)
 
     def close(self, seconds: float | None = None) -> None:
-        """Kills it, and waits until it has ended, or for so long."""
+        """Kills the child, and waits until it has ended, or for this time."""
         if hasattr(self, "channel"):
             self.channel.close()
         self.kill()
@@ -234,12 +239,12 @@ class _OpenPython:
 
 
 def interpreter(bare: bool = False) -> list[str]:
-    """This interpreter, with the options that a Worker starts it with."""
+    """Returns the command of this interpreter with a Worker's options."""
     return [sys.executable, "-I", *(["-S"] if bare else []), *(["-B"] if sys.dont_write_bytecode else [])]
 
 
 def _program(module: str, name: str, arguments: int, bare: bool) -> str:
-    """What the child runs: its arguments are those of the function, then the folders to import from."""
+    """Returns the child's program, whose arguments are those of the function, then the folders for sys.path."""
     end = arguments + 1
     imports = f"sys.path += sys.argv[{end}:]" if bare else f"sys.path[:] = sys.argv[{end}:]"
     return f"import sys; {imports}; from {module} import {name}; {name}(*sys.argv[1:{end}])"

@@ -1,9 +1,9 @@
 """Compiles the BPF programs into bpf/programs.json, always with the bcc of Debian 12: `make bytecode`.
 
     sudo .venv/bin/python scripts/bytecode.py
-    .venv/bin/python scripts/bytecode.py --check    whether it is of the current C files; needs no bcc, no root
+    .venv/bin/python scripts/bytecode.py --check    checks that the file matches the C files; needs no bcc, no root
 
-It does not read the file that it writes, so after a merge conflict in that file, run it again.
+As it does not read the old file, run it after a merge conflict in that file.
 """
 
 import os
@@ -20,11 +20,11 @@ RELEASE = "bookworm"
 
 
 def compiled(release: str) -> Bytecode:
-    """This checkout's programs, compiled with bcc and LLVM of a release of Debian.
+    """Compiles this checkout's programs with bcc and LLVM of a release of Debian.
 
     Raises:
-        BpfUnavailable: they do not compile.
-        CalledProcessError: that bcc could not be downloaded.
+        BpfUnavailable: the programs do not compile.
+        CalledProcessError: bcc could not be downloaded.
     """
     script = Path(__file__).with_name("debian-bcc")
     folder = subprocess.run([script, release], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
@@ -33,7 +33,7 @@ def compiled(release: str) -> Bytecode:
 
 
 def check() -> str | None:
-    """What is wrong with the file; None if nothing is."""
+    """Returns what is wrong with the file; None if it is current."""
     try:
         if shipped().source == source().digest():
             return None
@@ -43,7 +43,7 @@ def check() -> str | None:
 
 
 def main() -> None:
-    """Does what the arguments say."""
+    """Compiles the programs, or checks the file."""
     if sys.argv[1:] == ["--check"]:
         if wrong := check():
             sys.exit(f"bpf/programs.json: {wrong}; run 'make bytecode'")

@@ -1,7 +1,7 @@
-"""`make demo`: the whole path once, on the stand-in for the hardware, and what a user sees of it.
+"""`make demo`: records and reports once, on the stand-in for the hardware, as a user does.
 
-Records a real process that launches real kernels from several threads, with the recorder that ships; only the GPU and
-Intel's runtime are stood in for (tests/standin). Leaves the capture, its reports, and pictures of them in demo/.
+Records a real process that launches real kernels from several threads, with the recorder that ships. Only the GPU and
+Intel's runtime are simulated (tests/standin). Writes the capture, its reports, and pictures of them to demo/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import chromium, opened  # noqa: E402 - found by the line before
+from browser import chromium, opened  # noqa: E402 - needs the line above
 from standin import runtime  # noqa: E402
 from standin.hardware import Hardware  # noqa: E402
 
@@ -29,9 +29,9 @@ REPORTS: dict[str, list[str]] = {
     "cap.folded": [],
     "cap.iaprof.txt": [],
     "cap.html": [],
-    "flame-graph.svg": ["--percent-limit", "0.1"],  # what can be seen without zooming
+    "flame-graph.svg": ["--percent-limit", "0.1"],  # only what is visible without zooming
 }
-PAGE_WIDTH = 1000  # pixels of the pictures that are made of the page
+PAGE_WIDTH = 1000  # width in pixels of the browser's window for pictures of the page
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     capture = DEMO / "cap.parquet"
     elfs = [runtime.debug_elf("bmg", "matmul"), runtime.debug_elf("bmg", "attention")]
     words = runtime.command(elfs, "--seconds", SECONDS, "--threads", 2, "--rate", 2000, "--bursts-ms", 270)
-    # As somebody would type it: what it says stands above every picture.
+    # Relative paths, as a user would type them, because the command is shown above every picture.
     command = [os.path.relpath(word, ROOT) if word.startswith("/") else word for word in map(str, words)]
     with tempfile.TemporaryDirectory(prefix="iaprof-demo-") as folder, Hardware(Path(folder)) as hardware:
         record(hardware, capture, command)
@@ -59,25 +59,25 @@ def main() -> None:
 
 
 def record(hardware: Hardware, capture: Path, command: list[str]) -> None:
-    """Runs `iaprof record`, through sudo where that is needed; its last line goes to the terminal."""
+    """Runs `iaprof record`, with sudo unless this is root; its last line goes to the terminal."""
     sudo = [] if os.geteuid() == 0 else ["sudo"]
-    # LD_LIBRARY_PATH: the runtime's probes are in place before the program starts.
+    # LD_LIBRARY_PATH lets the recorder probe the runtime before the program starts.
     variables = hardware.env() | {"LD_LIBRARY_PATH": str(runtime.build().library.parent)}
     preload = [f"{name}={value}" for name, value in variables.items()]
     words = [*sudo, "env", *preload, IAPROF, "record", "--force", "-o", str(capture), "--", *command]
     print(f"iaprof record -o demo/cap.parquet -- workload   ({SECONDS} seconds)", flush=True)
-    # The command's output has no place between ours.
+    # Hides the output of the recorded command.
     subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 def photograph(page: Path, picture: Path) -> None:
-    """Makes a picture of a page's heat maps, as a browser shows them."""
+    """Makes a picture of a page's heat maps in a browser."""
     with chromium() as browser, opened(browser, page, width=PAGE_WIDTH) as shown:
         shown.locator("#heat").screenshot(path=picture)
 
 
 def print_hottest(folded: list[str]) -> int:
-    """Prints the stacks with most samples, shortened to the terminal's width, and gives the sum of all."""
+    """Prints the stacks with the most samples, truncated to the terminal's width; returns the sum of all samples."""
     stacks = [(int(count), stack) for stack, _, count in (line.rpartition(" ") for line in folded)]
     total = sum(count for count, _ in stacks)
     width = shutil.get_terminal_size().columns - 18
@@ -86,7 +86,7 @@ def print_hottest(folded: list[str]) -> int:
         cpu, _, gpu = stack.partition(";-;")
         file, *rest = (frame.removesuffix("_[G]").removesuffix("_[g]") for frame in gpu.split(";"))
         print(f"{count:>8,} {100 * count / total:>5.1f} %  {_fit(' > '.join(rest) + f'  ({Path(file).name})', width)}")
-        # What is before main or a thread's first function is the C library's, what is behind the launch the runtime's.
+        # Omits frames of the C library, which call main or a thread's function, and of the runtime, after the launch.
         program = [frame for frame in cpu.split(";")[2:] if not frame.startswith("[")]
         program = program[: program.index(LAUNCH)] if LAUNCH in program else program
         print(f"{'':17} {_fit(' > '.join(program), width)}")

@@ -1,11 +1,11 @@
-"""`make test-kernels`: Debian's packaged kernels load iaprof's BPF programs and see a launch of each kind.
+"""`make test-kernels`: tests that Debian's kernels load iaprof's BPF programs, which then record launches of each kind.
 
     .venv/bin/python scripts/test_kernels.py [SUITE...]
 
-It needs neither KVM nor a GPU nor root. The kernel of each suite (linux-image-amd64) is downloaded, its signatures
-checked, unpacked into the user's cache, and booted by qemu-system-x86_64. Its initramfs has this checkout, the Python
-of its .venv, and the drivers and programs of the tests, which are compiled here; tests/kernels/guest.py is what runs in
-it. The results become rows of docs/platforms.md.
+Needs neither KVM nor a GPU nor root. Downloads the kernel of each suite (linux-image-amd64), checks its signatures,
+unpacks it into the user's cache, and boots it with qemu-system-x86_64. The initramfs contains this checkout, the Python
+of its .venv, and the drivers and programs of the tests, which are compiled here; tests/kernels/guest.py runs in it. The
+results become rows of docs/platforms.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from driver import driver as real_driver, opencl as real_opencl  # noqa: E402 - found by the line before
+from driver import driver as real_driver, opencl as real_opencl  # noqa: E402 - needs the line above
 from integration.handles import driver as played_driver  # noqa: E402
 from kernels import guest  # noqa: E402
 from kernels.initramfs import Initramfs  # noqa: E402
@@ -36,11 +36,11 @@ from standin import runtime  # noqa: E402
 SUITES = ("bookworm", "trixie", "trixie-backports", "unstable")
 PROBED = ("usdt", "layout", "attach", "inject", "opencl")
 CHECKS = ("programs", "stacks", *PROBED, "side-band")
-# A kernel without what iaprof needs says so in these words; nothing else of it is tried.
+# Kernels that lack what iaprof needs, and the words of the error that says so; nothing else is tested on them.
 TOO_OLD = {"bookworm": "came with Linux 6.6"}
 LAUNCHES = 3  # of each kernel, as in guest.py
-MEMORY = 2048  # MiB; the initramfs is there twice while it is unpacked
-LIMIT = 1500  # seconds, of an emulated machine on a busy one
+MEMORY = 2048  # MiB; the initramfs needs twice its size while it is unpacked
+LIMIT = 1500  # seconds, enough for an emulated machine on a busy one
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iaprof-tests" / "kernels"
 FAILED = "FAILED"
 SOURCES = sorted((ROOT / "bpf" / "c").glob("*.c"))
@@ -50,16 +50,16 @@ _FIRST_COLUMNS = "| Kernel of | Date |"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One that is unpacked."""
+    """An unpacked kernel."""
 
     suite: str
-    version: str  # as uname -r says it
-    package: str  # its version
+    version: str  # as in `uname -r`
+    package: str  # version of the package
     image: Path
 
 
 def main() -> None:
-    """Tests them all; the exit code says whether all was well."""
+    """Tests all kernels; the exit code is 1 if one failed."""
     if shutil.which("qemu-system-x86_64") is None:
         sys.exit(
             "test-kernels: qemu-system-x86_64 is missing; "
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Prints a line of progress."""
     print(f"test-kernels: {text}", flush=True)
 
 
@@ -99,7 +99,7 @@ def say(text: str) -> None:
 
 
 def unpacked(suite: str) -> Kernel:
-    """A suite's newest kernel, downloaded where it is not there yet."""
+    """Returns a suite's newest kernel; downloads it if it is not in the cache."""
     with tempfile.TemporaryDirectory(prefix="debs-", dir=CACHE) as name:
         folder = Path(name)
         (meta,) = download(suite, folder / "meta", "linux-image-amd64")
@@ -109,7 +109,7 @@ def unpacked(suite: str) -> Kernel:
         image = CACHE / f"vmlinuz-{version}_{package}"
         if not image.exists():
             (deb,) = download(suite, folder / "image", f"linux-image-{version}")
-            if f"linux-binary-{version}" in field(deb, "Depends"):  # since Linux 7 the image has a package of its own
+            if f"linux-binary-{version}" in field(deb, "Depends"):  # since Linux 7 the image has its own package
                 (deb,) = download(suite, folder / "binary", f"linux-binary-{version}")
             subprocess.run(["dpkg-deb", "-x", deb, folder / "root"], check=True)
             (found_image,) = [*folder.glob("root/boot/vmlinuz-*"), *folder.glob("root/usr/lib/modules/*/vmlinuz")]
@@ -118,13 +118,13 @@ def unpacked(suite: str) -> Kernel:
 
 
 def download(suite: str, folder: Path, package: str) -> list[Path]:
-    """One package of a suite, its signatures checked."""
+    """Downloads a package of a suite, and checks its signatures."""
     subprocess.run([ROOT / "scripts" / "debian-packages", suite, folder, package], check=True)
     return list(folder.glob("*.deb"))
 
 
 def field(deb: Path, name: str) -> str:
-    """A field of a package's description."""
+    """Returns a field of a package's description."""
     return subprocess.run(["dpkg-deb", "--field", deb, name], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
@@ -132,7 +132,7 @@ def field(deb: Path, name: str) -> str:
 
 
 def make_initramfs(folder: Path, archive: Path) -> None:
-    """Writes it, with what it needs compiled into `folder`."""
+    """Writes the initramfs; compiles the tests' drivers and programs into `folder`."""
     files = Initramfs()
     plan: dict[str, Any] = {
         "programs": [name for source in SOURCES for name in re.findall(r"^int (on_\w+)\(", source.read_text(), re.M)],
@@ -150,7 +150,7 @@ def make_initramfs(folder: Path, archive: Path) -> None:
 
 
 def add_python(files: Initramfs, python: Path) -> None:
-    """The interpreter, its standard library, NumPy, and iaprof."""
+    """Adds the interpreter, its standard library, NumPy, and iaprof."""
     files.add(python)
     files.add(Path(sys.prefix) / "pyvenv.cfg")
     unused = {
@@ -182,7 +182,7 @@ def add_python(files: Initramfs, python: Path) -> None:
 
 
 def standin(files: Initramfs, folder: Path) -> dict[str, Any]:
-    """The runtime that has probes, and a program."""
+    """Adds the runtime with probes, and a program; returns its part of the plan."""
     programs = runtime.build(folder)
     module = runtime.debug_elf("bmg", "matmul")
     for path in (programs.library, programs.workload, module):
@@ -193,7 +193,7 @@ def standin(files: Initramfs, folder: Path) -> dict[str, Any]:
 
 
 def played(files: Initramfs, folder: Path) -> dict[str, Any]:
-    """A driver without probes, and its layout."""
+    """Adds a driver without probes; returns its part of the plan, with the driver's layout."""
     built = played_driver.build(folder)
     files.add(built.library)
     files.add(built.program)
@@ -202,7 +202,7 @@ def played(files: Initramfs, folder: Path) -> dict[str, Any]:
 
 
 def real(files: Initramfs, folder: Path) -> dict[str, Any]:
-    """Intel's runtime for Level Zero and OpenCL."""
+    """Adds Intel's runtime for Level Zero and OpenCL; returns its parts of the plan."""
     folder.mkdir()
     level_zero = real_driver.build(folder)
     opencl = real_opencl.build(level_zero, folder)
@@ -226,7 +226,7 @@ def real(files: Initramfs, folder: Path) -> dict[str, Any]:
 
 
 def added(environment: dict[str, str]) -> dict[str, str]:
-    """What is not from this process's own environment."""
+    """Returns the variables that differ from this process's environment."""
     return {name: value for name, value in environment.items() if os.environ.get(name) != value}
 
 
@@ -234,7 +234,7 @@ def added(environment: dict[str, str]) -> dict[str, str]:
 
 
 def boot(kernel: Kernel, archive: Path, folder: Path) -> dict[str, tuple[bool, str]]:
-    """Boots it, and waits until it powers off; gives what it told."""
+    """Boots a kernel, and waits until it powers off; returns the result and text of each check."""
     console, report = folder / "console", folder / "report"
     report.unlink(missing_ok=True)
     words = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY)]
@@ -253,13 +253,13 @@ def boot(kernel: Kernel, archive: Path, folder: Path) -> dict[str, tuple[bool, s
 
 
 def print_console(folder: Path) -> None:
-    """Prints what the guest's console said last."""
+    """Prints the last lines of the guest's console."""
     for line in (folder / "console").read_text(errors="replace").splitlines()[-40:]:
         print(f"    {line}")
 
 
 def result(told: tuple[bool, str] | None, too_old: str | None) -> str:
-    """What the page says of a check, given whether all was well and what was said."""
+    """Returns a check's cell in the page's table, from its result and text; `told` is None if the check did not run."""
     if told is None:
         return FAILED
     ok, said = told
@@ -269,7 +269,7 @@ def result(told: tuple[bool, str] | None, too_old: str | None) -> str:
 
 
 def write_row(kernel: Kernel, results: dict[str, str]) -> None:
-    """Puts results into the page, in place of those of before."""
+    """Writes results to the page, in place of the kernel's earlier ones."""
     row = f"| {kernel.suite} | {datetime.now(UTC):%Y-%m-%d} | {kernel.package} | {' | '.join(results.values())} |"
     lines = PAGE.read_text().splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith(_FIRST_COLUMNS)) + 2

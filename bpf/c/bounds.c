@@ -1,58 +1,58 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What all of the programs are written with (compiled before them): helpers by their numbers, numbers that the loader fills in, and
- * how to keep the verifier's bounds whichever clang compiles them.
+/* The basis of all programs (compiled first): BPF helpers, constants that the loader fills in, and functions that keep the
+ * verifier's bounds whichever clang compiles the programs.
  */
 #include <uapi/linux/ptrace.h>
 #include <uapi/linux/bpf_perf_event.h>
 
-#define ANY 1 /* elements of a map of which the loader says how many there are */
+#define ANY 1 /* size of maps whose size the loader sets */
 
-/* Helpers by their numbers, which are the kernel's ABI. bcc 0.26 does not know the first one's name in every build (Linux
- * 5.15); where it meets the names of the others (Linux 5.5) it reads all of the kernel's symbols to see whether they are
- * there, which would take as long as all the rest of compiling. */
+/* Helpers by their numbers, which are part of the kernel's ABI. Not every build of bcc 0.26 has a name for the first one
+ * (Linux 5.15). If bcc finds the names of the others (Linux 5.5) in a program, it reads all of the kernel's symbols to check
+ * whether the kernel has them, which would double the time to compile. */
 static u64 (*attach_cookie)(void *ctx) = (void *)174;
-static u64 (*task_now)(void) = (void *)158; /* its members are read without a helper */
+static u64 (*current_task)(void) = (void *)158; /* with BTF: its members can be read without a helper */
 static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;
 
-/* A number that the loader fills in: a 64-bit immediate load of a number that stands for it, which bytecode.py finds. To the verifier
- * it is a constant, and to clang any number. */
-#define NAMED(magic)                                                                                                                    \
-    ({                                                                                                                                 \
-        u64 named;                                                                                                                     \
-        asm("%0 = " #magic " ll" : "=r"(named));                                                                                       \
-        named;                                                                                                                         \
+/* A constant that the loader fills in: a 64-bit immediate load of a placeholder, which bytecode.py finds. The verifier sees
+ * a constant, clang an unknown number. */
+#define NAMED(placeholder)                                                                                                     \
+    ({                                                                                                                         \
+        u64 named;                                                                                                             \
+        asm("%0 = " #placeholder " ll" : "=r"(named));                                                                         \
+        named;                                                                                                                 \
     })
 
-/* What the verifier makes of these programs must not depend on which clang compiled them: newer ones drop a mask that they can
- * prove to have no effect, though it tells the verifier a bound, and turn arithmetic into branches, of which the verifier follows
- * each to the end of the program. */
+/* The verifier has to accept the programs whichever clang compiles them. Newer versions remove masks that have no effect,
+ * although the verifier needs them to know a bound, and replace arithmetic by branches, each of which the verifier follows
+ * to the end of the program. The following functions prevent that. */
 
-/* Clang knows nothing about what this returns. */
+/* Returns `value`; clang knows nothing about the result. */
 static __always_inline u64 hidden(u64 value) {
     asm volatile("" : "+r"(value));
     return value;
 }
 
-/* Nor does the verifier, which else goes on separately for each value that it knows a register to have. `unknown` is a number that
- * the verifier knows nothing about, such as the time. */
+/* Returns `value`; the verifier knows nothing about the result. Otherwise it examines the rest of the program once for each
+ * value that a register may have. `unknown` is a number about which the verifier knows nothing, such as the time. */
 static __always_inline u64 forgotten(u64 value, u64 unknown) {
     asm volatile("%0 ^= %1\n\t%0 ^= %1" : "+r"(value) : "r"(unknown));
     return value;
 }
 
-/* An index below `size`, a power of two. */
+/* Returns `index` modulo `size`, a power of two: an index that the verifier knows to be below `size`. */
 static __always_inline u64 below(u64 size, u64 index) {
     return hidden(index) & (size - 1);
 }
 
-/* The smaller of the two, of which the verifier knows that it is no more than `most`. */
+/* Returns the smaller of the two, which the verifier knows to be at most `most`. */
 static __always_inline u64 at_most(u64 most, u64 value) {
     asm volatile("if %0 <= %1 goto +1\n\t%0 = %1" : "+r"(value) : "i"(most));
     return value;
 }
 
-/* One of two values, without a branch: `condition` is 0 or 1. */
+/* Returns one of two values without a branch; `condition` is 0 or 1. */
 static __always_inline u64 choose(u64 condition, u64 if_1, u64 if_0) {
     return if_0 ^ ((if_0 ^ if_1) & -hidden(condition));
 }

@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Launches in drivers without probes: functions of the driver that are given a kernel's handle (compiled behind launches.c).
+/* Launches in drivers without probes: functions of the driver that get a kernel's handle (compiled after launches.c).
  *
- * Where things lie behind a handle is the `layouts` map's, a layout a driver (bpf/probes/driver_layout.py); which argument of which
- * function is the handle is in `entries`, at the slot that the attachment's cookie names.
+ * The map `layouts` has a layout for each driver (bpf/probes/driver_layout.py), with the paths of pointers from a handle. The
+ * map `entries` says which argument of a function is the handle; the attachment's cookie is the function's index.
  *
- * Nothing read this way is believed by itself. A handle's first word that points into the driver must be one of the virtual
- * tables that the layout knows, which the probe's own address tells wherever the driver is loaded. The code must lie inside the
- * memory that the driver has for it, where no other kernel is, and where it did before, until the handle is given back. What
- * fails is counted.
+ * All data that is read this way is checked. The handle's pointer to a virtual table must point to one that the layout knows;
+ * the probe's own address shows where the driver is loaded. The code must be inside the memory that the driver has allocated
+ * for code, and no other kernel may be at its address. Until the handle is destroyed, the kernel must keep its address.
+ * Failures are counted.
  *
- * A kernel that was not seen before is described: its name, its code, and then the module that it came in, in pieces. Whoever takes
- * them puts them together. `kernels_seen` and `modules_seen` may forget: then they are sent again.
+ * A kernel is described when it is first seen: its name, its code, and its module are sent in chunks, which the recorder puts
+ * together. `kernels_seen` and `modules_seen` may lose elements; these kernels are then sent again.
  *
- * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE in a program, then the kernels that need it are
- * described, one in a program. Linux ends such a chain after 33 programs: the launches that are left then are counted as lost, the
- * kernels described at their next launch.
+ * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
+ * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
+ * remaining kernels are described at their next launch.
  *
- * Set by the compiler: MAX_STEPS, CLASSES, PIECE_BYTES, MOST_CODE_PIECES, MOST_MODULE_PIECES; by the loader: PIECE_WAKE_EVERY,
- * MODULE_WAKE_EVERY.
+ * The compiler sets MAX_STEPS, CLASSES, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets CHUNK_WAKE_EVERY
+ * and MODULE_WAKE_EVERY.
  */
 
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
 #define MOST_CODE_BYTES (1ULL << 28)
 #define MOST_BINARY_BYTES (1ULL << 26)
-#define MOST_MEMORY_BYTES (1ULL << 32) /* an instruction pointer's lower half */
-#define MOST_AT_ONCE 8 /* kernels of one call that one program sends; the next one goes on */
-#define TRIES 3 /* to describe a kernel */
-#define DESCRIBED 255 /* more than TRIES */
+#define MOST_MEMORY_BYTES (1ULL << 32) /* the range of an instruction pointer's lower half */
+#define MOST_AT_ONCE 8 /* launches of one call that one program sends; the next program continues */
+#define MAX_TRIES 3 /* to describe a kernel */
+#define DESCRIBED 255 /* more than MAX_TRIES */
 #define HAS_NAME (1ULL << 63)
 
-/* Values by their number; the first is the handle, the last are for what lies on the way. */
+/* The values that steps read and write, by index: the handle first, then enum address_value or enum description_value, then
+ * pointers in the middle of paths. */
 #define VALUES 16
-#define GPU 15 /* of which the kernel is, where a handle has one for each; else 0 */
-#define OTHER_MODULE 14 /* what no step leads to: the programs have no room for it elsewhere */
+#define GPU 15 /* number of the kernel's GPU if a handle has a kernel for each; else 0 */
+#define OTHER_MODULE 14 /* no step uses it; is_occupied() keeps a module here for lack of space on BPF's stack */
 
 BPF_ARRAY(layouts, struct layout, ANY);
 BPF_ARRAY(entries, struct entry, ANY);
@@ -40,14 +41,14 @@ BPF_ARRAY(entries, struct entry, ANY);
 struct handle {
     u64 value;
     u32 pid;
-    u32 loaded_at;       /* page of the driver: a process that executes another program keeps its pid */
+    u32 loaded_at;       /* page number of the driver, as a process keeps its pid when it executes another program */
 };
 
 struct kernel {
     u64 address;
     u64 size;
-    u64 described;       /* how often that failed, or DESCRIBED */
-    u64 sent;            /* bytes of its code; and HAS_NAME when its name was */
+    u64 described;       /* number of failed tries to describe it, or DESCRIBED */
+    u64 sent;            /* bytes of its code that were sent; and HAS_NAME if its name was sent */
     char name[NAME_BYTES];
 };
 
@@ -55,29 +56,30 @@ BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, ANY);
 
 struct occupant {
     u64 handle;
-    u64 code;            /* where the process has it: two handles of one kernel have the same */
+    u64 code;            /* its address in the process: equal for two handles of one kernel */
 };
-BPF_TABLE("lru_hash", struct handle, struct occupant, occupants, ANY); /* of GPU addresses */
+BPF_TABLE("lru_hash", struct handle, struct occupant, occupants, ANY); /* which kernel is at a GPU address */
 
 struct module {
-    u64 time;            /* of the launch at which it was sent first */
-    u64 sent;            /* bytes of its binary */
+    u64 time;            /* of the launch at which it was first sent */
+    u64 sent;            /* bytes of its binary that were sent */
 };
 BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, ANY);
 
-BPF_RINGBUF_OUTPUT(pieces, ANY); /* of names and code */
+BPF_RINGBUF_OUTPUT(chunks, ANY); /* of kernels' names and code */
 BPF_RINGBUF_OUTPUT(modules, ANY);
 
-/* Takes steps; gives 0 when all led somewhere, those that did not to 0.
+/* Follows steps. Returns 0 if all addresses were readable; the values of unreadable addresses become 0.
  *
- * Here and in is_known nothing branches on what is read: the verifier follows each branch to the end of the program. */
+ * Here and in is_kernel_class(), no branch depends on data that was read, as the verifier follows each branch to the end of the
+ * program. */
 static __always_inline long follow(const struct step *steps, u64 many, u64 *values) {
     long failed = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MAX_STEPS; i++) {
         if (hidden(i) >= many)
             break;
-        u64 value[2] = {}; /* twice what is read, as the verifier sees no more of `bytes` than its mask */
+        u64 value[2] = {}; /* 16 bytes, as all that the verifier knows of `bytes` is the mask */
         u64 where = values[steps[i].from & (VALUES - 1)] + steps[i].offset + steps[i].per_gpu * values[GPU];
         failed |= read_user(value, steps[i].bytes & 15, (void *)where);
         values[steps[i].to & (VALUES - 1)] = value[0];
@@ -85,15 +87,15 @@ static __always_inline long follow(const struct step *steps, u64 many, u64 *valu
     return failed;
 }
 
-/* By its offset in pt_regs. */
+/* Returns an argument of the probed function, by its offset in pt_regs. */
 static __always_inline u64 integer_argument(struct pt_regs *ctx, u8 where) {
     u64 value = 0;
     bpf_probe_read_kernel(&value, 8, (void *)ctx + where);
     return value;
 }
 
-/* A handle with the number of the GPU that a launch is for in its lowest bits, if that has a kernel of its own; 0 if it is not
- * known. */
+/* Returns a handle with the number of the launch's GPU in its lowest bits, if the driver has a kernel for each GPU; 0 if the
+ * GPU is unknown. */
 static __always_inline u64 with_gpu(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout, u64 handle) {
     u64 at = ctx->di + entry->list_offset;
     u32 gpu = 0;
@@ -105,19 +107,20 @@ static __always_inline u64 with_gpu(struct pt_regs *ctx, const struct entry *ent
     return (handle & ~layout->gpu_mask) | gpu;
 }
 
-/* Puts such a handle where steps begin. */
+/* Sets the values from which steps start, from a handle that with_gpu() returned. */
 static __always_inline void begin_values(const struct layout *layout, u64 handle, u64 *values) {
     values[HANDLE] = handle & ~layout->gpu_mask;
     values[GPU] = handle & layout->gpu_mask;
 }
 
-/* What is to be known of a kernel. A module for several GPUs counts as one for each. */
-static __always_inline void follow_what(const struct layout *layout, u64 *values) {
-    follow(layout->what, layout->what_steps, values);
+/* Reads the values that describe a kernel. A module for several GPUs counts as a different one for each. */
+static __always_inline void follow_description(const struct layout *layout, u64 *values) {
+    follow(layout->description_steps, layout->description_step_count, values);
     u64 module = values[MODULE];
     values[MODULE] = module | (values[GPU] & -(hidden(module | -module) >> 63));
 }
 
+/* Returns the address at which the driver is loaded. */
 static __always_inline u64 loaded_at(struct pt_regs *ctx, const struct entry *entry) {
     return ctx->ip - entry->address;
 }
@@ -131,7 +134,8 @@ static __always_inline struct handle handle_of(struct pt_regs *ctx, const struct
     return handle;
 }
 
-static __always_inline int is_known(const struct layout *layout, u64 class) {
+/* Whether `class` is one of the layout's virtual tables. */
+static __always_inline int is_kernel_class(const struct layout *layout, u64 class) {
     u64 unlike = 1;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < CLASSES; i++) {
@@ -141,15 +145,17 @@ static __always_inline int is_known(const struct layout *layout, u64 class) {
     return !unlike;
 }
 
+/* Whether a kernel's code is inside the allocation at `start`, and all numbers are plausible. */
 static __always_inline int lies_inside(u64 address, u64 size, u64 start, u64 bytes) {
     u64 sign = address >> 48, from_start = (address - start) & GPU_ADDRESS_MASK;
     return (sign == 0 || sign == 0xffff) && size && size <= MOST_CODE_BYTES && from_start < bytes &&
            size <= bytes - from_start && bytes <= MOST_MEMORY_BYTES;
 }
 
-/* Whether another kernel is at an address, of which `values` has the code: then the layout is wrong for one of them. Of another
- * module it may be, as each GPU has its own memory. */
-static __always_inline int is_taken(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
+/* Whether another kernel of the same module is at this GPU address, which means that the layout is wrong for one of them.
+ * `values` is that of the new kernel, and is overwritten. Kernels of different modules may have one address, as each GPU has
+ * its own memory. */
+static __always_inline int is_occupied(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
                                     const struct handle *key, u64 address, u64 *values) {
     struct handle place = {.value = address, .pid = key->pid, .loaded_at = key->loaded_at};
     struct occupant fresh = {.handle = key->value, .code = values[CODE]};
@@ -157,10 +163,11 @@ static __always_inline int is_taken(struct pt_regs *ctx, const struct entry *ent
     if (occupant && occupant->handle != fresh.handle && occupant->code != fresh.code) {
         begin_values(layout, occupant->handle, values);
         values[OTHER_MODULE] = values[MODULE];
-        /* One that was never given back may have left its place all the same. */
-        if (!follow(layout->where, layout->where_steps, values) &&
-            is_known(layout, values[CLASS] - loaded_at(ctx, entry)) && address == values[ADDRESS] + values[ADDRESS_MORE]) {
-            follow_what(layout, values);
+        /* The other kernel may have moved or ended without a call that was seen. */
+        if (!follow(layout->address_steps, layout->address_step_count, values) &&
+            is_kernel_class(layout, values[CLASS] - loaded_at(ctx, entry)) &&
+            address == values[ADDRESS] + values[ADDRESS_MORE]) {
+            follow_description(layout, values);
             if (values[MODULE] == values[OTHER_MODULE])
                 return 1;
         }
@@ -169,17 +176,17 @@ static __always_inline int is_taken(struct pt_regs *ctx, const struct entry *ent
     return 0;
 }
 
-/* What is known of a handle's kernel after it was looked at; NULL, and why, where that is not to be believed. */
-static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const struct entry *entry,
+/* Reads and checks a handle's kernel; returns NULL and sets `failure` if a check fails. */
+static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const struct entry *entry,
                                                    const struct layout *layout, const struct handle *key, u64 *values,
                                                    enum counter *failure) {
     __builtin_memset(values, 0, VALUES * sizeof(*values));
     begin_values(layout, key->value, values);
     *failure = HANDLES_UNREADABLE;
-    if (follow(layout->where, layout->where_steps, values))
+    if (follow(layout->address_steps, layout->address_step_count, values))
         return 0;
     *failure = HANDLES_UNKNOWN;
-    if (!is_known(layout, values[CLASS] - loaded_at(ctx, entry)))
+    if (!is_kernel_class(layout, values[CLASS] - loaded_at(ctx, entry)))
         return 0;
     u64 address = values[ADDRESS] + values[ADDRESS_MORE];
     struct kernel *known = kernels_seen.lookup(key);
@@ -192,12 +199,12 @@ static __always_inline struct kernel *known_kernel(struct pt_regs *ctx, const st
     }
     *failure = HANDLES_ASTRAY;
     begin_values(layout, key->value, values);
-    follow_what(layout, values);
+    follow_description(layout, values);
     if (!lies_inside(address, values[CODE_BYTES], values[ALLOCATION], values[ALLOCATION_BYTES]))
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
     read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]);
-    if (is_taken(ctx, entry, layout, key, address, values))
+    if (is_occupied(ctx, entry, layout, key, address, values))
         return 0;
     kernels_seen.update(key, &fresh);
     return kernels_seen.lookup(key);
@@ -211,7 +218,7 @@ static __always_inline void send_launch(const struct launched *launch, const str
     record->list = list;
     u32 flags = launch->flags;
     if (kernel) {
-        record->iba = kernel->address & ~0xffffffffULL; /* so it was on all devices tried */
+        record->iba = kernel->address & ~0xffffffffULL; /* true of all devices that were tried */
         record->address = kernel->address;
         record->size = kernel->size;
         if (!(flags & LAUNCH_OTHER) && bpf_probe_read_kernel(record->name, sizeof(record->name), kernel->name) == 0 &&
@@ -223,47 +230,48 @@ static __always_inline void send_launch(const struct launched *launch, const str
         flags |= LAUNCH_BAD_ARGS | LAUNCH_NO_NAME;
     }
     record->flags = flags;
-    launches.ringbuf_submit(record, wakeup(launch->fired, LAUNCH_WAKE_EVERY));
+    launches.ringbuf_submit(record, wakeup(launch->nth, LAUNCH_WAKE_EVERY));
 }
 
-/* `what` is a constant: modules have a ring buffer of their own, so that names and code have room whatever came before. */
-static __always_inline struct piece *reserve_piece(const struct about *about, enum piece_of what, u64 offset, u64 total) {
-    struct piece *piece;
-    if (what == PIECE_OF_MODULE)
-        piece = modules.ringbuf_reserve(sizeof(struct piece));
+/* Reserves a record for a chunk; `what` must be a constant. Modules have their own ring buffer, so that they never displace
+ * names and code. */
+static __always_inline struct chunk *reserve_chunk(const struct about *about, enum chunk_of what, u64 offset, u64 total) {
+    struct chunk *chunk;
+    if (what == CHUNK_OF_MODULE)
+        chunk = modules.ringbuf_reserve(sizeof(struct chunk));
     else
-        piece = pieces.ringbuf_reserve(sizeof(struct piece));
-    if (piece) {
-        *(struct about *)piece = *about;
-        piece->what = what;
-        piece->offset = offset;
-        piece->total = total;
+        chunk = chunks.ringbuf_reserve(sizeof(struct chunk));
+    if (chunk) {
+        *(struct about *)chunk = *about;
+        chunk->what = what;
+        chunk->offset = offset;
+        chunk->total = total;
     }
-    return piece;
+    return chunk;
 }
 
 enum name_result { NAME_SENT, NAME_UNREADABLE, NAME_NO_ROOM };
 
 static __always_inline enum name_result send_name(const struct about *about, u64 name) {
-    struct piece *piece = reserve_piece(about, PIECE_OF_NAME, 0, 0);
-    if (!piece)
+    struct chunk *chunk = reserve_chunk(about, CHUNK_OF_NAME, 0, 0);
+    if (!chunk)
         return NAME_NO_ROOM;
-    long bytes = read_user_text(piece->data, PIECE_BYTES, (void *)name);
+    long bytes = read_user_text(chunk->data, CHUNK_BYTES, (void *)name);
     if (bytes <= 1) {
-        pieces.ringbuf_discard(piece, BPF_RB_NO_WAKEUP);
+        chunks.ringbuf_discard(chunk, BPF_RB_NO_WAKEUP);
         return NAME_UNREADABLE;
     }
-    piece->bytes = piece->total = bytes - 1;
-    pieces.ringbuf_submit(piece, BPF_RB_NO_WAKEUP);
+    chunk->bytes = chunk->total = bytes - 1;
+    chunks.ringbuf_submit(chunk, BPF_RB_NO_WAKEUP);
     return NAME_SENT;
 }
 
-#define UNREADABLE 1 /* some of it, which was left empty */
+#define UNREADABLE 1 /* some chunks could not be read, and were sent empty */
 #define NO_ROOM 2 /* in the ring buffer */
 
-/* Sends what is left of `total` bytes, of which `sent` were, at most `most` pieces; gives how many bytes are sent then. `what` and
- * `most` are constants. To `failures` go UNREADABLE and NO_ROOM. */
-static __always_inline u64 send_pieces(const struct about *about, enum piece_of what, u32 most, u64 from, u64 total, u64 sent,
+/* Sends the rest of `total` bytes after the first `sent`, at most `most` chunks; returns the new number of sent bytes.
+ * `what` and `most` must be constants. Adds UNREADABLE and NO_ROOM to `failures`. */
+static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u32 most, u64 from, u64 total, u64 sent,
                                        u64 *failures) {
     u64 failed = 0;
 #pragma clang loop unroll(disable)
@@ -272,30 +280,31 @@ static __always_inline u64 send_pieces(const struct about *about, enum piece_of 
         failed = forgotten(failed, about->time);
         if (sent >= total)
             break;
-        struct piece *piece = reserve_piece(about, what, sent, total);
-        if (!piece) {
+        struct chunk *chunk = reserve_chunk(about, what, sent, total);
+        if (!chunk) {
             failed |= NO_ROOM;
             break;
         }
-        u64 bytes = at_most(PIECE_BYTES, total - sent);
-        u64 unreadable = hidden(read_user(piece->data, bytes, (void *)(from + sent))) >> 63;
+        u64 bytes = at_most(CHUNK_BYTES, total - sent);
+        u64 unreadable = hidden(read_user(chunk->data, bytes, (void *)(from + sent))) >> 63;
         bytes = forgotten(bytes, about->time);
         failed |= unreadable;
-        piece->bytes = choose(unreadable, 0, bytes);
-        pieces.ringbuf_submit(piece, wakeup(number, what == PIECE_OF_MODULE ? MODULE_WAKE_EVERY : PIECE_WAKE_EVERY));
+        chunk->bytes = choose(unreadable, 0, bytes);
+        chunks.ringbuf_submit(chunk, wakeup(number, what == CHUNK_OF_MODULE ? MODULE_WAKE_EVERY : CHUNK_WAKE_EVERY));
         sent += bytes;
     }
     *failures |= failed;
     return sent;
 }
 
-/* Its name, its code, and then its module's binary unless that was sent: a kernel that is launched but once has its
- * instructions, however large its module is. What is too much for once, or has no room, goes on at the next launch. */
+/* Sends a kernel's name, its code, and then its module's binary unless that was sent. The code precedes the module, so that
+ * a kernel that is launched only once has its instructions, however large its module is. Data that exceeds the limit for one
+ * launch, or the space in the ring buffer, is sent at the next launch. */
 static __always_inline void describe(u64 time, const struct layout *layout, const struct handle *key, u64 *values,
                                      struct kernel *kernel) {
     __builtin_memset(values, 0, VALUES * sizeof(*values));
     begin_values(layout, key->value, values);
-    follow_what(layout, values);
+    follow_description(layout, values);
     u64 name = values[NAME], code = values[CODE], binary = values[BINARY], binary_bytes = values[BINARY_BYTES];
     u64 of_module = values[MODULE], failures = 0;
     struct about about = {
@@ -323,12 +332,12 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
         failures = forgotten(result == NAME_UNREADABLE ? UNREADABLE : result == NAME_NO_ROOM ? NO_ROOM : 0, time);
     }
     u64 of_code = 0;
-    sent = send_pieces(&about, PIECE_OF_CODE, MOST_CODE_PIECES, code, kernel->size, sent, &of_code);
+    sent = send_chunks(&about, CHUNK_OF_CODE, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
     u64 is_whole = sent >= kernel->size, too_large = binary_bytes > MOST_BINARY_BYTES;
     if (module && !too_large) {
-        module->sent = send_pieces(&about, PIECE_OF_MODULE, MOST_MODULE_PIECES, binary, binary_bytes, module->sent, &failures);
+        module->sent = send_chunks(&about, CHUNK_OF_MODULE, MOST_MODULE_CHUNKS, binary, binary_bytes, module->sent, &failures);
         is_whole &= module->sent >= binary_bytes;
     }
     is_whole = forgotten(is_whole, time);
@@ -336,27 +345,27 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     if (is_whole && has_name && !failures) {
         kernel->described = DESCRIBED;
         count(KERNELS, 1);
-        count(PIECES_LOST, too_large);
+        count(CHUNKS_LOST, too_large);
     } else {
         kernel->described += failures & UNREADABLE;
-        count(PIECES_LOST, !!failures);
+        count(CHUNKS_LOST, !!failures);
     }
 }
 
-/* How many kernels a call launches. */
-static __always_inline u32 kernels_of(struct pt_regs *ctx, const struct entry *entry) {
+/* Returns the number of kernels that a call launches. */
+static __always_inline u32 kernel_count(struct pt_regs *ctx, const struct entry *entry) {
     return entry->is_array ? integer_argument(ctx, entry->count) : 1;
 }
 
-/* A launch of one kernel, or of the next ones of an array; then what is left, and what is to be described: the verifier has no
- * room for that in this loop. */
+/* Sends the launch of one kernel, or of the next kernels in an array; then continues with the rest of the array, and with
+ * descriptions, which are too complex for the verifier inside this loop. */
 static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct scratch *scratch, const struct entry *entry,
                                                     const struct layout *layout) {
-    struct room *room = room_of(scratch);
-    struct launched *launch = &room->launched;
-    u64 *values = room->regs;
+    struct launch_state *state = launch_state_of(scratch);
+    struct launched *launch = &state->launched;
+    u64 *values = state->regs;
     u64 given = integer_argument(ctx, entry->handle) + entry->offset, time = launch->time;
-    u64 many = kernels_of(ctx, entry), first = room->kernels_sent, undescribed = room->undescribed;
+    u64 many = kernel_count(ctx, entry), first = state->kernels_sent, undescribed = state->undescribed;
     enum counter failure;
     struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, given));
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
@@ -368,32 +377,32 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
         if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * number)))
-            kernel = known_kernel(ctx, entry, layout, &key, values, &failure);
+            kernel = checked_kernel(ctx, entry, layout, &key, values, &failure);
         send_launch(launch, kernel, list, forgotten(failure, time));
-        u64 wanting = forgotten(kernel && kernel->described < TRIES, time);
-        room->handles[below(MOST_UNDESCRIBED, undescribed)] = key.value;
+        u64 wanting = forgotten(kernel && kernel->described < MAX_TRIES, time);
+        state->handles[below(MOST_UNDESCRIBED, undescribed)] = key.value;
         undescribed = forgotten(undescribed + (wanting & (undescribed < MOST_UNDESCRIBED - 1)), time);
     }
-    room->kernels_sent = first + MOST_AT_ONCE;
-    room->undescribed = undescribed;
+    state->kernels_sent = first + MOST_AT_ONCE;
+    state->undescribed = undescribed;
     if (!first && many > 1)
         count(LAUNCHES, many - 1);
-    if (room->kernels_sent < many) {
-        launch->flags |= LAUNCH_GIVEN;
+    if (state->kernels_sent < many) {
+        launch->flags |= LAUNCH_NO_WALK;
         phases.call(ctx, HANDLE_LAUNCHED);
-        count(LAUNCHES_LOST, many - room->kernels_sent);
+        count(LAUNCHES_LOST, many - state->kernels_sent);
     }
     if (undescribed && !(launch->flags & LAUNCH_OTHER))
         phases.call(ctx, DESCRIBE);
 }
 
-/* Which function was called; NULL where there is no such one. */
+/* Returns the entry of the probed function; NULL if there is none. */
 static __always_inline struct entry *entry_of(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     return entries.lookup(&slot);
 }
 
-/* Of its driver; NULL likewise. */
+/* Returns the layout of an entry's driver; NULL if there is none. */
 static __always_inline struct layout *layout_of(const struct entry *entry) {
     u32 which = entry ? entry->layout : -1;
     return layouts.lookup(&which);
@@ -402,22 +411,22 @@ static __always_inline struct layout *layout_of(const struct entry *entry) {
 int on_handle_launch(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
-    if (entry && kernels_of(ctx, entry))
+    if (entry && kernel_count(ctx, entry))
         begin_launch(ctx, time, HANDLE_LAUNCHED);
     return 0;
 }
 
 typedef void send_t(struct pt_regs *ctx, struct scratch *scratch, const struct entry *entry, const struct layout *layout);
 
-/* Goes on where the walk of a launch ended; `send` sends its kernels. */
+/* Ends a launch after its stack was walked; `send` sends its kernels. */
 static __always_inline int end_launch_by(struct pt_regs *ctx, send_t *send) {
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
-    struct scratch *scratch = launched_before();
+    struct scratch *scratch = walked_launch();
     if (!scratch)
         return 0;
     if (entry && layout) {
-        room_of(scratch)->launched.flags |= entry->flags;
+        launch_state_of(scratch)->launched.flags |= entry->flags;
         send(ctx, scratch, entry, layout);
     }
     end_launch(scratch);
@@ -434,14 +443,14 @@ int on_describe(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (!scratch)
         return 0;
-    struct room *room = room_of(scratch);
-    if (entry && layout && room->undescribed) {
-        u64 left = --room->undescribed;
-        struct handle key = handle_of(ctx, entry, room->handles[below(MOST_UNDESCRIBED, left)]);
+    struct launch_state *state = launch_state_of(scratch);
+    if (entry && layout && state->undescribed) {
+        u64 left = --state->undescribed;
+        struct handle key = handle_of(ctx, entry, state->handles[below(MOST_UNDESCRIBED, left)]);
         struct kernel *kernel = kernels_seen.lookup(&key);
-        if (kernel && kernel->described < TRIES)
-            describe(room->launched.time, layout, &key, room->regs, kernel);
-        if (room->undescribed)
+        if (kernel && kernel->described < MAX_TRIES)
+            describe(state->launched.time, layout, &key, state->regs, kernel);
+        if (state->undescribed)
             phases.call(ctx, DESCRIBE);
     }
     end_launch(scratch);
@@ -450,7 +459,7 @@ int on_describe(struct pt_regs *ctx) {
 
 typedef void forget_t(struct handle *key);
 
-/* Forgets what ends, for each GPU on which it can be. */
+/* Calls `forget` with the handle that the driver destroys, and with its variants for other GPUs if the driver has those. */
 static __always_inline int forget_by(struct pt_regs *ctx, forget_t *forget) {
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
@@ -470,7 +479,7 @@ static __always_inline int forget_by(struct pt_regs *ctx, forget_t *forget) {
 static __always_inline void forget_kernel(struct handle *key) {
     struct kernel *kernel = kernels_seen.lookup(key);
     struct handle place = {.value = kernel ? kernel->address : 0, .pid = key->pid, .loaded_at = key->loaded_at};
-    occupants.delete(&place); /* what is left in the process's memory may look like a kernel for long */
+    occupants.delete(&place); /* a destroyed kernel's memory may look like a kernel for a long time */
     kernels_seen.delete(key);
 }
 

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Launches and compiled modules, as the runtime's two USDT probes tell them (compiled behind unwind.c); handles.c has those of drivers
- * without probes.
+/* Launches and compiled modules, from the runtime's two USDT probes (compiled after unwind.c); handles.c has launches in
+ * drivers without probes.
  *
- * One program serves every library: where a probe's arguments live is read from the `probes` map, at the slot that
- * the attachment's cookie names. What leaves for user space leaves in records of one size per ring buffer, so that
- * the reader takes thousands of them at once as an array.
+ * One program serves every library: the map `probes` has the places of a probe's arguments; the attachment's cookie is the
+ * probe's index. All records in a ring buffer have one size, so that the reader gets thousands of them at once as an array.
  *
- * A user stack travels once. Its id is a hash of the process and the addresses; `stacks_sent` remembers which ids
- * have travelled and a second hash to tell two stacks of one id apart. Nothing depends on that memory being large:
- * an id that was forgotten makes its stack travel again, and a stack whose id is taken by another travels under an
- * id of its own.
+ * A user stack is sent once. Its id is a hash of the process and the addresses. `stacks_sent` has the ids that were sent, with
+ * a second hash that distinguishes two stacks with one id. This map may lose elements: a stack whose id is missing is sent
+ * again. A stack whose id another stack has is sent with an id of its own.
  *
- * Each new output file gets every stack again: the epoch in `settings` is part of the id.
+ * Each new output file gets every stack again, because the epoch in `settings` is part of the id.
  *
- * Numbers without a definition here: MAX_DEPTH (a power of two) is set by the compiler (programs.py), STACK_DEPTH (at most MAX_DEPTH),
- * STACK_ID_BITS and *_WAKE_EVERY by the loader.
+ * The compiler (programs.py) sets MAX_DEPTH, a power of two; the loader sets STACK_DEPTH (at most MAX_DEPTH), STACK_ID_BITS and
+ * *_WAKE_EVERY.
  */
-#define LAUNCH_GIVEN (1 << 16) /* of a launch's flags: its stack is known without a walk; never sent */
+#define LAUNCH_NO_WALK (1 << 16) /* a launch's flag, never sent: its stack is known without a walk */
 
 BPF_ARRAY(probes, struct probe, ANY);
 BPF_ARRAY(settings, struct settings, 1);
-/* The processes that are not to be recorded. One that was forgotten, or of which nobody knows yet, is recorded. */
+/* The processes that are not recorded. As the map may lose elements, and new processes are added late, some are recorded all
+ * the same. */
 BPF_TABLE("lru_hash", u32, u32, others, ANY);
 BPF_RINGBUF_OUTPUT(launches, ANY);
 BPF_RINGBUF_OUTPUT(stacks, ANY);
@@ -49,6 +48,7 @@ static __always_inline void read_registers(struct pt_regs *ctx, u64 *regs) {
     regs[NO_REGISTER] = 0;
 }
 
+/* Reads an argument of a USDT probe; returns 0 on success. */
 static __always_inline int read_arg(const u64 *regs, const struct arg *arg, u64 *out) {
     u32 unused = (64 - arg->bits) & 63;
     u64 value = arg->value;
@@ -59,7 +59,7 @@ static __always_inline int read_arg(const u64 *regs, const struct arg *arg, u64 
     if (arg->kind == ARG_MEMORY) {
         u64 where = value + regs[arg->base & 31] + (regs[arg->index & 31] << (arg->scale & 3));
         value = 0;
-        /* 8 bytes may cross into an unmapped page where fewer would not */
+        /* Reads no more than the argument's size: more might cross into an unmapped page. */
         int failed = arg->bits == 64   ? read_user(&value, 8, (void *)where)
                      : arg->bits == 32 ? read_user(&value, 4, (void *)where)
                      : arg->bits == 16 ? read_user(&value, 2, (void *)where)
@@ -74,30 +74,30 @@ static __always_inline int read_arg(const u64 *regs, const struct arg *arg, u64 
     return 0;
 }
 
-/* What a launch is, however that was found out. */
+/* A launch, or another call whose stack is walked. */
 struct launched {
     u64 time;
     u32 pid;
     u32 tid;
-    u64 fired;       /* how many this CPU has counted with it */
-    u64 stack;       /* 0 where there is none */
-    u64 remark;      /* enum counter: what is to be counted of it, COUNTERS for nothing */
+    u64 nth;         /* its number among the calls of this kind on this CPU, for wakeup() */
+    u64 stack;       /* id; 0 for none */
+    u64 counter;     /* enum counter: the problem of its stack that is counted when it is sent; COUNTERS for none */
     u64 flags;
 };
 
 #define MOST_UNDESCRIBED 32 /* kernels of one call; a power of two */
 
-/* What the scratch has room for besides. */
-struct room {
+/* The part of the scratch for this file and those after it: the launch in progress. */
+struct launch_state {
     struct launched launched;
-    struct launched kernel; /* of a sample */
-    u64 kernels_sent;       /* of a call that launches several */
-    u64 undescribed;        /* how many of `handles` there are */
-    u64 handles[MOST_UNDESCRIBED]; /* of kernels that are to be described */
-    u64 regs[32];
+    struct launched kernel; /* a CPU sample's stack in the Linux kernel */
+    u64 kernels_sent;       /* number of launches sent of a call with several kernels */
+    u64 undescribed;        /* number of elements of `handles` */
+    u64 handles[MOST_UNDESCRIBED]; /* of kernels that have to be described */
+    u64 regs[32];           /* registers, or the values of steps */
 };
-static __always_inline struct room *room_of(struct scratch *scratch) {
-    return (struct room *)scratch->more;
+static __always_inline struct launch_state *launch_state_of(struct scratch *scratch) {
+    return (struct launch_state *)scratch->launch_state;
 }
 
 static __always_inline void send_python(struct scratch *scratch, const struct launched *launch, u64 id) {
@@ -107,7 +107,7 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
         return;
     }
     record->id = id;
-    record->time = bpf_ktime_get_ns(); /* its code objects were sent before */
+    record->time = bpf_ktime_get_ns(); /* after its code objects were sent */
     record->pid = launch->pid;
     record->depth = scratch->depth;
     record->count = scratch->python;
@@ -115,13 +115,13 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
     record->kept = 0;
     record->sp = scratch->copied.start.sp;
     bpf_probe_read_kernel(record->cfas, sizeof(scratch->cfas), scratch->cfas);
-    if (scratch->walked == MISSED) /* the last one's caller is not known */
+    if (scratch->walked == MISSED) /* the outermost address's caller is unknown */
         record->cfas[below(MAX_DEPTH, scratch->depth - 1)] = 0;
     bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
     python_stacks.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-/* Gives 0 when there was room. */
+/* Sends a stack; returns 0 unless the ring buffer is full. */
 static __always_inline long send_stack(struct scratch *scratch, const struct launched *launch, u64 id) {
     struct stack *record = stacks.ringbuf_reserve(sizeof(struct stack) + sizeof(u64) * STACK_DEPTH);
     if (!record)
@@ -140,18 +140,18 @@ static __always_inline long send_stack(struct scratch *scratch, const struct lau
     return 0;
 }
 
-/* An id that no other stack has, for one whose hash is no good. */
+/* Returns an id that no other stack has, for stacks without a unique hash. */
 static __always_inline u64 own_id(u64 time) {
     return 1ULL << 63 | time << 8 | (bpf_get_smp_processor_id() & 255);
 }
 
-/* A stack that is known to its end, or as far as it is walked. */
-static __always_inline void met(struct scratch *scratch, struct launched *launch) {
-    u64 id = (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* 0 says that there is none */
+/* Sends a launch's stack unless it was sent before, and sets the launch's stack id. */
+static __always_inline void send_new_stack(struct scratch *scratch, struct launched *launch) {
+    u64 id = (scratch->hashes[0] & ((1ULL << STACK_ID_BITS) - 1)) | 1; /* never 0, which means no stack */
     u64 *known = stacks_sent.lookup(&id);
     if (!known || *known != scratch->hashes[1]) {
         u64 sent_as = known ? own_id(launch->time) : id;
-        launch->remark = STACKS_LOST;
+        launch->counter = STACKS_LOST;
         if (send_stack(scratch, launch, sent_as))
             return;
         if (known)
@@ -161,44 +161,45 @@ static __always_inline void met(struct scratch *scratch, struct launched *launch
         id = sent_as;
     }
     launch->stack = id;
-    launch->remark = scratch->walked == DEEP ? STACKS_TRUNCATED : COUNTERS;
+    launch->counter = scratch->walked == DEEP ? STACKS_TRUNCATED : COUNTERS;
 }
 
-/* The walks of a thread that end alike, whatever its functions of Python are: the rule that is missing is the same. */
-static __always_inline u64 alike(struct scratch *scratch, u32 tid) {
+/* Returns a key for all walks of a thread that end at the same address and depth: they lack the same rule. */
+static __always_inline u64 end_key(struct scratch *scratch, u32 tid) {
     return mixed(scratch->ip ^ scratch->depth << ADDRESS_BITS, ~(u64)tid);
 }
 
-/* A walk that lacked a rule: a copy of the stack has to be sent, unless one of the same path is on its way. Where so many of others that
- * end alike were sent, it stays as it is; but where nothing is known of a process yet, all walks end alike. Gives what follows. */
-static __always_inline u32 missed(struct scratch *scratch) {
-    struct launched *launch = &room_of(scratch)->launched;
-    u64 key = way_of(scratch, launch->tid), of_all = alike(scratch, launch->tid);
-    scratch->copied.way = key;
-    struct way *known = ways.lookup(&key), *all = ways.lookup(&of_all);
+/* Handles a walk that lacked a rule; returns the next phase. A copy of the stack has to be sent, unless a copy of the same
+ * path was sent a short time ago. If many copies of other paths with the same end were sent, the stack stays incomplete.
+ * That limit does not hold for walks of one frame: as long as a process has no rules, all its walks end there. */
+static __always_inline u32 handle_miss(struct scratch *scratch) {
+    struct launched *launch = &launch_state_of(scratch)->launched;
+    u64 key = missed_path_key(scratch, launch->tid), of_all = end_key(scratch, launch->tid);
+    scratch->copied.missed_path = key;
+    struct missed_path *known = missed_paths.lookup(&key), *all = missed_paths.lookup(&of_all);
     if (known && hidden(known->until) > launch->time) {
         launch->stack = known->id;
         launch->flags |= LAUNCH_PRESUMED;
-        launch->remark = STACKS_PRESUMED;
-        return scratch->then;
+        launch->counter = STACKS_PRESUMED;
+        return scratch->after_walk;
     }
     u64 is_other = hidden(all ? all->until : 0) > launch->time, copies = hidden(all ? all->copies : 0);
     if (!hidden(is_other & (copies >= MOST_COPIES) & (scratch->depth > 1)))
         return COPY;
-    met(scratch, launch);
-    return scratch->then;
+    send_new_stack(scratch, launch);
+    return scratch->after_walk;
 }
 
-/* Sends the copy. Gives what follows. */
-static __always_inline u32 copied(struct scratch *scratch, u64 is_sample) {
-    struct launched *launch = &room_of(scratch)->launched;
-    u64 key = scratch->copied.way, of_all = alike(scratch, launch->tid);
-    struct way fresh = {.id = own_id(launch->time), .until = launch->time + WAY_NS, .copies = 1};
-    launch->remark = STACKS_LOST;
+/* Sends an incomplete stack with a copy of the stack memory; returns the next phase. */
+static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sample) {
+    struct launched *launch = &launch_state_of(scratch)->launched;
+    u64 key = scratch->copied.missed_path, of_all = end_key(scratch, launch->tid);
+    struct missed_path fresh = {.id = own_id(launch->time), .until = launch->time + MISSED_PATH_NS, .copies = 1};
+    launch->counter = STACKS_LOST;
     if (send_stack(scratch, launch, fresh.id))
-        return scratch->then;
+        return scratch->after_walk;
     launch->stack = fresh.id;
-    launch->remark = STACKS_MISSED;
+    launch->counter = STACKS_MISSED;
     scratch->copied.id = fresh.id;
     scratch->copied.time = launch->time;
     scratch->copied.pid = launch->pid;
@@ -207,121 +208,124 @@ static __always_inline u32 copied(struct scratch *scratch, u64 is_sample) {
     scratch->copied.has_python = scratch->python_state != PYTHON_NONE;
     if (send_copy(scratch)) {
         count(COPIES_LOST, 1);
-        return scratch->then;
+        return scratch->after_walk;
     }
-    ways.update(&key, &fresh);
-    struct way *all = ways.lookup(&of_all);
+    missed_paths.update(&key, &fresh);
+    struct missed_path *all = missed_paths.lookup(&of_all);
     if (all && all->until > launch->time)
         __sync_fetch_and_add(&all->copies, 1);
     else
-        ways.update(&of_all, &fresh);
-    return scratch->then;
+        missed_paths.update(&of_all, &fresh);
+    return scratch->after_walk;
 }
 
 int on_miss(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (scratch)
-        phases.call(ctx, missed(scratch));
+        phases.call(ctx, handle_miss(scratch));
     return 0;
 }
 
 int on_copy(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (scratch)
-        phases.call(ctx, copied(scratch, 0));
+        phases.call(ctx, send_copied_stack(scratch, 0));
     return 0;
 }
 
 int on_sample_miss(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
-        sample_phases.call(ctx, missed(scratch));
+        sample_phases.call(ctx, handle_miss(scratch));
     return 0;
 }
 
 int on_sample_copy(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
-        sample_phases.call(ctx, copied(scratch, 1));
+        sample_phases.call(ctx, send_copied_stack(scratch, 1));
     return 0;
 }
 
-/* Sends what a walk came to, unless on_miss did. */
+/* Sends the stack of a finished walk, unless on_miss did. */
 static __always_inline void end_walk(struct scratch *scratch, struct launched *launch) {
     if (scratch->walked != MISSED || FRAME_POINTERS_ONLY)
-        met(scratch, launch);
+        send_new_stack(scratch, launch);
 }
 
-/* Who calls, and from where; a program for `then` goes on with it. `calls` counts the call, `lost` what nobody goes on with. */
-static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase then, enum counter calls, enum counter lost) {
+/* Begins a launch or another call: notes the thread, and walks its stack; continues with the program for `after_walk`.
+ * Counts the call in `calls`, and in `lost` if no program continues. */
+static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase after_walk, enum counter calls,
+                                       enum counter lost) {
     u32 zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
     struct settings *set = settings.lookup(&zero);
-    u64 fired = count(calls, 1);
+    u64 nth = count(calls, 1);
     struct scratch *scratch = set ? take_scratch(owner_of(0)) : 0;
     if (scratch) {
-        struct launched *launch = &room_of(scratch)->launched;
+        struct launched *launch = &launch_state_of(scratch)->launched;
         launch->time = time;
         launch->pid = pid;
         launch->tid = bpf_get_current_pid_tgid();
-        launch->fired = fired;
+        launch->nth = nth;
         launch->stack = 0;
         launch->flags = LAUNCH_NO_STACK;
-        launch->remark = OTHERS;
-        room_of(scratch)->kernels_sent = room_of(scratch)->undescribed = 0;
+        launch->counter = OTHERS;
+        launch_state_of(scratch)->kernels_sent = launch_state_of(scratch)->undescribed = 0;
         if (set->scoped && others.lookup(&pid)) {
             launch->flags = LAUNCH_OTHER;
-            phases.call(ctx, then);
+            phases.call(ctx, after_walk);
         } else {
             BEGIN_WALK(scratch, pid, ctx);
-            start_walk(scratch, pid, set->epoch, then);
+            start_walk(scratch, pid, set->epoch, after_walk);
             phases.call(ctx, begin_python(scratch, bpf_get_current_pid_tgid(), time));
         }
         give_back(scratch);
     }
-    count(lost, 1); /* nobody goes on with it */
+    count(lost, 1); /* no scratch is free, or the tail call failed */
 }
 
-static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase then) {
-    begin_call(ctx, time, then, LAUNCHES, LAUNCHES_LOST);
+static __always_inline void begin_launch(struct pt_regs *ctx, u64 time, enum phase after_walk) {
+    begin_call(ctx, time, after_walk, LAUNCHES, LAUNCHES_LOST);
 }
 
-/* What begin_call began, with the stack that it is from; NULL where another thread has taken the scratch. */
-static __always_inline struct scratch *called_before(enum counter lost) {
+/* Continues a call that begin_call began, after the walk; returns NULL if another thread has taken the scratch. */
+static __always_inline struct scratch *walked_call(enum counter lost) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (!scratch) {
         count(lost, 1);
         return 0;
     }
-    struct launched *launch = &room_of(scratch)->launched;
-    if (!(launch->flags & (LAUNCH_OTHER | LAUNCH_GIVEN))) {
+    struct launched *launch = &launch_state_of(scratch)->launched;
+    if (!(launch->flags & (LAUNCH_OTHER | LAUNCH_NO_WALK))) {
         end_walk(scratch, launch);
         launch->flags &= ~(launch->stack ? (u64)LAUNCH_NO_STACK : 0);
     }
-    launch->flags &= ~(u64)LAUNCH_GIVEN;
+    launch->flags &= ~(u64)LAUNCH_NO_WALK;
     return scratch;
 }
 
-static __always_inline struct scratch *launched_before(void) {
-    return called_before(LAUNCHES_LOST);
+static __always_inline struct scratch *walked_launch(void) {
+    return walked_call(LAUNCHES_LOST);
 }
 
 static __always_inline void end_launch(struct scratch *scratch) {
-    count(PROBE_NS, bpf_ktime_get_ns() - room_of(scratch)->launched.time);
+    count(PROBE_NS, bpf_ktime_get_ns() - launch_state_of(scratch)->launched.time);
     give_back(scratch);
 }
 
-/* A record for it, to be submitted with the address, size, flags and name in it; NULL where there is no room.
+/* Reserves a launch's record; the caller fills in address, size, flags and name and submits it. NULL if the ring buffer is
+ * full.
  *
- * After the stack, which a launch is never ahead of, and late: a thread that is preempted while it holds a record holds up
- * those behind it. */
+ * Call it after the stack was sent, as a launch must not arrive before its stack, and as late as possible: while a preempted
+ * thread holds a reserved record, the reader cannot get later records. */
 static __always_inline struct launch *reserve_launch(const struct launched *launch) {
     struct launch *record = launches.ringbuf_reserve(sizeof(struct launch));
     if (!record) {
         count(LAUNCHES_LOST, 1);
         return 0;
     }
-    if (launch->remark != COUNTERS)
-        count(hidden(launch->remark), 1);
+    if (launch->counter != COUNTERS)
+        count(hidden(launch->counter), 1);
     record->time = launch->time;
     record->pid = launch->pid;
     record->tid = launch->tid;
@@ -335,8 +339,8 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
 }
 
 static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scratch *scratch, const struct probe *probe) {
-    struct launched *launch = &room_of(scratch)->launched;
-    u64 *regs = room_of(scratch)->regs;
+    struct launched *launch = &launch_state_of(scratch)->launched;
+    u64 *regs = launch_state_of(scratch)->regs;
     u64 iba = 0, address = 0, size = 0, name = 0, list = 0;
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
@@ -350,14 +354,14 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     record->iba = iba;
     record->address = address;
     record->size = size;
-    read_arg(regs, &probe->args[4], &list); /* which only the injected library says */
+    read_arg(regs, &probe->args[4], &list); /* only the injected library passes it */
     record->list = list;
-    /* The patched driver passes a C++ smart pointer here: on some builds it is the string's address. */
+    /* The patched driver passes a C++ smart pointer here, whose value is the string's address in some builds. */
     if (!(launch->flags & LAUNCH_OTHER) &&
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
         launch->flags |= LAUNCH_NO_NAME;
     record->flags = launch->flags;
-    launches.ringbuf_submit(record, wakeup(launch->fired, LAUNCH_WAKE_EVERY));
+    launches.ringbuf_submit(record, wakeup(launch->nth, LAUNCH_WAKE_EVERY));
 }
 
 static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct probe *probe) {
@@ -382,7 +386,7 @@ static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct
         compilations.ringbuf_discard(record, BPF_RB_NO_WAKEUP);
         return;
     }
-    /* The file may be gone soon: the reader is woken at once. */
+    /* Wakes the reader at once, as the file may be removed soon. */
     compilations.ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
 }
 
@@ -394,7 +398,7 @@ int on_launch(struct pt_regs *ctx) {
 int on_launched(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct probe *probe = probes.lookup(&slot);
-    struct scratch *scratch = launched_before();
+    struct scratch *scratch = walked_launch();
     if (!scratch)
         return 0;
     if (probe)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What happens to closed command lists (compiled behind handles.c).
+/* Executions and other events of closed command lists (compiled after handles.c).
  *
- * A launch that is appended to a list says which one (`list` of struct launch). Here is what tells when such a list ran: a record for
- * each execution, with the lists of the call and the stack that it is from, and one for each list that was closed, reset or destroyed,
- * as from then on its handle means something else. Nothing here looks into a list, so an execution costs the same however much was
- * appended. report/join/executions.py puts launches and executions together.
+ * A launch that is appended to a list has the list's handle (`list` of struct launch). The programs in this file send a record
+ * for each call that executes lists, with their handles and the call's stack, and a record for each list that is closed, reset
+ * or destroyed, as the handle then refers to another filling. They do not read the lists, so the cost of an execution does not
+ * depend on how much was appended. report/join/executions.py matches launches with executions.
  *
- * Set by the loader: LIST_WAKE_EVERY.
+ * The loader sets LIST_WAKE_EVERY.
  */
-#define MOST_LIST_RECORDS 512 /* of one call; what is beyond is counted as lost */
+#define MOST_LIST_RECORDS 512 /* of one call; lists beyond are counted as lost */
 
 BPF_RINGBUF_OUTPUT(list_events, ANY);
 
@@ -25,7 +25,7 @@ static __always_inline void begin_record(struct list_record *record, const struc
         bpf_get_current_comm(record->comm, sizeof(record->comm));
 }
 
-/* The call's lists, in as many records as it takes. */
+/* Sends the lists that a call executes, in as many records as necessary. */
 static __always_inline void send_executions(const struct launched *launch, u64 queue, u64 many, u64 from) {
     u64 time = launch->time, sent = 0, lost = 0;
 #pragma clang loop unroll(disable)
@@ -44,7 +44,7 @@ static __always_inline void send_executions(const struct launched *launch, u64 q
         begin_record(record, launch, LIST_EXECUTE);
         record->count = choose(unreadable, 0, some);
         record->queue = queue;
-        list_events.ringbuf_submit(record, wakeup(launch->fired, LIST_WAKE_EVERY));
+        list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
         sent += some;
     }
     lost += many - sent;
@@ -58,7 +58,7 @@ static __always_inline void send_event(u64 event, u64 list) {
         .time = bpf_ktime_get_ns(),
         .pid = who >> 32,
         .tid = who,
-        .flags = LAUNCH_NO_STACK | LAUNCH_OTHER, /* nobody asks for more */
+        .flags = LAUNCH_NO_STACK | LAUNCH_OTHER, /* these events need neither stack nor comm */
     };
     struct list_record *record = list_events.ringbuf_reserve(sizeof(struct list_record));
     if (!record) {
@@ -73,11 +73,11 @@ static __always_inline void send_event(u64 event, u64 list) {
     list_events.ringbuf_submit(record, wakeup(count(LIST_EVENTS, 1), LIST_WAKE_EVERY));
 }
 
-/* The call, of which is counted what its stack lacks. */
-static __always_inline const struct launched *called(struct scratch *scratch) {
-    struct launched *launch = &room_of(scratch)->launched;
-    if (launch->remark != COUNTERS)
-        count(hidden(launch->remark), 1);
+/* Returns the call, after counting the problem of its stack, if any. */
+static __always_inline const struct launched *counted_call(struct scratch *scratch) {
+    struct launched *launch = &launch_state_of(scratch)->launched;
+    if (launch->counter != COUNTERS)
+        count(hidden(launch->counter), 1);
     return launch;
 }
 
@@ -91,11 +91,11 @@ int on_execute(struct pt_regs *ctx) {
 
 int on_executed(struct pt_regs *ctx) {
     struct entry *entry = entry_of(ctx);
-    struct scratch *scratch = called_before(LISTS_LOST);
+    struct scratch *scratch = walked_call(LISTS_LOST);
     if (!scratch)
         return 0;
     if (entry)
-        send_executions(called(scratch), ctx->di, (u32)integer_argument(ctx, entry->count),
+        send_executions(counted_call(scratch), ctx->di, (u32)integer_argument(ctx, entry->count),
                         integer_argument(ctx, entry->handle));
     end_launch(scratch);
     return 0;
@@ -108,7 +108,7 @@ int on_list_event(struct pt_regs *ctx) {
     return 0;
 }
 
-/* The same, as the probes of the library tell it that a command is started with. */
+/* The same events, from the probes of the injected library. */
 
 int on_probed_execute(struct pt_regs *ctx) {
     begin_call(ctx, bpf_ktime_get_ns(), PROBED_EXECUTED, EXECUTIONS, LISTS_LOST);
@@ -118,14 +118,14 @@ int on_probed_execute(struct pt_regs *ctx) {
 int on_probed_executed(struct pt_regs *ctx) {
     u32 slot = attach_cookie(ctx);
     struct probe *probe = probes.lookup(&slot);
-    struct scratch *scratch = called_before(LISTS_LOST);
+    struct scratch *scratch = walked_call(LISTS_LOST);
     if (!scratch)
         return 0;
-    u64 queue = 0, many = 0, from = 0, *regs = room_of(scratch)->regs;
+    u64 queue = 0, many = 0, from = 0, *regs = launch_state_of(scratch)->regs;
     read_registers(ctx, regs);
     if (probe && !(read_arg(regs, &probe->args[0], &queue) | read_arg(regs, &probe->args[1], &many) |
                    read_arg(regs, &probe->args[2], &from)))
-        send_executions(called(scratch), queue, (u32)many, from);
+        send_executions(counted_call(scratch), queue, (u32)many, from);
     else
         count(LISTS_LOST, 1);
     end_launch(scratch);

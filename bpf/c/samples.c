@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What the CPUs do, at a fixed rate (compiled behind launches.c): a program on a perf event of each CPU.
+/* CPU samples: stacks of all CPUs, at a fixed rate (compiled after waits.c). The programs run on a perf event of each CPU.
  *
- * It may interrupt a program on a uprobe, and then takes another scratch.
+ * A sample may interrupt a program on a uprobe, and then takes another scratch.
  *
- * Numbers without a definition here: SAMPLE_WAKE_EVERY is set by the loader.
+ * The loader sets SAMPLE_WAKE_EVERY.
  */
-static u64 (*registers_of)(u64 task) = (void *)175; /* of user space, where it entered the kernel last */
+static u64 (*registers_of)(u64 task) = (void *)175; /* registers of user space at the last entry into the kernel */
 
-/* Whether a sample interrupted the process itself. BPF reads whole registers; in newer kernels' headers cs is a part of one. */
+/* Whether a sample interrupted user space. BPF reads whole registers; in newer kernels' headers cs is a part of one. */
 #define IN_USER(ctx) (*(u64 *)&(ctx)->regs.cs & 3)
 
 BPF_RINGBUF_OUTPUT(samples, ANY);
 
-/* The kernel's stack; its id is that of a process 0. */
-static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct scratch *scratch, struct launched *kernel, u64 epoch) {
+/* Sends the Linux kernel's stack; its id is that of process 0. */
+static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct scratch *scratch, struct launched *kernel,
+                                         u64 epoch) {
     long bytes = bpf_get_stack(ctx, scratch->ips, sizeof(u64) * STACK_DEPTH, 0);
     if (bytes <= 0)
         return;
@@ -32,30 +33,31 @@ static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct
     scratch->python_state = PYTHON_NONE;
     __builtin_memset(scratch->guessed, 0, sizeof(scratch->guessed));
     __builtin_memset(scratch->interrupted, 0, sizeof(scratch->interrupted));
-    met(scratch, kernel);
+    send_new_stack(scratch, kernel);
 }
 
-static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 time, u64 who, struct scratch *scratch, u64 epoch) {
-    struct launched *user = &room_of(scratch)->launched, *kernel = &room_of(scratch)->kernel;
+static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 time, u64 who, struct scratch *scratch,
+                                         u64 epoch) {
+    struct launched *user = &launch_state_of(scratch)->launched, *kernel = &launch_state_of(scratch)->kernel;
     user->time = kernel->time = time;
     user->pid = who >> 32;
     user->tid = who;
     kernel->pid = kernel->tid = 0;
     user->stack = kernel->stack = user->flags = kernel->flags = 0;
-    user->fired = count(SAMPLES, 1);
+    user->nth = count(SAMPLES, 1);
     if (IN_USER(ctx)) {
         BEGIN_WALK(scratch, user->pid, &ctx->regs);
     } else {
-        struct pt_regs *regs = (struct pt_regs *)registers_of(task_now());
+        struct pt_regs *regs = (struct pt_regs *)registers_of(current_task());
         BEGIN_WALK(scratch, user->pid, regs);
     }
-    if (!scratch->copied.of.mm || !scratch->copied.start.ip) { /* one of the kernel's own threads */
+    if (!scratch->copied.of.mm || !scratch->copied.start.ip) { /* a thread of the Linux kernel */
         scratch->walked = WHOLE;
         scratch->depth = 0;
         sample_phases.call(ctx, SAMPLED);
     }
     start_walk(scratch, user->pid, epoch, SAMPLED);
-    put_return_back(scratch, user->tid);
+    restore_return_address(scratch, user->tid);
     sample_phases.call(ctx, begin_python(scratch, who, time));
 }
 
@@ -67,9 +69,9 @@ int on_sample(struct bpf_perf_event_data *ctx) {
     if (scratch) {
         begin_sample(ctx, time, who, scratch, set->epoch);
         give_back(scratch);
-        count(SAMPLES_LOST, 1); /* nobody goes on with it */
+        count(SAMPLES_LOST, 1); /* reached only if the tail call fails */
     }
-    return 0; /* perf itself keeps nothing of it */
+    return 0; /* perf itself records no sample */
 }
 
 int on_sampled(struct bpf_perf_event_data *ctx) {
@@ -80,7 +82,7 @@ int on_sampled(struct bpf_perf_event_data *ctx) {
         count(SAMPLES_LOST, 1);
         return 0;
     }
-    struct launched *user = &room_of(scratch)->launched, *kernel = &room_of(scratch)->kernel;
+    struct launched *user = &launch_state_of(scratch)->launched, *kernel = &launch_state_of(scratch)->kernel;
     if (scratch->depth)
         end_walk(scratch, user);
     if (!IN_USER(ctx))
@@ -94,7 +96,7 @@ int on_sampled(struct bpf_perf_event_data *ctx) {
         record->kernel_stack = kernel->stack;
         record->cpu = bpf_get_smp_processor_id();
         record->flags = user->flags;
-        samples.ringbuf_submit(record, wakeup(user->fired, SAMPLE_WAKE_EVERY));
+        samples.ringbuf_submit(record, wakeup(user->nth, SAMPLE_WAKE_EVERY));
     } else {
         count(SAMPLES_LOST, 1);
     }

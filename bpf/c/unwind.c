@@ -1,38 +1,37 @@
 // SPDX-License-Identifier: GPL-2.0
-/* User stacks without frame pointers (compiled between bounds.c and launches.c).
+/* Walks user stacks without frame pointers (compiled after bounds.c and the declarations).
  *
- * For each address that a walk meets, a rule says how to get to the caller: the same that call frame information says, in 8 bytes.
- * `rules` begins empty. Where a walk lacks a rule, it ends, and a copy of the stack goes to user space, which finishes the walk and
- * adds the rules that were missing (record/unwinding).
+ * For each address in a stack, a rule of 8 bytes tells how to get to the caller, as call frame information does. `rules` is
+ * empty at first. A walk that lacks a rule ends, and a copy of the stack goes to user space, which finishes the walk and adds
+ * the missing rules (record/unwinding).
  *
- * A rule holds for one state of a process's mappings, its space. `spaces` says which one that is, and by what it is recognised: when
- * the process began, the address of its mm, how many pages of code are mapped, and how often a library was loaded. A process whose
- * state is another now has no rules, until user space gives it a new space.
+ * A rule holds for one state of a process's mappings, its space. `spaces` has a process's space, and the state (struct
+ * mapping_state) for which it is valid. After a change, the process has no rules until user space gives it a new space.
  *
- * What is done at a launch is done by several programs, one after the other: one that begins, `on_walk` as often as it takes (it walks
- * FRAMES_A_TURN frames), where a rule is missing `on_miss` and perhaps `on_copy`, and one that sends what came of it. Each has to be
- * small: the verifier follows every way through a program. They leave to each other what they know in the scratch.
- * Numbers without a definition here: MAX_DEPTH is set by the compiler; STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY,
- * TASK_* and MM_* (where the kernel has members of structures) by the loader.
+ * Each launch is handled by a chain of programs: one that begins, `on_walk` as often as necessary (it walks FRAMES_PER_PROGRAM
+ * frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each has to be small, because
+ * the verifier follows every path through a program. They hand on their state in the scratch.
+ *
+ * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
  */
 
 #define WINDOW 2048      /* bytes of the stack that are read at once */
-#define MOST_ABSENT 16   /* pages in a row; behind so many nothing of the stack is expected */
-#define WAY_NS 1000000000ULL
-#define MOST_COPIES 64   /* in that time, of the walks of a thread that end alike: rules may never lead on from there */
-#define SCANNED 6144     /* bytes of a signal's stack, for what the kernel has saved there */
-#define WAY_WORDS 1024   /* of the stack above the end of a walk, that tell paths apart */
-#define LEAST_CODE 21    /* binary logarithm of the lowest address that code has: 2 or 4 MiB where it is not moved */
+#define MOST_ABSENT 16   /* absent pages in a row that end a copy */
+#define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
+#define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
+#define SCANNED 6144     /* bytes of a signal handler's stack that are searched for the saved registers */
+#define MISSED_PATH_WORDS 1024 /* words of the stack above the end of a walk that distinguish paths */
+#define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
 #define SCRATCHES 4
-#define FRAMES_A_TURN 32
-#define ROOM 96
+#define FRAMES_PER_PROGRAM 32
+#define LAUNCH_STATE_WORDS 96
 
-/* struct rule, as a number: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
+/* A rule is a u64: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
 #define RULE_CFA(rule) ((s64)(s32)(rule))
 #define RULE_RBP(rule) ((s64)((rule) << 16) >> 48)
 #define RULE_KIND(rule) ((rule) >> 48 & 255)
 #define RULE_GUESSES(rule) ((rule) >> 56 & 1)
-#define RULE_LEAVES(rule) ((rule) >> 57 & 1) /* the stack: Go's calls of C, and of its runtime, have one of their own */
+#define RULE_LEAVES(rule) ((rule) >> 57 & 1) /* the caller is on another stack: Go runs C and its own runtime on one */
 #define BY_FRAME_POINTER (16ULL | (u64)(u16)-16 << 32 | (u64)RULE_BY_RBP << 48 | 1ULL << 56)
 
 struct bucket {
@@ -41,39 +40,37 @@ struct bucket {
         u64 rule;
     } slots[4];
 };
-/* An array that user space writes through a mapping, as a look-up in it is no call: one line of cache a frame. */
+/* An array, which user space writes through a mapping: a look-up is inlined, and costs one cache line per frame. */
 BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
 
-/* Copies that are on their way, and the stack that launches of the same path get until then; and of all paths of a thread whose walks
- * end alike, how many were copied. */
-BPF_TABLE("lru_hash", u64, struct way, ways, ANY);
+/* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
+BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
 
-/* A page of a stack; the last record has none. */
-BPF_RINGBUF_OUTPUT(copies, ANY);
+BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last record of a copy has none */
 
-/* What a program works on. A program on a uprobe can be preempted, and another thread's run on the same CPU then takes another one.
- * `owner` is 0 while nobody has it. */
+/* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
+ * takes another scratch. `owner` is 0 while a scratch is free. */
 struct scratch {
     u64 owner;
     u64 depth;
     u64 walked;          /* enum walked */
-    u64 hashes[2];       /* of the stack, the first one is its id */
-    u64 pair[2];
-    u64 base;            /* of the window */
-    u64 limit;           /* offset of the last word in it */
-    u64 then;            /* enum phase: what follows the walk */
-    u64 space;           /* whose rules it goes by */
-    u64 shift;           /* of that */
-    u64 ip;              /* where it is */
+    u64 hashes[2];       /* of the stack; the first one is its id */
+    u64 pair[2];         /* temporary */
+    u64 base;            /* address of the window */
+    u64 limit;           /* offset of the last word in the window */
+    u64 after_walk;      /* enum phase: what follows the walk */
+    u64 space;           /* number of the space whose rules are used */
+    u64 shift;           /* of that space */
+    u64 ip;              /* registers of the frame that the walk has reached */
     u64 sp;
     u64 bp;
-    u64 bp_at;           /* where the caller's rbp is, which is read only when a rule asks for it: nearly never; 0: it is bp */
-    u64 exact;           /* 1: ip is an instruction's; 0: a return address */
-    u64 is_guess;        /* how ip was found */
-    struct {             /* where the last guess was made */
+    u64 bp_at;           /* address of the caller's rbp, which is read only when a rule needs it, which is rare; 0: it is bp */
+    u64 exact;           /* 1: ip is the address of an instruction; 0: a return address */
+    u64 is_guess;        /* ip was found by a guess */
+    struct {             /* the state before the last guess */
         u64 ip;
         u64 sp;
         u64 bp;
@@ -82,42 +79,42 @@ struct scratch {
         u64 depth;
         u64 hashes[2];
     } before;
-    u64 sent;            /* pages */
-    u64 absent;          /* pages in a row */
+    u64 sent;            /* number of pages sent */
+    u64 absent;          /* number of absent pages in a row */
     u64 epoch;           /* of the output file */
-    u64 python;          /* frames of Python, and ends of loops */
+    u64 python;          /* number of `frames`: Python frames, and ends of evaluation loops */
     u64 python_state;    /* enum python_state */
-    u64 interpreter;     /* where the thread's state is looked for */
+    u64 interpreter;     /* position of the search for the thread's state: interpreter and state */
     u64 thread;
-    u64 states_left;     /* that are looked at */
-    u64 frame;           /* the next one of Python */
-    u64 cframe;          /* what ends its loop */
-    u64 frames_base;     /* of their window */
+    u64 states_left;     /* of that search */
+    u64 frame;           /* the next Python frame */
+    u64 cframe;          /* the structure that ends its evaluation loop */
+    u64 frames_base;     /* address of the window of Python frames */
     u64 frames_limit;
-    u64 codes;           /* code objects of them that were seen to */
-    u64 code_offset;     /* from which on the next one's table is still to be sent */
-    u64 code_turns;
-    u64 slot;            /* of the stack, where a probe on a function's return has put another address; 0: nowhere */
-    u64 returns_to;      /* what belongs there */
-    u64 guessed[MAX_DEPTH / 64]; /* bits: the address was found by a frame pointer, in code of which nothing is told */
-    u64 interrupted[MAX_DEPTH / 64]; /* bits: no return address, a signal came there */
+    u64 codes;           /* number of `frames` whose code objects were handled */
+    u64 code_offset;     /* of the next code object's line table: the part before it was sent */
+    u64 code_programs;   /* number of programs that sent code objects */
+    u64 slot;            /* where on the stack a probe at a function's return has replaced the return address; 0 for none */
+    u64 returns_to;      /* the original return address */
+    u64 guessed[MAX_DEPTH / 64]; /* bitmap of addresses found by frame pointer in code without call frame information */
+    u64 interrupted[MAX_DEPTH / 64]; /* bitmap of addresses where a signal came, no return addresses */
     u64 ips[MAX_DEPTH];
-    u64 cfas[MAX_DEPTH]; /* where each one's caller has its frame */
+    u64 cfas[MAX_DEPTH]; /* the canonical frame address of each address's caller */
     u64 window[WINDOW / 8];
     u64 frames_window[WINDOW / 8];
-    struct python_frame frames[MAX_PYTHON]; /* the innermost first */
+    struct python_frame frames[MAX_PYTHON]; /* innermost first */
     struct copied copied;
-    u64 more[ROOM];      /* what launches.c and handles.c keep here */
+    u64 launch_state[LAUNCH_STATE_WORDS]; /* struct launch_state */
 };
 BPF_PERCPU_ARRAY(scratches, struct scratch, SCRATCHES);
 
-/* For a thread, or for a sample that interrupts it. */
+/* Returns the owner of a scratch: the current thread, or a sample that interrupts it. */
 static __always_inline u64 owner_of(u64 is_sample) {
     u64 who = bpf_get_current_pid_tgid();
     return is_sample ? ~who : who;
 }
 
-/* The first that nobody has; NULL where there is none. */
+/* Takes the first free scratch; NULL if all are taken. */
 static __always_inline struct scratch *take_scratch(u64 owner) {
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < SCRATCHES; i++) {
@@ -132,7 +129,7 @@ static __always_inline struct scratch *take_scratch(u64 owner) {
     return 0;
 }
 
-/* The one that was taken; NULL where two took it in the same moment, and the other one has it. */
+/* Returns the scratch that the owner has taken; NULL if another one took the same scratch at the same moment. */
 static __always_inline struct scratch *own_scratch(u64 owner) {
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < SCRATCHES; i++) {
@@ -160,8 +157,8 @@ static __always_inline void add_to_hashes(u64 *id, u64 *check, u64 ip) {
     *check ^= *check >> 29;
 }
 
-/* The word of the stack at `at`; 0 when it was read. Many are read at once, but none of the next page, which may not be there: that
- * would cost a microsecond. */
+/* Reads the word of the stack at `at`; returns 0 on success. Reads many words at once, but none of the next page: if that
+ * page is absent, a read costs a microsecond. */
 static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word) {
     u64 offset = at - scratch->base;
     if (offset > scratch->limit) {
@@ -176,13 +173,13 @@ static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word
     return 0;
 }
 
-static __always_inline void generation_of(u32 pid, struct generation *now) {
-    if (FRAME_POINTERS_ONLY) { /* it is not known where the kernel has it; a thread of the kernel's is one without a frame pointer */
+static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now) {
+    if (FRAME_POINTERS_ONLY) { /* the offsets are unknown; mm must not be 0, which would mean a thread of the Linux kernel */
         now->born = now->exec_vm = now->loads = 0;
         now->mm = 1;
         return;
     }
-    u8 *task = (u8 *)task_now();
+    u8 *task = (u8 *)current_task();
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
     u64 *loaded = loads.lookup(&pid);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
@@ -191,26 +188,26 @@ static __always_inline void generation_of(u32 pid, struct generation *now) {
     now->loads = loaded ? *loaded : 0;
 }
 
-/* Sets up the scratch for a walk from these registers. */
-#define BEGIN_WALK(scratch, who, regs)                                                                                                  \
-    ({                                                                                                                                 \
-        struct start *start = &(scratch)->copied.start;                                                                                \
-        start->ip = (regs)->ip;                                                                                                        \
-        start->sp = (regs)->sp;                                                                                                        \
-        start->bp = (regs)->bp;                                                                                                        \
-        start->bx = (regs)->bx;                                                                                                        \
-        start->r12 = (regs)->r12;                                                                                                      \
-        start->r13 = (regs)->r13;                                                                                                      \
-        start->r14 = (regs)->r14;                                                                                                      \
-        start->r15 = (regs)->r15;                                                                                                      \
-        __builtin_memset((scratch)->guessed, 0, sizeof((scratch)->guessed));                                                           \
-        __builtin_memset((scratch)->interrupted, 0, sizeof((scratch)->interrupted));                                                   \
-        generation_of(who, &(scratch)->copied.of);                                                                                     \
+/* Prepares the scratch for a walk from these registers. */
+#define BEGIN_WALK(scratch, who, regs)                                                                                         \
+    ({                                                                                                                         \
+        struct start *start = &(scratch)->copied.start;                                                                        \
+        start->ip = (regs)->ip;                                                                                                \
+        start->sp = (regs)->sp;                                                                                                \
+        start->bp = (regs)->bp;                                                                                                \
+        start->bx = (regs)->bx;                                                                                                \
+        start->r12 = (regs)->r12;                                                                                              \
+        start->r13 = (regs)->r13;                                                                                              \
+        start->r14 = (regs)->r14;                                                                                              \
+        start->r15 = (regs)->r15;                                                                                              \
+        __builtin_memset((scratch)->guessed, 0, sizeof((scratch)->guessed));                                                   \
+        __builtin_memset((scratch)->interrupted, 0, sizeof((scratch)->interrupted));                                           \
+        mapping_state_of(who, &(scratch)->copied.of);                                                                          \
     })
 
-/* Whose rules a walk goes by. */
+/* Sets the space whose rules a walk uses. */
 static __always_inline void find_space(struct scratch *scratch, u32 pid) {
-    const struct generation *now = &scratch->copied.of;
+    const struct mapping_state *now = &scratch->copied.of;
     struct space *space = spaces.lookup(&pid);
     scratch->space = 0;
     scratch->shift = 63;
@@ -221,47 +218,48 @@ static __always_inline void find_space(struct scratch *scratch, u32 pid) {
     scratch->shift = space->shift;
 }
 
-/* A value, or 0, without a branch. */
+/* Returns `value` if the two numbers are equal, else 0, without a branch. */
 static __always_inline u64 if_equal(u64 one, u64 other, u64 value) {
     u64 difference = one ^ other;
     return value & ((hidden(difference | -difference) >> 63) - 1);
 }
 
-/* The rule of this key; RULE_NONE where there is none. */
-static __always_inline u64 rule_of(u64 key, u64 shift) {
-    u32 index = (key ^ key >> 13) * 0x9e3779b97f4a7c15ULL >> (shift & 63); /* by one number alone, those of a stride would crowd */
+/* Returns the rule with this key; RULE_NONE if there is none. */
+static __always_inline u64 rule_with_key(u64 key, u64 shift) {
+    u32 index = (key ^ key >> 13) * 0x9e3779b97f4a7c15ULL >> (shift & 63); /* ^: equally spaced keys would share few buckets */
     struct bucket *bucket = rules.lookup(&index);
     if (!bucket)
         return 0;
-    return if_equal(bucket->slots[0].key, key, bucket->slots[0].rule) | if_equal(bucket->slots[1].key, key, bucket->slots[1].rule) |
-           if_equal(bucket->slots[2].key, key, bucket->slots[2].rule) | if_equal(bucket->slots[3].key, key, bucket->slots[3].rule);
+    return if_equal(bucket->slots[0].key, key, bucket->slots[0].rule) |
+           if_equal(bucket->slots[1].key, key, bucket->slots[1].rule) |
+           if_equal(bucket->slots[2].key, key, bucket->slots[2].rule) |
+           if_equal(bucket->slots[3].key, key, bucket->slots[3].rule);
 }
 
-/* The rule for an address of a space. A return address has its own. An instruction may have one, or the block that it is in: a CPU
- * sample comes at any instruction, and most of them would be met for the first time. */
-static __always_inline u64 rule_for(u64 ip, u64 exact, u64 space, u64 shift) {
-    u64 key = ip | exact << ADDRESS_BITS | space << 48, rule = rule_of(key, shift);
+/* Returns the rule for an address in a space. An instruction may have that of its block, as CPU samples come anywhere. */
+static __always_inline u64 rule_for_address(u64 ip, u64 exact, u64 space, u64 shift) {
+    u64 key = ip | exact << ADDRESS_BITS | space << 48, rule = rule_with_key(key, shift);
     if (hidden(exact) && !rule)
-        rule = rule_of((key & -(u64)BLOCK) | 1ULL << 63, shift);
+        rule = rule_with_key((key & -(u64)BLOCK) | 1ULL << 63, shift);
     return forgotten(rule, ip);
 }
 
-/* Sets a bit, if it is 1, for the address behind the one at `at`. */
+/* Sets the bit of the address after index `at` if `bit` is 1. */
 static __always_inline void mark_next(u64 *bits, u64 at, u64 bit) {
     u64 next = below(MAX_DEPTH, at + 1);
     bits[next / 64] |= bit << (next & 63);
 }
 
 BPF_PROG_ARRAY(phases, PHASES);
-BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which are of another type */
-BPF_PROG_ARRAY(wait_phases, PHASES);   /* of uprobe sessions: the same ones, loaded once more */
+BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which have another type */
+BPF_PROG_ARRAY(wait_phases, PHASES);   /* programs on uprobe sessions: the same as in `phases`, loaded a second time */
 
-/* Begins a walk, after BEGIN_WALK. */
-static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase then) {
+/* Begins a walk; call it after BEGIN_WALK. */
+static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase after_walk) {
     find_space(scratch, pid);
     scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + scratch->space;
     scratch->hashes[1] = pid + (epoch << 32) + (scratch->space << 16);
-    scratch->then = then;
+    scratch->after_walk = after_walk;
     scratch->epoch = epoch;
     scratch->ip = scratch->copied.start.ip;
     scratch->sp = scratch->copied.start.sp;
@@ -271,23 +269,23 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->is_guess = scratch->depth = scratch->base = scratch->limit = scratch->slot = 0;
 }
 
-/* Walks some frames; gives what follows. */
+/* Walks FRAMES_PER_PROGRAM frames; returns the next phase. */
 static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
     u64 is_guess = scratch->is_guess, shift = scratch->shift;
     int goes_on = 0;
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i <= FRAMES_A_TURN; i++) {
+    for (u32 i = 0; i <= FRAMES_PER_PROGRAM; i++) {
         goes_on = 1;
-        if (i == FRAMES_A_TURN)
+        if (i == FRAMES_PER_PROGRAM)
             break;
         goes_on = 0;
         scratch->walked = DEEP;
         if (depth >= STACK_DEPTH)
             break;
         u64 at = below(MAX_DEPTH, depth);
-        /* Or the verifier walks once more for each value that it knows these to have. */
+        /* Otherwise the verifier examines the loop once for each value that these may have. */
         exact = forgotten(exact, ip);
         bp_at = forgotten(bp_at, ip);
         is_guess = forgotten(is_guess, ip);
@@ -295,10 +293,11 @@ static __always_inline u32 walk(struct scratch *scratch) {
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
-        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for(ip, exact, space, shift);
+        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE
+                                      : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for_address(ip, exact, space, shift);
         u64 kind = RULE_KIND(rule);
         if (hidden(is_guess) && kind == RULE_NONE) {
-            /* Nobody knows the address that it led to, so it may be none. */
+            /* The guess led to an unknown address, which may be wrong: undo it. */
             ip = scratch->before.ip;
             sp = scratch->before.sp;
             bp = scratch->before.bp;
@@ -315,7 +314,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             scratch->walked = WHOLE;
             break;
         }
-        is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule) & ~RULE_LEAVES(rule); /* the other stack has to be copied first */
+        is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule) & ~RULE_LEAVES(rule); /* another stack has to be copied first */
         if (hidden(is_guess)) {
             scratch->before.ip = ip;
             scratch->before.sp = sp;
@@ -329,7 +328,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
         mark_next(scratch->guessed, at, RULE_GUESSES(rule));
         if (kind == RULE_SIGNAL) {
             mark_next(scratch->interrupted, at, 1);
-            /* sp is at the ucontext: rsp and rip are at 160 of it, rbp at 120 */
+            /* sp points to struct ucontext, which has rsp and rip at offset 160, and rbp at 120. */
             if (read_user(scratch->pair, 16, (void *)(sp + 160)))
                 break;
             bp_at = sp + 120;
@@ -339,7 +338,8 @@ static __always_inline u32 walk(struct scratch *scratch) {
             continue;
         }
         kind = hidden(kind);
-        u64 by_bp = (1 << RULE_BY_RBP | 1 << RULE_BY_DEREF) >> kind & 1, deref = 1 << RULE_BY_DEREF >> kind & 1, by_bx = 1 << RULE_BY_RBX >> kind & 1;
+        u64 by_bp = (1 << RULE_BY_RBP | 1 << RULE_BY_DEREF) >> kind & 1, deref = 1 << RULE_BY_DEREF >> kind & 1,
+            by_bx = 1 << RULE_BY_RBX >> kind & 1;
         if (hidden(by_bp) && bp_at) {
             if (read_user(&scratch->pair[0], 8, (void *)bp_at))
                 break;
@@ -356,7 +356,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
             cfa = scratch->pair[0];
         }
         bp_at = choose(deref | !!RULE_RBP(rule), of_bp, bp_at);
-        /* A caller's frame lies further up, or on another stack. */
+        /* A caller's frame is at a higher address, or on another stack. */
         if (cfa & 7 || (cfa <= sp && !RULE_LEAVES(rule)) || read_word(scratch, cfa - 8, &scratch->pair[1]))
             break;
         ip = scratch->pair[1] ^ if_equal(cfa - 8, scratch->slot, scratch->pair[1] ^ scratch->returns_to);
@@ -380,7 +380,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
     scratch->hashes[1] = check;
     if (goes_on)
         return WALK;
-    return scratch->walked == MISSED && !FRAME_POINTERS_ONLY ? MISS : scratch->then;
+    return scratch->walked == MISSED && !FRAME_POINTERS_ONLY ? MISS : scratch->after_walk;
 }
 
 int on_walk(struct pt_regs *ctx) {
@@ -397,23 +397,23 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
-/* Tells the paths apart that end a walk alike: by the words on the stack above that may be addresses, as return addresses are. */
-static __always_inline u64 way_of(struct scratch *scratch, u32 tid) {
+/* Returns a key that distinguishes the paths of walks that end alike, by the words above that may be return addresses. */
+static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
     u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), from = scratch->sp;
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < WAY_WORDS; i++, from += 8) {
+    for (u32 i = 0; i < MISSED_PATH_WORDS; i++, from += 8) {
         scratch->pair[0] = 0;
         if (read_word(scratch, from, &scratch->pair[0]))
-            from |= PAGE - 8; /* a page that was never touched; those above may be there */
+            from |= PAGE - 8; /* skip an untouched page; pages above may be present */
         u64 word = scratch->pair[0];
         hash = choose(!!(word >> LEAST_CODE) & !(word >> ADDRESS_BITS), mixed(hash, word), hash);
     }
     return hash;
 }
 
-/* Copies pages from an address on. Gives 0 when there was room. */
+/* Sends pages from an address on; returns 0 unless the ring buffer is full. */
 static __always_inline long send_pages(struct scratch *scratch, u64 from) {
-    scratch->sent = scratch->absent = 0; /* in memory, where the verifier forgets them: or it goes on for each combination */
+    scratch->sent = scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 4 * COPY_PAGES; i++) {
         if (*(volatile u64 *)&scratch->sent >= COPY_PAGES || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
@@ -423,7 +423,7 @@ static __always_inline long send_pages(struct scratch *scratch, u64 from) {
             return -1;
         bpf_probe_read_kernel(page, sizeof(struct copied), &scratch->copied);
         page->address = from + (u64)i * PAGE;
-        /* A page of the stack that was never touched is not there; those above it may be. */
+        /* An untouched page of the stack is absent; pages above it may be present. */
         long failed = read_user(page + 1, PAGE, (void *)(from + (u64)i * PAGE));
         if (failed) {
             copies.ringbuf_discard(page, BPF_RB_NO_WAKEUP);
@@ -439,10 +439,10 @@ static __always_inline long send_pages(struct scratch *scratch, u64 from) {
     return 0;
 }
 
-/* The stack pointer of what a signal interrupted, if its handler runs on a stack of its own: the kernel has saved it there, together
- * with where that stack is (struct ucontext). 0 where there is no such thing. */
+/* Returns the stack pointer of the code that a signal interrupted, if the handler runs on an alternate stack, else 0. The
+ * kernel has saved it on that stack in a struct ucontext, which also contains the stack's address and size. */
 static __always_inline u64 interrupted_stack(struct scratch *scratch) {
-    u8 *task = (u8 *)task_now();
+    u8 *task = (u8 *)current_task();
     u64 start = *(u64 *)(task + TASK_SAS_SS_SP), size = *(u64 *)(task + TASK_SAS_SS_SIZE);
     u64 at = (scratch->sp + 15) & -16ULL;
     if (scratch->sp - start >= size)
@@ -451,8 +451,8 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     for (u32 i = 0; i < SCANNED / 16; i++, at += 16) {
         if (read_word(scratch, at, &scratch->pair[0]))
             break;
-        /* It is aligned to 16 bytes; ss_sp is at 16 of it, ss_size at 32, rsp at 160. A signal that came to the handler of another
-         * one came to this stack, too. */
+        /* struct ucontext is aligned to 16 bytes; `at` is the address of its ss_sp, at offset 16; ss_size is at 32, rsp at
+         * 160. If the saved rsp is on this stack, too, a signal interrupted another handler: search on. */
         if (scratch->pair[0] == start && !read_user(&scratch->pair[0], 8, (void *)(at + 16)) && scratch->pair[0] == size &&
             !read_user(&scratch->pair[1], 8, (void *)(at + 144)) && scratch->pair[1] - start >= size)
             return scratch->pair[1];
@@ -460,7 +460,7 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     return 0;
 }
 
-/* Copies the stack from where the walk began; from where it ended, if that is far above. Gives 0 when there was room. */
+/* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
 static __always_inline long send_copy(struct scratch *scratch) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
         scratch->bp = scratch->pair[0];
@@ -471,7 +471,7 @@ static __always_inline long send_copy(struct scratch *scratch) {
     scratch->copied.depth = scratch->depth;
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
-    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end;
+    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
     scratch->pair[1] = interrupted;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
@@ -488,7 +488,7 @@ static __always_inline long send_copy(struct scratch *scratch) {
     return 0;
 }
 
-/* Before a library is loaded or unloaded by dlopen, in the thread that does it. */
+/* At the start of dlopen, which loads a library, in the thread that calls it. */
 int on_load(struct pt_regs *ctx) {
     u32 pid = bpf_get_current_pid_tgid() >> 32;
     u64 one = 1, *count = loads.lookup(&pid);

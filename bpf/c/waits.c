@@ -1,46 +1,48 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Waits for the GPU: calls of the driver's functions that return when the GPU is done (compiled behind launches.c).
+/* Waits for the GPU: calls of the driver's functions that return when the GPU is done (compiled after launches.c).
  *
- * on_wait is the program of a uprobe session (Linux 6.13): it runs where such a function begins, and where it returns if it asked
- * for that. The kernel puts the address of a trampoline in place of the return address meanwhile. So walks of a thread that waits
- * put the address back that they read (scratch->slot), and nothing is asked for within a wait that is under way.
+ * on_wait is the program of a uprobe session (Linux 6.13): it runs when such a function begins, and if it then returned 0, also
+ * when the function returns. Meanwhile the kernel replaces the return address on the stack by the address of a trampoline.
+ * Walks of a waiting thread therefore use the original return address (scratch->slot), and a wait inside another wait is not
+ * followed.
  *
- * The stack is walked when a wait begins, while the GPU works: so it is known of waits that never end. Where waits are short,
- * time matters: if the last wait of a call site was short and its stack complete, the next one has this stack, and is walked at
- * its end if it was not short. Short waits are added up by thread and call site, and a sum is sent once in SITE_NS.
+ * The stack is walked when a wait begins, while the GPU works, so waits that never end have a stack, too. Short waits must cost
+ * little: if the previous wait at a call site was short and its stack complete, the next wait is presumed to have the same
+ * stack, and is walked at its end if it was not short. Short waits are summed up by thread and call site, and a sum is sent
+ * once per SITE_NS.
  *
- * Set by the loader: WAIT_SHORT_NS, WAIT_WAKE_EVERY.
+ * The loader sets WAIT_SHORT_NS and WAIT_WAKE_EVERY.
  */
 #define SITE_NS 1000000000ULL
 
 BPF_ARRAY(wait_entries, struct wait_entry, ANY);
 
-/* Not sent: */
-#define WAIT_OF_SITE 64 /* the stack is that of its site */
+/* Flags that are never sent. */
+#define WAIT_OF_SITE 64 /* the stack is that of the site's previous wait */
 #define WAIT_MISSED 128 /* the stack is incomplete: a rule was missing */
 
-/* A thread that waits. */
+/* The current or last wait of a thread, by tid. */
 BPF_F_TABLE("hash", u32, struct waiting, waits, ANY, BPF_F_NO_PREALLOC);
 
-/* Where a thread waits. */
+/* The call sites at which a thread waits, with the sums of their short waits. */
 BPF_F_TABLE("hash", struct site_key, struct site, wait_sites, ANY, BPF_F_NO_PREALLOC);
 
 BPF_RINGBUF_OUTPUT(waited, ANY);
 
-/* A number for the thread and the program that it executes: a thread's own number may be another's later. */
-static __always_inline u64 thread_now(void) {
+/* Returns a number that identifies the thread and the program that it executes, as tids are reused. */
+static __always_inline u64 thread_identity(void) {
     if (FRAME_POINTERS_ONLY)
         return 1;
-    u8 *task = (u8 *)task_now();
+    u8 *task = (u8 *)current_task();
     u64 mm = 0;
-    bpf_probe_read_kernel(&mm, 8, task + TASK_MM); /* as a number: the verifier knows a pointer otherwise */
+    bpf_probe_read_kernel(&mm, 8, task + TASK_MM); /* as a number, which the verifier lets us compute with, not as a pointer */
     return mixed(*(u64 *)(task + TASK_START_BOOTTIME), mm);
 }
 
-/* For a walk through a thread that waits. */
-static __always_inline void put_return_back(struct scratch *scratch, u32 tid) {
+/* Makes a walk of a waiting thread use the original return address. */
+static __always_inline void restore_return_address(struct scratch *scratch, u32 tid) {
     struct waiting *waiting = waits.lookup(&tid);
-    if (waiting && waiting->since && waiting->whose == thread_now()) {
+    if (waiting && waiting->since && waiting->whose == thread_identity()) {
         scratch->slot = waiting->slot;
         scratch->returns_to = waiting->returns_to;
     }
@@ -52,16 +54,17 @@ static __always_inline u64 wait_argument(struct pt_regs *ctx, u8 where) {
     return value;
 }
 
-/* Whether a call instruction ends at an address: only then is it taken for a return address, which the kernel replaces. */
+/* Whether a call instruction ends at an address. Other addresses are not accepted as return addresses, which the kernel
+ * would replace. */
 static __always_inline int follows_a_call(u64 address) {
     u8 b[8] = {};
     if (read_user(b, 7, (void *)(address - 7)))
         return 0;
     return b[2] == 0xe8 ||                                                 /* relative */
-           (b[5] == 0xff && ((b[6] & 0xf8) == 0xd0 || (b[6] & 0xf8) == 0x10)) || /* register, or where it points */
-           (b[4] == 0xff && ((b[5] & 0xf8) == 0x50 || b[5] == 0x14)) ||    /* with a displacement of a byte, or two registers */
+           (b[5] == 0xff && ((b[6] & 0xf8) == 0xd0 || (b[6] & 0xf8) == 0x10)) || /* register, or memory at a register */
+           (b[4] == 0xff && ((b[5] & 0xf8) == 0x50 || b[5] == 0x14)) ||    /* with one byte of displacement, or two registers */
            (b[3] == 0xff && b[4] == 0x54) ||                               /* both */
-           (b[1] == 0xff && ((b[2] & 0xf8) == 0x90 || b[2] == 0x15)) ||    /* four bytes */
+           (b[1] == 0xff && ((b[2] & 0xf8) == 0x90 || b[2] == 0x15)) ||    /* with a displacement of four bytes */
            (b[0] == 0xff && (b[1] == 0x94 || b[1] == 0x14));
 }
 
@@ -105,35 +108,35 @@ static __always_inline void send_site(const struct site *site, u32 tid) {
     waited.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
-/* Begins a walk from where the function was called; a program for `then` goes on with it. */
-static __always_inline void walk_wait(struct pt_regs *ctx, u64 time, const struct waiting *waiting, enum phase then) {
+/* Begins a walk from the call of the function; continues with the program for `after_walk`. */
+static __always_inline void walk_wait(struct pt_regs *ctx, u64 time, const struct waiting *waiting, enum phase after_walk) {
     struct scratch *scratch = take_scratch(owner_of(0));
     if (!scratch)
         return;
-    struct launched *launch = &room_of(scratch)->launched;
+    struct launched *launch = &launch_state_of(scratch)->launched;
     u64 who = bpf_get_current_pid_tgid();
     launch->time = time;
     launch->pid = waiting->pid;
     launch->tid = who;
-    launch->fired = launch->stack = launch->flags = 0;
-    launch->remark = COUNTERS;
+    launch->nth = launch->stack = launch->flags = 0;
+    launch->counter = COUNTERS;
     BEGIN_WALK(scratch, waiting->pid, ctx);
     scratch->copied.start.ip = waiting->ip;
     scratch->copied.start.sp = waiting->slot;
-    start_walk(scratch, waiting->pid, waiting->epoch, then);
-    if (then == WAITED) {
+    start_walk(scratch, waiting->pid, waiting->epoch, after_walk);
+    if (after_walk == WAITED) {
         scratch->slot = waiting->slot;
         scratch->returns_to = waiting->returns_to;
     }
     wait_phases.call(ctx, begin_python(scratch, who, time));
-    give_back(scratch); /* nobody goes on with it */
+    give_back(scratch); /* reached only if the tail call fails */
 }
 
-/* Takes what a walk came to. */
+/* Sends the stack of a finished walk, and stores its id in the wait. */
 static __always_inline void end_wait_walk(struct scratch *scratch, struct waiting *waiting) {
-    struct launched *launch = &room_of(scratch)->launched;
+    struct launched *launch = &launch_state_of(scratch)->launched;
     end_walk(scratch, launch);
-    if (launch->remark == STACKS_LOST)
+    if (launch->counter == STACKS_LOST)
         count(STACKS_LOST, 1);
     waiting->stack = launch->stack;
     waiting->flags = launch->flags & LAUNCH_PRESUMED ? WAIT_PRESUMED : 0;
@@ -141,15 +144,16 @@ static __always_inline void end_wait_walk(struct scratch *scratch, struct waitin
         waiting->flags |= WAIT_MISSED;
 }
 
-/* Whether a wait is still under way at another one further down the stack. The kernel has put the address of a trampoline, which
- * is a page's, where the return address was; what a program has jumped out of is likely to have something else there by now. */
+/* Whether a wait has not ended when another one begins deeper on the stack. While it has not, the return address is that of
+ * the kernel's trampoline, at the start of a page. If the program has left the wait by a jump, the stack has probably been
+ * overwritten. */
 static __always_inline int is_under_way(const struct waiting *waiting) {
     u64 there = 0;
     read_user(&there, 8, (void *)waiting->slot);
     return there && !(there & (PAGE - 1));
 }
 
-/* Gives 0 if it is to be told when the function returns. */
+/* Begins a wait; returns 0 if on_wait has to run at the function's return, too. */
 static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, const struct wait_entry *entry,
                                       struct waiting *before) {
     u32 zero = 0, tid = bpf_get_current_pid_tgid(), pid = bpf_get_current_pid_tgid() >> 32;
@@ -162,7 +166,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
     }
     struct waiting fresh = {
         .since = time,
-        .whose = thread_now(),
+        .whose = thread_identity(),
         .slot = ctx->sp,
         .ip = ctx->ip,
         .handle = wait_argument(ctx, entry->handle),
@@ -176,7 +180,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
             count(WAITS_INSIDE, 1);
             return 1;
         }
-        send_wait(before, tid, time, WAIT_NOT_ENDED); /* it was left by a jump, or its thread has ended */
+        send_wait(before, tid, time, WAIT_NOT_ENDED); /* the program has left it by a jump, or its thread has ended */
         before->since = 0;
     }
     if (entry->is_array)
@@ -199,7 +203,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
     if (before) {
         fresh.since = 0;
         *before = fresh;
-        asm volatile("" ::: "memory"); /* a sample may come in between */
+        asm volatile("" ::: "memory"); /* a sample may interrupt: `since` must be set last */
         *(volatile u64 *)&before->since = fresh.since = time;
     } else if (waits.update(&tid, &fresh)) {
         count(WAITS_LOST, 1);
@@ -211,7 +215,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
     return 0;
 }
 
-/* Of one that was short. */
+/* Adds a short wait to the sum of its site. */
 static __always_inline void add_up(struct waiting *waiting, const struct site_key *key, struct site *site, u64 time) {
     struct site fresh = {
         .begin = waiting->since,
@@ -271,7 +275,7 @@ static __always_inline void end_wait(struct pt_regs *ctx, u64 time, u32 tid, str
     waiting->since = 0;
 }
 
-/* Gives 1 where the function begins and its return is not asked for. */
+/* Returns 1 at the beginning of a function if it need not run at the function's return. */
 int on_wait(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     u32 which = attach_cookie(ctx), tid = bpf_get_current_pid_tgid();
@@ -279,18 +283,19 @@ int on_wait(struct pt_regs *ctx) {
     if (!entry)
         return 1;
     struct waiting *waiting = waits.lookup(&tid);
-    if (waiting && waiting->since && waiting->which == which && ctx->ip == waiting->returns_to && ctx->sp == waiting->slot + 8) {
+    if (waiting && waiting->since && waiting->which == which && ctx->ip == waiting->returns_to &&
+        ctx->sp == waiting->slot + 8) {
         end_wait(ctx, time, tid, waiting);
         count(WAIT_NS, bpf_ktime_get_ns() - time);
         return 0;
     }
-    if ((ctx->ip - entry->address) & (PAGE - 1)) { /* it returns, and nobody knows since when it waited */
+    if ((ctx->ip - entry->address) & (PAGE - 1)) { /* a return of a wait whose beginning is unknown */
         count(WAITS_LOST, 1);
         return 1;
     }
-    int is_left = begin_wait(ctx, time, which, entry, waiting);
+    int skips_return = begin_wait(ctx, time, which, entry, waiting);
     count(WAIT_NS, bpf_ktime_get_ns() - time);
-    return is_left;
+    return skips_return;
 }
 
 int on_wait_begun(struct pt_regs *ctx) {
@@ -302,9 +307,9 @@ int on_wait_begun(struct pt_regs *ctx) {
     u64 now = bpf_ktime_get_ns();
     if (waiting) {
         end_wait_walk(scratch, waiting);
-        waiting->since = now; /* the walk is no part of it */
+        waiting->since = now; /* excludes the time of the walk */
     }
-    count(WAIT_NS, now - room_of(scratch)->launched.time);
+    count(WAIT_NS, now - launch_state_of(scratch)->launched.time);
     give_back(scratch);
     return 0;
 }
@@ -314,14 +319,14 @@ int on_waited(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     struct waiting *waiting = waits.lookup(&tid);
     if (waiting) {
-        u64 end = scratch ? room_of(scratch)->launched.time : bpf_ktime_get_ns();
+        u64 end = scratch ? launch_state_of(scratch)->launched.time : bpf_ktime_get_ns();
         if (scratch)
             end_wait_walk(scratch, waiting);
         send_wait(waiting, tid, end, result_flags(ctx));
         waiting->since = 0;
     }
     if (scratch) {
-        count(WAIT_NS, bpf_ktime_get_ns() - room_of(scratch)->launched.time);
+        count(WAIT_NS, bpf_ktime_get_ns() - launch_state_of(scratch)->launched.time);
         give_back(scratch);
     }
     return 0;

@@ -1,1 +1,1 @@
-"""Compiling the BPF programs, for releases and where a kernel refuses those that ship."""
+"""Compiles the BPF programs: for a release, and on machines whose kernel refuses those that ship."""

@@ -1,7 +1,7 @@
 """The cache of BPF programs that were compiled on this machine: /var/cache/iaprof/bpf.
 
-Programs from there run in the kernel. So the folder and its files must belong to root, and nobody else may read or
-change them; other files there are ignored, and so are damaged ones.
+As these programs run in the kernel, the folder and its files must belong to root, and nobody else may read or change
+them. Other files there are ignored, and so are damaged ones.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from pathlib import Path
 from iaprof.basics.files import make_public_folder
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source, bcc_version
-from iaprof.bpf.compile.headers import only_root_changes
+from iaprof.bpf.compile.headers import only_root_can_change
 
 FOLDER = Path("/var/cache/iaprof/bpf")
-_MOST_ENTRIES = 16  # each is a hundred kilobytes
+_MOST_ENTRIES = 16  # of a hundred kilobytes each
 _MOST_BYTES = 16 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def key(source: Source) -> str:
-    """The name under which a source's programs are kept; it depends on the bcc and the kernel, too."""
+    """Returns the file name for the programs of a source; depends on the versions of bcc and the kernel, too."""
     parts = (source.digest(), bcc_version() or "none", platform.release(), platform.version())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def read(name: str) -> Bytecode | None:
-    """The programs that are kept under a name; None if there are none that can be trusted."""
+    """Returns the programs in a file; None if it is missing or cannot be trusted."""
     try:
-        folder = _opened()
+        folder = _open_folder()
     except OSError:
         return None
     try:
@@ -55,27 +55,27 @@ def read(name: str) -> Bytecode | None:
 
 
 def write(name: str, bytecode: Bytecode) -> None:
-    """Keeps programs; does nothing where there is no place for them."""
+    """Writes programs to a file; does nothing if that is not possible."""
     with contextlib.suppress(OSError):
         make_public_folder(FOLDER.parent)
         FOLDER.mkdir(mode=0o700, exist_ok=True)
-        folder = _opened()
+        folder = _open_folder()
         try:
-            _make_room(folder)
+            _remove_oldest(folder)
             _write(folder, name, bytecode.to_text().encode())
         finally:
             os.close(folder)
 
 
-def _opened() -> int:
-    """The folder's descriptor.
+def _open_folder() -> int:
+    """Opens the folder and returns its descriptor.
 
     Raises:
-        OSError: there is none, or it is not only root's.
+        OSError: the folder is missing, or others than root can read or change it.
     """
     fd = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(fd)
-    if status.st_uid != 0 or status.st_mode & 0o077 or not only_root_changes(FOLDER):
+    if status.st_uid != 0 or status.st_mode & 0o077 or not only_root_can_change(FOLDER):
         os.close(fd)
         raise PermissionError(1, f"{FOLDER} is not only root's")
     return fd
@@ -93,8 +93,8 @@ def _write(folder: int, name: str, text: bytes) -> None:
         raise
 
 
-def _make_room(folder: int) -> None:
-    """Removes the oldest files, among them what is left of a write that was interrupted."""
+def _remove_oldest(folder: int) -> None:
+    """Removes the oldest files, also those of interrupted writes, so that one more can be added."""
     with os.scandir(folder) as entries:
         oldest_first = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in entries)
     for _, name in oldest_first[: max(0, len(oldest_first) - _MOST_ENTRIES + 1)]:

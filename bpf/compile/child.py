@@ -1,7 +1,7 @@
-"""The process that compiles the BPF programs for the recorder, and ends: see compilation.py.
+"""The child process that compiles the BPF programs for the recorder; compilation.py starts it.
 
-It gets a folder that only root can enter. The file REQUEST in it says what to compile; the process writes the result to
-the file ANSWER.
+It gets a folder that only root can enter. It reads what to compile from the file REQUEST in that folder, writes the
+result to the file ANSWER, and ends.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ def main(folder: str) -> None:
     except BpfUnavailable as error:
         answer = {"error": str(error)}
     (private / ANSWER).write_text(json.dumps(answer))
-    os._exit(0)  # the kernel gives back at once what clang and bcc would take apart piece by piece
+    os._exit(0)  # the kernel frees clang's and bcc's memory faster than their destructors

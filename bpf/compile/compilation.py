@@ -1,8 +1,8 @@
-"""Compiles BPF programs in a child process, so that clang's memory is freed when it ends.
+"""Compiles BPF programs in a child process, which frees clang's memory when it ends.
 
-What the child reads becomes part of programs that run in the kernel. So its TMPDIR is a new folder that only root can
-enter: bcc unpacks kernel headers there, and in /tmp it would use headers that another user put there. From our
-environment the child gets only the name of the headers' folder, which must belong to root.
+Files that the child reads become part of programs that run in the kernel. Its TMPDIR is therefore a new folder that
+only root can enter: bcc unpacks kernel headers there, and would use headers that another user had put into /tmp. Of
+this process's environment, the child gets only the name of the headers' folder, which must belong to root.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Protocol
 from iaprof.bpf.bytecode import Bytecode, from_text
 from iaprof.bpf.compile.child import ANSWER, REQUEST
 from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
-from iaprof.bpf.compile.headers import VARIABLE, only_root_changes
+from iaprof.bpf.compile.headers import VARIABLE, only_root_can_change
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.sandbox.worker import Worker
 
-_LOOK_S = 0.05  # between two looks at an interruption
-TIMEOUT_S = 60.0  # it takes half a second of CPU, and two where bcc unpacks headers
-# Folders for what is private: the first is where disks are, the second is in memory. Not those that TMPDIR may name.
+_POLL_S = 0.05  # between two checks of an interruption
+TIMEOUT_S = 60.0  # compiling takes half a second of CPU time, and two seconds if bcc unpacks headers
+# Parents of the private folder, the first usable one is taken. TMPDIR is ignored, as it may name anybody's folder.
 PARENTS = (Path("/var/cache/iaprof"), Path("/var/tmp"), Path("/run"))  # noqa: S108  /var/tmp only if it is root's and sticky
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # bcc may call modprobe and tar
 
 
 class Interruption(Protocol):
-    """Something that may end a wait, such as a signal."""
+    """Something that can end a wait, such as a signal."""
 
     def check(self) -> None:
-        """Raises an exception if what arrived ends the wait."""
+        """Raises an exception if the wait should end."""
 
 
 class Compilation:
-    """The child process, from its start to its answer."""
+    """A compilation in a child process, from the child's start to its result."""
 
     def __init__(
         self,
@@ -48,26 +48,26 @@ class Compilation:
         bcc_folders: Sequence[str] = BCC_FOLDERS,
         interpreter: Sequence[str] | None = None,
     ) -> None:
-        """Starts it.
+        """Starts the child process.
 
         Args:
             source: what to compile.
-            bcc_folders: where bcc may be.
-            interpreter: a Python and its options, in place of this one.
+            bcc_folders: folders in which bcc may be.
+            interpreter: the Python interpreter and its options; None for this process's.
 
         Raises:
-            BpfUnavailable: there is no room for another process, or for its folder.
+            BpfUnavailable: the process or its folder could not be created.
         """
-        self.cpu_seconds = 0.0  # that it took
+        self.cpu_seconds = 0.0  # CPU time of the child
         self._deadline = time.monotonic() + TIMEOUT_S
         self._child: Worker | None = None
         self._folder: Path | None = None
         try:
-            # Ours, so that it goes away even if the process is killed.
+            # This process creates the folder, to remove it even if the child is killed.
             self._folder = _private_folder()
             request = {"source": json.loads(source.to_text()), "bcc_folders": list(bcc_folders)}
             (self._folder / REQUEST).write_text(json.dumps(request))
-            # What it imports is the standard library, this package, and bcc by its path.
+            # `bare`, as the child imports only the standard library, this package, and bcc by its path.
             self._child = Worker(
                 "iaprof.bpf.compile.child:main",
                 self._folder,
@@ -86,13 +86,13 @@ class Compilation:
         return kept | {"PATH": _PATH, "HOME": str(private), "TMPDIR": str(private)}
 
     def wait(self, interruption: Interruption | None = None) -> Bytecode:
-        """What was compiled. To be called once.
+        """Waits for the compiled programs and returns them; may be called only once.
 
         Args:
-            interruption: may end the wait.
+            interruption: its `check` may raise an exception to end the wait.
 
         Raises:
-            BpfUnavailable: what is missing, and how to get it; or the process died or took too long.
+            BpfUnavailable: something is missing (the text says how to get it), or the child died or took too long.
         """
         try:
             assert self._child is not None and self._folder is not None
@@ -112,7 +112,7 @@ class Compilation:
         return from_text(answer["bytecode"])
 
     def _wait_for_end(self, child: Worker, interruption: Interruption | None) -> None:
-        while not child.wait(_LOOK_S):
+        while not child.wait(_POLL_S):
             if interruption is not None:
                 interruption.check()
             if time.monotonic() >= self._deadline:
@@ -122,7 +122,7 @@ class Compilation:
                 )
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kills the child if it still runs, and removes its folder."""
         if self._child is not None:
             self._child.close()
             self.cpu_seconds = self._child.cpu_seconds
@@ -133,16 +133,16 @@ class Compilation:
 
 
 def _private_folder() -> Path:
-    """A new folder of root's, where nobody else can put anything, not even by renaming a folder above.
+    """Creates a folder of root's to which nobody else can add files, not even by renaming a folder above it.
 
     Raises:
-        OSError: there is no place for one.
+        OSError: none of PARENTS is suitable.
     """
     refusal: OSError = FileNotFoundError(2, f"none of {', '.join(map(str, PARENTS))} is only root's")
     for parent in PARENTS:
         with contextlib.suppress(OSError):
             path = Path(tempfile.mkdtemp(prefix="compile-bpf-", dir=parent))
-            if only_root_changes(path):
+            if only_root_can_change(path):
                 return path
             path.rmdir()
     raise refusal

@@ -1,11 +1,11 @@
 """Compiles the C programs with bcc, into bytecode that any process can load.
 
-The programs ship compiled (programs.json), so a recorder does this only if the kernel refuses those. clang takes 130 MB
-and gives little of it back, so a child process does this (compile_child.py).
+The programs ship compiled (programs.json), so a recorder compiles them only if the kernel refuses those. As clang takes
+130 MB and frees little of it, a child process compiles (child.py).
 
 bcc comes from the distribution's package, not from PyPI (what is called `bcc` there is something else). Its Python
-part is plain ctypes, so that one package is imported from the distribution's folder by its own path: were the whole
-folder put on sys.path, its other packages would shadow those of our environment.
+part is plain ctypes, so this one package can be imported from the distribution's folder by its path. With the whole
+folder on sys.path, other packages in it would shadow those of our environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, placeholder
 from iaprof.bpf.compile.headers import HEADERS_ADVICE
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
@@ -41,30 +41,30 @@ _MAP_INFO_BYTES = 256  # more than struct bpf_map_info has
 
 @dataclass(frozen=True)
 class Source:
-    """What is to be compiled."""
+    """The programs' C text, and what the compiler needs to know of it."""
 
-    text: str  # in C
-    defines: Mapping[str, int]
-    constants: Sequence[str]  # that the loader fills in
-    functions: Sequence[str]  # that are programs
+    text: str
+    defines: Mapping[str, int]  # values of macros
+    constants: Sequence[str]  # names of the constants that the loader fills in
+    functions: Sequence[str]  # names of the functions that are programs
 
     def flags(self) -> list[str]:
-        """The compiler's options."""
+        """Returns the compiler's options."""
         fixed = [f"-D{name}={value}" for name, value in sorted(self.defines.items())]
-        return [*fixed, *(f"-D{name}=NAMED({magic(name):#x})" for name in self.constants), "-Wno-everything"]
+        return [*fixed, *(f"-D{name}=NAMED({placeholder(name):#x})" for name in self.constants), "-Wno-everything"]
 
     def digest(self) -> str:
-        """A hash of the source: it changes when anything in it changes."""
+        """Returns a hash of everything that can change the compiled programs."""
         whole = {"text": self.text, "flags": self.flags(), "functions": list(self.functions)}
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:
-        """JSON, for the child process."""
+        """Returns the source as JSON, for the child process."""
         return json.dumps(asdict(self))
 
 
 def bcc_version(folders: Sequence[str] = BCC_FOLDERS) -> str | None:
-    """The version of the bcc that `import_bcc` would find, read without loading it; None without bcc."""
+    """Returns the version of the bcc that `import_bcc` would find, without loading it; None without bcc."""
     for folder in folders:
         package = Path(folder) / "bcc"
         if (package / "libbcc.py").is_file():
@@ -76,10 +76,10 @@ def bcc_version(folders: Sequence[str] = BCC_FOLDERS) -> str | None:
 
 
 def import_bcc(folders: Sequence[str] = BCC_FOLDERS) -> ModuleType:
-    """The distribution's `bcc` module.
+    """Imports the distribution's `bcc` module.
 
     Raises:
-        BpfUnavailable: it is not installed, or its library does not load.
+        BpfUnavailable: bcc is not installed, or its library does not load.
     """
     if "bcc" in sys.modules:
         return sys.modules["bcc"]
@@ -107,14 +107,14 @@ def import_bcc(folders: Sequence[str] = BCC_FOLDERS) -> ModuleType:
 
 
 def compile_source(source: Source, folders: Sequence[str] = BCC_FOLDERS) -> Bytecode:
-    """Compiles; kernel headers must be where bcc finds them (headers.py).
+    """Compiles the programs; kernel headers must be where bcc finds them (headers.py).
 
     Args:
-        source: all of it.
-        folders: where bcc may be.
+        source: what to compile.
+        folders: folders in which bcc may be.
 
     Raises:
-        BpfUnavailable: no bcc, no permission, or the compiler refused it.
+        BpfUnavailable: bcc is missing, permission is missing, or the source does not compile.
     """
     bcc = import_bcc(folders)
     with _captured_stderr() as messages:
@@ -124,7 +124,7 @@ def compile_source(source: Source, folders: Sequence[str] = BCC_FOLDERS) -> Byte
             names = {fd: name for name, fd in maps.items()}
             code = {name: compiled.dump_func(name.encode()) for name in source.functions}
         except Exception as error:  # bcc raises bare Exception
-            raise BpfUnavailable(_why(str(error), messages())) from error
+            raise BpfUnavailable(_explain(str(error), messages())) from error
     try:
         programs = {name: from_compiled(each, names, source.constants) for name, each in code.items()}
     except BytecodeError as error:
@@ -149,14 +149,14 @@ def _map_names(bcc: ModuleType, compiled: Any) -> list[str]:
 
 
 def _map(fd: int) -> Map:
-    """What the kernel says of a map that bcc made."""
+    """Returns the attributes of a map that bcc created, from the kernel."""
     info = ctypes.create_string_buffer(_MAP_INFO_BYTES)
     bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
     kind, _, key_bytes, value_bytes, entries, flags = struct.unpack_from("<6I", info)
     return Map(kind, key_bytes, value_bytes, entries, flags)
 
 
-def _why(error: str, output: str) -> str:
+def _explain(error: str, output: str) -> str:
     if "Operation not permitted" in output or "Operation not permitted" in error:
         return "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
     if "chdir" in output or "Unable to find kernel headers" in output:
@@ -168,7 +168,7 @@ def _why(error: str, output: str) -> str:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[Any]:
-    """Keeps what clang and libbcc print to file descriptor 2 from the user's terminal, and gives it as text."""
+    """Captures what clang and libbcc print to file descriptor 2; yields a function that returns it as text."""
     with tempfile.TemporaryFile() as file:
         saved = os.dup(2)
         sys.stderr.flush()

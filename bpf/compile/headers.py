@@ -1,4 +1,4 @@
-"""Kernel headers for compiling BPF. They must be root's, as they become part of programs that run in the kernel."""
+"""Finds kernel headers for compiling BPF. They must be root's: they become part of programs that run in the kernel."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ HEADERS_ADVICE = (
     "install the headers of the running kernel (Debian and Ubuntu: apt install linux-headers-$(uname -r); "
     "or any linux-headers package), or name their folder in BCC_KERNEL_SOURCE"
 )
-_MOST_LINKS = 40  # on the way to a file, as in the kernel's own walk (path_resolution(7))
+_MOST_LINKS = 40  # symbolic links in a path, the kernel's own limit (path_resolution(7))
 _READ_BY_CLANG = ("include", "arch/x86/include")
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Where headers are; without folders, bcc takes those that the running kernel brings."""
+    """Where headers are; without folders, bcc finds those of the running kernel itself."""
 
     about: str
     folders: tuple[Path, ...] = ()
 
     def prepare(self, private: Path) -> None:
-        """Tells bcc of them, in this process's environment.
+        """Tells bcc where the headers are, in this process's environment.
 
         Args:
-            private: a folder of ours that nobody else can write to.
+            private: a folder to which only root can write.
         """
         os.environ.pop(VARIABLE, None)
         if len(self.folders) == 1:
@@ -42,35 +42,35 @@ class Headers:
 
 
 def find_headers(environment: Mapping[str, str]) -> Headers:
-    """Headers that only root can have written.
+    """Finds headers that only root can change.
 
-    The programs touch nothing but pt_regs, which every x86-64 kernel lays out alike, so those of any kernel serve.
+    The headers of any kernel serve: the programs use only pt_regs, which has the same layout in every x86-64 kernel.
 
     Args:
-        environment: BCC_KERNEL_SOURCE in it is preferred.
+        environment: its BCC_KERNEL_SOURCE takes precedence.
 
     Raises:
-        BpfUnavailable: there are none, or only some that others can change.
+        BpfUnavailable: there are no headers, or others than root can change them.
     """
     if named := environment.get(VARIABLE):
-        _must_be_roots(Path(named), f"{VARIABLE} names")
+        _require_root_owned(Path(named), f"{VARIABLE} names")
         return Headers(f"those in {named} ({VARIABLE})", (Path(named),))
     own = _own_headers()
-    if own and all(map(_is_roots, own)):
+    if own and all(map(_belongs_to_root, own)):
         return Headers("of the running kernel")
     if not own and _has_archive():
         return Headers("of the running kernel, in /sys/kernel/kheaders.tar.xz")
     if split := _split_headers():
         for folder in split:
-            _must_be_roots(folder, "the kernel headers are in")
+            _require_root_owned(folder, "the kernel headers are in")
         return Headers("of another kernel's version, which serves", split)
     for folder in own:
-        _must_be_roots(folder, "the running kernel's headers are in")
+        _require_root_owned(folder, "the running kernel's headers are in")
     raise BpfUnavailable(f"no kernel headers were found for compiling BPF: {HEADERS_ADVICE}")
 
 
-def only_root_changes(path: Path) -> bool:
-    """Whether the file or folder, and whatever leads to it, is root's and nobody else may write to it."""
+def only_root_can_change(path: Path) -> bool:
+    """Whether root owns the file or folder and everything in its path, and nobody else may write to these."""
     here, names, links = Path("/"), list(path.absolute().parts[1:]), 0
     while names:
         name = names.pop(0)
@@ -93,7 +93,7 @@ def only_root_changes(path: Path) -> bool:
             if target.is_absolute():
                 here, names = Path("/"), names[1:]
             continue
-        # In a folder such as /tmp, others cannot rename what is root's.
+        # In a sticky folder such as /tmp, others cannot rename root's files.
         if _others_write(status) and not (names and status.st_mode & stat.S_ISVTX):
             return False
         here /= name
@@ -104,32 +104,32 @@ def _others_write(status: os.stat_result) -> bool:
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _must_be_roots(folder: Path, what: str) -> None:
+def _require_root_owned(folder: Path, what: str) -> None:
     if not folder.is_dir():
         raise BpfUnavailable(f"{what} {folder}, which is no folder: {HEADERS_ADVICE}")
-    if not _is_roots(folder):
+    if not _belongs_to_root(folder):
         raise BpfUnavailable(
             f"{what} {folder}, and others than root can change them: make root their owner (chown -R root:root, "
             f"chmod -R go-w), or {HEADERS_ADVICE}"
         )
 
 
-def _is_roots(folder: Path) -> bool:
-    return only_root_changes(folder) and all(map(_holds_only_roots, (folder / name for name in _READ_BY_CLANG)))
+def _belongs_to_root(folder: Path) -> bool:
+    return only_root_can_change(folder) and all(map(_contains_only_roots, (folder / name for name in _READ_BY_CLANG)))
 
 
-def _holds_only_roots(folder: Path) -> bool:
+def _contains_only_roots(folder: Path) -> bool:
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return True  # of headers that are in two folders, each lacks some
+        return True  # if the headers are split into two folders, each lacks some subfolders
     for entry in entries:
         status = entry.stat(follow_symlinks=False)
         if status.st_uid != 0 or (_others_write(status) and not entry.is_symlink()):
             return False
-        if entry.is_dir(follow_symlinks=False) and not _holds_only_roots(Path(entry.path)):
+        if entry.is_dir(follow_symlinks=False) and not _contains_only_roots(Path(entry.path)):
             return False
-        if entry.is_symlink() and not only_root_changes(Path(entry.path)):
+        if entry.is_symlink() and not only_root_can_change(Path(entry.path)):
             return False
     return True
 
@@ -144,7 +144,7 @@ def _has_archive() -> bool:
 
 
 def _split_headers() -> tuple[Path, Path] | None:
-    """Debian's two header folders, (flavour, common), the newest version first."""
+    """Returns Debian's two header folders (flavour, common) of the newest version; None if they are not installed."""
     for common in sorted(Path("/usr/src").glob("linux-headers-*-common"), reverse=True):
         flavours = sorted(Path("/usr/src").glob(common.name.removesuffix("common") + "*"))
         for flavour in flavours:
@@ -154,7 +154,7 @@ def _split_headers() -> tuple[Path, Path] | None:
 
 
 def _join(target: Path, sources: list[Path]) -> None:
-    """Makes `target` show the union of `sources`: a folder that several have is joined, all else is a link."""
+    """Makes `target` the union of `sources`: folders that exist in several are merged, all else becomes links."""
     target.mkdir(exist_ok=True)
     for name in {entry.name for source in sources for entry in source.iterdir()}:
         found = [source / name for source in sources if (source / name).exists()]

@@ -1,1 +1,1 @@
-"""Finding drivers in processes, and putting probes into them."""
+"""Finds drivers in processes, and attaches probes to them."""

@@ -1,7 +1,8 @@
-"""Where an unpatched driver keeps what its launches are about: entry points, and paths from a kernel's handle.
+"""Driver layouts: an unpatched driver's entry points, and the paths of pointers from a kernel's handle to its data.
 
-A layout belongs to one build of a driver. Those that ship, and those that `iaprof calibrate` found, are JSON files
-named by build-id. What is read by them is checked again at each launch (handles.c): a layout can fail, but not mislead.
+A layout belongs to one build of a driver. Layouts that ship, and those that `iaprof calibrate` finds, are JSON files
+named by build-id. handles.c checks at each launch what it reads with a layout: a wrong layout fails, but does not
+mislead.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from iaprof.formats.header.transfers import function_number
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")
 MAX_ENTRIES = 128
-MAX_PATH = 6  # offsets; handles.c has room for the five pointers on the way
+MAX_PATH = 6  # offsets per path; handles.c can hold the five pointers in between
 MAX_CLASSES = 8
-MAX_GPUS = 8  # in three bits of a handle
-MAX_OFFSET = 0x7FFF  # bytes; handles.c has 16 bits for them, and a sign
+MAX_GPUS = 8  # their numbers are stored in three bits of a handle
+MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
-"""Where struct pt_regs has a function's arguments: offsets of di, si, dx, cx, r8 and r9."""
+"""Offsets of a function's arguments in struct pt_regs: di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
 _MAX_FILE_BYTES = 1 << 16
 
@@ -40,55 +41,55 @@ class LayoutError(IaprofError):
 
 
 class Action(StrEnum):
-    """What a call of an entry point means."""
+    """What a call of an entry point does."""
 
-    LAUNCH = "launch"
-    LAUNCH_MANY = "launch-many"  # an array of kernels
-    KERNEL_GONE = "kernel-gone"  # the handle's memory may soon be another kernel's
-    MODULE_GONE = "module-gone"
-    EXECUTE = "execute"  # an array of command lists
+    LAUNCH = "launch"  # launches a kernel
+    LAUNCH_MANY = "launch-many"  # launches an array of kernels
+    KERNEL_GONE = "kernel-gone"  # destroys a kernel; another kernel may get the handle's memory
+    MODULE_GONE = "module-gone"  # destroys a module
+    EXECUTE = "execute"  # executes an array of command lists
     LIST_CLOSED = "list-closed"
     LIST_RESET = "list-reset"
     LIST_GONE = "list-gone"
-    # Copies and fills. How many bytes: an argument, a ze_copy_region_t or three size_t to which an argument points, or
-    # not known.
+    # Copies or fills. The number of bytes is an argument, or that of a ze_copy_region_t or three size_t to which an
+    # argument points, or unknown.
     TRANSFER = "transfer"
     TRANSFER_REGION = "transfer-region"
     TRANSFER_SIZES = "transfer-sizes"
     TRANSFER_UNKNOWN = "transfer-unknown"
-    MAY_COPY = "may-copy"  # no transfer: kernels of the driver's own that it launches are of no transfer before
-    OWN_LAUNCH = "own-launch"  # of a kernel of the driver's own; inside the driver
-    OWN_LAUNCHES = "own-launches"  # of several, as the layout's `dispatch` says
-    WAIT = "wait"  # until the GPU is done; the stack pointer is as it was at the function's first instruction
+    MAY_COPY = "may-copy"  # no transfer, but may launch the driver's own kernels, which then belong to no transfer
+    OWN_LAUNCH = "own-launch"  # launches one of the driver's own kernels; called inside the driver
+    OWN_LAUNCHES = "own-launches"  # launches several of them, where the layout's `dispatch` leads
+    WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
-_OF_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
+_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A function of the driver that programs' calls really reach.
+    """A function of the driver in which programs' calls arrive.
 
-    `address` is the virtual address, in the file, of the instruction to probe: there, the arguments that are named here
-    and a launch's first are still in their registers.
-    Arguments are counted from 0, as the System V ABI has them in rdi, rsi, rdx, rcx, r8 and r9.
+    `address` is the virtual address, in the file, of the instruction to probe, where the arguments that are given here,
+    and the first argument of a launch, are still in their registers. Arguments are counted from 0: the System V ABI
+    passes them in rdi, rsi, rdx, rcx, r8 and r9.
     """
 
     name: str
     action: Action
     address: int
-    # Which argument is the handle: of a kernel, module or list, or of what is waited for, or an array of handles;
-    # or the bytes of TRANSFER, the region of TRANSFER_REGION or the numbers of TRANSFER_SIZES; 0 of TRANSFER_UNKNOWN;
-    # of OWN_LAUNCHES what leads to the kernels.
+    # Number of the argument that is the handle (of a kernel, module, list, or the object waited for) or an array of
+    # handles. TRANSFER: the number of bytes. TRANSFER_REGION: the region. TRANSFER_SIZES: the three numbers.
+    # TRANSFER_UNKNOWN: 0. OWN_LAUNCHES: the argument from which `dispatch` leads to the kernels.
     handle: int
-    count: int | None = None  # LAUNCH_MANY, EXECUTE: which argument is the array's length, 32 bits
-    # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle; OWN_LAUNCHES: from where `dispatch` leads
+    count: int | None = None  # LAUNCH_MANY, EXECUTE: number of the argument that is the array's length, 32 bits
+    # KERNEL_GONE, OWN_LAUNCH: bytes from that argument to the handle. OWN_LAUNCHES: from the end of `dispatch` to it.
     offset: int = 0
     list_offset: int = 0  # OWN_LAUNCH(ES): bytes from the first argument to the handle of the command list or queue
-    # Transfers: other functions of the driver call it, too. A call that returns into the driver is theirs; the stack
-    # pointer is as it was at the function's first instruction.
+    # Transfers: whether other functions of the driver also call this one. Calls that return into the driver are
+    # ignored; the stack pointer is as it was at the function's first instruction.
     nested: bool = False
 
     @property
@@ -99,73 +100,73 @@ class Entry:
 
 @dataclass(frozen=True)
 class Field:
-    """A value that a kernel's handle h leads to: at path (a, b, c) lies what is at *(*(h + a) + b) + c."""
+    """A value at the end of a path of pointers: from handle h, path (a, b, c) leads to address *(*(h + a) + b) + c."""
 
     path: tuple[int, ...]
     bits: int = 64  # or 32
-    # Where a handle has a kernel for each GPU: bytes by which the offsets grow from GPU to GPU; empty for 0 everywhere.
+    # If a handle has a kernel for each GPU: bytes by which each offset grows from GPU to GPU; empty for all 0.
     per_gpu: tuple[int, ...] = ()
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Each offset, and how much it grows per GPU."""
+        """Yields each offset, and its growth per GPU."""
         yield from zip(self.path, self.per_gpu or (0,) * len(self.path), strict=True)
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Kernels of the driver's own that are launched together: structures in a row, to which an argument leads."""
+    """Where OWN_LAUNCHES finds its kernels: in an array of structures."""
 
-    first: int  # bytes from what the argument points to, to the pointer to the first
-    many: int  # likewise, to their number, 8 bits
-    size: int  # bytes of each
-    kernel: tuple[int, int]  # *(*(structure + a) + b) and the entry's offset are the kernel's handle
+    first: int  # offset, from the address in the argument, of the pointer to the first structure
+    many: int  # offset, from the same address, of the number of structures, 8 bits
+    size: int  # bytes of a structure
+    kernel: tuple[int, int]  # (a, b): *(*(structure + a) + b) plus the entry's offset is the kernel's handle
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One build of a driver. All fields start at a kernel's handle."""
+    """The layout of one build of a driver. All fields start at a kernel's handle."""
 
     build_id: str  # lower-case hexadecimal
     driver: str  # level_zero or opencl
-    version: str  # of the driver, as a person would say it
+    version: str  # of the driver, for people
     entries: tuple[Entry, ...]
     address: tuple[Field, ...]  # one or two, whose sum is the GPU address of the first instruction
     size: Field  # bytes of code
     code: Field  # pointer to the code in the process's memory
     name: Field  # pointer to the kernel's name, which ends with a zero byte
-    allocation: tuple[Field, Field]  # GPU address and bytes of the memory in which the code lies
-    kernel_class: Field  # a pointer into the driver itself that tells what h is: its virtual table
-    classes: tuple[int, ...]  # virtual addresses, in the file, that it may point to
+    allocation: tuple[Field, Field]  # GPU address and size in bytes of the allocation that contains the code
+    kernel_class: Field  # pointer to the virtual table of the kernel's C++ class, which identifies a handle
+    classes: tuple[int, ...]  # virtual addresses, in the file, that this pointer may have
     module: Field | None = None  # pointer to the module
-    module_bias: int = 0  # bytes that the handle of a module, as programs have it, lies behind where that points
+    module_bias: int = 0  # offset of a module's handle, as programs have it, from the address in that pointer
     binary: Field | None = None  # pointer to the module's zebin
-    binary_size: Field | None = None  # bytes of it
-    # A handle may have a kernel for each GPU: the number of the GPU that a launch is for, from its first argument; 32
-    # bits, three offsets, below MAX_GPUS. The lowest bits of such a handle are 0.
+    binary_size: Field | None = None  # bytes of the zebin
+    # If a handle has a kernel for each GPU: the number of a launch's GPU, from the launch's first argument; three
+    # offsets, 32 bits, below MAX_GPUS. The lowest bits of such a handle are 0.
     gpu: Field | None = None
-    code_range: tuple[int, int] | None = None  # virtual addresses, in the file, where its code begins and ends
-    dispatch: Dispatch | None = None  # of OWN_LAUNCHES
+    code_range: tuple[int, int] | None = None  # start and end of the driver's code, virtual addresses in the file
+    dispatch: Dispatch | None = None  # for OWN_LAUNCHES
 
     @property
     def has_lists(self) -> bool:
-        """Whether a launch's first argument is a command list, whose executions are known."""
+        """Whether a launch's first argument is a command list, and executions of lists are recorded."""
         return any(entry.action is Action.EXECUTE for entry in self.entries)
 
     @property
     def has_own_kernels(self) -> bool:
-        """Whether it leads to the kernels with which the driver copies and fills."""
+        """Whether launches of the kernels with which the driver copies and fills are recorded."""
         return any(entry.action in OWN_LAUNCHES for entry in self.entries)
 
     def to_json(self) -> str:
-        """As text, for a file."""
+        """Returns the layout as JSON, the content of a layout file."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Layout:
-        """Reads and checks what `to_json` wrote.
+        """Reads and checks the output of `to_json`.
 
         Raises:
-            LayoutError: it is not that.
+            LayoutError: the text is no layout.
         """
         try:
             return _layout(json.loads(text))
@@ -218,7 +219,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
     actions = {entry.action for entry in entries}
     if Action.KERNEL_GONE not in actions or (layout.module and Action.MODULE_GONE not in actions):
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
-    if any((entry.action in _OF_ARRAYS) != (entry.count is not None) for entry in entries):
+    if any((entry.action in _WITH_ARRAYS) != (entry.count is not None) for entry in entries):
         raise LayoutError("an entry point has no count of what it is given, or one too many")
     if any(entry.action in TRANSFERS and not function_number(entry.name) for entry in entries):
         raise LayoutError("it has copies by functions that this iaprof does not know")
@@ -260,17 +261,17 @@ def _number(value: object, end: int) -> int:
 
 
 def find_layout(build_id: str) -> Layout | None:
-    """The layout of a build: the one that ships, else the one that was calibrated on this machine; None for neither.
+    """Returns the layout of a build: the one that ships, or one calibrated on this machine; None if there is neither.
 
     Raises:
-        LayoutError: there is one that cannot be used, or that a stranger could have written.
+        LayoutError: the file cannot be used, or others than root and this user can change it.
     """
     if not _BUILD_ID.fullmatch(build_id):
         return None
     for folder in (SHIPPED, CACHE):
         path = folder / f"{build_id}.json"
         try:
-            text = _read(path, of_anybody=folder is SHIPPED)
+            text = _read(path, trust_any_owner=folder is SHIPPED)
         except OSError:
             continue
         try:
@@ -283,7 +284,7 @@ def find_layout(build_id: str) -> Layout | None:
 
 
 def known_builds() -> frozenset[str]:
-    """The build-ids of which `find_layout` has a layout."""
+    """Returns the build-ids for which `find_layout` has a layout."""
     known = set()
     for path in (*SHIPPED.glob("*.json"), *CACHE.glob("*.json")):
         with contextlib.suppress(LayoutError):
@@ -292,10 +293,10 @@ def known_builds() -> frozenset[str]:
     return frozenset(known)
 
 
-def _read(path: Path, of_anybody: bool) -> bytes:
-    """What the file says, no more than a layout has; it is not waited for, should it be no file."""
+def _read(path: Path, trust_any_owner: bool) -> bytes:
+    """Reads a layout file, up to _MAX_FILE_BYTES; does not block if the path is a FIFO or device."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or (is_untrusted(status) and not of_anybody):
+        if not stat.S_ISREG(status.st_mode) or (is_untrusted(status) and not trust_any_owner):
             raise LayoutError(f"{path} is not believed: others than root and you can change it; remove it")
         return file.read(_MAX_FILE_BYTES)

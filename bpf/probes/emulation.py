@@ -1,7 +1,6 @@
-"""Which instructions the kernel emulates at a uprobe (arch/x86/kernel/uprobes.c).
+"""Finds probes at instructions that the kernel does not emulate (arch/x86/kernel/uprobes.c).
 
-A probe at another instruction costs more: the kernel has the CPU execute a copy of it, single-stepped, which takes 2 to
-10 us instead of a few hundred ns.
+At such an instruction, the kernel single-steps a copy of it, which takes 2 to 10 us instead of a few hundred ns.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ import os
 import re
 from collections.abc import Iterable
 
-# push, with the prefix for r8 to r15; nop; jump if, near and far; jump and call. Linux 6.1 and later.
+# push, also of r8 to r15; nop; conditional jumps, short and near; jmp and call. Linux 6.1 and later.
 EMULATED = re.compile(rb"\x41?[\x50-\x57]|\x90|[\x70-\x7f]|\x0f[\x80-\x8f]|[\xe8\xe9\xeb]", re.DOTALL)
 _LONG_NOP = re.compile(rb"\x66*(?:\x90|\x0f\x1f)", re.DOTALL)  # emulated by newer kernels, such as Linux 6.18
-_LONGEST = 15  # bytes of an instruction
+_LONGEST = 15  # maximum length of an instruction in bytes
 
 
 def single_stepped(file_fd: int, offsets: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """The names of the places in a file whose instruction no kernel emulates, each once.
+    """Returns the names of the places in a file whose instruction no kernel emulates, without duplicates.
 
     Args:
         file_fd: the open file.
-        offsets: name and offset in the file of each place.
+        offsets: name and file offset of each place.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Functions of the library that commands are started with of which the recorder probes the calls itself."""
+"""Functions of the injected library, libiaprof_inject.so, that the recorder probes like those of a driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from iaprof.bpf.probes import transfers, waits
 from iaprof.bpf.probes.driver_layout import Action, Entry
 from iaprof.bpf.probes.library_file import LibraryFile, exported
 
-PREFIX = "iaprof_"  # begins the names by which the library exports them: programs must not call these
+PREFIX = "iaprof_"  # of the exported names, so that programs do not call these functions by accident
 _FUNCTIONS = {
     **dict.fromkeys(waits.LEVEL_ZERO, (Action.WAIT, 0)),
     **{name: (Action.WAIT, handle) for name, handle in waits.OPENCL.items()},
@@ -16,9 +16,9 @@ _FUNCTIONS = {
 
 
 def injected_entries(library: LibraryFile) -> list[tuple[Entry, int]]:
-    """The functions in which such commands wait, copy and fill, and their offsets in that file.
+    """Returns the library's functions that wait, copy and fill, and their file offsets.
 
-    Each is a jump to the driver's function, which has its arguments where the driver takes them from.
+    Each function is a jump to the driver's function, so the arguments are in the registers that the ABI prescribes.
 
     Raises:
         ProbeError: the file is broken.

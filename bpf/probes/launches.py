@@ -1,6 +1,6 @@
-"""The launch probes: the programs loaded, attached to libraries, its ring buffers mapped.
+"""The launch probes: loads the BPF programs, attaches them to libraries, and maps their ring buffers.
 
-Reads come in bulk, as arrays; nothing here runs per launch.
+Ring buffers are read in bulk, as arrays; no Python code here runs per launch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
 from iaprof.bpf.probes.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
-from iaprof.bpf.programs import FOR_WAITS
+from iaprof.bpf.programs import WAIT_PROGRAMS
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.sizes import (
-    _PAGE,
     DEFAULT_SIZES,
     MAX_ENTRIES,
     MAX_LAYOUTS,
     MAX_PROBES,
+    PAGE_BYTES,
     Sizes,
     kernel_offsets,
     map_entries,
@@ -57,7 +57,7 @@ from iaprof.formats.wire.launches import (
     stack_dtype,
 )
 
-_PROGRAMS = {  # by the probe's name
+_PROGRAMS = {  # by name of the USDT probe
     LAUNCH: "on_launch",
     COMPILE: "on_compile",
     EXECUTE: "on_probed_execute",
@@ -83,10 +83,10 @@ _HANDLE_PROGRAMS = {
 
 
 class LaunchProbes:
-    """The loaded programs and what they send.
+    """The loaded programs, and the ring buffers to which they write.
 
-    Where they have to be compiled, that goes on in a process apart; whatever is asked of them first waits for it, best
-    `ready`.
+    If the programs have to be compiled, a child process does so; the first use of the programs waits for it. Call
+    `ready` to wait explicitly.
     """
 
     def __init__(
@@ -97,124 +97,124 @@ class LaunchProbes:
         depth: int = MAX_DEPTH,
         waits: bool = False,
     ) -> None:
-        """Loads, or begins to compile.
+        """Loads the programs, or starts to compile them.
 
         Args:
-            sizes: how much room they have.
-            ways: to get at launches, the best first.
-            frame_pointers_only: walks by frame pointers, also if the kernel tells what rules need.
-            depth: frames of a stack, at most MAX_DEPTH.
-            waits: records waits, too, where a driver's layout tells where they are. While a thread waits, there
-                is another return address on its stack.
+            sizes: of maps and ring buffers.
+            ways: the ways of recording launches that may be used.
+            frame_pointers_only: walk stacks by frame pointers, even if the kernel's BTF has all that rules need.
+            depth: maximum number of frames in a stack, at most MAX_DEPTH.
+            waits: record waits, too, in drivers whose layout has functions that wait. While a thread waits, its stack
+                has a changed return address.
 
         Raises:
-            BpfUnavailable: what is missing or not permitted.
+            BpfUnavailable: something is missing or not permitted.
         """
         self.depth = depth
         self._with_waits = waits
-        self.waits_refused = ""  # why waits are not recorded in a driver whose layout has some
+        self.waits_refused = ""  # why waits are not recorded in a driver whose layout has functions that wait
         self.sizes, self._stack = sizes, stack_dtype(self.depth)
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
-        without = () if waits else FOR_WAITS
+        without = () if waits else WAIT_PROGRAMS
         self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes), without)
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedPrograms | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []
-        self._watches: list[UprobeLink] = []  # in C libraries
-        self._slots = 0  # of the `probes` map that are taken
-        self._layouts = self._entries = self._wait_entries = 0  # of those maps that are taken
+        self._load_links: list[UprobeLink] = []  # to dlopen in C libraries
+        self._slots = 0  # number of used elements of the map `probes`
+        self._layouts = self._entries = self._wait_entries = 0  # numbers of used elements of these maps
         self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads, self._attach_entries)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
 
         Args:
-            interruption: may end the wait, by what its `check` raises.
+            interruption: its `check` may raise an exception to end the wait.
 
         Raises:
-            BpfUnavailable: what is missing, and how to get it.
+            BpfUnavailable: something is missing; the text says how to get it.
         """
         if self._loaded is None:
-            self._loaded = _Loaded(self._loader.wait(interruption), self.sizes, self._stack)
+            self._loaded = _LoadedPrograms(self._loader.wait(interruption), self.sizes, self._stack)
 
-    def _now(self) -> _Loaded:
+    def _wait_loaded(self) -> _LoadedPrograms:
         self.ready()
         assert self._loaded is not None
         return self._loaded
 
     @property
     def compile_cpu_seconds(self) -> float:
-        """CPU time of the process that compiled, if there was one, once it did."""
+        """CPU time of the compiling process in seconds, after it has ended; 0 without one."""
         return self._loader.cpu_seconds
 
     @property
     def records_waits(self) -> bool:
-        """Whether waits are wanted, and nothing refused them."""
+        """Whether waits are requested, and the kernel and the layouts allow them."""
         return self._with_waits and not self.waits_refused
 
     @property
     def origin(self) -> Origin:
-        """Where the programs come from, once they are loaded."""
+        """How the loaded programs were obtained."""
         return self._loader.origin
 
     @property
     def launches(self) -> RingBuffer:
-        """Sends LAUNCH records."""
-        return self._now().launches
+        """The ring buffer of LAUNCH records."""
+        return self._wait_loaded().launches
 
     @property
     def stacks(self) -> RingBuffer:
-        """Sends records of stack_dtype(depth). All that launches name which were read before were sent by then."""
-        return self._now().stacks
+        """The ring buffer of records of stack_dtype(depth); read it after `launches`, to get all stacks of these."""
+        return self._wait_loaded().stacks
 
     @property
     def python_stacks(self) -> RingBuffer:
-        """Sends PYTHON_STACK records, each after the record of its stack."""
-        return self._now().python_stacks
+        """The ring buffer of PYTHON_STACK records, each sent before its stack: read it after `stacks`."""
+        return self._wait_loaded().python_stacks
 
     @property
     def codes(self) -> RingBuffer:
-        """Sends CODE records."""
-        return self._now().codes
+        """The ring buffer of CODE records."""
+        return self._wait_loaded().codes
 
     @property
     def maps(self) -> Mapping[str, int]:
-        """The descriptors of BPF maps and programs by name; they stay this object's."""
-        return self._now().fds
+        """The descriptors of BPF maps and programs by name; this object closes them."""
+        return self._wait_loaded().fds
 
     @property
     def compiled(self) -> RingBuffer:
-        """Sends COMPILED records."""
-        return self._now().compiled
+        """The ring buffer of COMPILED records."""
+        return self._wait_loaded().compiled
 
     @property
     def samples(self) -> RingBuffer:
-        """Sends CPU_SAMPLE records, while a CpuClock runs `on_sample` of `maps`."""
-        return self._now().samples
+        """The ring buffer of CPU_SAMPLE records, written while a CpuClock runs the program `on_sample` of `maps`."""
+        return self._wait_loaded().samples
 
     @property
     def waits(self) -> RingBuffer:
-        """Sends WAIT records."""
-        return self._now().waits
+        """The ring buffer of WAIT records."""
+        return self._wait_loaded().waits
 
     @property
-    def pieces(self) -> RingBuffer:
-        """Sends CHUNK records of names and code."""
-        return self._now().pieces
+    def chunks(self) -> RingBuffer:
+        """The ring buffer of CHUNK records with kernels' names and code."""
+        return self._wait_loaded().chunks
 
     @property
     def modules(self) -> RingBuffer:
-        """Sends CHUNK records of modules."""
-        return self._now().modules
+        """The ring buffer of CHUNK records with modules."""
+        return self._wait_loaded().modules
 
     @property
     def list_events(self) -> RingBuffer:
-        """Sends LIST_EVENT records."""
-        return self._now().list_events
+        """The ring buffer of LIST_EVENT records."""
+        return self._wait_loaded().list_events
 
     def _attach(self, file_fd: int, probes: Sequence[Probe]) -> str:
-        fds = self._now().fds
+        fds = self._wait_loaded().fds
         if self._slots + len(probes) > MAX_PROBES:
             raise OSError(f"more than {MAX_PROBES} probe locations in all libraries together")
         locations = defaultdict(list)
@@ -228,13 +228,13 @@ class LaunchProbes:
     def _attach_layout(self, file_fd: int, layout: Layout, offsets: Sequence[int]) -> None:
         if self._layouts >= MAX_LAYOUTS:
             raise OSError("there is no room for another driver's layout")
-        write_slot(self._now().fds["layouts"], self._layouts, packed_layout(layout))
+        write_slot(self._wait_loaded().fds["layouts"], self._layouts, packed_layout(layout))
         self._attach_entries(file_fd, list(zip(layout.entries, offsets, strict=True)), layout)
         self._layouts += 1
 
     def _attach_entries(self, file_fd: int, placed: Sequence[tuple[Entry, int]], layout: Layout | None = None) -> None:
-        """Attaches functions that have a layout, which is at the next slot, or need none."""
-        fds = self._now().fds
+        """Attaches programs to functions; `layout`, if given, is the one that `_attach_layout` is adding."""
+        fds = self._wait_loaded().fds
         if self._entries + self._wait_entries + len(placed) > MAX_ENTRIES:
             raise OSError("there is no room for another driver's functions")
         index = self._layouts if layout else MAX_LAYOUTS
@@ -248,10 +248,10 @@ class LaunchProbes:
         self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
 
     def _attach_waits(self, file_fd: int, entries: Sequence[tuple[Entry, int]]) -> None:
-        """Without them launches are recorded all the same."""
+        """Attaches the program for waits; if that fails, sets `waits_refused`, as launches can still be recorded."""
         if not self._with_waits:
             return
-        fds = self._now().fds
+        fds = self._wait_loaded().fds
         locations = []
         try:
             for slot, (entry, offset) in enumerate(entries, self._wait_entries):
@@ -268,15 +268,15 @@ class LaunchProbes:
 
     def _watch_loads(self, file_fd: int, offsets: Sequence[int]) -> None:
         locations = [Location(offset, 0, 0) for offset in offsets]
-        self._watches += attach(file_fd, self._now().fds["on_load"], locations).links
+        self._load_links += attach(file_fd, self._wait_loaded().fds["on_load"], locations).links
 
     def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> str:
-        """Attaches programs, given by their names, in a file: all or none; gives why they may not run, or nothing."""
+        """Attaches programs, by name, to a file: all or none; returns why they may not run, or an empty string."""
         links: list[UprobeLink] = []
         doubts: list[str] = []
         try:
             for program, where in locations.items():
-                attached = attach(file_fd, self._now().fds[program], where)
+                attached = attach(file_fd, self._wait_loaded().fds[program], where)
                 links += attached.links
                 doubts += filter(None, [attached.doubt])
         except OSError:
@@ -286,29 +286,29 @@ class LaunchProbes:
         return doubts[0] if doubts else ""
 
     def counters(self) -> dict[Counter, int]:
-        """What the programs counted so far, all CPUs together."""
-        totals = self._now().counters.read()
+        """Returns the values of the programs' counters, summed over all CPUs."""
+        totals = self._wait_loaded().counters.read()
         return {which: int(totals[which]) for which in Counter}
 
     def take_short_waits(self) -> NDArray[np.void]:
-        """Sums of short waits that were not sent yet, as WAIT[n]; others begin."""
-        return added_up_waits(*self._now().wait_sites.take())
+        """Returns the sums of short waits that were not sent yet, as WAIT[n], and deletes them."""
+        return added_up_waits(*self._wait_loaded().wait_sites.take())
 
     def unended_waits(self, end_ns: int) -> NDArray[np.void]:
-        """Waits that are still going on, as WAIT[n], as long as they have taken until then."""
-        return unended_waits(*self._now().waiting.read(), end_ns)
+        """Returns the waits that have not ended yet, as WAIT[n], with the given end."""
+        return unended_waits(*self._wait_loaded().waiting.read(), end_ns)
 
     def forget_waits(
         self, alive: Callable[[int, int], bool], end_ns: int, least: int | None = None
     ) -> NDArray[np.void]:
-        """Makes room where many threads have waited that are no more; gives the waits in which they ended, as WAIT[n].
+        """Removes threads that have ended, if the map has many; returns the waits in which they ended, as WAIT[n].
 
         Args:
-            alive: whether a process has a thread.
-            end_ns: since when they are known to have ended.
-            least: threads that are many; half of those that there is room for when left out.
+            alive: whether a process (pid) has a thread (tid).
+            end_ns: end of the returned waits, CLOCK_MONOTONIC.
+            least: removes nothing up to this number of threads; None for half the size of the map.
         """
-        waiting = self._now().waiting
+        waiting = self._wait_loaded().waiting
         tids, values = waiting.read()
         if len(tids) <= (self.sizes.waiting_threads // 2 if least is None else least):
             return unended_waits(tids[:0], values[:0], end_ns)
@@ -318,41 +318,41 @@ class LaunchProbes:
         return unended_waits(tids[is_gone], values[is_gone], end_ns)
 
     def new_epoch(self) -> None:
-        """From now on every stack travels again, under another id.
+        """Starts a new epoch, in which every stack is sent again, with another id.
 
-        When it returns, every launch that names a stack of before is in the ring buffer; some that name one of
-        the new epoch may be, too.
+        When this returns, all launches with stacks of the old epoch are in the ring buffer; launches with stacks of the
+        new epoch may be there, too.
         """
         self._settings = replace(self._settings, epoch=self._settings.epoch + 1)
         self._write_settings()
         wait_for_running_programs()
 
     def exclude(self, pids: Iterable[int]) -> None:
-        """From now on launches of these processes come without stack, name and comm, marked as OTHER's.
+        """Makes launches of these processes come without stack, name and comm, with LaunchFlags.OTHER.
 
-        Of more than `Sizes.others_remembered` some come in full all the same.
+        Of more than `Sizes.others_remembered` processes, some are recorded in full.
         """
-        add_keys(self._now().fds["others"], np.fromiter(pids, np.uint32))
+        add_keys(self._wait_loaded().fds["others"], np.fromiter(pids, np.uint32))
         if not self._settings.scoped:
             self._settings = replace(self._settings, scoped=True)
             self._write_settings()
 
     def include(self, pids: Iterable[int]) -> None:
-        """Takes `exclude` back for these processes; others in it need never have been excluded."""
-        remove_keys(self._now().fds["others"], np.fromiter(pids, np.uint32))
+        """Reverses `exclude` for these processes, as far as they are excluded."""
+        remove_keys(self._wait_loaded().fds["others"], np.fromiter(pids, np.uint32))
 
     def _write_settings(self) -> None:
-        write_slot(self._now().fds["settings"], 0, self._settings.pack())
+        write_slot(self._wait_loaded().fds["settings"], 0, self._settings.pack())
 
     def detach(self) -> None:
-        """Takes the probes out; what is in the ring buffers can still be read."""
-        close_all([*self._links, *self._watches])
+        """Detaches all probes; records in the ring buffers can still be read."""
+        close_all([*self._links, *self._load_links])
         self._links.clear()
-        self._watches.clear()
+        self._load_links.clear()
         self._slots = self._layouts = self._entries = self._wait_entries = 0
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Detaches the probes, and closes programs, maps and ring buffers."""
         self._loader.close()
         self.detach()
         if self._loaded is not None:
@@ -361,7 +361,7 @@ class LaunchProbes:
 
 @dataclass(frozen=True)
 class _Settings:
-    """SETTINGS."""
+    """The content of the map `settings`."""
 
     epoch: int = 0
     scoped: bool = False
@@ -370,8 +370,8 @@ class _Settings:
         return pack(SETTINGS, self.epoch, self.scoped)
 
 
-class _Loaded:
-    """Programs and maps that are there."""
+class _LoadedPrograms:
+    """The loaded programs, with their maps and ring buffers."""
 
     def __init__(self, fds: dict[str, int], sizes: Sizes, stack: np.dtype[np.void]) -> None:
         self.fds = fds
@@ -384,7 +384,7 @@ class _Loaded:
             self.compiled = self._ring("compilations", sizes.compiled_pages, COMPILED)
             self.samples = self._ring("samples", sizes.sample_pages, CPU_SAMPLE)
             self.waits = self._ring("waited", sizes.wait_pages, WAIT)
-            self.pieces = self._ring("pieces", sizes.piece_pages, CHUNK)
+            self.chunks = self._ring("chunks", sizes.chunk_pages, CHUNK)
             self.modules = self._ring("modules", sizes.module_pages, CHUNK)
             self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
         except OSError as error:
@@ -395,7 +395,7 @@ class _Loaded:
         self.counters = PerCpuCounters(fds["counters"], len(possible_cpus()), len(Counter))
 
     def _ring(self, name: str, pages: int, dtype: np.dtype[np.void]) -> RingBuffer:
-        self._rings.append(RingBuffer(self.fds[name], pages * _PAGE, dtype))
+        self._rings.append(RingBuffer(self.fds[name], pages * PAGE_BYTES, dtype))
         return self._rings[-1]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A library, which may be anybody's, as far as probes need it: its build-id, and where addresses lie in the file."""
+"""Reads from an untrusted library what probes need: its build-id, and the file offsets of addresses and functions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import BinaryIO
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 
-MAX_READ_BYTES = 1 << 20  # in all: reading a library must not take long, whoever made it. The runtime's takes 10,000
-LOADERS = ("dlopen", "dlmopen")
+MAX_READ_BYTES = 1 << 20  # in total, to limit the time that a malicious library costs; the runtime's needs 10,000
+_DLOPEN_FUNCTIONS = ("dlopen", "dlmopen")
 _BUILD_ID_BYTES = range(8, 33)
 _TOO_MUCH = "it has more headers, notes or symbols than any compiler and linker make"
 
@@ -24,27 +24,27 @@ class LibraryFile:
     """An open x86-64 library."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Reads its headers.
+        """Reads the library's headers.
 
         Raises:
-            ProbeError: it is none.
+            ProbeError: the file is no x86-64 ELF file.
         """
-        self._read, self._left = in_stream(file), MAX_READ_BYTES
+        self._read, self._bytes_left = in_stream(file), MAX_READ_BYTES
         with self.reading():
-            self.elf = ElfFile(self._bounded)
+            self.elf = ElfFile(self._read_limited)
             if self.elf.header.machine != EM_X86_64:
                 raise ProbeError("it is not an x86-64 library")
             self.loads = self.elf.loads
 
-    def _bounded(self, offset: int, size: int) -> bytes:
-        self._left -= max(size, 1)
-        if self._left < 0:
+    def _read_limited(self, offset: int, size: int) -> bytes:
+        self._bytes_left -= max(size, 1)
+        if self._bytes_left < 0:
             raise ProbeError(_TOO_MUCH)
         return self._read(offset, size)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Within this, whatever is wrong with the file is a ProbeError."""
+        """Turns all errors about the file's content that are raised inside the `with` into ProbeError."""
         try:
             yield
         except TooLarge as error:
@@ -53,7 +53,7 @@ class LibraryFile:
             raise ProbeError(f"it is a broken ELF file ({type(error).__name__}: {error})") from error
 
     def build_id(self) -> str:
-        """In hexadecimal; empty where the library has none.
+        """Returns the build-id in hexadecimal; empty if the library has none.
 
         Raises:
             ProbeError: the file is broken.
@@ -65,10 +65,10 @@ class LibraryFile:
         return ""
 
     def offset(self, address: int, executable: bool) -> int:
-        """Where an address lies in the file: in a segment of code, or in one of data that can be written.
+        """Returns the file offset of a virtual address, which must be in an executable or in a writable segment.
 
         Raises:
-            ProbeError: in none.
+            ProbeError: the address is in no such segment.
         """
         wanted = PF_EXECUTE if executable else PF_WRITE
         for segment in self.loads:
@@ -80,17 +80,17 @@ class LibraryFile:
         raise ProbeError(f"a probe of it points outside its {where} segments")
 
 
-def load_functions(library: LibraryFile) -> list[int]:
-    """Offsets of the functions with which a C library loads other libraries, without doubles.
+def dlopen_offsets(library: LibraryFile) -> list[int]:
+    """Returns the file offsets of a C library's dlopen and dlmopen, without duplicates.
 
     Raises:
         ProbeError: the file is broken.
     """
-    return sorted(set(exported(library, LOADERS).values()))
+    return sorted(set(exported(library, _DLOPEN_FUNCTIONS).values()))
 
 
 def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
-    """Offsets of those functions that a library exports, by their names.
+    """Returns the file offsets of those of the named functions that a library exports, by name.
 
     Raises:
         ProbeError: the file is broken.

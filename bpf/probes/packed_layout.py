@@ -1,4 +1,4 @@
-"""Driver layouts and their entries, as bpf/c/handles.c reads them from its maps."""
+"""Packs driver layouts and their entries for the maps of bpf/c/handles.c."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from iaprof.bpf.probes.driver_layout import (
     Layout,
     LayoutError,
 )
-from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, Unit, What, Where, pack
+from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, AddressValue, DescriptionValue, SizeKind, pack
 from iaprof.formats.header.transfers import function_number
 from iaprof.formats.wire.launches import (
     LaunchFlags,
@@ -24,72 +24,84 @@ from iaprof.formats.wire.launches import (
 )
 
 _NO_STEP = (0, 0, 0, 0, 0)
-_ON_THE_WAY = max(What) + 1  # the first of the values that hold what lies on the way
+_FIRST_POINTER = max(DescriptionValue) + 1  # index of the first value for a pointer in the middle of a path
 _LIST_EVENTS = {
     Action.LIST_CLOSED: ListEvent.CLOSE,
     Action.LIST_RESET: ListEvent.RESET,
     Action.LIST_GONE: ListEvent.DESTROY,
 }
-_UNITS = {
-    Action.TRANSFER: Unit.BYTES,
-    Action.TRANSFER_REGION: Unit.REGION,
-    Action.TRANSFER_SIZES: Unit.SIZES,
+_SIZE_KINDS = {
+    Action.TRANSFER: SizeKind.BYTES,
+    Action.TRANSFER_REGION: SizeKind.REGION,
+    Action.TRANSFER_SIZES: SizeKind.SIZES,
 }
 
 
 def packed_layout(layout: Layout) -> bytes:
-    """LAYOUT; LayoutError where its programs have no room for all of it."""
+    """Packs a layout as LAYOUT.
+
+    Raises:
+        LayoutError: its paths have too many steps.
+    """
     first, more = (*layout.address, None)[:2]
-    where = {Where.CLASS: layout.kernel_class, Where.ADDRESS: first, Where.ADDRESS_MORE: more}
-    start_of_memory, bytes_of_memory = layout.allocation
-    what = {
-        What.BINARY: layout.binary,
-        What.BINARY_BYTES: layout.binary_size,
-        What.CODE: layout.code,
-        What.CODE_BYTES: layout.size,
-        What.NAME: layout.name,
-        What.ALLOCATION: start_of_memory,
-        What.ALLOCATION_BYTES: bytes_of_memory,
-        What.MODULE: layout.module,
+    for_address = {
+        AddressValue.CLASS: layout.kernel_class,
+        AddressValue.ADDRESS: first,
+        AddressValue.ADDRESS_MORE: more,
     }
-    scripts = [_steps(where), _steps(what)]
-    if max(map(len, scripts)) > MAX_STEPS:
+    start_of_memory, bytes_of_memory = layout.allocation
+    for_description = {
+        DescriptionValue.BINARY: layout.binary,
+        DescriptionValue.BINARY_BYTES: layout.binary_size,
+        DescriptionValue.CODE: layout.code,
+        DescriptionValue.CODE_BYTES: layout.size,
+        DescriptionValue.NAME: layout.name,
+        DescriptionValue.ALLOCATION: start_of_memory,
+        DescriptionValue.ALLOCATION_BYTES: bytes_of_memory,
+        DescriptionValue.MODULE: layout.module,
+    }
+    step_lists = [_steps(for_address), _steps(for_description)]
+    if max(map(len, step_lists)) > MAX_STEPS:
         raise LayoutError(f"its paths have more than {MAX_STEPS} steps together")
     classes = (layout.classes * MAX_CLASSES)[:MAX_CLASSES]
-    steps = [number for script in scripts for step in (script + [_NO_STEP] * MAX_STEPS)[:MAX_STEPS] for number in step]
+    steps = [
+        number for listed in step_lists for step in (listed + [_NO_STEP] * MAX_STEPS)[:MAX_STEPS] for number in step
+    ]
     start, end = layout.code_range or (0, 0)
     dispatch = layout.dispatch or Dispatch(0, 0, 0, (0, 0))
     of_dispatch = (dispatch.first, dispatch.many, dispatch.size, *dispatch.kernel)
     gpu, mask = (layout.gpu.path, MAX_GPUS - 1) if layout.gpu else ((0, 0, 0), 0)
     code = start, max(0, end - start)
-    return pack(LAYOUT, *classes, *map(len, scripts), *steps, *code, *of_dispatch, *gpu, mask)
+    return pack(LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, mask)
 
 
-def _steps(fields: Mapping[Where, Field | None] | Mapping[What, Field | None]) -> list[tuple[int, ...]]:
-    """STEPs that lead from a handle to values by their numbers, and walk shared ways once."""
+def _steps(
+    fields: Mapping[AddressValue, Field | None] | Mapping[DescriptionValue, Field | None],
+) -> list[tuple[int, ...]]:
+    """Returns STEPs that lead from a handle to the fields' values; common beginnings of paths are followed once."""
     numbered = ((field, number) for number, field in fields.items() if field)
-    ways = sorted((tuple(field.steps()), field.bits, number) for field, number in numbered)
+    paths = sorted((tuple(field.steps()), field.bits, number) for field, number in numbered)
     steps: list[tuple[int, ...]] = []
-    way: list[tuple[int, int]] = []  # of what the values for the way hold now
-    for path, bits, number in ways:
+    held: list[tuple[int, int]] = []  # the path to the pointers that the values from _FIRST_POINTER on hold
+    for path, bits, number in paths:
         *before, (last, per_gpu) = path
-        while way != before[: len(way)]:
-            way.pop()
-        for offset, more in before[len(way) :]:
-            steps.append((offset, 8, _ON_THE_WAY + len(way) - 1 if way else 0, _ON_THE_WAY + len(way), more))
-            way.append((offset, more))
-        steps.append((last, bits // 8, _ON_THE_WAY + len(way) - 1 if way else 0, number, per_gpu))
+        while held != before[: len(held)]:
+            held.pop()
+        for offset, more in before[len(held) :]:
+            steps.append((offset, 8, _FIRST_POINTER + len(held) - 1 if held else 0, _FIRST_POINTER + len(held), more))
+            held.append((offset, more))
+        steps.append((last, bits // 8, _FIRST_POINTER + len(held) - 1 if held else 0, number, per_gpu))
     return steps
 
 
 def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
-    """ENTRY, for the layout with this index; MAX_LAYOUTS for none."""
+    """Packs an entry as ENTRY; `index` is that of its layout, MAX_LAYOUTS if it has none."""
     offset = entry.offset - (layout.module_bias if layout and entry.action is Action.MODULE_GONE else 0)
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
-    transfer, unit = function_number(entry.name), _UNITS.get(entry.action, Unit.NO_NUMBER)
+    transfer, size_kind = function_number(entry.name), _SIZE_KINDS.get(entry.action, SizeKind.NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
-    numbers = (*registers, is_array, flags, offset, transfer, unit, entry.list_offset, in_list, event)
+    numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
     return pack(ENTRY, entry.address, index, *numbers, entry.nested)

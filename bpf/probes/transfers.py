@@ -1,4 +1,4 @@
-"""Which functions of drivers copy and fill, and where they are told how many bytes, as bpf/c/copies.c is told of it."""
+"""The drivers' functions that copy and fill, and which argument gives the number of bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVEL_ZERO = {
     "zeCommandListAppendImageCopyToMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
     "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
 }
-"""By name: what a call of it is, and the entry's `handle`."""
+"""By name: action and `handle` of the function's Entry."""
 OPENCL = {
     "clEnqueueReadBuffer": (Action.TRANSFER, 4),
     "clEnqueueWriteBuffer": (Action.TRANSFER, 4),
@@ -41,7 +41,7 @@ OPENCL = {
     "clEnqueueMemFillINTEL": (Action.TRANSFER, 4),
     "clEnqueueMemsetINTEL": (Action.TRANSFER, 3),
 }
-"""Likewise, of OpenCL."""
+"""The same of OpenCL's functions."""
 MAY_COPY = (
     "clEnqueueMapBuffer",
     "clEnqueueMapImage",
@@ -49,4 +49,4 @@ MAY_COPY = (
     "clEnqueueSVMMap",
     "clEnqueueSVMUnmap",
 )
-"""Functions of OpenCL that are no transfers, but may copy."""
+"""OpenCL's functions that are no transfers, but may copy."""

@@ -1,11 +1,11 @@
-"""Loading a BPF program for uprobes, and attaching it to locations in a file, for every process that maps it.
+"""Loads BPF programs for uprobes, and attaches them to locations in a file, for every process that maps the file.
 
-By hand, not through bcc: its USDT support refuses probes with semaphores unless a process is named, and knows no
-cookies. One link (Linux 6.6, uprobe-multi) takes all locations of a file, with the semaphores that the kernel keeps
-raised as long as the link lives, and a cookie for each that tells the program which one.
+Does not use bcc, whose USDT support requires a process for probes with semaphores, and has no cookies. A uprobe-multi
+link (Linux 6.6) attaches a program to many locations of a file. Each location may have a semaphore, which the kernel
+keeps raised as long as the link exists, and has a cookie that tells the program where it was hit.
 
-The kernel allows one semaphore for each place. It refuses ours (EINVAL) if another tool has a uprobe there with another
-semaphore or with none: see `attach`.
+The kernel allows only one semaphore per location. It refuses a link (EINVAL) if another tool has a uprobe there with
+another semaphore or without one: see `attach`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from threading import Thread
 
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 
-_PROG_TYPE_KPROBE, _PROG_TYPE_PERF_EVENT = 2, 7  # enum bpf_prog_type; a uprobe's program is of the first
+_PROG_TYPE_KPROBE, _PROG_TYPE_PERF_EVENT = 2, 7  # enum bpf_prog_type; programs for uprobes have the first type
 _TRACE_UPROBE_MULTI, _TRACE_UPROBE_SESSION = 48, 57  # enum bpf_attach_type, Linux 6.6 and 6.13
 _LOG_BYTES = 1 << 20
-_NOTHING = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
+_RETURN_0 = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
 _NOP = b"\x90"
-_MOST_ONE_BY_ONE = 64  # locations of a program in a library; compilers make a few
+_MOST_ONE_BY_ONE = 64  # locations that may each get a link; compilers emit only a few
 TOO_OLD = "this kernel has no uprobe-multi links, which came with Linux 6.6: boot a newer one"
 TAKEN = (
     "another tool has a uprobe with another reference counter at the same place, which the kernel's log calls a "
@@ -42,38 +42,38 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class Location:
-    """Where a program is attached. Offsets are bytes from the start of the file."""
+    """A place where a program is attached. Offsets are in bytes from the start of the file."""
 
     offset: int  # of the probed instruction
     semaphore_offset: int  # of the 16-bit semaphore; 0 for none
-    cookie: int  # what bpf_get_attach_cookie gives the program
+    cookie: int  # returned to the program by bpf_get_attach_cookie
 
 
 class ProgramFor(Enum):
     """What a program is attached to."""
 
     UPROBES = _TRACE_UPROBE_MULTI
-    SESSIONS = _TRACE_UPROBE_SESSION  # it also runs where the probed function returns, if it gave 0 before
+    SESSIONS = _TRACE_UPROBE_SESSION  # if the program returns 0 at a function's entry, it also runs at its return
     PERF_EVENTS = 0
 
 
 def load_program(name: str, code: bytes, kind: ProgramFor = ProgramFor.UPROBES) -> int:
-    """A descriptor of the program.
+    """Loads a program and returns its descriptor.
 
     Args:
-        name: shown by the kernel, cut at 15 bytes.
-        code: instructions, with the descriptors of its maps in them.
-        kind: what it is for.
+        name: shown by the kernel, truncated to 15 bytes.
+        code: instructions, with the descriptors of the program's maps.
+        kind: what the program will be attached to.
 
     Raises:
-        OSError: the kernel refused; the text ends with what its verifier said.
+        OSError: the kernel refused; the text ends with the last lines of the verifier's log.
     """
     instructions = ctypes.create_string_buffer(code, len(code))
-    license_ = ctypes.create_string_buffer(b"GPL")  # which stack walks and reads of user memory ask for
+    license_ = ctypes.create_string_buffer(b"GPL")  # required for helpers that walk stacks and read user memory
 
     def load(log: ctypes.Array[ctypes.c_char] | None) -> int:
-        # The part of union bpf_attr that BPF_PROG_LOAD takes: type, count, instructions, license, log, kernel version,
-        # flags, name, network device, expected attach type.
+        # The part of union bpf_attr for BPF_PROG_LOAD: type, count, instructions, license, log, kernel version, flags,
+        # name, network device, expected attach type.
         attributes = struct.pack(
             "<IIQQIIQII15sxII",
             _PROG_TYPE_PERF_EVENT if kind is ProgramFor.PERF_EVENTS else _PROG_TYPE_KPROBE,
@@ -88,7 +88,7 @@ def load_program(name: str, code: bytes, kind: ProgramFor = ProgramFor.UPROBES) 
             kind.value,
         )
         for _ in range(_TRIES - 1):
-            with contextlib.suppress(BlockingIOError):  # a signal came, and its handler has run by now
+            with contextlib.suppress(BlockingIOError):  # a signal interrupted the call
                 return bpf(BPF_PROG_LOAD, attributes)
         return bpf(BPF_PROG_LOAD, attributes)
 
@@ -105,29 +105,29 @@ def load_program(name: str, code: bytes, kind: ProgramFor = ProgramFor.UPROBES) 
 
 
 class UprobeLink:
-    """An attachment; it ends with `close`, and when this process ends in any way."""
+    """An attachment of a program, which ends with `close` or with this process."""
 
     def __init__(
         self, file_fd: int, program_fd: int, locations: Sequence[Location], kind: ProgramFor = ProgramFor.UPROBES
     ) -> None:
-        """Attaches the program, to all of the locations or to none.
+        """Attaches the program to all locations or to none.
 
         Args:
-            file_fd: the open library. Attaching goes through this very file, so that nobody can swap it meanwhile.
-            program_fd: of the loaded program.
+            file_fd: descriptor of the library; used to attach, so that nobody can replace the file meanwhile.
+            program_fd: descriptor of the program.
             locations: at least one.
             kind: what the program was loaded for.
 
         Raises:
-            OSError: the kernel does not know such links, or refused.
+            OSError: the kernel does not have such links, or refused.
         """
         path = ctypes.create_string_buffer(f"/proc/self/fd/{file_fd}".encode())
         column = ctypes.c_uint64 * len(locations)
         offsets = column(*(location.offset for location in locations))
         semaphores = column(*(location.semaphore_offset for location in locations))
         cookies = column(*(location.cookie for location in locations))
-        # The part of union bpf_attr that BPF_LINK_CREATE takes: program, target, attach type, flags; then path,
-        # offsets, semaphores, cookies, count, flags, process (0: every one).
+        # The part of union bpf_attr for BPF_LINK_CREATE: program, target, attach type, flags; then path, offsets,
+        # semaphores, cookies, count, flags, process (0 for all).
         attributes = struct.pack(
             "<IIIIQQQQIII",
             program_fd,
@@ -145,7 +145,7 @@ class UprobeLink:
         self._fd = bpf(BPF_LINK_CREATE, attributes)
 
     def close(self) -> None:
-        """Detaches: the breakpoints go away, the semaphores are lowered, and no program of this link runs any more."""
+        """Detaches the program: the kernel removes the breakpoints and lowers the semaphores."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -153,25 +153,25 @@ class UprobeLink:
 
 @dataclass(frozen=True)
 class Attached:
-    """What `attach` did."""
+    """The result of `attach`."""
 
     links: list[UprobeLink]
     doubt: str = ""  # why the program may not run although it is attached
 
 
 def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Attached:
-    """Attaches the program, to all of the locations or to none.
+    """Attaches the program to all locations or to none.
 
-    Where another tool has a uprobe without a semaphore, it is attached without, and a program that does nothing to the
-    instruction behind it, with the semaphore: that raises it all the same.
+    If another tool has a uprobe without a semaphore at a location, the program is attached there without its semaphore.
+    To raise the semaphore all the same, a program that does nothing is attached to the next instruction.
 
     Args:
-        file_fd: the open library, as UprobeLink takes it.
-        program_fd: of the loaded program.
+        file_fd: descriptor of the library, as for UprobeLink.
+        program_fd: descriptor of the program.
         locations: at least one.
 
     Raises:
-        OSError: the kernel refused; where it does not know such links, or another tool's uprobe is why, it says so.
+        OSError: the kernel refused; the text says so if it lacks such links or another tool's uprobe is the reason.
     """
     try:
         return Attached([UprobeLink(file_fd, program_fd, locations)])
@@ -196,7 +196,7 @@ def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Atta
 
 
 def _knows_links(program_fd: int) -> bool:
-    """Whether the kernel has links for uprobes: one that has says of a folder that it is no file."""
+    """Whether the kernel has links for uprobes: if so, attaching to a folder fails with another error than EINVAL."""
     folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         UprobeLink(folder, program_fd, [Location(0, 0, 0)]).close()
@@ -210,7 +210,7 @@ def _knows_links(program_fd: int) -> bool:
 def _attach_one_by_one(
     file_fd: int, program_fd: int, locations: Sequence[Location], links: list[UprobeLink]
 ) -> list[Location]:
-    """Adds a link for each location to `links`; gives those that had to be attached without their semaphore."""
+    """Adds a link for each location to `links`; returns the locations that were attached without their semaphore."""
     contested = []
     for location in locations:
         try:
@@ -228,11 +228,11 @@ def _attach_one_by_one(
 
 
 def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -> bool:
-    """Raises a location's semaphore from the instruction behind it; gives whether that worked."""
+    """Raises a location's semaphore with a probe at the next instruction; returns whether that worked."""
     if os.pread(file_fd, 1, location.offset) != _NOP:
-        return False  # where the next instruction begins is not known
+        return False  # the start of the next instruction is unknown
     try:
-        nothing = load_program("nothing", _NOTHING)
+        nothing = load_program("nothing", _RETURN_0)
     except OSError:
         return False
     try:
@@ -245,17 +245,16 @@ def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -
 
 
 def close_all(links: Iterable[UprobeLink]) -> None:
-    """Closes links, all at once.
+    """Closes links, in one thread per link.
 
-    The kernel makes each one wait some 50 ms for programs that may be running, and those that wait together wait
-    once: hence the threads, which do nothing else.
+    Closing a link waits some 50 ms until no program runs; links that are closed at the same time share that wait.
     """
     threads = []
     for link in links:
         thread = Thread(target=link.close)
         try:
             thread.start()
-        except RuntimeError:  # no room for more
+        except RuntimeError:  # no more threads can be started
             link.close()
         else:
             threads.append(thread)

@@ -1,8 +1,8 @@
-"""USDT probes of a library: where they are, and where their arguments live.
+"""Reads a library's USDT probes: their locations, and where their arguments are.
 
-Reads `.note.stapsdt` (written by <sys/sdt.h>). The library may belong to anyone and we are root:
-a location is accepted only inside an executable PT_LOAD, a semaphore only inside a writable one, and argument
-specifications become integers here, so that none of the library's text goes anywhere near a compiler.
+They are described in `.note.stapsdt` (written by <sys/sdt.h>). As the library is untrusted and the recorder is root, a
+location is accepted only in an executable PT_LOAD, a semaphore only in a writable one. Argument specifications are
+parsed to integers here, so that no text of the library reaches a compiler.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from iaprof.bpf.probes.library_file import LibraryFile, ProbeError
 from iaprof.bpf.structs import ARG, MAX_ARGS, NO_REGISTER, ArgKind, pack
 from iaprof.formats.elf import SHN_UNDEF
 
-# Compilers inline a probe's function a few times at most; the injected library has several functions with each probe.
+# Compilers inline a probe's function a few times at most; in the injected library several functions have each probe.
 MAX_LOCATIONS = 32
 
-# Index into the register array of launches.c, by the name of the 64-bit register.
-_WIDE = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip")
+# The 64-bit registers, in the order of the array that read_registers of launches.c fills.
+_REGISTERS_64 = ("rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", *(f"r{n}" for n in range(8, 16)), "rip")
 
 
 @dataclass(frozen=True)
 class Arg:
-    """One argument of a probe, in the numbers that ARG has."""
+    """An argument of a probe, with the members of ARG."""
 
     kind: ArgKind
     bits: int = 64
@@ -40,13 +40,13 @@ class Arg:
     shift: int = 0
 
     def pack(self) -> bytes:
-        """The bytes of ARG."""
+        """Packs the argument as ARG."""
         return pack(ARG, self.value, self.kind, self.base, self.index, self.scale, self.bits, self.signed, self.shift)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One location of one probe. Offsets are bytes from the start of the file."""
+    """A location of a probe. Offsets are in bytes from the start of the file."""
 
     provider: str
     name: str
@@ -55,15 +55,15 @@ class Probe:
     args: tuple[Arg, ...]
 
     def pack(self) -> bytes:
-        """The bytes of PROBE."""
+        """Packs the arguments as PROBE."""
         args = [*self.args[:MAX_ARGS], *[Arg(ArgKind.NONE)] * (MAX_ARGS - len(self.args))]
         return b"".join(arg.pack() for arg in args)
 
 
 def _registers() -> dict[str, tuple[int, int, int]]:
-    """Every name of every integer register: its index, bits and shift."""
+    """Returns index, bits and shift of the integer registers, by all their names."""
     names: dict[str, tuple[int, int, int]] = {}
-    for index, wide in enumerate(_WIDE):
+    for index, wide in enumerate(_REGISTERS_64):
         names[wide] = (index, 64, 0)
         if wide[1:].isdigit():
             names |= {wide + "d": (index, 32, 0), wide + "w": (index, 16, 0), wide + "b": (index, 8, 0)}
@@ -87,15 +87,15 @@ _TERM = re.compile(r"(?P<sign>[+-]?)(?:(?P<number>0[xX][0-9a-fA-F]+|[0-9]+)|(?P<
 
 
 def parse_arg(spec: str, location: int = 0, symbol: Callable[[str], int | None] = lambda _: None) -> Arg:
-    """One argument specification, such as `8@%rdi`, `-4@$5`, `4@-20(%rbp)` or `8@table+8(,%rcx,8)`.
+    """Parses an argument specification, such as `8@%rdi`, `-4@$5`, `4@-20(%rbp)` or `8@table+8(,%rcx,8)`.
 
     Args:
-        spec: text between spaces of the note's third string.
-        location: the probe's virtual address in the file; what `%rip` stands for.
-        symbol: gives a symbol's virtual address in the file, for operands that name one.
+        spec: a word of the note's third string.
+        location: the probe's virtual address in the file, which is the value of `%rip`.
+        symbol: returns a symbol's virtual address in the file, for operands that name a symbol.
 
     Raises:
-        ProbeError: it is no integer argument of any x86-64 form.
+        ProbeError: the specification has none of the forms of x86-64 integer arguments.
     """
     match = _SPEC.match(spec)
     if match is None:
@@ -118,8 +118,8 @@ def parse_arg(spec: str, location: int = 0, symbol: Callable[[str], int | None] 
     index = _register(memory["index"], spec, wide=True)[0] if memory["index"] else NO_REGISTER
     displacement, symbolic = _displacement(memory["displacement"], spec, symbol)
     if symbolic or base == _REGISTERS["rip"][0]:
-        # The assembler means a symbol's address. At run time the probe itself is at %rip, so the distance from it
-        # gives that address wherever the library is loaded. (A number before %rip is such a distance already.)
+        # For the assembler, a symbol is its address. At run time %rip is the probe's address, so the distance from the
+        # probe gives the symbol's address wherever the library is loaded. (A number before %rip is already a distance.)
         if base not in (NO_REGISTER, _REGISTERS["rip"][0]) or (index != NO_REGISTER and base == NO_REGISTER):
             raise ProbeError(f"argument {spec!r} adds a register to a symbol, which has no fixed place")
         if symbolic:
@@ -136,7 +136,7 @@ def _register(name: str, spec: str, wide: bool = False) -> tuple[int, int, int]:
 
 
 def _displacement(text: str, spec: str, symbol: Callable[[str], int | None]) -> tuple[int, bool]:
-    """The sum that stands before the parenthesis, and whether a symbol is part of it."""
+    """Returns the sum before the parenthesis, and whether it contains a symbol."""
     total, symbolic, end = 0, False, 0
     while end < len(text):
         term = _TERM.match(text, end)
@@ -161,10 +161,10 @@ def _to_signed(value: int) -> int:
 
 
 def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Probe]:
-    """The probes of `provider` called one of `names` in an open library; a probe may have several locations.
+    """Returns the locations of the probes of `provider` in an open library whose names are in `names`.
 
     Raises:
-        ProbeError: not an x86-64 ELF file, or a probe that is not what it should be.
+        ProbeError: the file is no x86-64 ELF file, or a probe is invalid.
     """
     library = LibraryFile(file)
     wanted = frozenset(name.encode() for name in names)
@@ -173,7 +173,7 @@ def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Pro
 
 
 class _Notes:
-    """What an open library says of its probes."""
+    """The notes of an open library that describe its probes."""
 
     def __init__(self, library: LibraryFile) -> None:
         self._library = library
@@ -199,7 +199,7 @@ class _Notes:
         strings = note[24:].split(b"\0")
         if strings[0] != provider or strings[1] not in names:
             return None
-        # prelink may have moved the file after the note was written; the base section moved with it
+        # prelink may have moved the file's addresses without those in the note; the base section was moved, too
         moved = base - linked_base if base is not None else 0
         location += moved
         offset = self._library.offset(location, executable=True)
@@ -215,6 +215,6 @@ class _Notes:
 
     @functools.cached_property
     def _symbols(self) -> dict[str, int]:
-        """Addresses by name; few libraries have arguments that need them."""
+        """Addresses by name; read only when an argument names a symbol, which is rare."""
         tables = chain(self._elf.named_symbols(".dynsym"), self._elf.named_symbols(".symtab"))
         return {name.decode("utf-8", "replace"): each.value for name, each in tables if each.section != SHN_UNDEF}

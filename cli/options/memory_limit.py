@@ -12,7 +12,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.basics.files import remove_unfinished
 from iaprof.cli.options.added import add_options
 from iaprof.cli.options.quantities import size
-from iaprof.sandbox.memory import LEAST_BYTES, lift_limit, limit, limit_memory, usual_limit
+from iaprof.sandbox.memory import MIN_BYTES, default_limit, lift_limit, limit, limit_memory
 from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
 
 _OPTION = "--memory-limit"
@@ -33,7 +33,7 @@ def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _limit(memory_limit: MemoryLimit = None) -> None:
-    apply_limit(memory_bytes(memory_limit) or usual_limit())
+    apply_limit(memory_bytes(memory_limit) or default_limit())
 
 
 def apply_limit(bytes_: int) -> None:
@@ -57,8 +57,8 @@ def memory_bytes(text: str | None) -> int | None:
         UsageError: the value is not a size, or too small for iaprof.
     """
     bytes_ = None if text is None else size(text, _OPTION)
-    if bytes_ is not None and bytes_ < LEAST_BYTES:
-        raise UsageError(f"{_OPTION} takes {LEAST_BYTES >> 20}M or more: iaprof itself needs some")
+    if bytes_ is not None and bytes_ < MIN_BYTES:
+        raise UsageError(f"{_OPTION} takes {MIN_BYTES >> 20}M or more: iaprof itself needs some")
     return bytes_
 
 

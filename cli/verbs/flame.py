@@ -17,7 +17,7 @@ from iaprof.cli.verbs.archive import archive
 from iaprof.cli.verbs.record import record
 from iaprof.cli.verbs.report import report
 from iaprof.formats.profile import clean
-from iaprof.sandbox.memory import use_malloc, usual_limit
+from iaprof.sandbox.memory import default_limit, use_malloc
 
 EXAMPLES = """\b
 Examples:
@@ -58,7 +58,7 @@ def flame(
     most = memory_bytes(memory_limit)
     use_malloc()
     status = _recorded(capture, command, duration, force, quiet)
-    apply_limit(most or usual_limit())  # set only now, as the recorder has no limit
+    apply_limit(most or default_limit())  # set only now, as the recorder has no limit
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)

@@ -103,15 +103,15 @@ class ChunkOf(IntEnum):
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
 
 
-GENERATION = np.dtype(
+MAPPING_STATE = np.dtype(
     [
-        ("born", "<u8"),  # when the process was, CLOCK_BOOTTIME ns: its number may be another's later
-        ("mm", "<u8"),
-        ("exec_vm", "<u8"),  # pages of code
-        ("loads", "<u8"),  # how often dlopen was called
+        ("born", "<u8"),  # start of the process, CLOCK_BOOTTIME ns, as pids are reused
+        ("mm", "<u8"),  # address of the kernel's mm_struct
+        ("exec_vm", "<u8"),  # number of mapped pages of code
+        ("loads", "<u8"),  # how often the process called dlopen
     ]
 )
-"""What a state of a process's mappings is recognised by."""
+"""Identifies a state of a process's mappings."""
 REGISTERS = np.dtype([(name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")])
 COPIED = np.dtype(
     [
@@ -119,8 +119,8 @@ COPIED = np.dtype(
         ("time", "<u8"),
         ("pid", "<u4"),
         ("tid", "<u4"),
-        ("of", GENERATION),
-        ("way", "<u8"),  # key in the map of copies in progress
+        ("of", MAPPING_STATE),
+        ("missed_path", "<u8"),  # key in the map `missed_paths`
         ("start", REGISTERS),  # where the walk began
         ("ip", "<u8"),  # where it ended
         ("sp", "<u8"),
@@ -229,42 +229,42 @@ class LaunchFlags(IntFlag):
 
 
 class Counter(IntEnum):
-    """Index into the programs' per-CPU counters. Each thing is counted once: what a launch lacks only if it arrives."""
+    """Index into the programs' per-CPU counters. Problems of a launch's data are counted only if the launch is sent."""
 
     LAUNCHES = 0  # the probe fired
-    LAUNCHES_LOST = 1  # no room in the ring buffer, or very many of one call
+    LAUNCHES_LOST = 1  # ring buffer full, or too many launches in one call
     BAD_ARGS = 2  # launches whose arguments could not be read
-    STACKS = 3  # travelled
-    STACKS_LOST = 4  # launches without one: no room in the ring buffer; tried again at the next with that stack
-    STACKS_FAILED = 5  # launches without one: other programs used the scratch, too
-    STACKS_COLLIDED = 6  # travelled under an id of their own
+    STACKS = 3  # sent
+    STACKS_LOST = 4  # launches without a stack: ring buffer full; sent with the next launch that has this stack
+    STACKS_FAILED = 5  # launches without a stack: other programs used the scratch, too
+    STACKS_COLLIDED = 6  # sent with an id of their own, as another stack had their id
     COMPILED = 7  # the probe fired
-    COMPILED_LOST = 8  # no room, or the path could not be read
-    PROBE_NS = 9  # time spent in these programs
-    OTHERS = 10  # launches of processes that are not to be recorded
-    STACKS_TRUNCATED = 11  # launches whose stack is as deep as the limit, and so may be deeper
-    HANDLES_UNREADABLE = 12  # launches of which a pointer led nowhere
-    HANDLES_UNKNOWN = 13  # launches whose handle is none that the driver's layout knows
-    HANDLES_ASTRAY = 14  # launches whose address is none, or not in the memory that holds the code
-    HANDLES_CHANGED = 15  # launches whose handle had another address before
+    COMPILED_LOST = 8  # ring buffer full, or the path could not be read
+    PROBE_NS = 9  # time spent in programs for launches
+    OTHERS = 10  # launches of processes that are not recorded
+    STACKS_TRUNCATED = 11  # launches whose stack has the maximum depth, and so may be incomplete
+    HANDLES_UNREADABLE = 12  # launches with an unreadable pointer
+    HANDLES_UNKNOWN = 13  # launches whose handle has no virtual table that the driver's layout knows
+    HANDLES_ASTRAY = 14  # launches whose code address is invalid, or outside the allocation for code
+    HANDLES_CHANGED = 15  # launches whose handle had another code address before
     KERNELS = 16  # described
-    PIECES_LOST = 17  # of names, code and modules: no room, or not to be read
-    STACKS_MISSED = 18  # launches whose stack lacked a rule: it was copied
-    STACKS_PRESUMED = 19  # launches that lacked the same rule while that copy was on its way: they get its stack
-    COPIES_LOST = 20  # no room for all of it
-    SAMPLES = 21  # of CPUs
-    SAMPLES_LOST = 22  # no room in the ring buffer
-    SAMPLE_NS = 23  # time spent in on_sample
-    CODES_SENT = 24  # code objects of Python
-    CODES_LOST = 25  # no room, or not to be read: tried again
-    PYTHON_LOST = 26  # stacks without their frames of Python: no room
+    CHUNKS_LOST = 17  # of names, code and modules: ring buffer full, or unreadable
+    STACKS_MISSED = 18  # launches whose stack lacked a rule, and was copied
+    STACKS_PRESUMED = 19  # launches that get the stack of such a copy, as they lack the same rule
+    COPIES_LOST = 20  # ring buffer full, so that a copy is incomplete
+    SAMPLES = 21  # CPU samples
+    SAMPLES_LOST = 22  # ring buffer full
+    SAMPLE_NS = 23  # time spent in programs for CPU samples
+    CODES_SENT = 24  # Python code objects
+    CODES_LOST = 25  # ring buffer full, or unreadable; tried again
+    PYTHON_LOST = 26  # stacks without their Python frames: ring buffer full
     EXECUTIONS = 27  # calls that execute command lists
-    LIST_EVENTS = 28  # lists that were closed, reset or destroyed
-    LISTS_LOST = 29  # executions of lists, or events: no room in the ring buffer, or not to be read
+    LIST_EVENTS = 28  # command lists that were closed, reset or destroyed
+    LISTS_LOST = 29  # executions of lists, or events: ring buffer full, or unreadable
     TRANSFERS = 30  # calls that copy or fill
-    WAITS = 31  # that were begun and are followed
-    WAITS_LOST = 32  # no room, or the beginning is not known
-    WAITS_INSIDE = 33  # of others: they are part of these
-    WAITS_ASTRAY = 34  # where no return address was found
-    WAIT_POLLS = 35  # with a timeout of 0: none
-    WAIT_NS = 36  # time spent in on_wait
+    WAITS = 31  # that have begun and are followed
+    WAITS_LOST = 32  # a map or ring buffer is full, or the beginning is unknown
+    WAITS_INSIDE = 33  # inside other waits, which include their time
+    WAITS_ASTRAY = 34  # without a valid return address
+    WAIT_POLLS = 35  # calls with a timeout of 0, which do not wait
+    WAIT_NS = 36  # time spent in programs for waits

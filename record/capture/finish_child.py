@@ -23,7 +23,7 @@ from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rotation_state import Carry
 from iaprof.record.capture.spool import SpoolReader
 from iaprof.record.symbolize.recorded import late_stacks, recorded_symbols
-from iaprof.sandbox.memory import limit_memory, share
+from iaprof.sandbox.memory import half_of_available, limit_memory
 from iaprof.symbols.names.which import Symbols
 
 _CHANNEL = 0  # its descriptor
@@ -73,5 +73,5 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # what records goes first
     line = sys.stdin.readline()
     if line:
-        limit_memory(share())  # this is root's process on somebody's production machine; the spool stays
+        limit_memory(half_of_available())  # this is root's process on somebody's production machine; the spool stays
         _say(_serve(json.loads(line)))

@@ -14,7 +14,7 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import folder_descriptor
 from iaprof.record.capture.spool import Spool
-from iaprof.sandbox.memory import MALLOC
+from iaprof.sandbox.memory import MALLOC_ENVIRONMENT
 from iaprof.sandbox.worker import Worker
 from iaprof.symbols.names.which import Symbols
 
@@ -47,7 +47,7 @@ class Finisher:
                 "iaprof.record.capture.finish_child:main",
                 channel=socket.SOCK_STREAM,
                 files=fds,
-                environment=os.environ | MALLOC,
+                environment=os.environ | MALLOC_ENVIRONMENT,
             )
         except OSError as error:
             raise IaprofError(f"the process that finishes captures cannot be started: {error.strerror}") from error

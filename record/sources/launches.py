@@ -57,7 +57,7 @@ _LOSSES = {
         "lost",
         "what was executed, closed, reset or destroyed: no room in the ring buffer, or it could not be read",
     ),
-    Counter.PIECES_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
+    Counter.CHUNKS_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
 }
 
 
@@ -119,7 +119,7 @@ class Launches(Source):
             self._probes.compiled,
             self._probes.samples,
             self._probes.waits,
-            self._probes.pieces,
+            self._probes.chunks,
             self._probes.modules,
         ):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
@@ -158,7 +158,7 @@ class Launches(Source):
             compiled = compiled[~np.isin(compiled["pid"], list(self._scope.others))]
         if len(compiled):
             self._code.ask(compiled, now)
-        for ring in (self._probes.pieces, self._probes.modules):
+        for ring in (self._probes.chunks, self._probes.modules):
             self._code.keep_pieces(ring.read(), now)
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
@@ -238,7 +238,7 @@ class Launches(Source):
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
             "waits": (self._probes.waits,),
-            "kernels": (self._probes.compiled, self._probes.pieces, self._probes.modules),
+            "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
         for source, of_source in rings.items():
             misfits = sum(ring.misfits for ring in of_source)

@@ -113,7 +113,7 @@ class MappedLibraries(Source):
         """Counts processes that ended before anybody could look at their drivers, once all mappings were told."""
         for pid, mapped in self._mapping.items():
             if self._is_counted(pid, mapped):
-                self._probes.libraries.missed(pid, mapped)
+                self._probes.libraries.count_if_ended(pid, mapped)
 
     def footer(self) -> dict[str, Any]:
         """See Source."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.ringbuffer import RingBuffer
-from iaprof.bpf.rule_table import Generation, RuleTable, Spaces
+from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.formats.wire.launches import COPY
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Opener
@@ -59,7 +59,7 @@ _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 class Process:
     """What is known of a process, as long as its mappings stay as they are."""
 
-    generation: Generation
+    generation: MappingState
     mappings: tuple[Mapping, ...]
     space: int
 
@@ -228,7 +228,7 @@ class Learner:
 
     def _finish(self, pid: int, miss: Miss) -> Finished:
         """Raises ImageGone if the process is not any more what it was, other errors if something failed."""
-        generation = Generation(*miss.record["of"].tolist())
+        generation = MappingState(*miss.record["of"].tolist())
         process = self._process(pid, generation)
         finished = self._walk(process, pid, miss)
         if finished.met_unknown:
@@ -247,7 +247,7 @@ class Learner:
         limit, read_page = miss.limit(self._depth), Memory(pid).page
         return self._finishing.finish(process.space, process.mappings, miss.copy(), limit, read_page)
 
-    def _process(self, pid: int, generation: Generation) -> Process:
+    def _process(self, pid: int, generation: MappingState) -> Process:
         known = self._processes.get(pid)
         if known is not None and known.generation == generation:
             self._processes.move_to_end(pid)
@@ -298,16 +298,16 @@ class Learner:
         if self._table.is_crowded:
             self._grow()
         self._spaces.set(pid, process.generation, process.space, self._table.bits)
-        way = int(miss.record["way"])
+        path = int(miss.record["missed_path"])
         leads = all(rule.kind is not RuleKind.HARD for rule in rules.values()) and (
             # What leads to another stack, which was not copied, does so in BPF from now on.
             finished.ending in (Walked.WHOLE, Walked.DEEP)
             or any(RuleFlags.OTHER_STACK in rule.flags for rule in rules.values())
         )
         if leads:
-            self._spaces.arrived(way)
+            self._spaces.walk_again(path)
         else:
-            self._spaces.stays(way, int(miss.record["id"]), time.monotonic_ns() + STAYS_NS)
+            self._spaces.keep_stack(path, int(miss.record["id"]), time.monotonic_ns() + STAYS_NS)
 
     def _sure(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule | None:
         """The rule; HARD, or none for a block, if it is a guess that was not made twice alike.
@@ -347,7 +347,7 @@ def main(settings: str) -> None:
     channel = socket.socket(fileno=0)
     ring = RingBuffer(given["copies"], given["copies_bytes"], COPY)
     table = RuleTable(given["rules"], given["bits"])
-    spaces = Spaces(given["spaces"], given["loads"], given["ways"])
+    spaces = Spaces(given["spaces"], given["loads"], given["missed_paths"])
     learner = Learner(table, spaces, given["depth"], 1 + given["starts"] * MOST_SPACES, given["pythons"])
     learner.start()
     with contextlib.suppress(ConnectionError):  # the recorder ended without waiting for what it had asked for

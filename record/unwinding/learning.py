@@ -25,7 +25,7 @@ _LOOK = struct.Struct("<I")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
 _NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
-_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "ways", "pythons")
+_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "missed_paths", "pythons")
 
 
 class Learning:

@@ -17,7 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
-from iaprof.sandbox.answers import AnswerError, strings_of
+from iaprof.sandbox.answers import AnswerError, string_list
 from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
 
 MIN_CODE_BYTES = 8  # bytes: a compacted instruction
@@ -89,7 +89,7 @@ class Decoder(GpuSandboxed):
 def _read(answer: Any, length: int, address: int) -> tuple[list[Instruction], str]:
     match answer:
         case {"strings": strings, "instructions": columns, "message": str(message)}:
-            found = read_instructions(columns, strings_of(strings), length)
+            found = read_instructions(columns, string_list(strings), length)
             instructions = [
                 Instruction(address + offset, size, mnemonic, text, tuple(address + target for target in targets))
                 for offset, size, mnemonic, text, targets in found

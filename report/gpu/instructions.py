@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.gpu.intel.generations import LONGEST_INSTRUCTION
-from iaprof.sandbox.answers import LARGEST, AnswerError, integers, list_of
+from iaprof.sandbox.answers import LARGEST, AnswerError, any_list, integers
 
 _MAX_TARGETS = 3
 
@@ -69,7 +69,7 @@ def read_instructions(columns: Any, strings: list[str], length: int) -> Instruct
     if "text" not in rest:
         return Instructions(offsets, sizes, mnemonics, strings)
     texts = _column(rest["text"], len(strings))
-    targets = [tuple(integers(each, LARGEST, -LARGEST)) for each in list_of(rest.get("targets"))]
+    targets = [tuple(integers(each, LARGEST, -LARGEST)) for each in any_list(rest.get("targets"))]
     if not len(texts) == len(targets) == len(offsets) or any(len(each) > _MAX_TARGETS for each in targets):
         raise AnswerError
     return Instructions(offsets, sizes, mnemonics, strings, texts, targets)
@@ -78,7 +78,7 @@ def read_instructions(columns: Any, strings: list[str], length: int) -> Instruct
 def _column(values: Any, limit: int, lowest: int = 0) -> NDArray[np.int64]:
     """Checks a list of integers from `lowest` up to, but not including, `limit`; returns int64[n]."""
     try:
-        found = np.array(list_of(values) or np.empty(0, np.int64))
+        found = np.array(any_list(values) or np.empty(0, np.int64))
     except (ValueError, OverflowError):
         raise AnswerError from None
     if found.dtype != np.int64 or found.ndim != 1 or (len(found) and not lowest <= found.min() <= found.max() < limit):

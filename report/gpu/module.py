@@ -22,13 +22,13 @@ from iaprof.report.gpu.instructions import Instructions, read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
 from iaprof.sandbox.answers import (
     AnswerError,
+    any_list,
     ascending,
     integer,
     integers,
-    list_of,
     sentence,
     string,
-    strings_of,
+    string_list,
 )
 from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
 
@@ -222,7 +222,7 @@ class GpuModuleLoader(GpuSandboxed):
             if (only is None or kernel.address in only) and code and deaths < _MAX_DEATHS:
                 try:
                     answer = self._sandbox.call("disasm", {"platform": int(platform)}, code)
-                    decoded = read_instructions(answer["instructions"], strings_of(answer["strings"]), len(code))
+                    decoded = read_instructions(answer["instructions"], string_list(answer["strings"]), len(code))
                 except SandboxRefused as refusal:
                     decoded = None if refusal.kind == "DecoderUnavailable" else _NO_INSTRUCTIONS
                     problems.append(f"kernel {kernel.name!r} was not decoded: {refusal}")
@@ -267,21 +267,21 @@ def _checked_module(answer: Any) -> GpuModule:
     """Checks the child's answer, and makes a module of it."""
     if not isinstance(answer, dict):
         raise AnswerError
-    strings = strings_of(answer.get("strings"))
+    strings = string_list(answer.get("strings"))
     frames = []
-    for frame in list_of(answer.get("frames")):
-        function, file, line = integers(frame, 1 << 31) if len(list_of(frame)) == 3 else (len(strings), 0, 0)
+    for frame in any_list(answer.get("frames")):
+        function, file, line = integers(frame, 1 << 31) if len(any_list(frame)) == 3 else (len(strings), 0, 0)
         if max(function, file) >= len(strings):
             raise AnswerError
         frames.append(GpuFrame(strings[function], strings[file], line))
     stacks = []
-    for stack in list_of(answer.get("stacks")):
+    for stack in any_list(answer.get("stacks")):
         numbers = integers(stack, len(frames))
         if not 0 < len(numbers) <= _MAX_FRAMES:
             raise AnswerError
         stacks.append(tuple(frames[number] for number in numbers))
-    kernels = tuple(_checked_kernel(kernel, strings, stacks) for kernel in list_of(answer.get("kernels")))
-    return GpuModule(kernels, _shown(strings_of(answer.get("problems"))))
+    kernels = tuple(_checked_kernel(kernel, strings, stacks) for kernel in any_list(answer.get("kernels")))
+    return GpuModule(kernels, _shown(string_list(answer.get("problems"))))
 
 
 def _shown(problems: list[str]) -> tuple[str, ...]:

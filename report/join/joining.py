@@ -33,7 +33,7 @@ from iaprof.report.join.candidates import Rule
 from iaprof.report.join.memory import return_large_blocks_when_freed
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.streams import reasons_of, streams
-from iaprof.sandbox.memory import MALLOC, limit, limit_memory
+from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
 from iaprof.sandbox.worker import Worker
 
 _FEWEST_GROUPS = 6  # row groups of about a million records each: starting a second process pays off
@@ -118,7 +118,7 @@ class Helper:
             "iaprof.report.join.joining:help_other",
             limit() or 0,
             channel=socket.SOCK_STREAM,
-            environment=os.environ | MALLOC,
+            environment=os.environ | MALLOC_ENVIRONMENT,
         )
         self._pipe = Connection(self._process.channel.detach())
         self._send((capture.path, capture.number, _digest(capture)))

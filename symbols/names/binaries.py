@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.ranges import ranges
-from iaprof.sandbox.answers import AnswerError, integer, list_of, sentence, string, strings_of
+from iaprof.sandbox.answers import AnswerError, any_list, integer, sentence, string, string_list
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.files.cache import Cache, key_of, usual_folder
@@ -110,7 +110,7 @@ class Binaries(Closing):
             BinaryError: it is no ELF file that can be read.
         """
         try:
-            answer = list_of(
+            answer = any_list(
                 self._sandbox.call("addresses", {}, offsets.astype("<u8").tobytes(), fds=[file], seconds=_FACTS_SECONDS)
             )
             if len(answer) != len(offsets):
@@ -322,10 +322,10 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
         lines[frame].astype(np.uint32),
         texts,
     )
-    told = [sentence(each) for each in strings_of(list_of(problems)[:8])]
-    if not all(each in SOURCES for each in list_of(sources)):
+    told = [sentence(each) for each in string_list(any_list(problems)[:8])]
+    if not all(each in SOURCES for each in any_list(sources)):
         raise AnswerError
-    return names, list_of(sources)[: len(SOURCES)], told
+    return names, any_list(sources)[: len(SOURCES)], told
 
 
 def _checked_offsets(answer: Any, what: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
@@ -334,7 +334,7 @@ def _checked_offsets(answer: Any, what: str, offsets: NDArray[np.uint64]) -> NDA
         raise AnswerError
     if answer[what] is None:
         return None
-    found = np.array([integer(each) for each in list_of(answer[what])], np.uint64)
+    found = np.array([integer(each) for each in any_list(answer[what])], np.uint64)
     return np.intersect1d(offsets, found).astype(np.uint64)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.sandbox.answers import AnswerError, ascending, integers, sentence, string, strings_of
+from iaprof.sandbox.answers import AnswerError, ascending, integers, sentence, string, string_list
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Named, Names
@@ -82,7 +82,7 @@ def _checked(answer: Any, count: int) -> tuple[dict[int, Frame], str]:
     """The child's answer, which has to be what generated_reader gives."""
     match answer:
         case {"index": index, "function": function, "file": file, "line": line, "strings": strings, "problem": problem}:
-            texts = strings_of(strings)
+            texts = string_list(strings)
             columns = (
                 integers(index, count),
                 integers(function, len(texts)),

@@ -17,7 +17,7 @@ import pytest
 
 from iaprof.bpf import loader
 from iaprof.bpf.bytecode import Bytecode
-from iaprof.bpf.programs import SAMPLING, SESSIONS, SHIPPED, shipped
+from iaprof.bpf.programs import SAMPLE_PROGRAMS, SESSION_PROGRAMS, SHIPPED, shipped
 from iaprof.bpf.sizes import KernelOffsets, kernel_offsets, map_entries, named_constants
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 from iaprof.formats.wire.launches import MAX_DEPTH
@@ -47,7 +47,7 @@ def followed(name: str, code: bytes) -> int:
     log = ctypes.create_string_buffer(1 << 16)
     attributes = struct.pack(
         "<IIQQIIQII16sII",
-        7 if name in SAMPLING else 2,  # BPF_PROG_TYPE_PERF_EVENT, BPF_PROG_TYPE_KPROBE
+        7 if name in SAMPLE_PROGRAMS else 2,  # BPF_PROG_TYPE_PERF_EVENT, BPF_PROG_TYPE_KPROBE
         len(code) // 8,
         ctypes.addressof(instructions),
         ctypes.addressof(terms),
@@ -58,7 +58,8 @@ def followed(name: str, code: bytes) -> int:
         0,
         name.encode()[:15],
         0,
-        0 if name in SAMPLING else 57 if name in SESSIONS else 48,  # BPF_TRACE_UPROBE_SESSION, BPF_TRACE_UPROBE_MULTI
+        # BPF_TRACE_UPROBE_SESSION, BPF_TRACE_UPROBE_MULTI
+        0 if name in SAMPLE_PROGRAMS else 57 if name in SESSION_PROGRAMS else 48,
     )
     os.close(bpf(BPF_PROG_LOAD, attributes))
     found = re.search(rb"processed (\d+) insns", log.value)

@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.bpf.compile import cache as compile_cache, compilation, headers
 from iaprof.bpf.compile.compilation import Compilation
-from iaprof.bpf.compile.headers import only_root_changes
+from iaprof.bpf.compile.headers import only_root_can_change
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.programs import shipped, source
 
@@ -89,7 +89,7 @@ def test_headers_planted_in_tmp(kernel_headers: Path, planted: Path, tmp_path: P
 
 def test_the_planted_headers_would_work(planted: Path) -> None:
     # given that nobody looked whose they are
-    allow = "from iaprof.bpf.compile import headers; headers._is_roots = lambda folder: True\n"
+    allow = "from iaprof.bpf.compile import headers; headers._belongs_to_root = lambda folder: True\n"
     run = f"import os; os.environ['BCC_KERNEL_SOURCE'] = {str(planted)!r}\n" + allow
     run += "from iaprof.bpf.compile.compiler import compile_source\nfrom iaprof.bpf.programs import source\n"
     run += "compiled = compile_source(source())\n"
@@ -128,7 +128,7 @@ def test_no_environment_reaches_the_compiler(tmp_path: Path, monkeypatch: pytest
     assert folder is not None
     status = folder.stat()
     assert (status.st_uid, status.st_mode & 0o777) == (0, 0o700)
-    assert only_root_changes(folder)
+    assert only_root_can_change(folder)
     # when
     with pytest.raises(BpfUnavailable) as told:
         compiling.wait()
@@ -223,18 +223,18 @@ def test_a_path_is_roots_only_if_all_that_leads_there_is(tmp_path: Path) -> None
     inner.mkdir(parents=True)
     (inner / "file").touch(0o644)
     (tmp_path / "link").symlink_to("a/../a/b/file")
-    assert only_root_changes(inner / "file")
-    assert only_root_changes(tmp_path / "link")
+    assert only_root_can_change(inner / "file")
+    assert only_root_can_change(tmp_path / "link")
     # a folder like /tmp on the way is no harm, but nothing in it is to be believed by itself
     (tmp_path / "a").chmod(0o1777)
-    assert only_root_changes(inner / "file")
-    assert not only_root_changes(tmp_path / "a")
+    assert only_root_can_change(inner / "file")
+    assert not only_root_can_change(tmp_path / "a")
     (tmp_path / "a").chmod(0o777)
-    assert not only_root_changes(inner / "file")
-    assert not only_root_changes(tmp_path / "link")
+    assert not only_root_can_change(inner / "file")
+    assert not only_root_can_change(tmp_path / "link")
     (tmp_path / "a").chmod(0o755)
     os.chown(tmp_path / "link", NOBODY, NOBODY, follow_symlinks=False)
-    assert not only_root_changes(tmp_path / "link")
-    assert not only_root_changes(tmp_path / "nothing")
+    assert not only_root_can_change(tmp_path / "link")
+    assert not only_root_can_change(tmp_path / "nothing")
     (tmp_path / "circle").symlink_to("circle")
-    assert not only_root_changes(tmp_path / "circle")
+    assert not only_root_can_change(tmp_path / "circle")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from iaprof.bpf.probes.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.bpf.programs import MOST_CODE_PIECES, MOST_MODULE_PIECES
+from iaprof.bpf.programs import MOST_CODE_CHUNKS, MOST_MODULE_CHUNKS
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import UNKNOWN_BYTES, function_number
@@ -74,7 +74,7 @@ class Attached:
         self._before = probes.counters()
 
     def _drain(self) -> None:
-        for ring in (self.probes.launches, self.probes.stacks, self.probes.pieces, self.probes.modules):
+        for ring in (self.probes.launches, self.probes.stacks, self.probes.chunks, self.probes.modules):
             ring.read()
 
     def run(self, *words: str | int) -> int:
@@ -96,7 +96,7 @@ class Attached:
 
     def pieces(self) -> NDArray[np.void]:
         """Those since the last time: of names and code, then of modules."""
-        return np.concatenate([self.probes.pieces.read(), self.probes.modules.read()])
+        return np.concatenate([self.probes.chunks.read(), self.probes.modules.read()])
 
     def counted(self) -> Counts[Counter]:
         """What was counted since `launches` was asked last; nothing that is 0."""
@@ -180,12 +180,12 @@ def test_kernels_and_their_module_come_whole(attached: Attached, of_code: int, o
         (ChunkOf.NAME, one.address, 0): b"k2",
         (ChunkOf.CODE, one.address, 0): noise(of_code, 2),
     }
-    assert not attached.counted()[Counter.PIECES_LOST]
+    assert not attached.counted()[Counter.CHUNKS_LOST]
 
 
 def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached) -> None:
     # given more than twice what a launch sends, of module and of code
-    of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_CHUNKS, MOST_CODE_CHUNKS))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"large", noise(of_code, 2), 0, module)
     # when
@@ -194,7 +194,7 @@ def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached)
         attached.driver.launch(kernel.value)
         batches.append(attached.pieces())
     # then
-    each = MOST_CODE_PIECES + MOST_MODULE_PIECES
+    each = MOST_CODE_CHUNKS + MOST_MODULE_CHUNKS
     assert [len(batch) for batch in batches] == [1 + each, each, 2, 0]
     assert put_together(*batches) == {
         (ChunkOf.MODULE, module.address, 0): noise(of_module),
@@ -202,7 +202,7 @@ def test_what_is_too_much_for_one_launch_goes_on_at_the_next(attached: Attached)
         (ChunkOf.NAME, kernel.address, 0): b"large",
     }
     counted = attached.counted()
-    assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (1, 0)
+    assert (counted[Counter.KERNELS], counted[Counter.CHUNKS_LOST]) == (1, 0)
     assert len(attached.launches()) == 4
 
 
@@ -228,7 +228,7 @@ def test_a_kernel_of_a_large_module_that_is_launched_once_is_whole(attached: Att
     }
     assert pieces["what"][0] == ChunkOf.NAME
     counted = attached.counted()
-    assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (2, 0)
+    assert (counted[Counter.KERNELS], counted[Counter.CHUNKS_LOST]) == (2, 0)
 
 
 def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path:
         for kernel in kernels:
             attached.driver.launch(kernel.value)
         # then every kernel is whole, though no module is
-        found = put_together(probes.pieces.read())
+        found = put_together(probes.chunks.read())
         assert [found[ChunkOf.NAME, kernel.address, n] for n, kernel in enumerate(kernels)] == [
             b"k%d" % n for n in range(20)
         ]
@@ -253,7 +253,7 @@ def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path:
             noise(3000, 100 + n) for n in range(20)
         ]
         counted = attached.counted()
-        assert (counted[Counter.KERNELS], counted[Counter.PIECES_LOST]) == (0, 20)
+        assert (counted[Counter.KERNELS], counted[Counter.CHUNKS_LOST]) == (0, 20)
         # and a module goes on as its kernel is launched again, without what came before
         batches = [probes.modules.read()]
         for _ in range(10):
@@ -261,14 +261,14 @@ def test_names_and_code_have_room_when_modules_have_none(built: Built, tmp_path:
             batches.append(probes.modules.read())
         of_first = [batch[batch["module"] == modules[0].address] for batch in batches]
         assert put_together(*of_first) == {(ChunkOf.MODULE, modules[0].address, 0): noise(200_000, 0)}
-        assert len(probes.pieces.read()) == 0
+        assert len(probes.chunks.read()) == 0
     finally:
         probes.close()
 
 
 def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: Attached) -> None:
     # given a kernel that takes several launches to be sent
-    of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_CHUNKS, MOST_CODE_CHUNKS))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"k", noise(of_code, 2), 0, module)
     threads = [Thread(target=lambda: [attached.driver.launch(kernel.value) for _ in range(200)]) for _ in range(4)]
@@ -300,13 +300,13 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
 
 def test_what_there_is_no_room_for_is_counted_and_comes_when_there_is(attached: Attached) -> None:
     # given a module and code that fill the ring buffers, and nobody who reads
-    of_module, of_code = (3 * most * CHUNK_BYTES for most in (MOST_MODULE_PIECES, MOST_CODE_PIECES))
+    of_module, of_code = (3 * most * CHUNK_BYTES for most in (MOST_MODULE_CHUNKS, MOST_CODE_CHUNKS))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"large", noise(of_code, 2), 0, module)
     # when
     for _ in range(5):
         attached.driver.launch(kernel.value)
-    lost, batches = attached.counted()[Counter.PIECES_LOST], []
+    lost, batches = attached.counted()[Counter.CHUNKS_LOST], []
     for _ in range(10):
         batches.append(attached.pieces())
         attached.driver.launch(kernel.value)
@@ -669,7 +669,7 @@ def test_a_module_of_an_absurd_size_is_left_out(attached: Attached, bytes_: int)
     module.it.bytes = bytes_
     kernel = attached.driver.kernel(b"k", b"code", 0, module)
     attached.driver.launch(kernel.value)
-    assert attached.counted()[Counter.PIECES_LOST] == 1
+    assert attached.counted()[Counter.CHUNKS_LOST] == 1
     assert put_together(attached.pieces()) == {
         (ChunkOf.NAME, HEAP, 0): b"k",
         (ChunkOf.CODE, HEAP, 0): b"code",
@@ -686,7 +686,7 @@ def test_code_and_modules_that_cannot_be_read_are_not_made_up(attached: Attached
     # when
     attached.driver.launch(kernel.value)
     # then nothing of them has come
-    assert attached.counted()[Counter.PIECES_LOST] == 1
+    assert attached.counted()[Counter.CHUNKS_LOST] == 1
     pieces = attached.pieces()
     assert pieces["what"].tolist() == [ChunkOf.NAME, ChunkOf.CODE, ChunkOf.MODULE]
     assert pieces["bytes"].tolist() == [1, 0, 0]

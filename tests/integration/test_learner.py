@@ -34,7 +34,8 @@ def test_what_a_program_loads_is_counted_before_it_maps_a_driver() -> None:
         words = [sys.executable, "-c", "import ctypes; [ctypes.CDLL('libc.so.6') for _ in range(7)]; input()"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
             assert program.stdin is not None
-            until(lambda: Spaces(*(probes.maps[name] for name in ("spaces", "loads", "ways"))).loads(program.pid) >= 7)
+            spaces = Spaces(*(probes.maps[name] for name in ("spaces", "loads", "missed_paths")))
+            until(lambda: spaces.loads(program.pid) >= 7)
             program.stdin.write(b"\n")
             program.stdin.close()
 

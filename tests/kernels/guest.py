@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first process of the guest that scripts/test_kernels.py boots: tries iaprof's BPF, tells, and powers off.
+"""The first process of the guest that scripts/test_kernels.py boots: tests iaprof's BPF, reports, and powers off.
 
-It reads /plan.json, and writes to the second serial line a JSON object per check: its name, whether all was well, and
-what is to be said.
+It reads /plan.json, and writes a JSON object for each check to the second serial line: its name, whether it succeeded,
+and a text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.driver_layout import Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.bpf.programs import COPIES
+from iaprof.bpf.programs import SESSION_COPIES
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.kernels.injection import Injection
@@ -42,36 +42,36 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Does all that, as init."""
+    """Runs the checks, as init."""
     for kind, where in _MOUNTS:
         os.makedirs(where, exist_ok=True)
         if _LIBC.mount(kind.encode(), where.encode(), kind.encode(), 0, None):
             print(f"mount {where}: {os.strerror(ctypes.get_errno())}", flush=True)
     os.environ |= {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
     with contextlib.suppress(OSError):
-        _LIBC.prctl(15, b"init", 0, 0, 0)  # PR_SET_NAME: programs that it starts have names of their own
+        _LIBC.prctl(15, b"init", 0, 0, 0)  # PR_SET_NAME: so that its name differs from those of programs that it starts
     try:
         with open(REPORT, "w") as report:
             Checks(report.write, report.flush).run(json.loads(Path("/plan.json").read_text()))
-    except Exception:  # noqa: BLE001 - an init that ends is a panic without a reason
+    except Exception:  # noqa: BLE001 - if init ended, the kernel would panic without the reason
         traceback.print_exc()
     sys.stdout.flush()
     os.sync()
-    time.sleep(0.2)  # for the serial line
+    time.sleep(0.2)  # until the serial line has sent everything
     _LIBC.reboot(_RB_POWER_OFF)
 
 
 class Checks:
-    """Each tells how it went, and the next is tried whatever became of it."""
+    """The checks; each reports its result, and the next one runs even if it failed."""
 
     def __init__(self, write: Callable[[str], int], flush: Callable[[], None]) -> None:
         self._write, self._flush = write, flush
 
     def run(self, plan: dict[str, Any]) -> None:
-        """Runs them all.
+        """Runs all checks.
 
         Args:
-            plan: what Plan of scripts/test_kernels.py wrote.
+            plan: written by make_initramfs of scripts/test_kernels.py.
         """
         self._tell("kernel", True, os.uname().release)
         begun = time.monotonic()
@@ -80,7 +80,7 @@ class Checks:
             by_rules.ready()
             probes.ready()
             assert by_rules._loaded is not None
-            programs = {name for name in by_rules._loaded.fds if name.startswith("on_")} - COPIES.keys()
+            programs = {name for name in by_rules._loaded.fds if name.startswith("on_")} - SESSION_COPIES.keys()
             assert programs == set(plan["programs"]), programs
             assert not by_rules.follows_frame_pointers
             say(f"{len(programs)} loaded, twice, in {time.monotonic() - begun:.1f} s of an emulated CPU")
@@ -102,7 +102,7 @@ class Checks:
         said: list[str] = []
         try:
             yield said.append
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - every error is reported
             if not isinstance(error, IaprofError):
                 traceback.print_exc()
             self._tell(name, False, f"{error}" if isinstance(error, IaprofError) else repr(error))
@@ -114,7 +114,7 @@ class Checks:
         self._flush()
 
     def _stacks(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
-        """Whole stacks without frame pointers, by rules that are learnt meanwhile."""
+        """Checks that stacks without frame pointers are whole, with rules that are learnt meanwhile."""
         _taken(probes, plan["library"])
         told, full = os.pipe()
         os.set_blocking(full, False)
@@ -123,7 +123,7 @@ class Checks:
             while True:
                 filled += os.write(full, bytes(1 << 12))
         os.set_blocking(full, True)
-        # The program waits where it says what it did: its stacks are finished before it ends.
+        # The program blocks when it prints its result, so that its stacks are finished before it ends.
         environment = os.environ | plan["environment"]
         with Walking(probes) as walking, subprocess.Popen(plan["command"], env=environment, stdout=full) as process:
             launched: list[int] = []
@@ -142,7 +142,7 @@ class Checks:
         return f"{len(ends)} stacks are whole"
 
     def _usdt(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
-        """The probes of the stand-in's runtime, with semaphores."""
+        """Checks probes with semaphores, in the stand-in's runtime."""
         _taken(probes, plan["library"])
         process = _run(plan)
         told = json.loads(process.stdout.splitlines()[-1])
@@ -151,7 +151,7 @@ class Checks:
         return _arrived(probes, told["pid"], told["launches"], {name.encode() for name in told["kernels"]})
 
     def _layout(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
-        """A driver of the tests, by its layout: BPF follows pointers."""
+        """Checks a driver of the tests, by its layout: BPF follows pointers."""
         layout = Layout.from_json(plan["layout"])
         with open(plan["library"], "rb") as file:
             library = LibraryFile(file)
@@ -162,16 +162,16 @@ class Checks:
                 raise IaprofError(refusal.strerror) from refusal
         done = subprocess.Popen(plan["command"])
         assert done.wait() == 0
-        return _arrived(probes, done.pid, LAUNCHES, {b"kernel_0"}) + _pieces(probes)
+        return _arrived(probes, done.pid, LAUNCHES, {b"kernel_0"}) + _chunks(probes)
 
     def _attach(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
-        """Intel's runtime, by the layout that ships."""
-        return self._real(probes, plan) + _pieces(probes)
+        """Checks Intel's runtime, by the layout that ships."""
+        return self._real(probes, plan) + _chunks(probes)
 
     _opencl = _attach
 
     def _inject(self, probes: LaunchProbes, plan: dict[str, Any]) -> str:
-        """Intel's runtime, by the library that a command is started with."""
+        """Checks Intel's runtime, by the injected library."""
         injection = Injection()
         try:
             return self._real(probes, plan | {"library": injection.library}, injection.environment)
@@ -182,11 +182,11 @@ class Checks:
         _taken(probes, plan["library"])
         kernels = [json.loads(line) for line in _run(plan, environment).stdout.splitlines()]
         launches = sum(sum(kernel["launches"].values()) for kernel in kernels)
-        # By frame pointers, which the OpenCL driver has none of: one frame is all that has to be there.
+        # Stacks are walked by frame pointers, which the OpenCL driver lacks, so only one frame is certain.
         return _arrived(probes, kernels[0]["pid"], launches, {kernel["kernel"].encode() for kernel in kernels}, depth=1)
 
     def _side_band(self) -> str:
-        """perf's records of what is mapped."""
+        """Checks perf's records of mappings."""
         buffers = SideBandBuffers()
         try:
             subprocess.run([sys.executable, "-c", "pass"], check=True)
@@ -204,7 +204,7 @@ class Checks:
 
 
 def _taken(probes: LaunchProbes, library: str | Path) -> None:
-    """Has a library probed."""
+    """Probes a library."""
     outcomes = list(probes.libraries.take(Path(library)))
     problems = [outcome.problem for outcome in outcomes] or [UNSAID]
     if problems != [""]:
@@ -219,7 +219,7 @@ def _run(plan: dict[str, Any], environment: Environment = dict) -> subprocess.Co
 
 
 def _arrived(probes: LaunchProbes, pid: int, launches: int, names: set[bytes], depth: int = 2) -> str:
-    """Whether exactly these launches came, with a stack each of at least so many frames."""
+    """Checks that exactly these launches arrived, each with a stack of at least `depth` frames; returns a summary."""
     read, stacks = probes.launches.read(), probes.stacks.read()
     assert len(read) == launches > 0, f"{len(read)} of {launches} launches arrived"
     assert set(read["pid"].tolist()) == {pid}
@@ -230,10 +230,10 @@ def _arrived(probes: LaunchProbes, pid: int, launches: int, names: set[bytes], d
     return f"{launches} of {launches} launches arrived, {len(stacks)} stacks"
 
 
-def _pieces(probes: LaunchProbes) -> str:
-    pieces = probes.pieces.read()
-    assert len(pieces), "no piece of a kernel was sent"
-    return f", {len(pieces)} pieces of kernels"
+def _chunks(probes: LaunchProbes) -> str:
+    chunks = probes.chunks.read()
+    assert len(chunks), "no piece of a kernel was sent"
+    return f", {len(chunks)} pieces of kernels"
 
 
 if __name__ == "__main__":

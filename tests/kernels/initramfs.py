@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An initramfs of this machine's own files, each at its own path: what runs here runs in it.
+"""Makes an initramfs of this machine's files, each at its own path, so that this machine's programs run in it.
 
     archive = Initramfs()
-    archive.add(Path(sys.executable))            # with the libraries that it is linked with
+    archive.add(Path(sys.executable))            # with the libraries to which it is linked
     archive.text("/init", "#!/usr/bin/python3\\n...", 0o755)
     archive.write(Path("initramfs.cpio"))
 
@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 _ELF = b"\x7fELF"
-_LINKS = 40  # on the way to a file, as the kernel's own limit is
+_LINKS = 40  # maximum number of symbolic links in a path, the kernel's own limit
 _LIBRARY = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
 
 class Initramfs:
-    """Files by their paths."""
+    """The files of an initramfs, by path."""
 
     def __init__(self) -> None:
-        self._files: dict[str, Path | bytes] = {}  # links and folders are looked at when they are written
+        self._files: dict[str, Path | bytes] = {}  # contents of files and links are read when they are written
         self._modes: dict[str, int] = {}
 
     def add(self, path: Path, but: Callable[[Path], bool] = lambda path: False) -> None:
-        """Adds a file, or all of a folder but what `but` tells, with the libraries that any of it is linked with."""
+        """Adds a file, or a folder except the files for which `but` is true, with the libraries of its programs."""
         self._link_libraries(self._add(path, but))
 
     def text(self, path: str, content: str, mode: int = 0o644) -> None:
@@ -60,7 +60,7 @@ class Initramfs:
         return found.read_bytes() if stat.S_ISREG(mode) else b""
 
     def _add(self, path: Path, but: Callable[[Path], bool]) -> list[Path]:
-        """Adds what lies at a path; gives the programs and libraries among it."""
+        """Adds a file or a folder's content; returns the programs and libraries among it."""
         real = self._add_path(path)
         if real.is_dir():
             inside = [each for each in sorted(real.iterdir()) if not but(each)]
@@ -68,7 +68,7 @@ class Initramfs:
         return [real] if _is_elf(real) else []
 
     def _add_path(self, path: Path) -> Path:
-        """Adds a file or folder, each link on the way and what it leads to; gives its path without links."""
+        """Adds a file or folder, with the links in its path and their targets; returns its path without links."""
         here = Path("/")
         parts = list(path.absolute().parts[1:])
         links = 0
@@ -92,7 +92,7 @@ class Initramfs:
 
     def _link_libraries(self, elfs: Iterable[Path]) -> None:
         for elf in elfs:
-            # Not ldd: a program that brings its own dynamic linker brings its libraries, too.
+            # ldd may fail: a program with its own dynamic linker comes with its libraries, too.
             done = subprocess.run(["ldd", elf], capture_output=True, text=True)
             for library in _LIBRARY.findall(done.stdout):
                 if library not in self._files:

@@ -1,7 +1,7 @@
-"""Runs verbs in forks of one process that has imported what takes long, and tells how much memory each took.
+"""Runs verbs in forks of one process that has imported the slow modules, and measures each verb's memory.
 
-`python memory_runs.py`: each line of stdin is JSON, the words of a command line and where its output goes; each line of
-stdout is the answer. A process apart: pytest's own memory would count as the verb's.
+`python memory_runs.py`: each line of stdin is JSON, a folder for the output and the words of a command line; each line
+of stdout is JSON, exit status and memory. This is a separate process, as pytest's own memory would count as the verb's.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from iaprof.sandbox.memory import MALLOC
+from iaprof.sandbox.memory import MALLOC_ENVIRONMENT
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a verb left behind."""
+    """The result of a verb."""
 
     code: int
     err: str
-    peak: int  # bytes
+    peak: int  # bytes of resident memory
 
 
 class Runs:
-    """The process that runs them; a context manager."""
+    """The process that runs verbs; a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Starts it; what verbs print goes into files in the folder."""
+        """Starts the process; verbs' output goes to files in the folder."""
         self._folder = folder
         self._process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | MALLOC,
+            env=os.environ | MALLOC_ENVIRONMENT,
             text=True,
         )
 
     def __enter__(self) -> Self:
-        """Nothing more."""
+        """Returns itself."""
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._process.communicate()
 
     def run(self, *words: str | Path) -> Run:
@@ -93,7 +93,7 @@ def _run(folder: Path, words: list[str]) -> NoReturn:
         code = 0
     except SystemExit as ended:
         code = ended.code or 0
-    except BaseException:  # noqa: BLE001 (as the interpreter does at its end)
+    except BaseException:  # noqa: BLE001 (prints it, like the interpreter)
         traceback.print_exc()
     finally:
         sys.stderr.flush()

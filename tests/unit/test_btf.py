@@ -1,4 +1,4 @@
-"""Offsets of members in BTF that a compiler made, and BTF that is damaged."""
+"""Offsets of members in a compiler's BTF, and in damaged BTF."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ int main(void)
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """BTF, and the offsets that the program prints."""
+    """The BTF of a program, and the offsets that it prints."""
     folder = tmp_path_factory.mktemp("btf")
     (folder / "a.c").write_text(SOURCE)
     subprocess.run(["gcc", "-gbtf", "-O0", "-o", folder / "a", folder / "a.c"], check=True)
@@ -47,21 +47,23 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]
     return folder / "btf", [int(word) for word in printed.split()]
 
 
-def test_offsets_are_the_compiler_s(compiled: tuple[Path, list[int]]) -> None:
+def test_offsets_equal_the_compiler_s(compiled: tuple[Path, list[int]]) -> None:
     path, printed = compiled
     btf = Btf(path)
     members = (("a",), ("c",), ("in", "second"), ("next",))
     assert [btf.offset("outer", *names) for names in members] == printed
 
 
-def test_what_is_not_there_has_no_offset(compiled: tuple[Path, list[int]]) -> None:
+def test_missing_members_have_no_offset(compiled: tuple[Path, list[int]]) -> None:
     btf = Btf(compiled[0])
     missing = (("outer", "d"), ("nothing", "a"), ("outer", "a", "b"), ("outer", "in", "third"), ("kind", "a"))
     assert [btf.offset(*names) for names in missing] == [None] * 5
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_damage_gives_a_number_none_or_an_error(compiled: tuple[Path, list[int]], seed: int, tmp_path: Path) -> None:
+def test_damaged_btf_gives_a_number_none_or_an_error(
+    compiled: tuple[Path, list[int]], seed: int, tmp_path: Path
+) -> None:
     chance, data = random.Random(seed), bytearray(compiled[0].read_bytes())
     for _ in range(chance.choice((1, 10, 100))):
         data[chance.randrange(len(data))] = chance.randrange(256)
@@ -73,13 +75,13 @@ def test_damage_gives_a_number_none_or_an_error(compiled: tuple[Path, list[int]]
     assert found is None or found >= 0
 
 
-def test_no_btf_is_an_error(tmp_path: Path) -> None:
+def test_missing_btf_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BtfError, match="cannot be read"):
         Btf(tmp_path / "none")
 
 
 @pytest.mark.skipif(not VMLINUX.exists(), reason="this kernel has no BTF")
-def test_this_kernel_has_what_a_walk_needs() -> None:
+def test_this_kernel_has_the_members_that_walks_read() -> None:
     btf = Btf()
     for names in (("task_struct", "mm"), ("mm_struct", "exec_vm"), ("task_struct", "thread", "fsbase")):
         offset = btf.offset(*names)

@@ -1,4 +1,4 @@
-"""Compiled BPF programs: what is found in a compiler's output, what is kept, what is filled in when they are loaded."""
+"""Compiled BPF programs: read from a compiler's output, stored in a file, and linked when they are loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from iaprof.bpf import bytecode, programs
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, magic
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, placeholder
 from iaprof.bpf.sizes import map_entries, named_constants
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,8 @@ def load(register: int, value: int, source: int = 0) -> bytes:
 
 def test_maps_and_constants_are_found_and_filled_in() -> None:
     # given code with two maps, one constant twice, and a number that only looks like a map
-    code = load(1, 7, 1) + load(2, magic("DEPTH")) + CALL + load(3, 7) + load(1, 9, 1) + load(4, magic("DEPTH")) + EXIT
+    depth = placeholder("DEPTH")
+    code = load(1, 7, 1) + load(2, depth) + CALL + load(3, 7) + load(1, 9, 1) + load(4, depth) + EXIT
     # when
     program = from_compiled(code, {7: "stacks", 9: "launches"}, ("DEPTH", "UNUSED"))
     # then
@@ -45,20 +46,20 @@ def test_maps_and_constants_are_found_and_filled_in() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        load(1, 8, 1) + EXIT,  # a map that nobody knows
+        load(1, 8, 1) + EXIT,  # an unknown map
         load(1, 7, 2) + EXIT,  # a map's value
         load(1, 7, 4) + EXIT,  # a function
         struct.pack("<BBhI", 0x85, 1 << 4, 0, 3) + EXIT,  # a call of a function of the program's own
         struct.pack("<BBhI", 0x85, 2 << 4, 0, 3) + EXIT,  # a call of a function of the kernel's
     ],
 )
-def test_what_only_its_compiler_knows_is_refused(code: bytes) -> None:
+def test_code_that_refers_to_the_compiling_process_is_refused(code: bytes) -> None:
     with pytest.raises(BytecodeError, match="instruction 0 "):
         from_compiled(code, {7: "stacks"}, ())
 
 
 def some() -> Bytecode:
-    program = from_compiled(load(1, 7, 1) + load(2, magic("DEPTH")) + EXIT, {7: "stacks"}, ("DEPTH",))
+    program = from_compiled(load(1, 7, 1) + load(2, placeholder("DEPTH")) + EXIT, {7: "stacks"}, ("DEPTH",))
     return Bytecode("digest", "bcc 0.26.0", {"stacks": Map(27, 0, 0, 4096, 0)}, {"on_launch": program})
 
 
@@ -93,7 +94,7 @@ def remove(*path: str) -> Callable[[Any], object]:
         lambda content: content.update(programs=[]),
     ],
 )
-def test_a_damaged_file_is_told(damage: Callable[[Any], object]) -> None:
+def test_a_damaged_file_is_refused(damage: Callable[[Any], object]) -> None:
     content = json.loads(some().to_text())
     damage(content)
     with pytest.raises(BytecodeError, match="cannot be read"):
@@ -101,12 +102,12 @@ def test_a_damaged_file_is_told(damage: Callable[[Any], object]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "<<<<<<< HEAD\n", "{}", "null"])
-def test_what_is_no_such_file_is_told(text: str) -> None:
+def test_other_files_are_refused(text: str) -> None:
     with pytest.raises(BytecodeError, match="cannot be read"):
         bytecode.from_text(text)
 
 
-def test_what_ships_needs_what_the_loader_gives() -> None:
+def test_the_loader_has_all_that_the_shipped_programs_need() -> None:
     shipped = programs.shipped()
     assert set(shipped.programs) == set(programs.source().functions)
     used = {name for program in shipped.programs.values() for _, name in program.constants}
@@ -114,7 +115,7 @@ def test_what_ships_needs_what_the_loader_gives() -> None:
     assert set(map_entries()) <= set(shipped.maps)
 
 
-def test_every_change_of_what_is_compiled_is_noticed() -> None:
+def test_the_digest_changes_with_every_part_of_the_source() -> None:
     source = programs.source()
     others = [
         replace(source, text=source.text + " "),
@@ -136,7 +137,7 @@ def test_every_change_of_what_is_compiled_is_noticed() -> None:
         ),
     ],
 )
-def test_lint_tells_of_programs_that_are_not_of_the_sources(change: str, code: int, said: str) -> None:
+def test_lint_reports_programs_that_do_not_match_the_sources(change: str, code: int, said: str) -> None:
     run = f"runpy.run_path({str(ROOT / 'scripts' / 'bytecode.py')!r}, run_name='__main__')"
     check = f"import runpy, sys; from iaprof.bpf import programs; sys.argv[1:] = ['--check']; {change}; {run}"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

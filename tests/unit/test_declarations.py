@@ -1,4 +1,4 @@
-"""What the BPF programs declare, compared by a C compiler with the dtypes that user space reads and writes."""
+"""The BPF programs' declarations, which a C compiler compares with the dtypes that user space reads and writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iaprof.bpf import declarations as module, loader
 from iaprof.bpf.bytecode import BytecodeError
 from iaprof.bpf.declarations import check_maps, declarations
 from iaprof.bpf.loader import load
-from iaprof.bpf.programs import PHASES, SAMPLING, shipped, source
+from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, shipped, source
 from iaprof.bpf.structs import ARG, LAYOUT, PYTHON, PYTHON_OFFSETS, SPACE, Phase, pack
 from iaprof.formats.wire.launches import Counter, LaunchFlags
 
@@ -36,12 +36,12 @@ def compiled(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def members(dtype: np.dtype[np.void]) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and bytes of each."""
+    """Yields name, offset and size in bytes of each member."""
     for name in dtype.names or ():
         yield name, dtype.fields[name][1], dtype[name].itemsize  # type: ignore[index]
 
 
-def test_each_member_is_where_its_dtype_has_it(tmp_path: Path) -> None:
+def test_each_member_has_the_offset_and_size_of_its_dtype(tmp_path: Path) -> None:
     asserted = [
         f'_Static_assert(offsetof(struct {of}, {name}) == {at}{size}, "{of}.{name}");'
         for of, dtype in module._STRUCTS.items()
@@ -54,7 +54,7 @@ def test_each_member_is_where_its_dtype_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["offsetof(struct launch, iba) == 33", "sizeof(struct arg) == 15", "COUNTERS == 1"])
-def test_what_is_wrong_does_not_compile(wrong: str, tmp_path: Path) -> None:
+def test_wrong_declarations_do_not_compile(wrong: str, tmp_path: Path) -> None:
     assert "static assertion failed" in compiled(tmp_path, f'_Static_assert({wrong}, "");').stderr
 
 
@@ -64,15 +64,14 @@ def test_a_struct_to_which_c_adds_padding_does_not_compile(tmp_path: Path, monke
     assert re.search("static assertion failed.*padded", compiled(tmp_path).stderr)
 
 
-def test_enums_have_pythons_numbers(tmp_path: Path) -> None:
+def test_enums_have_the_values_of_python_s(tmp_path: Path) -> None:
     told = {f"LAUNCH_{each.name}": each.value for each in LaunchFlags} | {each.name: each.value for each in Counter}
     told |= {"COUNTERS": len(Counter), "PHASES": len(Phase)}
     done = compiled(tmp_path, *(f'_Static_assert({name} == {value}, "{name}");' for name, value in told.items()))
     assert done.returncode == 0, done.stderr
 
 
-def test_no_program_declares_them_itself() -> None:
-    """What is compiled has each definition once."""
+def test_the_source_has_each_definition_once() -> None:
     text = source().text
     for name in module._STRUCTS:
         assert len(re.findall(rf"\bstruct {name} \{{", text)) == 1, name
@@ -80,14 +79,14 @@ def test_no_program_declares_them_itself() -> None:
         assert len(re.findall(rf"\benum {name} \{{", text)) == 1, name
 
 
-def test_programs_go_on_with_programs_that_there_are() -> None:
+def test_tail_calls_lead_to_existing_programs_of_the_same_type() -> None:
     known = set(source().functions)
     for phases, programs in PHASES.items():
         assert set(programs.values()) <= known | {f"on_wait_{name.lower()}" for name in Phase.__members__}, phases
-        assert {each in SAMPLING for each in programs.values()} == {phases == "sample_phases"}
+        assert {each in SAMPLE_PROGRAMS for each in programs.values()} == {phases == "sample_phases"}
 
 
-def test_the_shipped_programs_have_maps_of_these_elements() -> None:
+def test_the_shipped_programs_maps_have_elements_of_these_sizes() -> None:
     check_maps(shipped())
     assert module._ELEMENTS.keys() <= shipped().maps.keys()
 

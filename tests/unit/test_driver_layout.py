@@ -45,7 +45,7 @@ def layout() -> Layout:
 
 
 @pytest.mark.parametrize("path", SHIPPED_FILES, ids=lambda path: path.stem[:8])
-def test_each_layout_that_ships_is_found_by_its_name(path: Path) -> None:
+def test_each_shipped_layout_is_found_by_its_build_id(path: Path) -> None:
     found = find_layout(path.stem)
 
     assert found and found.build_id == path.stem
@@ -81,7 +81,7 @@ def test_each_layout_that_ships_is_found_by_its_name(path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_layout_is_refused(layout: Layout, wrong: dict[str, object]) -> None:
+def test_an_invalid_layout_is_refused(layout: Layout, wrong: dict[str, object]) -> None:
     told = json.loads(layout.to_json()) | wrong
 
     with pytest.raises(LayoutError):
@@ -89,7 +89,7 @@ def test_what_is_no_layout_is_refused(layout: Layout, wrong: dict[str, object]) 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '"layout"', "[" * 100_000, "\0"], ids=lambda text: text[:9])
-def test_what_is_no_json_object_is_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(LayoutError):
         Layout.from_json(text)
 
@@ -102,14 +102,14 @@ def test_an_array_of_kernels_needs_its_length(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("action", [Action.KERNEL_GONE, Action.MODULE_GONE])
-def test_what_ends_a_handle_has_to_be_seen(layout: Layout, action: Action) -> None:
+def test_a_layout_must_say_what_ends_a_handle(layout: Layout, action: Action) -> None:
     entries = tuple(entry for entry in layout.entries if entry.action is not action)
 
     with pytest.raises(LayoutError):
         Layout.from_json(dataclasses.replace(layout, entries=entries).to_json())
 
 
-def test_paths_that_are_too_long_together_are_refused(layout: Layout) -> None:
+def test_paths_with_too_many_steps_in_total_are_refused(layout: Layout) -> None:
     long, another, third = (Field((offset,) * MAX_PATH) for offset in (8, 16, 24))
     wide = dataclasses.replace(layout, kernel_class=long, address=(another,))
 
@@ -118,7 +118,7 @@ def test_paths_that_are_too_long_together_are_refused(layout: Layout) -> None:
         packed_layout(dataclasses.replace(wide, address=(another, third)))
 
 
-def test_calibrated_layouts_are_found_and_shipped_ones_come_first(
+def test_calibrated_layouts_are_found_and_shipped_ones_take_precedence(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_layout, "CACHE", tmp_path)
@@ -164,7 +164,7 @@ def no_file(path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("spoil", [given_away, writable, no_file])
-def test_a_layout_that_a_stranger_could_have_written_is_not_believed(
+def test_a_layout_that_others_could_have_changed_is_refused(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
 ) -> None:
     monkeypatch.setattr(driver_layout, "CACHE", tmp_path)

@@ -1,4 +1,4 @@
-"""What probes need to know of a library: its build-id, and where its addresses lie in the file, whoever made it."""
+"""Reading an untrusted library's build-id, and the file offsets of its addresses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opened(content: bytes | bytearray) -> LibraryFile:
 
 
 def section(library: bytes, name: str) -> tuple[int, int, int]:
-    """Where its row in the table, and its content, lie in the file; and the content's bytes."""
+    """Offsets in the file of a section's header and of its content, and the content's size."""
     elf = ELFFile(io.BytesIO(library))
     index = elf.get_section_index(name)
     assert index is not None
@@ -50,11 +50,11 @@ def section(library: bytes, name: str) -> tuple[int, int, int]:
 def test_build_ids(tmp_path: Path, option: str, expected: str) -> None:
     with build(tmp_path / "l.so", build_id=option).path.open("rb") as file:
         assert LibraryFile(file).build_id() == expected
-    # and what it says is one by which a layout is looked for, or none
+    # and the layout of such a build-id can be searched for
     assert find_layout(expected) is None
 
 
-def test_a_library_without_sections_has_none(library: bytes) -> None:
+def test_a_library_without_sections_has_no_build_id(library: bytes) -> None:
     changed = bytearray(library)
     struct.pack_into("<Q", changed, 40, 0)  # e_shoff
     struct.pack_into("<HHH", changed, 58, 64, 0, 0)  # e_shentsize, e_shnum, e_shstrndx
@@ -62,7 +62,7 @@ def test_a_library_without_sections_has_none(library: bytes) -> None:
     assert opened(changed).build_id() == ""
 
 
-def test_a_section_of_that_name_which_holds_no_notes(library: bytes) -> None:
+def test_a_section_of_that_name_without_notes_has_no_build_id(library: bytes) -> None:
     row, _, _ = section(library, ".note.gnu.build-id")
     changed = bytearray(library)
     struct.pack_into("<I", changed, row + 4, 1)  # SHT_PROGBITS
@@ -73,7 +73,7 @@ def test_a_section_of_that_name_which_holds_no_notes(library: bytes) -> None:
     ("name", "described", "kind"),
     [(4, 1 << 31, 3), (4, 0, 3), (1 << 31, 20, 3), (4, 20, 1), (4, 20, 1 << 31), (0, 20, 3)],
 )
-def test_notes_that_say_something_else(library: bytes, name: int, described: int, kind: int) -> None:
+def test_invalid_and_other_notes_are_no_build_id(library: bytes, name: int, described: int, kind: int) -> None:
     _, at, _ = section(library, ".note.gnu.build-id")
     changed = bytearray(library)
     struct.pack_into("<III", changed, at, name, described, kind)
@@ -81,8 +81,8 @@ def test_notes_that_say_something_else(library: bytes, name: int, described: int
         assert opened(changed).build_id() == ""
 
 
-def test_notes_without_end_are_given_up(library: bytes) -> None:
-    # given notes of another type for 8 MB, each of 12 bytes
+def test_too_many_notes_are_refused(library: bytes) -> None:
+    # given 8 MB of notes of another type, of 12 bytes each
     row, _, _ = section(library, ".note.gnu.build-id")
     changed = library + struct.pack("<III", 0, 0, 1) * (8 << 20 >> 4)
     changed = changed[: row + 24] + struct.pack("<QQ", len(library), 8 << 20) + changed[row + 40 :]
@@ -95,17 +95,17 @@ def test_notes_without_end_are_given_up(library: bytes) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [(24, 1 << 62), (32, 1 << 62)], ids=["far", "huge"])
-def test_a_section_of_notes_that_is_elsewhere(library: bytes, field: int, value: int) -> None:
+def test_a_section_of_notes_outside_the_file_has_no_build_id(library: bytes, field: int, value: int) -> None:
     row, at, _ = section(library, ".note.gnu.build-id")
     changed = bytearray(library)
     struct.pack_into("<Q", changed, row + field, value)
-    struct.pack_into("<I", changed, at + 8, 1)  # of another type, so that the next one is looked at
+    struct.pack_into("<I", changed, at + 8, 1)  # of another type, so that the next note is read
     with contextlib.suppress(ProbeError):
         assert opened(changed).build_id() == ""
 
 
-def test_broken_libraries_give_one_kind_of_error(library: bytes) -> None:
-    # given every truncation at a stride, and each byte of the headers and of the end flipped
+def test_broken_libraries_raise_probe_error(library: bytes) -> None:
+    # given truncations, and flipped bytes of the headers and of the end
     cases = [library[:length] for length in range(0, len(library), 509)]
     for position in [*range(64), *range(len(library) - 1500, len(library), 7)]:
         changed = bytearray(library)
@@ -125,14 +125,14 @@ def test_broken_libraries_give_one_kind_of_error(library: bytes) -> None:
 @pytest.mark.parametrize(
     ("position", "value"), [(4, 1), (5, 2), (18, 3), (18, 183), (18, 205)], ids=["32", "big", "i386", "arm", "GPU"]
 )
-def test_other_machines(library: bytes, position: int, value: int) -> None:
+def test_libraries_of_other_machines_are_refused(library: bytes, position: int, value: int) -> None:
     changed = bytearray(library)
     changed[position] = value
     with pytest.raises(ProbeError):
         opened(changed)
 
 
-def test_offsets_of_code_lie_in_segments_of_code(library: bytes) -> None:
+def test_offsets_of_code_must_be_in_executable_segments(library: bytes) -> None:
     elf, file = ELFFile(io.BytesIO(library)), opened(library)
     segments = list(elf.iter_segments("PT_LOAD"))
     code = next(segment for segment in segments if segment["p_flags"] & 1)
@@ -145,7 +145,7 @@ def test_offsets_of_code_lie_in_segments_of_code(library: bytes) -> None:
             file.offset(address, executable=True)
 
 
-def test_offsets_of_semaphores_lie_in_segments_of_data(library: bytes) -> None:
+def test_offsets_of_semaphores_must_be_in_writable_segments(library: bytes) -> None:
     elf, file = ELFFile(io.BytesIO(library)), opened(library)
     data = next(segment for segment in elf.iter_segments("PT_LOAD") if segment["p_flags"] & 2)
     start, size = data["p_vaddr"], data["p_filesz"]
@@ -155,7 +155,7 @@ def test_offsets_of_semaphores_lie_in_segments_of_data(library: bytes) -> None:
             file.offset(address, executable=False)
 
 
-def test_memory_that_can_be_written_and_executed_is_neither(library: bytes) -> None:
+def test_segments_that_are_writable_and_executable_are_refused(library: bytes) -> None:
     elf = ELFFile(io.BytesIO(library))
     changed = bytearray(library)
     for index, segment in enumerate(elf.iter_segments()):

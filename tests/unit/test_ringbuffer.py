@@ -1,4 +1,4 @@
-"""Records of a BPF ring buffer, in memory that is laid out as the kernel lays it out."""
+"""Records of a BPF ring buffer, in memory with the kernel's layout."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ BUSY, DISCARDED = 1 << 31, 1 << 30
 
 
 class Producer:
-    """Writes as the kernel does: a page with the consumer's position, one with the producer's, and the data twice."""
+    """Writes like the kernel: a page with the consumer's position, one with the producer's, and the data twice."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("ring")
@@ -32,7 +32,7 @@ class Producer:
         self.position = 0
 
     def write(self, payload: bytes, flags: int = 0, length: int | None = None) -> int:
-        """A record; gives its position."""
+        """Writes a record; returns its position."""
         at = self.position
         header = struct.pack("<II", (len(payload) if length is None else length) | flags, 0)
         record = header + payload
@@ -79,8 +79,8 @@ def numbers(ring: RingBuffer) -> list[int]:
     return read["number"].tolist()
 
 
-def test_records_come_in_order_round_and_round(producer: Producer, ring: RingBuffer) -> None:
-    # 32 bytes each: the buffer is filled and emptied three times over
+def test_records_come_in_order_when_the_buffer_wraps_around(producer: Producer, ring: RingBuffer) -> None:
+    # 32 bytes each: the buffer is filled and emptied three times
     for start in range(0, 3 * SIZE // 32, 100):
         for number in range(start, start + 100):
             producer.write(record(number))
@@ -93,27 +93,27 @@ def test_records_come_in_order_round_and_round(producer: Producer, ring: RingBuf
 def test_a_record_of_another_length_is_counted_and_those_around_it_are_read(
     producer: Producer, ring: RingBuffer, length: int
 ) -> None:
-    # when records of another length come between others, one of them right behind another, and round the end
+    # when records of another length come between others, two in a row, and across the buffer's end
     for turn in range(40):
         for number in range(3):
             producer.write(record(10 * turn + number))
         producer.write(b"\xff" * length)
         producer.write(b"\xff" * length)
         producer.write(record(10 * turn + 3))
-        # then the rest is there, and nothing of them
+        # then all other records are read
         assert numbers(ring) == [10 * turn + number for number in range(4)]
         assert ring.misfits == 2 * (turn + 1)
         assert producer.consumed() == producer.position
 
 
-def test_one_of_another_length_alone_gives_its_room_back(producer: Producer, ring: RingBuffer) -> None:
+def test_a_single_record_of_another_length_is_consumed(producer: Producer, ring: RingBuffer) -> None:
     producer.write(b"short")
     assert numbers(ring) == []
     assert ring.misfits == 1
     assert producer.consumed() == producer.position
 
 
-def test_what_is_discarded_is_left_out_whatever_its_length(producer: Producer, ring: RingBuffer) -> None:
+def test_discarded_records_of_any_length_are_skipped(producer: Producer, ring: RingBuffer) -> None:
     producer.write(record(1), DISCARDED)
     producer.write(record(2))
     producer.write(bytes(8), DISCARDED)
@@ -123,34 +123,34 @@ def test_what_is_discarded_is_left_out_whatever_its_length(producer: Producer, r
 
 
 @pytest.mark.parametrize("payload", [record(7), b"\xff" * 40])
-def test_what_is_being_written_is_waited_for(producer: Producer, ring: RingBuffer, payload: bytes) -> None:
-    # given a record that is not complete, whatever its length
+def test_reading_stops_at_a_record_that_is_being_written(producer: Producer, ring: RingBuffer, payload: bytes) -> None:
+    # given an incomplete record
     producer.write(record(1))
     busy = producer.write(payload, BUSY)
     producer.write(record(2))
     assert numbers(ring) == [1]
     assert producer.consumed() == busy
-    # when it is
+    # when it is completed
     producer.finish(busy, len(payload))
-    # then it is read, or counted
+    # then it is read, or counted as a misfit
     fits = len(payload) == RECORD.itemsize
     assert numbers(ring) == ([7, 2] if fits else [2])
     assert ring.misfits == (0 if fits else 1)
 
 
-def test_a_length_beyond_what_was_written_gives_up_the_rest(producer: Producer, ring: RingBuffer) -> None:
-    # given a header that cannot be: nobody knows where the next record begins
+def test_a_length_beyond_the_written_data_skips_the_rest(producer: Producer, ring: RingBuffer) -> None:
+    # given an impossible header, so that the next record cannot be found
     producer.write(record(1))
     producer.write(record(2), length=SIZE)
     producer.write(record(3))
     assert numbers(ring) == [1]
     assert ring.misfits == 1
-    # then what comes later is read
+    # then later records are read
     producer.write(record(4))
     assert numbers(ring) == [4]
 
 
-def test_the_end_of_a_record_that_is_missing_is_no_record(producer: Producer, ring: RingBuffer) -> None:
+def test_a_truncated_record_is_skipped(producer: Producer, ring: RingBuffer) -> None:
     producer.write(b"1234", length=RECORD.itemsize)
     assert numbers(ring) == []
     assert ring.misfits == 1
@@ -159,7 +159,7 @@ def test_the_end_of_a_record_that_is_missing_is_no_record(producer: Producer, ri
 
 
 def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> None:
-    # given a recording in which two such records came, and later another one
+    # given a recording with two such records, and later another one
     names = (
         "launches",
         "list_events",
@@ -169,7 +169,7 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
         "samples",
         "waits",
         "compiled",
-        "pieces",
+        "chunks",
         "modules",
     )
     rings = {name: SimpleNamespace(misfits=0) for name in names}
@@ -178,7 +178,7 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
     spool = Spool(tmp_path / "s")
     taking._journal = Journal(spool, print, print)
     rings["launches"].misfits = 1
-    rings["pieces"].misfits = 1
+    rings["chunks"].misfits = 1
     taking.losses()
     rings["launches"].misfits = 2
     taking.losses()

@@ -1,4 +1,4 @@
-"""The table of rules, which uses more of its room when it needs it."""
+"""The table of rules, which grows when it is crowded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from iaprof.formats.wire.unwind_rules import Rule, RuleKind, RuleScope
 BITS, BUCKET = 13, 64
 
 
-def test_it_grows_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_crowded_table_grows_and_keeps_its_rules(tmp_path: Path) -> None:
     # given
     fd = os.open(tmp_path / "map", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, BUCKET << BITS)
     table = RuleTable(fd, BITS)
     rules = {}
-    # when it fills
+    # when it is filled
     grown = 0
     for number in range(12000):
         rule = Rule(RuleKind.BY_RSP, 8 * number)
@@ -29,7 +29,7 @@ def test_it_grows_and_loses_nothing(tmp_path: Path) -> None:
         if table.is_crowded:
             table.grow()
             grown += 1
-    # then it uses more of its room, and nothing else
+    # then it has grown twice, and contains nothing but these rules, except for a few that were evicted
     assert grown == 2
     words = struct.unpack(f"<{(BUCKET << BITS) // 8}Q", os.pread(fd, BUCKET << BITS, 0))
     found = {key: rule for key, rule in zip(words[::2], words[1::2], strict=True) if key}

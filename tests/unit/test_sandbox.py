@@ -1,4 +1,4 @@
-"""The child process for hostile bytes: what it may do, and what becomes of it."""
+"""The sandbox's child process: what it may do, and how its failures are handled."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_it_starts_with_the_first_request_and_is_used_again(sandbox):
+def test_the_child_starts_with_the_first_request_and_is_reused(sandbox):
     assert sandbox.pid is None
     first = sandbox.call("disasm", XE2, CODE)
     pid = sandbox.pid
@@ -46,8 +46,8 @@ def test_it_starts_with_the_first_request_and_is_used_again(sandbox):
     assert sandbox.call("disasm", XE2, CODE) == first
 
 
-def test_a_child_that_cannot_be_killed_is_not_waited_for(sandbox, within):
-    # given one that a file system in user space keeps
+def test_close_does_not_wait_long_for_a_child_that_cannot_be_killed(sandbox, within):
+    # given a child that does not die, as if blocked in a file system in user space
     sandbox.call("disasm", XE2, CODE)
     child = sandbox._child
     kill, child.kill = child.kill, lambda: None
@@ -103,14 +103,14 @@ def test_a_killed_child_is_replaced(sandbox):
     sandbox.call("disasm", XE2, CODE)
 
 
-def test_a_child_that_dies_on_its_work(tmp_path, monkeypatch, sandbox):
+def test_a_child_that_dies_during_a_request_is_replaced(tmp_path, monkeypatch, sandbox):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
     with pytest.raises(SandboxDied, match="died of SIGABRT"):
         sandbox.call("disasm", XE2, b"E" * 16)
     assert len(sandbox.call("disasm", XE2, bytes(16))["instructions"]["offset"]) == 2
 
 
-def test_a_child_that_takes_too_long(tmp_path, monkeypatch, within):
+def test_a_child_that_takes_too_long_is_killed_and_replaced(tmp_path, monkeypatch, within):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
     with gpu_sandbox(Limits(seconds=5)) as sandbox:
         sandbox.call("disasm", XE2, bytes(16))
@@ -121,7 +121,7 @@ def test_a_child_that_takes_too_long(tmp_path, monkeypatch, within):
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_a_child_that_takes_too_much_memory(tmp_path, monkeypatch):
+def test_a_child_that_takes_too_much_memory_dies_and_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.HOG)))
     with gpu_sandbox(Limits(memory_bytes=400 << 20)) as sandbox:
         with pytest.raises(SandboxDied, match="SIGSEGV"):
@@ -150,7 +150,7 @@ def test_a_request_that_is_too_long_is_not_sent(sandbox, monkeypatch):
 
 
 def child_saying(monkeypatch, *answers: bytes):
-    """A child in an attacker's hands: each answer is sent as it is, whatever was asked."""
+    """Replaces the child's program by one that sends these answers, whatever the requests are."""
     code = f"import os\nos.write(0, {framed(json.dumps({'ok': None}).encode())!r})\n"
     for answer in answers:
         code += f"os.read(0, 1 << 20); os.write(0, {answer!r})\n"
@@ -174,21 +174,21 @@ def framed(text: bytes) -> bytes:
         (1 << 62).to_bytes(8, "little"),
     ],
 )
-def test_nonsense_is_taken_for_a_death(monkeypatch, sandbox, answer):
+def test_invalid_answers_raise_sandbox_died(monkeypatch, sandbox, answer):
     child_saying(monkeypatch, answer)
     with pytest.raises(SandboxDied, match=r"nonsense|too much"):
         sandbox.call("disasm", XE2, bytes(16))
     assert sandbox.pid is None
 
 
-def test_a_child_that_ends_in_the_middle_of_its_answer(monkeypatch, sandbox):
+def test_a_child_that_ends_in_the_middle_of_its_first_answer_is_an_error(monkeypatch, sandbox):
     code = f"import os; os.write(0, {framed(b'x' * 50)[:20]!r})"
     monkeypatch.setattr(worker, "_program", lambda *_: code)
     with pytest.raises(SandboxError, match="could not start: the reader process ended with status 0"):
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_a_child_that_cannot_start(monkeypatch, sandbox):
+def test_a_child_that_cannot_be_started_is_an_error(monkeypatch, sandbox):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(SandboxError, match="cannot be started"):
         sandbox.call("disasm", XE2, bytes(16))
@@ -197,7 +197,7 @@ def test_a_child_that_cannot_start(monkeypatch, sandbox):
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_neither_environment_nor_folder_get_into_the_child(tmp_path, monkeypatch, sandbox):
+def test_environment_and_working_directory_do_not_affect_the_child(tmp_path, monkeypatch, sandbox):
     (tmp_path / "json.py").write_text("raise SystemExit('mine')")
     (tmp_path / "iaprof").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -219,8 +219,8 @@ def test_the_child_ends_with_its_parent():
         time.sleep(0.02)
 
 
-def test_the_parent_stays_light():
-    """What reads hostile bytes, and what is slow to import, is the child's alone."""
+def test_parent_and_child_do_not_import_heavy_modules():
+    """Only the child imports what parses hostile bytes or is slow to import."""
     code = "import sys, iaprof.report.gpu.module, iaprof.report.gpu.decoder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"elftools", "cffi", "pyarrow", "multi_demangle"} & set(done.stdout.split())
@@ -229,12 +229,12 @@ def test_the_parent_stays_light():
     assert not {"numpy", "pyarrow", "typer"} & set(done.stdout.split())
 
 
-def test_a_module_through_the_channel(sandbox):
+def test_a_gpu_module_can_be_sent_to_the_child(sandbox):
     answer = sandbox.call("module", {"platform": None, "only": None, "decode": True}, debug_elf("bmg", "attention"))
     assert [kernel["name"] for kernel in answer["kernels"]] == ["attention_scores"]
 
 
-# A reader in an attacker's hands, who can make it do whatever the system lets it do.
+# A reader that an attacker controls: it does whatever the system permits.
 ATTACKER = """
 import ctypes, mmap, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -296,7 +296,7 @@ def test_open_files_come_with_a_request_and_are_closed_after_it(attacker, tmp_pa
             attacker.call("read", fds=[a.fileno()] * 4)
 
 
-# x86-64 numbers; the last three would be harmless if they were about the child itself.
+# Numbers of x86-64; the last three are allowed with other arguments.
 FORBIDDEN = {
     "open": (2, "/etc/hostname", 0),
     "openat": (257, -100, "/etc/hostname", 0),
@@ -341,12 +341,12 @@ def test_the_filter_holds_for_a_child_without_files_too(tmp_path, monkeypatch):
         assert status(sandbox.pid)["Seccomp"] == "2"
 
 
-def test_another_architectures_system_calls_are_deadly(attacker):
+def test_another_architecture_s_system_calls_kill_the_child(attacker):
     with pytest.raises(SandboxDied, match="SIGSYS"):
         attacker.call("other_architecture")
 
 
-def test_files_are_written_only_as_far_as_allowed_and_only_where_opened_for_it(attacker, tmp_path):
+def test_files_are_written_up_to_the_limit_and_only_if_opened_for_writing(attacker, tmp_path):
     path = tmp_path / "file"
     with open(path, "wb") as file:
         attacker.call("write", {"count": 1000}, fds=[file.fileno()])
@@ -376,7 +376,7 @@ def test_a_file_that_shrinks_while_it_is_mapped_kills_the_child_only(attacker, t
         assert attacker.call("map", fds=[file.fileno()]) == 1 << 20
 
 
-def test_a_request_may_have_a_time_of_its_own(tmp_path, monkeypatch):
+def test_a_request_may_have_its_own_time_limit(tmp_path, monkeypatch):
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
     with gpu_sandbox() as sandbox:
         sandbox.call("disasm", XE2, bytes(16))

@@ -1,4 +1,4 @@
-"""Processes that map a driver before it has probes: which are counted, for how long, and what is said of them."""
+"""Processes that map a driver before it has probes: which are counted, for how long, and what is reported."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DRIVER = "libze_intel_gpu.so.1"
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Libraries:
-    """With a driver in tmp_path whose layout is known."""
+    """Libraries, with a driver of known layout in tmp_path."""
     driver(tmp_path, ("pushes",), monkeypatch)
     return Libraries(lambda *_: "", lambda *_: None)
 
 
 @pytest.fixture
 def mapped(tmp_path: Path, libraries: Libraries) -> Iterator[Mapped]:
-    """This process maps the driver."""
+    """This process's mapping of the driver."""
     with (tmp_path / DRIVER).open("rb") as file:
         before = time.monotonic_ns()
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
@@ -38,24 +38,28 @@ def mapped(tmp_path: Path, libraries: Libraries) -> Iterator[Mapped]:
         yield Mapped(before, {os.fsencode(tmp_path / DRIVER)})
 
 
-@pytest.mark.root  # only root may open what a process has mapped
+@pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
-def test_a_driver_that_is_found_when_it_is_mapped(libraries: Libraries, mapped: Mapped, tmp_path: Path) -> None:
+def test_a_process_that_maps_a_driver_before_it_has_probes_is_counted(
+    libraries: Libraries, mapped: Mapped, tmp_path: Path
+) -> None:
     (outcome,) = libraries.mapped(os.getpid(), mapped)
 
     assert outcome.path == str(tmp_path / DRIVER)
     assert mapped.time_ns < outcome.since_ns < time.monotonic_ns()
     counted = libraries.take_unprobed()
     assert counted.to_json() == {"processes": 1, "longest_ns": outcome.since_ns - mapped.time_ns, "ended": 0}
-    # who maps it from now on finds the probes there
+    # a process that maps it from now on is not counted
     assert list(libraries.mapped(os.getpid(), Mapped(time.monotonic_ns(), mapped.paths))) == []
     assert libraries.take_unprobed().to_json() == {}
-    # and who did meanwhile is counted, too
+    # but one that had mapped it meanwhile is
     assert list(libraries.mapped(os.getpid(), Mapped(outcome.since_ns - 5, mapped.paths))) == []
     assert libraries.take_unprobed().to_json() == {"processes": 1, "longest_ns": 5, "ended": 0}
 
 
-def test_a_driver_that_has_probes_before_it_is_mapped(libraries: Libraries, mapped: Mapped, tmp_path: Path) -> None:
+def test_a_process_that_maps_a_probed_driver_is_not_counted(
+    libraries: Libraries, mapped: Mapped, tmp_path: Path
+) -> None:
     assert [outcome.probes for outcome in libraries.take(tmp_path / DRIVER)] == [3]
 
     assert list(libraries.mapped(os.getpid(), Mapped(time.monotonic_ns(), mapped.paths))) == []
@@ -63,9 +67,9 @@ def test_a_driver_that_has_probes_before_it_is_mapped(libraries: Libraries, mapp
     assert libraries.take_unprobed().to_json() == {}
 
 
-@pytest.mark.root  # only root may open what a process has mapped
+@pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
-def test_a_driver_that_cannot_be_probed_is_another_matter(
+def test_a_driver_that_cannot_be_probed_is_not_counted(
     libraries: Libraries, mapped: Mapped, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(driver_layout, "CACHE", tmp_path / "nothing")
@@ -76,15 +80,15 @@ def test_a_driver_that_cannot_be_probed_is_another_matter(
     assert libraries.take_unprobed().to_json() == {}
 
 
-@pytest.mark.root  # only root may open what a process has mapped
+@pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
-def test_a_process_that_runs_before_is_not_counted(libraries: Libraries, mapped: Mapped) -> None:
+def test_a_process_that_ran_before_the_recording_is_not_counted(libraries: Libraries, mapped: Mapped) -> None:
     assert len(list(libraries.mapped(os.getpid()))) == 1
     assert libraries.take_unprobed().to_json() == {}
 
 
-def test_processes_that_end_before_their_driver_is_looked_at(libraries: Libraries, tmp_path: Path) -> None:
-    # given two that have ended, one with another driver than the one that has probes
+def test_processes_that_end_before_their_driver_is_probed_are_counted(libraries: Libraries, tmp_path: Path) -> None:
+    # given two processes that have ended: one had mapped the probed driver, one another driver
     other = tmp_path / "other" / DRIVER
     other.parent.mkdir()
     shutil.copy(tmp_path / DRIVER, other)
@@ -100,9 +104,9 @@ def test_processes_that_end_before_their_driver_is_looked_at(libraries: Librarie
         assert list(libraries.mapped(pid, Mapped(now, {os.fsencode(path)}))) == []
     # then
     assert libraries.take_unprobed().to_json() == {"processes": 0, "longest_ns": 0, "ended": 1}
-    # and likewise when the recording ends; of those that still run, launches are missing after its end, too
+    # and at the end of the recording: processes that still run are not counted, as their launches go on
     for pid in (*ended, os.getpid()):
-        libraries.missed(pid, Mapped(now, {os.fsencode(other)}))
+        libraries.count_if_ended(pid, Mapped(now, {os.fsencode(other)}))
     assert libraries.take_unprobed().ended == 2
 
 
@@ -130,7 +134,7 @@ def test_a_process_counts_once() -> None:
          "2 processes mapped a driver and ended before it had probes: what they launched, if anything, is missing"),
     ],
 )  # fmt: skip
-def test_what_is_said(processes: int, longest: int, ended: int, said: str) -> None:
+def test_the_sentence_for_users(processes: int, longest: int, ended: int, said: str) -> None:
     assert sentence({"processes": processes, "longest_ns": longest, "ended": ended}) == said
 
 
@@ -140,5 +144,5 @@ def test_what_is_said(processes: int, longest: int, ended: int, said: str) -> No
      {"processes": -1, "longest_ns": 1, "ended": 0}, {"processes": True, "longest_ns": 1, "ended": 0},
      {"processes": 1, "longest_ns": "x", "ended": 0}, {"processes": 1 << 70, "longest_ns": 1, "ended": 0}],
 )  # fmt: skip
-def test_headers_from_anyone(said: object) -> None:
+def test_invalid_header_members_give_no_sentence(said: object) -> None:
     assert sentence(said) == ""

@@ -43,7 +43,7 @@ def copied(number: int, pid: int, is_sample: bool = False) -> np.ndarray:
     """COPY[2] of a stack of one page."""
     records = np.zeros(2, COPY)
     records["is_sample"] = is_sample
-    records["id"], records["pid"], records["way"], records["depth"] = number, pid, 100 + number, 1
+    records["id"], records["pid"], records["missed_path"], records["depth"] = number, pid, 100 + number, 1
     records["address"], records["start"]["sp"] = [TOP, 0], TOP + 8
     records["of"] = (0, 1, 2, 0)
     return records
@@ -62,7 +62,7 @@ class Table:
 
 
 class Spaces:
-    """What BPF would be told of processes and ways."""
+    """What BPF would be told of processes and missed paths."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, int]] = []
@@ -74,11 +74,11 @@ class Spaces:
     def set(self, pid: int, generation: object, space: int, bits: int) -> None:
         self.said.append(("space", space))
 
-    def arrived(self, way: int) -> None:
-        self.said.append(("arrived", way))
+    def walk_again(self, path: int) -> None:
+        self.said.append(("walk_again", path))
 
-    def stays(self, way: int, number: int, until: int) -> None:
-        self.said.append(("stays", way))
+    def keep_stack(self, path: int, number: int, until: int) -> None:
+        self.said.append(("keep_stack", path))
 
 
 class Finishing:
@@ -190,9 +190,9 @@ def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(
     tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.STUCK)
     tried.finish(copied(3, 100))
     assert [said for said in tried.spaces.said if said[0] != "space"] == [
-        ("arrived", 101),
-        ("stays", 102),
-        ("stays", 103),
+        ("walk_again", 101),
+        ("keep_stack", 102),
+        ("keep_stack", 103),
     ]
 
 
@@ -209,7 +209,7 @@ def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tried: T
         tried.finish(copied(number, 100))
     # an instruction's own holds at once, what was found otherwise once never
     assert [address for _, address, _ in tried.table.written] == [1, 2, 64, 3]
-    assert [said for said, _ in tried.spaces.said if said != "space"] == ["arrived"] * 3
+    assert [said for said, _ in tried.spaces.said if said != "space"] == ["walk_again"] * 3
 
 
 def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(

@@ -1,4 +1,4 @@
-"""Probe arguments of every x86-64 form, and libraries that lie about where their probes are."""
+"""USDT probes: arguments of every x86-64 form, and libraries with wrong locations of probes."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8, R15, RIP = 0, 1, 2, 3, 4, 5, 6, 7, 8
         ("8@8+table(%rip)", Arg(ArgKind.MEMORY, 64, False, 0x4008 - 0x1000, RIP)),
     ],
 )
-def test_forms(spec: str, arg: Arg) -> None:
+def test_argument_specifications_are_parsed(spec: str, arg: Arg) -> None:
     assert parse_arg(spec, 0x1000, {"table": 0x4000}.get) == arg
 
 
@@ -55,16 +55,16 @@ def test_forms(spec: str, arg: Arg) -> None:
      "8@other(%rip)", "8@table(%rax)", "8@%rdi;system", "8@1 2", "8@$99999999999999999999999", "8@%", "8@8@%rdi",
      "8@99999999999999999999(%rax)", "8@4f(%rax)", "8@$5)", "8@%fs:0x10"],
 )  # fmt: skip
-def test_what_is_no_integer_argument(spec: str) -> None:
+def test_other_argument_specifications_are_refused(spec: str) -> None:
     with pytest.raises(ProbeError):
         parse_arg(spec, 0x1000, {"table": 0x4000}.get)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A small library with both probes, as dtrace makes them."""
+    """A small library with a probe, made with dtrace."""
     folder = tmp_path_factory.mktemp("usdt")
-    # dtrace without pyparsing, as on a fresh machine, reads a probe a line.
+    # Without pyparsing, as on a fresh machine, dtrace accepts only one probe per line.
     (folder / "p.d").write_text("provider level_zero {\n    probe launch_kernel(long, long, long, char *);\n};\n")
     (folder / "l.c").write_text(
         '#include "p.h"\nvoid f(long a, long b) { if (LEVEL_ZERO_LAUNCH_KERNEL_ENABLED())'
@@ -81,7 +81,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def note_offset(library: bytes) -> int:
-    """Where the note's three addresses stand in the file."""
+    """The file offset of the note's three addresses."""
     section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
     return int(section["sh_offset"]) + 12 + 8
 
@@ -89,7 +89,7 @@ def note_offset(library: bytes) -> int:
 def test_a_probe_of_a_real_library(library: bytes) -> None:
     # when
     probes = read_probes(io.BytesIO(library), "level_zero", ("launch_kernel",))
-    # then its place is the nop that the compiler left, its semaphore is two zero bytes, and it has four arguments
+    # then its location is the compiler's nop, its semaphore is two zero bytes, and it has four arguments
     assert [probe.name for probe in probes] == ["launch_kernel"]
     assert library[probes[0].offset] == 0x90
     assert library[probes[0].semaphore_offset : probes[0].semaphore_offset + 2] == b"\0\0"
@@ -101,7 +101,7 @@ def test_a_probe_of_a_real_library(library: bytes) -> None:
     ("field", "address"),
     [(0, 0x0), *((field, address) for field in (0, 2) for address in (0x2, 0x3E00, 0xFFFFFFFFFFFFF000, 0x10000000))],
 )
-def test_an_address_that_leads_elsewhere_is_refused(library: bytes, field: int, address: int) -> None:
+def test_an_address_outside_the_right_segment_is_refused(library: bytes, field: int, address: int) -> None:
     # given a library whose note points to its headers, its data, or nowhere
     changed = bytearray(library)
     struct.pack_into("<Q", changed, note_offset(library) + 8 * field, address)
@@ -119,14 +119,14 @@ def test_a_location_in_data_and_a_semaphore_in_code_are_refused(library: bytes) 
             read_probes(io.BytesIO(bytes(changed)), "level_zero", ("launch_kernel",))
 
 
-def test_broken_libraries_give_one_kind_of_error(library: bytes) -> None:
-    # given every truncation at a stride, and flipped bytes in the headers
+def test_broken_libraries_raise_probe_error(library: bytes) -> None:
+    # given truncations, and flipped bytes in the headers
     cases = [library[:length] for length in range(0, len(library), 509)]
     for position in [*range(4, 64), *range(len(library) - 1000, len(library), 7)]:
         changed = bytearray(library)
         changed[position] ^= 0xFF
         cases.append(bytes(changed))
-    # when, then nothing but ProbeError comes out
+    # when, then ProbeError is the only error
     for case in cases:
         with contextlib.suppress(ProbeError):
             read_probes(io.BytesIO(case), "level_zero", ("launch_kernel",))

@@ -70,7 +70,7 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (tmp_path / path).touch()
     without_own_headers(monkeypatch)
     monkeypatch.setattr(headers, "_split_headers", lambda: (tmp_path / "flavour", tmp_path / "common"))
-    monkeypatch.setattr(headers, "_is_roots", lambda folder: True)
+    monkeypatch.setattr(headers, "_belongs_to_root", lambda folder: True)
     monkeypatch.setenv("BCC_KERNEL_SOURCE", "/somewhere/else")
     private = tmp_path / "private"
     private.mkdir()

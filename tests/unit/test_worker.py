@@ -1,4 +1,4 @@
-"""What a child process gets and does not get, and what becomes of it and of what it started."""
+"""Workers: what they inherit, and how they and their own children end."""
 
 import json
 import os
@@ -20,7 +20,7 @@ LONGEST_S = 120.0
 
 @pytest.fixture
 def run(tmp_path):
-    """Starts a child that runs a script."""
+    """Returns a function that starts a worker with a script."""
     started = []
 
     def start(source, *arguments, **how):
@@ -35,7 +35,7 @@ def run(tmp_path):
 
 
 def told(run, source, **how):
-    """What a script prints as JSON."""
+    """Runs a script in a worker, and returns the JSON that it prints."""
     with tempfile.TemporaryFile() as output:
         worker = run(source, output=output, errors=None, **how)
         assert worker.wait(LONGEST_S)
@@ -54,8 +54,8 @@ print(json.dumps({"files": files, "stdin": os.readlink("/proc/self/fd/0"), "envi
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_child_has_what_it_is_given_and_nothing_else(run, tmp_path, monkeypatch, bare):
-    # given a process with an environment and open files that children would inherit
+def test_a_worker_inherits_only_what_it_is_given(run, tmp_path, monkeypatch, bare):
+    # given a process with an environment and inheritable open files
     monkeypatch.setenv("SECRET", "1")
     secret, given = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("secret", "given"))
     os.set_inheritable(secret, True)
@@ -65,13 +65,13 @@ def test_a_child_has_what_it_is_given_and_nothing_else(run, tmp_path, monkeypatc
     # then
     assert child["files"] == {str(given): str(tmp_path / "given")}
     assert child["stdin"] == "/dev/null"
-    assert set(child["environment"]) <= {"GIVEN", "LC_CTYPE"}  # Python sets the second one where there is no locale
+    assert set(child["environment"]) <= {"GIVEN", "LC_CTYPE"}  # Python sets the second one if there is no locale
     assert child["session"], "Ctrl-C in a terminal would reach it"
     assert child["folder"] == "/"
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_neither_environment_nor_folder_change_what_a_child_imports(run, tmp_path, monkeypatch, bare):
+def test_environment_and_working_directory_do_not_change_imports(run, tmp_path, monkeypatch, bare):
     (tmp_path / "json.py").write_text("raise SystemExit('mine')")
     (tmp_path / "runpy.py").write_text("raise SystemExit('mine')")
     planted = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py"), "PYTHONHOME": str(tmp_path)}
@@ -79,7 +79,7 @@ def test_neither_environment_nor_folder_change_what_a_child_imports(run, tmp_pat
     assert str(tmp_path) not in child["path"]
 
 
-def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(run, tmp_path, monkeypatch):
+def test_a_worker_has_this_process_s_sys_path_and_a_bare_one_only_our_package(run, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     assert told(run, STATE)["path"][0] == str(tmp_path / "elsewhere")
@@ -89,7 +89,7 @@ def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(
     assert not {"site", "numpy", "subprocess"} & set(bare["modules"])
 
 
-def test_messages_take_open_files_along(run, tmp_path):
+def test_messages_can_include_open_files(run, tmp_path):
     worker = run(
         """
 import json, os, socket
@@ -117,7 +117,7 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
         worker.send({})
 
 
-def test_how_it_ended_and_what_it_took(run):
+def test_status_and_cpu_time_of_an_ended_worker(run):
     worker = run("import time\nwhile time.process_time() < 0.1: pass\nraise SystemExit(3)")
     assert worker.wait(LONGEST_S)
     assert worker.has_ended()
@@ -125,11 +125,11 @@ def test_how_it_ended_and_what_it_took(run):
     assert 0.1 <= worker.cpu_seconds == worker.cpu_seconds_so_far()
     worker.close()
     assert worker.status == 3
-    with pytest.raises(ChildProcessError):  # it is not even a zombie
+    with pytest.raises(ChildProcessError):  # it has been reaped
         os.waitpid(worker.pid, os.WNOHANG)
 
 
-def test_nobody_waits_longer_than_he_says(run, within):
+def test_a_wait_has_a_time_limit(run, within):
     worker = run("import time\nwhile True: pass")
     with within(1):
         assert not worker.wait(0.05)
@@ -145,7 +145,7 @@ STARTS = "import os, subprocess, sys\nprint(subprocess.Popen(['sleep', '600']).p
 
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
-def test_what_it_started_ends_with_it(run, ends):
+def test_processes_of_a_worker_end_with_it(run, ends):
     with tempfile.TemporaryFile() as output:
         worker = run(STARTS + ("" if ends == "by itself" else "while True: pass"), output=output)
         deadline = time.monotonic() + LONGEST_S
@@ -168,7 +168,7 @@ def is_running(pid):
         return False
 
 
-def test_without_room_for_a_process_nothing_stays_open(monkeypatch):
+def test_a_worker_that_cannot_be_started_leaves_no_descriptors(monkeypatch):
     def refuse(*_, **__):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
