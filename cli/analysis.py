@@ -50,11 +50,11 @@ def open_report(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import ReportOptions
-    from iaprof.symbols.names.cpu_frames import Look
+    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    wanted = ReportOptions(choice.selection, interval_s, Look(choice.inlines, lines, interpreter), texts)
+    wanted = ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, lines, interpreter), texts)
     with GpuModuleLoader() as modules, show_joining(reader.stall_records) as progress:
         yield build_parts(reader, modules, wanted, symbol_options(choice), progress)
 
@@ -96,13 +96,13 @@ def open_export(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of
-    from iaprof.symbols.names.cpu_frames import Look
+    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     folders = SourceFiles(source_dirs)
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
-    wanted = ReportOptions(choice.selection, interval, Look(choice.inlines, lines, interpreter))
+    wanted = ReportOptions(choice.selection, interval, FrameOptions(choice.inlines, lines, interpreter))
     if stack_options.waits:
         waits = waits_of(reader, wanted, symbol_options(choice)).as_samples()
         yield Export(empty_profile(), about(reader), interval, cpu=waits), None

@@ -2,11 +2,12 @@
 
 A file may be anybody's and of any size. It is never read as a whole: each table is read when somebody asks for it, so
 that a damaged one costs what depends on it and nothing else, and never more of it than the limits below. Only 64-bit
-little-endian files are read. Whole symbol tables are NumPy's (symbols.elf), DWARF is pyelftools' (report.gpu_frames).
+little-endian files are read. symbols/files/elf.py reads whole symbol tables with NumPy, report/gpu/frames.py DWARF with
+pyelftools.
 
-This imports neither: the children that read strangers' files have to stay small, and pyelftools takes 3 ms to find a
-section of the C library. Sources: System V ABI 4.1 and gABI 4.2, elf.h; DT_GNU_HASH as the dynamic linkers of glibc
-and musl read it.
+This module imports neither: the children that read strangers' files have to stay small, and pyelftools takes 3 ms to
+find a section of the C library. Sources: System V ABI 4.1 and gABI 4.2, elf.h; DT_GNU_HASH as the dynamic linkers of
+glibc and musl read it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Zebins: the ELF files with a GPU module's kernels, as the compiler writes them and as the driver loads them.
 
-This names kernels and hands out their code. Lines and inlined functions (DWARF) are report.gpu_frames' work,
-instructions report.decoder's. The file may come from anyone: all that it declares is checked before use, and the work
-and memory that reading takes are bounded by its length.
-formats.elf says where ELF has what; what is Intel's own is in compute-runtime's
+This module names kernels and hands out their code. report/gpu/frames.py reads lines and inlined functions (DWARF),
+report/gpu/decoder.py decodes instructions. The file may come from anyone: all that it declares is checked before use,
+and the work and memory that reading takes are bounded by its length.
+formats/elf.py has the layout of ELF files; what is Intel's own is in compute-runtime's
 shared/source/device_binary_format/zebin and shared/source/debugger (the debug form).
 """
 

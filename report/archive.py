@@ -23,9 +23,9 @@ from iaprof.report.join.selection import Selection
 from iaprof.report.profile import build
 from iaprof.report.redaction import Redaction, redacted_header
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.calls import Needed
+from iaprof.symbols.names.calls import StackAddresses
 from iaprof.symbols.names.modules import ModuleKind
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.write_names import Progress, write_names
 
 _NAMES = ("module", "symbol")
@@ -42,7 +42,7 @@ class Archived:
 def archive(
     capture: CaptureReader,
     output: Path,
-    open_symbolizer: Callable[[CaptureReader], AbstractContextManager[Naming]],
+    open_symbolizer: Callable[[CaptureReader], AbstractContextManager[Symbolizer]],
     progress: Progress,
     redact: bool,
     keep_kernels: bool,
@@ -83,13 +83,13 @@ def archive(
 def _write(
     capture: CaptureReader,
     writer: CaptureWriter,
-    symbolizer: Naming,
+    symbolizer: Symbolizer,
     progress: Progress,
     redact: bool,
     keep_kernels: bool,
 ) -> dict[str, Any]:
     """Writes the rows of one part; returns its header."""
-    needed = Needed()
+    needed = StackAddresses()
     for table in capture.tables("stack"):
         needed.add(table)
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))

@@ -13,10 +13,10 @@ from iaprof.symbols.files.debuginfod import Debuginfod
 from iaprof.symbols.files.kallsyms import KernelSymbols
 from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.generated import GeneratedCode
-from iaprof.symbols.names.in_turn import InTurn
 from iaprof.symbols.names.local_files import LocalFiles
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.rows import CaptureNames
+from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
 from iaprof.symbols.names.this_boot import ThisBoot
 
 
@@ -32,7 +32,7 @@ class SymbolOptions:
 @contextlib.contextmanager
 def open_symbolizer(
     capture: CaptureReader, symbol_options: SymbolOptions, everything: bool = False
-) -> Iterator[Naming]:
+) -> Iterator[Symbolizer]:
     """Opens the symbolizer chain.
 
     Args:
@@ -49,7 +49,7 @@ def open_symbolizer(
     with contextlib.ExitStack() as opened:
         binaries = opened.enter_context(Binaries())
         generated = opened.enter_context(GeneratedCode())
-        found: list[Naming] = [CaptureNames(capture)]
+        found: list[Symbolizer] = [CaptureNames(capture)]
         if symbol_options.kallsyms is not None:
             found.append(_kallsyms(symbol_options.kallsyms))
         found.append(
@@ -58,7 +58,7 @@ def open_symbolizer(
             )
         )
         found.append(ThisBoot(capture.header, binaries, generated))
-        yield InTurn(found)
+        yield SymbolizerChain(found)
 
 
 def _kallsyms(path: Path) -> KernelSymbols:

@@ -28,8 +28,8 @@ from iaprof.report.join.selection import Selection, begun_ns
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.views.gauges import gauges
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.cpu_frames import CpuFrames, Look
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.cpu_frames import CpuFrames, FrameOptions
+from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.rows import CaptureNames
 
 
@@ -39,7 +39,7 @@ class ReportOptions:
 
     selection: Selection = Selection()  # noqa: RUF009 (it is frozen)
     interval_s: float = 0.0  # the length of an interval; 0: a single interval
-    look: Look = Look()  # noqa: RUF009 (it is frozen)
+    frame_options: FrameOptions = FrameOptions()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # read the text of GPU instructions
     start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
     merged: bool = False  # put each kernel's instructions into one row
@@ -49,7 +49,7 @@ def build(
     capture: CaptureReader,
     loader: GpuModuleLoader,
     options: ReportOptions = ReportOptions(),
-    symbolizer: Naming | None = None,
+    symbolizer: Symbolizer | None = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Report:
     """Reads, joins and symbolizes a capture.
@@ -73,7 +73,7 @@ def _build(
     capture: CaptureReader,
     loader: GpuModuleLoader,
     options: ReportOptions,
-    symbolizer: Naming | None,
+    symbolizer: Symbolizer | None,
     progress: Callable[[int], None],
     helper: Helper | None,
 ) -> Report:
@@ -97,7 +97,7 @@ def _build(
     joined, facts.records = join(capture, task, helper, progress)
     return_free_memory()
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
-    cpu = _frames(capture, joined, placed, options.look, symbolizer or CaptureNames(capture))
+    cpu = _frames(capture, joined, placed, options.frame_options, symbolizer or CaptureNames(capture))
     if selection.python is not None:
         matches = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
         joined = joined.only(np.array(matches, bool)[joined.site])
@@ -149,13 +149,16 @@ def _selected(
     return replace(joined, counts=counts, alone=alone).only(keep)
 
 
-def _frames(capture: CaptureReader, joined: Joined, placed: Placed, look: Look, symbolizer: Naming) -> CpuFrames:
+def _frames(
+    capture: CaptureReader, joined: Joined, placed: Placed, frame_options: FrameOptions, symbolizer: Symbolizer
+) -> CpuFrames:
     """Symbolizes the launch stacks of the joined sites."""
     sites = np.unique(joined.site).tolist()
     ids = sorted({placed.sites[site].stack for site in sites} - {0})
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     codes = capture.table("python_code")
-    return CpuFrames(capture.stacks(np.array(ids, np.uint64)), spaces, symbolizer, look, capture.has_cut_stacks, codes)
+    stacks = capture.stacks(np.array(ids, np.uint64))
+    return CpuFrames(stacks, spaces, symbolizer, frame_options, capture.has_cut_stacks, codes)
 
 
 def _weights(joined: Joined, placed: Placed, totals: NDArray[np.int64]) -> dict[int, int]:

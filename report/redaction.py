@@ -26,7 +26,7 @@ from iaprof.formats.imports.iaprof_lines import truncated_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION
 from iaprof.symbols.unwind.stack_ends import BEGINNINGS
 
@@ -128,7 +128,7 @@ class Redaction:
             _HIGHEST
         )
 
-    def module(self, module: Module, named: Named) -> tuple[Module, Named]:
+    def module(self, module: Module, named: Symbolized) -> tuple[Module, Symbolized]:
         """Redacts a module and its names, for `module` and `symbol` rows."""
         names = named.names
         if module.kind is ModuleKind.KERNEL:
@@ -146,7 +146,7 @@ class Redaction:
         redacted = Module(module.kind, redacted_path(module.path), build_id, 0, module.pid)
         problem = "redacted" if named.problem else ""
         source = "redacted" if named.source else ""
-        return redacted, Named(names, source, problem, named.frame_pointers, named.outermost, named.no_calls)
+        return redacted, Symbolized(names, source, problem, named.frame_pointers, named.outermost, named.no_calls)
 
 
 def redacted_header(header: dict[str, Any]) -> dict[str, Any]:

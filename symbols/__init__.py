@@ -1,1 +1,1 @@
-"""Names for the addresses of CPU stacks: what was mapped where, and what files, generated code and the kernel say."""
+"""Symbolizes and unwinds CPU code: names of addresses, and the callers of frames."""

@@ -22,10 +22,10 @@ def symbol_source_lines(modules: Sequence[CpuModule]) -> Iterator[str]:
         return
     yield f"{'SAMPLES':>8} {'UNNAMED':>8}  FILE"
     for row in modules:
-        module, named = row.names.module, row.names.named
+        module, symbolized = row.names.module, row.names.symbolized
         where = module.path or f"no mapping of process {module.pid}"
         count = f"{len(row.names.rows):,} of {row.names.addresses:,} addresses named"
         yield clean(f"{row.share:8.1%} {row.unnamed:8.1%}  {where}")
-        for what in (count + (f", from {named.source}" if named.source else ""), named.problem):
+        for what in (count + (f", from {symbolized.source}" if symbolized.source else ""), symbolized.problem):
             if what:
                 yield clean(f"{'':19}{what}")

@@ -36,12 +36,14 @@ def top_waits(capture: Path, choice: SelectionOptions, limit: int, interval_s: f
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import entries, waits_of
-    from iaprof.symbols.names.cpu_frames import Look
+    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     waits = waits_of(
-        reader, ReportOptions(choice.selection, interval_s, Look(choice.inlines, False, False)), symbol_options(choice)
+        reader,
+        ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, False, False)),
+        symbol_options(choice),
     )
     if not interval_s:
         found = entries(waits, limit)

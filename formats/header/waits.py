@@ -49,7 +49,7 @@ WAITING = np.dtype(
         *((name, "<u4") for name in ("pid", "flags", "which", "function")),
     ]
 )
-"""`struct waiting` of bpf/waits.c: a thread's current wait; the map's key is the thread id (uint32)."""
+"""`struct waiting` of bpf/c/waits.c: a thread's current wait; the map's key is the thread id (uint32)."""
 
 SITE_KEY = np.dtype([("returns_to", "<u8"), ("slot", "<u8"), ("tid", "<u4"), ("which", "<u4")])
 SITE = np.dtype(
@@ -59,7 +59,7 @@ SITE = np.dtype(
         ("comm", "S16"),
     ]
 )
-"""`struct site_key` and `struct site` of bpf/waits.c: short waits by thread and call site."""
+"""`struct site_key` and `struct site` of bpf/c/waits.c: short waits by thread and call site."""
 
 
 class WaitFlags(IntFlag):

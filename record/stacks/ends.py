@@ -14,7 +14,7 @@ from iaprof.formats.header.whole_stacks import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, Ends
 from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
 
 _AT_ONCE = 1 << 20  # rows of counts that wait to be added up
@@ -109,7 +109,7 @@ class StackEnds:
     def __init__(self) -> None:
         self.launches, self.cpu_samples = Counted(), Counted()
         self._stacks: list[_Stacks] = []
-        self._named: dict[tuple[object, ...], Named] = {}
+        self._named: dict[tuple[object, ...], Symbolized] = {}
         self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
 
     def stacks(
@@ -150,7 +150,7 @@ class StackEnds:
         for module, parts in found.values():
             yield module, np.unique(np.concatenate(parts))
 
-    def completed(self, module: Module, named: Named) -> Named:
+    def completed(self, module: Module, named: Symbolized) -> Symbolized:
         """Keeps what was found of a module, and gives it."""
         self._named[module.identity] = named
         self._outermost[module.identity] = frozenset(() if named.outermost is None else named.outermost.tolist())

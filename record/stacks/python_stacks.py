@@ -22,7 +22,7 @@ from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, Py
 from iaprof.record.stacks.stack_ids import StackIds
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.python.locations import lines_of
-from iaprof.symbols.python.texts import TextError, bytes_of, said, text_of, type_of
+from iaprof.symbols.python.texts import TextError, bytes_of, text_of, type_of, with_ellipsis
 
 MOST_CODES = 1 << 18  # distinct ones
 MOST_COPIED = 1 << 20  # of code objects, those that exec made at the same addresses included
@@ -220,7 +220,7 @@ class PythonStacks:
                 continue
             layout = interpreter.layout
             try:
-                texts = said(text_of(name, layout)), said(text_of(file, layout))
+                texts = with_ellipsis(text_of(name, layout)), with_ellipsis(text_of(file, layout))
                 content, length = bytes_of(table, layout)
             except TextError:
                 continue

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.probes.driver_layout import Layout, LayoutError, find_layout
 from iaprof.symbols.names.binaries import Binaries, BinaryError
-from iaprof.symbols.names.names import Frame, Named, Names
+from iaprof.symbols.names.names import Frame, Names, Symbolized
 
 
 def with_entry_names(
-    named: Named, binaries: Binaries, file: int, build_id: bytes | None, addresses: NDArray[np.uint64]
-) -> Named:
+    named: Symbolized, binaries: Binaries, file: int, build_id: bytes | None, addresses: NDArray[np.uint64]
+) -> Symbolized:
     """Adds the names of entry points to what was found in a file, for addresses without a name.
 
     Args:

@@ -13,16 +13,16 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.record.stacks.ends import StackEnds
 from iaprof.record.symbolize.mapped_files import MappedFiles
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.calls import Needed
+from iaprof.symbols.names.calls import StackAddresses
 from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 
 
 class ForSymbols:
     """What is needed to name the stacks of one recording."""
 
     def __init__(self) -> None:
-        self.needed = Needed()
+        self.needed = StackAddresses()
         self.header: dict[str, Any] = {}
         self.files = MappedFiles()
         self.roots: dict[int, str] = {}  # of processes whose root is not ours: see Roots
@@ -37,7 +37,7 @@ class ForSymbols:
         elif kind in self._rows:
             self._rows[kind].append(rows)
 
-    def completed(self, module: Module, named: Named) -> tuple[Module, Named]:
+    def completed(self, module: Module, named: Symbolized) -> tuple[Module, Symbolized]:
         """A named module as it is written."""
         return module, self.ends.completed(module, named)
 

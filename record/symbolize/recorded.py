@@ -15,7 +15,7 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.record.symbolize.needed import FinishStacks, ForSymbols
 from iaprof.symbols.names.which import Symbols
-from iaprof.symbols.names.write_names import Patience, Progress, write_names
+from iaprof.symbols.names.write_names import Cancellation, Progress, write_names
 
 _NICE = 19
 
@@ -61,17 +61,17 @@ def recorded_symbols(
         spaces = recorded.spaces
         modules = list(recorded.needed.modules(spaces))
 
-        patience = Patience()
+        cancellation = Cancellation()
 
         def skip(_number: int, _frame: FrameType | None) -> None:
-            patience.end()
+            cancellation.cancel()
 
         roots: dict[int, int | str] = {**recorded.roots, **(kept or {})}
         everything = which is Symbols.ALL
         with RecordedNaming(recorded.header, spaces, mappings, processes, everything, recorded.files, roots) as naming:
             previous = signal.signal(signal.SIGINT, skip)
             try:
-                counts = write_names(writer, modules, naming, progress, patience, recorded.completed)
+                counts = write_names(writer, modules, naming, progress, cancellation, recorded.completed)
             finally:
                 signal.signal(signal.SIGINT, previous)
         return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}

@@ -34,7 +34,7 @@ from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
 from iaprof.symbols.names.boot import is_same_boot
 from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.names.this_boot import ThisBoot
 
 _MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
@@ -46,7 +46,7 @@ _SYSTEM = (Path("/"),)  # below which debug files are looked for
 
 
 class RecordedNaming(Closing):
-    """A Naming for the end of a recording; also a context manager."""
+    """A Symbolizer for the end of a recording; also a context manager."""
 
     def __init__(
         self,
@@ -93,29 +93,29 @@ class RecordedNaming(Closing):
         """Ends the child processes."""
         self._opened.close()
 
-    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
-        """See Naming."""
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
+        """See Symbolizer."""
         pids = self._processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
         uid = self._rights(pids[0] if pids else 0).uid
         if self._spent[uid] > _USER_SECONDS:
-            return Named(problem="other files of its user took too long to read")
+            return Symbolized(problem="other files of its user took too long to read")
         begun = time.monotonic()
         try:
             return self._name(module, addresses, times)
         finally:
             self._spent[uid] += time.monotonic() - begun
 
-    def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+    def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
         try:
             if module.kind is ModuleKind.FILE:
                 return self._name_file(module, addresses)
             if not self._is_here:
-                return Named(problem="this machine was restarted after the recording, or is another one")
+                return Symbolized(problem="this machine was restarted after the recording, or is another one")
             if module.kind is ModuleKind.GENERATED:
                 return self._name_generated(module.pid, addresses, times)
-            return self._this_boot.name(module, addresses, times) or Named(problem="the recorder has no vDSO")
+            return self._this_boot.name(module, addresses, times) or Symbolized(problem="the recorder has no vDSO")
         except (IaprofError, OSError) as error:
-            return Named(problem=str(error))
+            return Symbolized(problem=str(error))
 
     # Files
 
@@ -128,13 +128,13 @@ class RecordedNaming(Closing):
                 return os.dup(file)
         return None
 
-    def _name_file(self, module: Module, addresses: NDArray[np.uint64]) -> Named:
+    def _name_file(self, module: Module, addresses: NDArray[np.uint64]) -> Symbolized:
         problems: dict[str, None] = {}
         for file, facts in self._files_of(module, problems):
             with self._debug_file(module, facts) as debug:
                 named = self._binaries.name(file, addresses, debug, self._everything)
             return with_entry_names(named, self._binaries, file, facts.build_id, addresses)
-        return Named(problem="; ".join(problems) or f"{module.path} cannot be opened")
+        return Symbolized(problem="; ".join(problems) or f"{module.path} cannot be opened")
 
     def _files_of(self, module: Module, problems: dict[str, None]) -> Iterator[tuple[int, Facts]]:
         """Open files that are the module's."""
@@ -204,13 +204,13 @@ class RecordedNaming(Closing):
 
     # Code that processes made
 
-    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named:
+    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
         rights = self._rights(pid)
         lives = os.path.exists(f"/proc/{pid}")
         ns_pid = self._described.get(pid, {}).get("ns_pid")
         below = None if lives else self._roots.get(pid) or None
         if ns_pid and not lives and below is None:  # what has its map's name here is another process's
-            return Named(problem=f"process {pid} is gone, and its container's files with it")
+            return Symbolized(problem=f"process {pid} is gone, and its container's files with it")
         inside = ns_pid or pid  # the process calls its map by its own number
         # The map is the process's own word: it must be its user's, or another user could write what it likes.
         name = f"/tmp/perf-{inside}.map"  # noqa: S108
@@ -222,7 +222,7 @@ class RecordedNaming(Closing):
             dumps += [dump] if isinstance(dump, int) else []
         try:
             if perf_map is None and not dumps:
-                return Named(problem=f"process {pid} has no perf map: {found}")
+                return Symbolized(problem=f"process {pid} has no perf map: {found}")
             return self._generated.name(perf_map, dumps, addresses, times)
         finally:
             for fd in (*dumps, *(() if perf_map is None else (perf_map,))):

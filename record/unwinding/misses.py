@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
 from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
-from iaprof.symbols.unwind.finishing import Copy, Finished
-from iaprof.symbols.unwind.walk import PAGE, Found
+from iaprof.symbols.unwind.finishing import Finished, StackCopy
+from iaprof.symbols.unwind.walk import PAGE, HowFound
 
 MOST_FAILURES = 2  # of the child that finishes stacks, over those of one process
 
@@ -54,15 +54,15 @@ class Miss:
         """How many addresses are wanted, of `depth` in all."""
         return depth if self.is_from_the_top else depth - int(self.record["depth"]) + 1
 
-    def copy(self) -> Copy:
+    def copy(self) -> StackCopy:
         """What the walk goes on from."""
         record = self.record
         if self.is_from_the_top:
             registers = dict(zip(_START, record["start"].tolist(), strict=True))
-            return Copy(registers, Found.INTERRUPTED, self.pages)
+            return StackCopy(registers, HowFound.INTERRUPTED, self.pages)
         ip, sp, bp = (int(record[name]) for name in ("ip", "sp", "bp"))
-        found = Found.INTERRUPTED if record["is_exact"] else Found.BY_RULE
-        return Copy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
+        found = HowFound.INTERRUPTED if record["is_exact"] else HowFound.BY_RULE
+        return StackCopy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
 
     def finished(self, finished: Finished, depth: int) -> list[bytes]:
         """This stack when it is finished: a record of stack_dtype(depth), and before it PYTHON_STACK if that helps."""
@@ -74,8 +74,8 @@ class Miss:
         if not self.is_from_the_top:
             record["walked"] |= np.uint64(int(self.record["depth"]) - 1 << KEPT_SHIFT)
         record["ips"][: len(finished.ips)] = np.array(finished.ips, np.uint64)
-        record["guessed"] = _bits(finished, Found.BY_GUESS)
-        record["interrupted"] = _bits(finished, Found.INTERRUPTED)
+        record["guessed"] = _bits(finished, HowFound.BY_GUESS)
+        record["interrupted"] = _bits(finished, HowFound.INTERRUPTED)
         if not self.record["has_python"]:
             return [record.tobytes()]
         frames = np.zeros((), PYTHON_STACK)
@@ -131,7 +131,7 @@ class Waiting:
         return min((miss.since for queue in self._of.values() for miss in queue), default=math.inf)
 
 
-def _bits(finished: Finished, wanted: Found) -> NDArray[np.uint64]:
+def _bits(finished: Finished, wanted: HowFound) -> NDArray[np.uint64]:
     marked = np.zeros(MAX_DEPTH, bool)
-    marked[: len(finished.found)] = np.array(finished.found) == wanted
+    marked[: len(finished.how_found)] = np.array(finished.how_found) == wanted
     return np.packbits(marked, bitorder="little").view(np.uint64)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.placements import Placed
-from iaprof.symbols.names.layers import Layers
+from iaprof.symbols.names.segment_tree import SegmentTree
 
 _MAX_ENTRIES = 1 << 24  # placements, summed over all cells: honest captures have a few for each address
 NOWHERE = 0
@@ -92,9 +92,9 @@ class Cells:
         """Makes cells of one placement each, the one that begins last: for captures with absurdly many overlaps."""
         ends = np.append(self._bounds, 0)[self._high]
         by_start = np.argsort(self.first, kind="stable")
-        layers = Layers(self.first, ends, np.arange(len(by_start), dtype=np.uint64), by_start)
-        starts = layers.pieces(self._bounds[range_ids - 1])
-        last = by_start[layers.last(starts, np.full(len(range_ids), len(by_start), np.uint64))]
+        tree = SegmentTree(self.first, ends, np.arange(len(by_start), dtype=np.uint64), by_start)
+        segments = tree.segments(self._bounds[range_ids - 1])
+        last = by_start[tree.last(segments, np.full(len(range_ids), len(by_start), np.uint64))]
         for number, placement in zip(range_ids.tolist(), last.tolist(), strict=True):
             inside = self._low[placement] < number <= self._high[placement]
             self._range_cell[number] = self._add(np.array([placement])) if inside else NOWHERE

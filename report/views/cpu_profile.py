@@ -16,13 +16,13 @@ from iaprof.report.join.selection import begun_ns
 from iaprof.report.profile import ReportOptions
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.names import Symbolizer
 
 _COLUMNS = ("time_ns", "pid", "tid", "stack", "kernel_stack")
 _ROWS_AT_ONCE = 1 << 20
 
 
-def build_cpu(capture: CaptureReader, symbolizer: Naming, options: ReportOptions) -> CpuSamples:
+def build_cpu(capture: CaptureReader, symbolizer: Symbolizer, options: ReportOptions) -> CpuSamples:
     """Counts and symbolizes the CPU samples that the selection's times, processes and Python functions keep.
 
     Args:
@@ -40,7 +40,12 @@ def build_cpu(capture: CaptureReader, symbolizer: Naming, options: ReportOptions
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     spaces = AddressSpaces(capture.table("mapping"), processes)
     cpu = CpuFrames(
-        capture.stacks(ids), spaces, symbolizer, options.look, capture.has_cut_stacks, capture.table("python_code")
+        capture.stacks(ids),
+        spaces,
+        symbolizer,
+        options.frame_options,
+        capture.has_cut_stacks,
+        capture.table("python_code"),
     )
     launches = [
         Launch(names.get(pid_, ""), pid_, cpu.frames(user), cpu.frames(kernel), origins=cpu.origins(user))

@@ -141,7 +141,7 @@ def _matching_stacks(part: CaptureReader, options: ReportOptions, symbol_options
     spaces = AddressSpaces(part.table("mapping"), part.table("process"))
     with open_symbolizer(part, symbol_options) as names:
         codes = part.table("python_code")
-        cpu = CpuFrames(part.stacks(ids), spaces, names, options.look, part.has_cut_stacks, codes)
+        cpu = CpuFrames(part.stacks(ids), spaces, names, options.frame_options, part.has_cut_stacks, codes)
     return np.array([id_ for id_ in ids.tolist() if options.selection.matches_stack(cpu.frames(id_))], np.uint64)
 
 

@@ -23,7 +23,7 @@ from iaprof.report.views.cpu_profile import process_names
 from iaprof.report.views.launchers import launcher
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.names import Symbolizer
 
 _COLUMNS = ("time_ns", "end_ns", "waited_ns", "count", "pid", "tid", "function", "handle", "stack", "flags")
 _NS_A_US = 1000
@@ -81,7 +81,7 @@ def waits_of(capture: CaptureReader, options: ReportOptions, symbol_options: Sym
     return _concatenated(found)
 
 
-def _waits_of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOptions, host: str) -> Waits:
+def _waits_of_part(capture: CaptureReader, symbolizer: Symbolizer, options: ReportOptions, host: str) -> Waits:
     processes = capture.table("process")
     names = process_names(processes)
     texts: dict[str | None, int] = {}
@@ -93,7 +93,7 @@ def _waits_of_part(capture: CaptureReader, symbolizer: Naming, options: ReportOp
         capture.stacks(np.unique(stack[first])),
         spaces,
         symbolizer,
-        options.look,
+        options.frame_options,
         capture.has_cut_stacks,
         capture.table("python_code"),
     )

@@ -1,1 +1,1 @@
-"""What is read of ELF files, debug information, perf maps and the kernel's symbols."""
+"""Reads ELF files, debug information, perf maps, jitdumps and the Linux kernel's symbols."""

@@ -1,7 +1,7 @@
-"""What was read of debug information, kept in files under XDG_CACHE_HOME/iaprof/symbols.
+"""Caches tables of debug information in files under XDG_CACHE_HOME/iaprof/symbols.
 
-A file is named by the build-id and the identity of the file that it was read from: who forges a build-id gets names of
-a cache of their own. The folder is the user's alone, and one that is not is left alone.
+The name of a file has the build-id and the identity (inode, times, size) of the file that was read, so that a file with
+a forged build-id does not get another file's tables. A folder that others may write to is not used.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_BYTES = 1 << 30  # of all files; the ones that were used longest ago go first
-_FORMAT = 1  # of what is kept
+MOST_BYTES = 1 << 30  # of all files; the least recently used ones are deleted first
+_FORMAT = 1  # of the tables
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-def usual_folder() -> Path | None:
-    """Where caches are kept by default; None where there is no home."""
+def default_folder() -> Path | None:
+    """Returns the default folder; None if the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(os.environ.get("HOME", ""), ".cache")
@@ -29,20 +29,20 @@ def usual_folder() -> Path | None:
 
 
 def key_of(build_id: bytes | None, status: os.stat_result) -> str:
-    """What a file's cache is called."""
+    """Returns the key of a file's tables."""
     identity = (_FORMAT, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
     return f"{(build_id or b'').hex()[:40]}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"
 
 
 class Cache:
-    """Files of a few parts each. Where they cannot be kept, files without a name take their place."""
+    """Tables of debug information, each in a few parts, a file per part. Without a usable folder nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         """Touches nothing yet."""
         self._path = folder
 
     def find(self, key: str, parts: int) -> list[int] | None:
-        """Open files for reading, one for each part; None where not all of them are kept."""
+        """Opens the files of all parts for reading; returns None if one of them is missing."""
         with self._opened(make=False) as folder:
             if folder is None:
                 return None
@@ -63,11 +63,11 @@ class Cache:
 
     @staticmethod
     def new_file() -> int:
-        """An open file without a name, to be filled."""
+        """Opens an empty file in memory, to be filled."""
         return os.memfd_create("iaprof symbols", os.MFD_CLOEXEC)
 
     def keep(self, key: str, files: list[int]) -> None:
-        """Keeps what is in filled files, as far as that goes: where it does not, it will be read again."""
+        """Copies filled files into the folder. If that fails, they will be made again next time."""
         with self._opened(make=True) as folder, contextlib.suppress(OSError):
             if folder is None or sum(os.fstat(file).st_size for file in files) > MOST_BYTES // 4:
                 return
@@ -76,7 +76,7 @@ class Cache:
             _evict(folder)
 
     def forget(self, key: str, parts: int) -> None:
-        """Deletes what is kept under a key."""
+        """Deletes the files of a key."""
         with self._opened(make=False) as folder:
             for part in range(parts if folder is not None else 0):
                 with contextlib.suppress(OSError):
@@ -84,16 +84,16 @@ class Cache:
 
     @contextlib.contextmanager
     def _opened(self, make: bool) -> Iterator[int | None]:
-        """The folder's descriptor, None where there is none that is ours alone."""
+        """Yields the folder's descriptor; None if there is no folder that only this user can write to."""
         folder = None
         try:
             if self._path is not None:
-                if make and _ours(self._path) and not _is_led_away(str(self._path.resolve()), self._path):
+                if make and _is_ours(self._path) and not _is_redirected(str(self._path.resolve()), self._path):
                     self._path.mkdir(0o700, parents=True, exist_ok=True)
                 folder = os.open(self._path, _FOLDER)
                 status = os.fstat(folder)
-                led_away = _is_led_away(os.readlink(f"/proc/self/fd/{folder}"), self._path)
-                if led_away or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                is_redirected = _is_redirected(os.readlink(f"/proc/self/fd/{folder}"), self._path)
+                if is_redirected or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                     os.close(folder)
                     folder = None
         except OSError:
@@ -109,15 +109,15 @@ def _name(key: str, part: int, parts: int) -> str:
     return f"{key}.{part}of{parts}"
 
 
-def _ours(path: Path) -> bool:
-    """Whether the next folder on the way that exists is ours: root makes no folders in anybody's home."""
+def _is_ours(path: Path) -> bool:
+    """Tells whether the nearest existing parent folder is ours: root must not make folders in another user's home."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path.stat().st_uid == os.geteuid()
 
 
-def _is_led_away(real: str, path: Path) -> bool:
-    """Whether links, in a home that sudo kept, lead root to where its own files are."""
+def _is_redirected(real: str, path: Path) -> bool:
+    """Tells whether links on the path lead root elsewhere: sudo may keep HOME, whose owner may link to root's files."""
     return os.geteuid() == 0 and real != os.path.normpath(path)
 
 
@@ -138,10 +138,10 @@ def _copy(file: int, folder: int, name: str) -> None:
 
 
 def _evict(folder: int) -> None:
-    """Deletes the files that were used longest ago, until the rest is within bounds."""
+    """Deletes the least recently used files until the rest has at most MOST_BYTES."""
     with os.scandir(folder) as entries:
         files = [(entry.stat(follow_symlinks=False), entry.name) for entry in entries]
-    files.sort(key=lambda each: each[0].st_mtime_ns, reverse=True)
+    files.sort(key=lambda file: file[0].st_mtime_ns, reverse=True)
     total = 0
     for status, name in files:
         total += status.st_size

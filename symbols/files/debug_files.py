@@ -1,7 +1,7 @@
-"""Separate debug files of an ELF file: where systems keep them, and which of them are really its own.
+"""Finds the separate debug files of an ELF file, and checks that they are of its build.
 
-Who opens them is for the caller to say: a recorder may not open them as itself. The files that dwz shares between
-several debug files (.gnu_debugaltlink) are not looked for.
+The caller opens them, as a recorder must not open files with its own rights. Files that dwz shares between several
+debug files (.gnu_debugaltlink) are not searched for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
 
-_SYSTEM = "usr/lib/debug"  # where distributions put them
+_SYSTEM = "usr/lib/debug"  # where distributions put debug files
 _CHUNK = 1 << 20
 _CRC_SECONDS = 5.0  # for the checksum of one file; it takes 1 s per GB
 
@@ -24,8 +24,8 @@ _CRC_SECONDS = 5.0  # for the checksum of one file; it takes 1 s per GB
 class Candidate:
     """An open file."""
 
-    file: int  # descriptor, which the taker closes
-    path: str  # what it is called, for people
+    file: int  # descriptor, which the receiver closes
+    path: str  # as users see it
 
 
 def debug_files(
@@ -36,16 +36,16 @@ def debug_files(
     binaries: Binaries,
     symbol_dirs: Sequence[Path] = (),
 ) -> Iterator[Candidate]:
-    """The debug files of an ELF file that can be opened and are of its build, the likeliest first.
+    """Yields the debug files of an ELF file that can be opened and are of its build, the likeliest first.
 
-    By build-id where both have one; a debug file without any has to have the CRC-32 that .gnu_debuglink gives.
+    A debug file must have the same build-id; without a build-id, it must have the CRC-32 that .gnu_debuglink gives.
 
     Args:
-        path: of the ELF file, absolute, below the roots.
-        facts: of it.
-        roots: folders that are taken for the root of a system.
-        opener: opens a regular file for reading; None where it cannot.
-        binaries: reads what was opened.
+        path: of the ELF file, absolute, below each of the roots.
+        facts: about the ELF file.
+        roots: root folders of systems.
+        opener: opens a regular file for reading; returns None if it cannot.
+        binaries: reads the opened files.
         symbol_dirs: more folders with a .build-id folder.
     """
     for place in dict.fromkeys(_places(path, facts, roots, symbol_dirs)):
@@ -64,7 +64,7 @@ def debug_files(
 
 
 def build_id_path(build_id: bytes) -> Path:
-    """What the links to a build are called, without an extension: .build-id/ab/cdef..."""
+    """Returns the path of the link to a build, without an extension: .build-id/ab/cdef..."""
     text = build_id.hex()
     return Path(".build-id", text[:2], text[2:])
 
@@ -84,20 +84,20 @@ def _places(path: str, facts: Facts, roots: Sequence[Path], symbol_dirs: Sequenc
 
 
 def _fits(file: int, facts: Facts, binaries: Binaries) -> bool:
-    """Whether it is of the same build, and has something to say."""
+    """Tells whether a file is of the build with these facts, and has debug information or symbols."""
     try:
-        found = binaries.facts(file)
+        own = binaries.facts(file)
     except BinaryError:
         return False
-    if not found.has_debug_info and not found.has_symbols:
+    if not own.has_debug_info and not own.has_symbols:
         return False
-    if found.build_id is not None:
-        return found.build_id == facts.build_id
+    if own.build_id is not None:
+        return own.build_id == facts.build_id
     return facts.debuglink is not None and _crc32(file) == facts.debuglink[1]
 
 
 def _crc32(file: int) -> int | None:
-    """Of the whole file; None where it cannot be read in time."""
+    """Returns the CRC-32 of the whole file; None if it cannot be read in time."""
     end = time.monotonic() + _CRC_SECONDS
     value = at = 0
     try:

@@ -1,8 +1,8 @@
-"""Files from debuginfod servers, which give debug information and executables for build-ids.
+"""Downloads debug information and executables by build-id from debuginfod servers.
 
-Servers are asked only where DEBUGINFOD_URLS names some. What they send is kept in the folder that all clients share,
-and counts only when it is an ELF file of that build. A server that is slow, absent, or sends anything else costs only
-names, and is not asked again.
+Only the servers in DEBUGINFOD_URLS are asked. Their files go to the cache folder that all clients share, and are used
+only if they are ELF files of that build. A server that is slow, absent or sends anything else is not asked again;
+only names are lost.
 
 The protocol and the cache are those of elfutils: debuginfod(8), debuginfod_find_debuginfo(3).
 """
@@ -29,16 +29,16 @@ from iaprof.symbols.files.debug_files import Candidate
 from iaprof.symbols.names.binaries import Binaries, BinaryError
 
 _LONGEST_WAIT_S = 30.0  # for the next bytes; elfutils' default is 90 s
-_LONGEST_DOWNLOAD_S = 120.0  # for one file, where DEBUGINFOD_MAXTIME does not say
-_LARGEST_BYTES = 4 << 30  # of one file, where DEBUGINFOD_MAXSIZE does not say
-_MISS_S = 600.0  # how long elfutils remembers that there is no such file
+_LONGEST_DOWNLOAD_S = 120.0  # for one file, unless DEBUGINFOD_MAXTIME says otherwise
+_LARGEST_BYTES = 4 << 30  # of one file, unless DEBUGINFOD_MAXSIZE says otherwise
+_MISS_S = 600.0  # how long elfutils remembers that a file does not exist
 _MOST_SERVERS = 8
 _CHUNK = 1 << 18
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Kind(StrEnum):
-    """What of a build is asked for."""
+    """The kind of a file of a build, as servers call it."""
 
     DEBUG_INFO = "debuginfo"
     EXECUTABLE = "executable"
@@ -46,39 +46,39 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one download may take."""
+    """Limits of one download."""
 
     wait_s: float = _LONGEST_WAIT_S
     download_s: float = _LONGEST_DOWNLOAD_S
     size: int = _LARGEST_BYTES
 
 
-class _NotThere(Exception):
-    """The server does not have it."""
+class _NotFound(Exception):
+    """The server does not have the file."""
 
 
 class _TooLarge(Exception):
-    """The server says that it is larger than what is taken."""
+    """The server says that the file is larger than the limit."""
 
 
-class _Unkept(Exception):
-    """It cannot be written to a file; the text says why."""
+class _NotWritten(Exception):
+    """The download cannot be written to a file; the text says why."""
 
 
 class _Failed(Exception):
-    """The server is not to be asked again; the text says why."""
+    """The server failed and is not asked again; the text says why."""
 
 
 class Debuginfod:
     """The servers of one user."""
 
     def __init__(self, urls: Sequence[str], cache: Path | None, bounds: Bounds = Bounds()) -> None:
-        """Asks nothing yet.
+        """Sends no request yet.
 
         Args:
-            urls: of the servers, in the order in which they are asked.
-            cache: where files are kept; None for nowhere.
-            bounds: of one download.
+            urls: of the servers, in the order in which to ask them.
+            cache: the folder for downloaded files; None for no cache.
+            bounds: limits of one download.
         """
         self._urls = [url.rstrip("/") for url in urls][:_MOST_SERVERS]
         self._cache, self._bounds = cache, bounds
@@ -86,10 +86,7 @@ class Debuginfod:
 
     @classmethod
     def of_environment(cls) -> Self | None:
-        """As the DEBUGINFOD_ variables say; None where they name no servers.
-
-        Other addresses than http:// and https:// are passed over.
-        """
+        """Makes a client from the DEBUGINFOD_ variables; returns None if they name no http:// or https:// server."""
         urls = os.environ.get("DEBUGINFOD_URLS", "").split()
         urls = [url for url in urls if url.lower().startswith(("http://", "https://"))]
         if not urls:
@@ -100,22 +97,22 @@ class Debuginfod:
             min(_number(os.environ, "DEBUGINFOD_MAXTIME") or _LONGEST_DOWNLOAD_S, threading.TIMEOUT_MAX),
             int(_number(os.environ, "DEBUGINFOD_MAXSIZE")) or _LARGEST_BYTES,
         )
-        return cls(urls, _usual_cache(os.environ), bounds)
+        return cls(urls, _default_cache(os.environ), bounds)
 
     def find(self, build_id: bytes, kind: Kind, binaries: Binaries, problems: list[str]) -> Candidate | None:
-        """A file of a build, from the cache or a server.
+        """Returns a file of a build, from the cache or a server; None if there is none.
 
         Args:
             build_id: of 2 to 64 bytes.
-            kind: which of its files.
-            binaries: says whether it is of that build.
+            kind: of the file.
+            binaries: reads the file's build-id, to check it.
             problems: gets a sentence for each server that failed.
         """
         folder = None if self._cache is None else self._cache / build_id.hex()
         if folder is not None:
-            kept, is_missing = self._kept(folder / kind, build_id, binaries)
-            if kept is not None or is_missing:
-                return kept
+            cached, is_missing = self._cached(folder / kind, build_id, binaries)
+            if cached is not None or is_missing:
+                return cached
         everyone_answered = True
         for url in self._urls:
             if url in self._failed:
@@ -123,38 +120,38 @@ class Debuginfod:
                 continue
             host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
             try:
-                with _Place(folder, kind) as place:
-                    self._download(f"{url}/buildid/{build_id.hex()}/{kind}", place.file)
-                    reader = place.reader()
+                with _NewFile(folder, kind) as new:
+                    self._download(f"{url}/buildid/{build_id.hex()}/{kind}", new.file)
+                    reader = new.reader()
                     try:
                         self._check(reader, build_id, binaries)
-                        place.keep()
+                        new.keep()
                     except BaseException:
                         os.close(reader)
                         raise
                     return Candidate(reader, f"{host} (debuginfod)")
-            except _NotThere:
+            except _NotFound:
                 continue
             except _TooLarge:
                 problems.append(f"debuginfod server {host} has a file of more than {self._bounds.size} bytes")
             except _Failed as failure:
                 self._failed.add(url)
                 problems.append(f"debuginfod server {host} {failure}")
-            except (_Unkept, OSError) as error:
+            except (_NotWritten, OSError) as error:
                 problems.append(f"what debuginfod server {host} sends cannot be kept: {error}")
             everyone_answered = False
         if everyone_answered and folder is not None:
-            with contextlib.suppress(OSError), _Place(folder, kind) as place:
-                place.keep()
+            with contextlib.suppress(OSError), _NewFile(folder, kind) as new:
+                new.keep()  # an empty file: no server has it
         return None
 
-    def _kept(self, path: Path, build_id: bytes, binaries: Binaries) -> tuple[Candidate | None, bool]:
-        """What the cache has; or that it knows, from not long ago, that there is no such file."""
+    def _cached(self, path: Path, build_id: bytes, binaries: Binaries) -> tuple[Candidate | None, bool]:
+        """Returns the file in the cache, and whether the cache says that no server had it a short time ago."""
         try:
             status = os.stat(path)
             if not stat.S_ISREG(status.st_mode):
                 return None, False
-            if status.st_size == 0:  # other clients make it so that it cannot be opened
+            if status.st_size == 0:  # no server had it; other clients make such files unreadable
                 return None, time.time() - status.st_mtime < self._miss_s()
             file = os.open(path, _OPEN)
         except OSError:
@@ -167,7 +164,7 @@ class Debuginfod:
         return Candidate(file, str(path)), False
 
     def _miss_s(self) -> float:
-        """How long a miss counts, seconds: a file in the cache may say."""
+        """Returns for how many seconds a miss counts; a file in the cache may set it."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             return float(((self._cache or Path()) / "cache_miss_s").read_bytes()[:20])
         return _MISS_S
@@ -182,20 +179,20 @@ class Debuginfod:
             raise _Failed("sent a file of another build")
 
     def _download(self, url: str, file: int) -> None:
-        """Writes what is there into a file. Raises _NotThere, _TooLarge, _Unkept or _Failed."""
-        work = _Download(url, os.dup(file), self._bounds)
-        # Nothing of urllib keeps a limit on all of a transfer: looking up a name or reading headers may take for ever.
-        thread = threading.Thread(target=work.run, daemon=True)
+        """Downloads a URL into a file. Raises _NotFound, _TooLarge, _NotWritten or _Failed."""
+        download = _Download(url, os.dup(file), self._bounds)
+        # A thread, as urllib cannot limit the time of a whole transfer: resolving a name or reading headers may hang.
+        thread = threading.Thread(target=download.run, daemon=True)
         thread.start()
         thread.join(self._bounds.download_s)
         if thread.is_alive():
             raise _Failed(f"took longer than {self._bounds.download_s:g} s")
-        if work.error is not None:
-            raise work.error
+        if download.error is not None:
+            raise download.error
 
 
-class _Place:
-    """A file that is being made in a folder of the cache, or, where there can be none, one without a name."""
+class _NewFile:
+    """A file that is written under a temporary name in the cache, or without a name if the cache is not writable."""
 
     def __init__(self, folder: Path | None, name: str) -> None:
         self._folder, self._name = folder, name
@@ -203,7 +200,7 @@ class _Place:
     def __enter__(self) -> Self:
         self._temporary: str | None = None
         with contextlib.suppress(OSError):
-            if self._folder is not None and _ours(self._folder):
+            if self._folder is not None and _is_ours(self._folder):
                 self._folder.mkdir(0o700, parents=True, exist_ok=True)
                 self.file, self._temporary = tempfile.mkstemp(prefix=f".{self._name}.", dir=self._folder)
         if self._temporary is None:
@@ -212,11 +209,11 @@ class _Place:
         return self
 
     def reader(self) -> int:
-        """A descriptor that nothing can be written through, and that outlives this."""
+        """Returns a read-only descriptor of the file, which stays open after the `with` block."""
         return os.open(f"/proc/self/fd/{self.file}", _OPEN)
 
     def keep(self) -> None:
-        """Gives the file its name."""
+        """Gives the file its final name."""
         if self._temporary is not None and self._folder is not None:
             os.rename(self._temporary, self._folder / self._name)
             self._temporary = None
@@ -230,18 +227,18 @@ class _Place:
 
 @dataclass
 class _Download:
-    """One request; `run` it in a thread of its own."""
+    """One request, which runs in a thread of its own."""
 
     url: str
-    file: int  # a descriptor of its own, as it may be at work when nobody waits any more
+    file: int  # its own descriptor: the thread may still write when nobody waits for it any more
     bounds: Bounds
     error: Exception | None = field(default=None)
 
     def run(self) -> None:
-        """Fills the file; what went wrong is in `error`."""
+        """Fills the file; sets `error` if that fails."""
         try:
             self._run(time.monotonic() + self.bounds.download_s)
-        except (_NotThere, _TooLarge, _Unkept, _Failed) as error:
+        except (_NotFound, _TooLarge, _NotWritten, _Failed) as error:
             self.error = error
         finally:
             os.close(self.file)
@@ -266,11 +263,11 @@ class _Download:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == http.client.NOT_FOUND:
-                raise _NotThere from None
+                raise _NotFound from None
             raise _Failed(f"answered with HTTP status {error.code}") from None
-        except (_TooLarge, _Unkept, _Failed):
+        except (_TooLarge, _NotWritten, _Failed):
             raise
-        except Exception as error:  # noqa: BLE001 (what a library makes of a stranger's answer may be anything)
+        except Exception as error:  # noqa: BLE001 (a hostile answer may make the library raise anything)
             reason = getattr(error, "reason", error)
             if isinstance(reason, TimeoutError):
                 raise _Failed(f"did not answer within {self.bounds.wait_s:g} s") from None
@@ -278,14 +275,14 @@ class _Download:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Goes on only over HTTP, and only so often."""
+    """Follows redirects over HTTP only, and at most five of them."""
 
     max_redirections = 5
 
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
     ) -> Any:
-        """Goes on without what comes along with a redirect: the library would read all of it, and it may never end."""
+        """Follows without reading the redirect's body, which the library would read to its end: it may be endless."""
         fp.close()
         return super().http_error_302(req, fp, code, msg, headers)
 
@@ -293,7 +290,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Knows http and https alone: no files, no FTP, no data: addresses, whatever a server redirects to."""
+    """Returns an opener for http and https only: a server cannot redirect to files, FTP or data: URLs."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -309,16 +306,16 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _write(file: int, chunk: bytes) -> None:
-    left = memoryview(chunk)
+    view = memoryview(chunk)
     try:
-        while left:
-            left = left[os.write(file, left) :]
+        while view:
+            view = view[os.write(file, view) :]
     except OSError as error:
-        raise _Unkept(error.strerror) from None
+        raise _NotWritten(error.strerror) from None
 
 
 def _number(environment: Mapping[str, str], name: str) -> float:
-    """A positive number; 0 for anything else."""
+    """Returns a variable's positive number; 0 for anything else."""
     try:
         value = float(environment.get(name, ""))
     except ValueError:
@@ -326,18 +323,18 @@ def _number(environment: Mapping[str, str], name: str) -> float:
     return value if 0 < value < float("inf") else 0.0
 
 
-def _usual_cache(environment: Mapping[str, str]) -> Path | None:
-    """Where the clients of this user keep files; None where there is no home."""
-    if own := environment.get("DEBUGINFOD_CACHE_PATH"):
-        return Path(own)
+def _default_cache(environment: Mapping[str, str]) -> Path | None:
+    """Returns the folder that debuginfod clients of this user share; None if the user has no home."""
+    if path := environment.get("DEBUGINFOD_CACHE_PATH"):
+        return Path(path)
     base = environment.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.join(environment.get("HOME", ""), ".cache")
     return Path(base) / "debuginfod_client" if os.path.isabs(base) else None
 
 
-def _ours(folder: Path) -> bool:
-    """Whether the next folder on the way that exists is ours: root makes no files in anybody's home."""
+def _is_ours(folder: Path) -> bool:
+    """Tells whether the nearest existing parent folder is ours: root must not make files in another user's home."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.stat().st_uid == os.geteuid()

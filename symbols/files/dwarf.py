@@ -1,8 +1,8 @@
-"""What the sandbox's child does with debug information: makes a SymCache of it, through the `symbolic` library.
+"""Runs in a sandboxed child: converts debug information into a SymCache with the `symbolic` library.
 
-A large file's units are shared out among several children, each of which makes a SymCache of its part: the work takes
-2 s for 190 MB, and nothing in it runs at once. A part is the same file with another .debug_info: the section header
-says that it begins and ends with units of that part. Nothing is copied, only the page of the header.
+The library takes 2 s for 190 MB and uses one thread. So several children share the units of a large file, and each
+makes a SymCache of its part. A part is the same file mapped with changed headers: .debug_info begins and ends with the
+units of that part. Only the pages of the headers are copied.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from iaprof.symbols.files.elf import Elf, read_elf
 from iaprof.symbols.files.symcache import HEADER_BYTES, SymCacheError, range_count
 
 _MOST_UNPACKED_BYTES = 1 << 29  # of compressed debug information
-_MOST_RATIO = 1 << 11  # of packed to unpacked bytes; DEFLATE's own bound is 1,032
+_MOST_RATIO = 1 << 11  # of unpacked to packed bytes; DEFLATE's own limit is 1,032
 _MOST_ABBREVIATION_BYTES = 1 << 24
 _MOST_UNITS = 1 << 20
 _PT_NULL = 0
 
-# Declarations in .debug_abbrev: code, tag, children, then attribute and form pairs up to two zeros (DWARF 5, 7.5.3).
-# None of the pairs leads to functions of other units: DW_AT_abstract_origin or DW_AT_specification, DW_FORM_ref_addr.
+# A declaration in .debug_abbrev: code, tag, children, then attribute and form pairs up to two zeros (DWARF 5, 7.5.3).
+# It matches if no pair refers to a function of another unit, that is, if no pair is DW_AT_abstract_origin or
+# DW_AT_specification with DW_FORM_ref_addr.
 _NUMBER = rb"[\x80-\xff]*+[\x00-\x7f]"
 _OWN_DECLARATION = re.compile(
     rb"\x00|%(n)s%(n)s[\x00\x01](?>(?!\x00\x00|[\x31\x47]\x10)%(n)s(?>\x21%(n)s|(?!\x21)%(n)s))*+\x00\x00"
@@ -52,15 +53,17 @@ _rustcall: Callable[..., Any] = _untyped_rustcall  # calls a function of the lib
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
-    """What the sandbox can be asked for."""
+    """Returns the operations of this child, by name."""
     return {"make": make}
 
 
 def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
-    """Writes the SymCache of a part of a file's debug information into another file; nothing where it has no part.
+    """Writes the SymCache of one part of a file's debug information; writes nothing if the part has no units.
 
-    The answer is how many ranges of code it names.
-    parameters: "part" from 0 up to, not including, "parts". files: of the debug information, and to write into.
+    parameters: "part" from 0 up to, not including, "parts". files: the file to read, and the file to write.
+
+    Returns:
+        The number of address ranges in the SymCache.
     """
     source, target = files
     try:
@@ -101,7 +104,7 @@ def _write_symcache(start: Any, length: int, target: int) -> int:
 
 
 def _check_sizes(elf: Elf, size: int) -> None:
-    """The debug information must be in the file, and compressed sections must not claim more than is unpacked."""
+    """Raises ElfError if the debug information lies outside the file or compressed sections claim too much."""
     index = elf.section(".debug_info")
     if index is not None and elf.sections[index].offset + elf.sections[index].size > size:
         raise ElfError("it lies outside the file")
@@ -122,9 +125,9 @@ def _check_sizes(elf: Elf, size: int) -> None:
 
 
 def _bounds(elf: Elf, source: int, part: int, parts: int) -> tuple[int, int] | None:
-    """From where to where in .debug_info a part's units stand; None where one part must have them all."""
+    """Returns where a part's units begin and end in .debug_info; None if the first part must have all units."""
     index = elf.section(".debug_info")
-    if parts == 1 or index is None or elf.sections[index].flags & SHF_COMPRESSED or _across(elf):
+    if parts == 1 or index is None or elf.sections[index].flags & SHF_COMPRESSED or _has_references_across_units(elf):
         return None if part == 0 else (0, 0)
     offset, size = elf.sections[index].offset, elf.sections[index].size
     starts = [0]
@@ -135,13 +138,13 @@ def _bounds(elf: Elf, source: int, part: int, parts: int) -> tuple[int, int] | N
             length = int.from_bytes(head[4:], "little") + 8
         starts.append(starts[-1] + length + 4)
     if starts[-1] != size:
-        return None if part == 0 else (0, 0)  # whatever that means, it is for the library to say
-    edges = [starts[int(np.searchsorted(starts, size * each // parts))] for each in range(parts + 1)]
+        return None if part == 0 else (0, 0)  # the units are damaged: the library reports the error
+    edges = [starts[int(np.searchsorted(starts, size * number // parts))] for number in range(parts + 1)]
     return edges[part], edges[part + 1]
 
 
-def _across(elf: Elf) -> bool:
-    """Whether units may refer to functions of others, as link-time optimisation and dwz make them do."""
+def _has_references_across_units(elf: Elf) -> bool:
+    """Tells whether units may refer to functions of other units, as link-time optimisation and dwz have them do."""
     index = elf.section(".debug_abbrev")
     if index is None:
         return True
@@ -153,26 +156,27 @@ def _across(elf: Elf) -> bool:
 
 
 def _edit_headers(elf: Elf, start: Any, bounds: tuple[int, int] | None) -> None:
-    """Lets the headers in memory say what the library is to see: no symbols, and of .debug_info only these bytes.
+    """Changes the headers in memory: the library sees no symbols, and only these bytes of .debug_info.
 
-    The library would name all of a function by the symbol at its lowest address, which may be that of a piece that the
-    compiler split off (foo.cold).
+    With symbols, the library would name a whole function after the symbol at its lowest address, which may belong to a
+    part that the compiler split off (foo.cold).
     """
     sections = [
-        each._replace(type=SHT_NULL) if each.type in (SHT_SYMTAB, SHT_DYNSYM) else each for each in elf.sections
+        section._replace(type=SHT_NULL) if section.type in (SHT_SYMTAB, SHT_DYNSYM) else section
+        for section in elf.sections
     ]
     index = elf.section(".debug_info")
     if bounds is not None and index is not None:
-        own = sections[index]
-        sections[index] = own._replace(offset=own.offset + bounds[0], size=bounds[1] - bounds[0])
-    _write(start, elf.header.sections, b"".join(SECTION.pack(*each) for each in sections))
+        debug_info = sections[index]
+        sections[index] = debug_info._replace(offset=debug_info.offset + bounds[0], size=bounds[1] - bounds[0])
+    _write(start, elf.header.sections, b"".join(SECTION.pack(*section) for section in sections))
     # The dynamic section leads to .dynsym, too.
-    segments = [each._replace(type=_PT_NULL) if each.type == PT_DYNAMIC else each for each in elf.segments]
-    _write(start, elf.header.segments, b"".join(SEGMENT.pack(*each) for each in segments))
+    segments = [segment._replace(type=_PT_NULL) if segment.type == PT_DYNAMIC else segment for segment in elf.segments]
+    _write(start, elf.header.segments, b"".join(SEGMENT.pack(*segment) for segment in segments))
 
 
 def _write(start: Any, at: int, content: bytes) -> None:
-    """Puts something into a mapped file, of which only the pages that it touches are copied."""
+    """Writes into the private mapping of a file, which copies only the pages that change."""
     address = int(ffi.cast("uintptr_t", start)) + at
     first = address & -mmap.PAGESIZE
     length = address + len(content) - first

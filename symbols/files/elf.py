@@ -1,7 +1,7 @@
-"""One ELF file, as far as names need it: its build-id, debug link, and whole symbol tables.
+"""Reads from an ELF file what names need: its build-id, its debug link, and whole symbol tables.
 
-formats.elf reads the structure, NumPy whole tables: no Python runs per symbol. Nothing of the file is believed: what is
-read is bounded, and whatever is wrong raises ElfError. Only x86-64 files are read, as only their code is profiled.
+formats/elf.py reads the structure, NumPy whole tables: no Python runs per symbol. The file may be hostile: all reads
+are bounded, and damage raises ElfError. Only x86-64 files are read, as only x86-64 code is profiled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from iaprof.formats.elf_tables import SYMBOL
 
 _MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
 _MOST_UNPACKED_BYTES = 1 << 26  # of .gnu_debugdata, which has a few MB even for large programs
-_LZMA_BYTES = 1 << 27  # what unpacking it may use
+_LZMA_BYTES = 1 << 27  # of memory for unpacking it
 _LONGEST_BUILD_ID = 64
 _LONGEST_FILE_NAME = 255
 _MASK = (1 << 64) - 1
@@ -43,11 +43,11 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, eq=False)
 class SymbolTable:
-    """The functions of one symbol table, as they come."""
+    """The functions of one symbol table, in its order."""
 
     symbols: NDArray[np.void] = field(default_factory=lambda: np.empty(0, SYMBOL))  # [n]
     section_ends: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # [n] addresses
-    names: bytes = b""
+    names: bytes = b""  # the string table
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +55,21 @@ class Functions:
     """Functions of symbol tables, sorted by address; one for each address."""
 
     starts: NDArray[np.uint64]  # [n] addresses, distinct
-    ends: NDArray[np.uint64]  # [n] behind the last byte
-    name_at: NDArray[np.int64]  # [n] where in `names`, up to the next zero byte
-    tables: NDArray[np.int64]  # [n] the index of the table that it is from
-    names: bytes
+    ends: NDArray[np.uint64]  # [n] the addresses after the last byte
+    name_at: NDArray[np.int64]  # [n] where the name begins in `names`; it ends at the next zero byte
+    tables: NDArray[np.int64]  # [n] the index of the function's symbol table
+    names: bytes  # all string tables
 
     def find(self, addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The function that contains each address, -1 for none: int64[m]."""
+        """Returns the index of the function that contains each address: int64[m]; -1 for none."""
         if not len(self.starts):
             return np.full(len(addresses), -1, np.int64)
-        found = np.searchsorted(self.starts, addresses, side="right") - 1
-        at = np.maximum(found, 0)
-        return np.where((found >= 0) & (addresses < self.ends[at]), found, -1)
+        indices = np.searchsorted(self.starts, addresses, side="right") - 1
+        at = np.maximum(indices, 0)
+        return np.where((indices >= 0) & (addresses < self.ends[at]), indices, -1)
 
     def names_of(self, indices: NDArray[np.int64], longest: int) -> list[bytes]:
-        """The names of functions, cut off after so many bytes; empty for -1."""
+        """Returns the names of functions, cut to `longest` bytes; empty for -1."""
         texts = []
         for index in indices.tolist():
             start = int(self.name_at[index]) if index >= 0 else len(self.names)
@@ -85,7 +85,7 @@ class Elf(ElfFile):
         """Reads the tables of sections and segments.
 
         Raises:
-            ElfError: it is no such file, or a damaged one.
+            ElfError: the file is not an x86-64 ELF file, or is damaged.
         """
         super().__init__(read)
         if self.header.machine != EM_X86_64:
@@ -95,14 +95,14 @@ class Elf(ElfFile):
         _ = self.segments, self.sections, self.indices
 
     def head(self, index: int, count: int) -> bytes:
-        """The first bytes of a section, fewer where it has no more."""
+        """Returns the first bytes of a section, fewer if it is shorter."""
         return self.read(self.sections[index].offset, min(count, self.sections[index].size))
 
     def data(self, index: int, most: int) -> bytes:
-        """A section's bytes as they stand in the file.
+        """Returns a section's bytes as they are in the file.
 
         Raises:
-            ElfError: it has more than `most`, or lies outside the file.
+            ElfError: the section has more than `most` bytes, or lies outside the file.
         """
         section = self.sections[index]
         if section.type == SHT_NOBITS:
@@ -116,17 +116,17 @@ class Elf(ElfFile):
 
     @cached_property
     def build_id(self) -> bytes | None:
-        """From its notes; None where it has none."""
-        places = [segment for segment in self.segments if segment.type == PT_NOTE]
-        notes = chain(self.notes_of(".note.gnu.build-id"), *map(self.notes, places))
+        """The build-id from the file's notes; None if there is none."""
+        segments = [segment for segment in self.segments if segment.type == PT_NOTE]
+        notes = chain(self.notes_of(".note.gnu.build-id"), *map(self.notes, segments))
         return next(
-            (each.description for each in notes if each.is_build_id and 0 < len(each.description) <= _LONGEST_BUILD_ID),
+            (note.description for note in notes if note.is_build_id and 0 < len(note.description) <= _LONGEST_BUILD_ID),
             None,
         )
 
     @cached_property
     def debuglink(self) -> tuple[str, int] | None:
-        """Name and CRC-32 of its separate debug file; None for none, or for a name that no file should have."""
+        """Name and CRC-32 of the separate debug file; None if there is none, or its name is not a plain file name."""
         index = self.section(".gnu_debuglink")
         if index is None:
             return None
@@ -142,36 +142,37 @@ class Elf(ElfFile):
 
     @cached_property
     def has_debug_info(self) -> bool:
-        """Whether there is DWARF in it."""
+        """Whether the file has DWARF."""
         return self.section(".debug_info") is not None or self.section(".zdebug_info") is not None
 
     @cached_property
     def has_symbols(self) -> bool:
-        """Whether there are names of local functions in it."""
-        return any(each.type == SHT_SYMTAB for each in self.sections) or self.section(".gnu_debugdata") is not None
+        """Whether the file has names of local functions."""
+        has_symtab = any(section.type == SHT_SYMTAB for section in self.sections)
+        return has_symtab or self.section(".gnu_debugdata") is not None
 
     @cached_property
     def has_code(self) -> bool:
-        """Whether its code is in it: separate debug files have the sections, without their bytes."""
-        has_bytes = (each.flags & SHF_EXECINSTR and each.type != SHT_NOBITS for each in self.sections)
+        """Whether the file has the bytes of its code: separate debug files have the sections only."""
+        has_bytes = (section.flags & SHF_EXECINSTR and section.type != SHT_NOBITS for section in self.sections)
         return any(has_bytes) or not self.sections
 
     @property
     def first_address(self) -> int:
-        """Of the first segment that is loaded, whether or not this file has its bytes."""
+        """The address of the first loaded segment, whether or not this file has the segment's bytes."""
         return self.loads[0].address if self.loads else 0
 
     def addresses(self, offsets: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """What the program header makes of offsets in the file: addresses uint64[n], and which have one: bool[n]."""
+        """Converts file offsets to addresses: uint64[n], and bool[n], whether a loaded segment has the offset."""
         addresses, known = np.zeros(len(offsets), np.uint64), np.zeros(len(offsets), np.bool_)
-        for load in self.loads[::-1]:  # of several for one byte the first is meant
+        for load in self.loads[::-1]:  # the first of several segments with a byte counts
             within = (offsets >= load.offset) & (offsets - np.uint64(load.offset) < load.size)
             addresses[within] = offsets[within] - np.uint64(load.offset) + np.uint64(load.address)
             known |= within
         return addresses, known
 
     def offsets(self, addresses: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """The way back: offsets uint64[n], and which addresses are in the file: bool[n]."""
+        """Converts addresses to file offsets: uint64[n], and bool[n], whether a loaded segment has the address."""
         offsets, known = np.zeros(len(addresses), np.uint64), np.zeros(len(addresses), np.bool_)
         for load in self.loads[::-1]:
             within = (addresses >= load.address) & (addresses - np.uint64(load.address) < load.size)
@@ -180,7 +181,7 @@ class Elf(ElfFile):
         return offsets, known
 
     def packed_symbols(self) -> SymbolTable:
-        """The functions of .gnu_debugdata, a small ELF file packed with xz, which has the names of local functions."""
+        """Reads the functions of .gnu_debugdata: an ELF file, packed with xz, with the symbols of local functions."""
         index = self.section(".gnu_debugdata")
         if index is None:
             return SymbolTable()
@@ -194,9 +195,9 @@ class Elf(ElfFile):
         return Elf(in_memory(content)).symbols(dynamic=False)
 
     def symbols(self, dynamic: bool) -> SymbolTable:
-        """The functions of .symtab, or of .dynsym."""
+        """Reads the functions of .symtab, or of .dynsym."""
         kind = SHT_DYNSYM if dynamic else SHT_SYMTAB
-        index = next((index for index, each in enumerate(self.sections) if each.type == kind), None)
+        index = next((index for index, section in enumerate(self.sections) if section.type == kind), None)
         if index is None:
             return SymbolTable()
         section = self.sections[index]
@@ -211,35 +212,35 @@ class Elf(ElfFile):
         return SymbolTable(symbols, self._section_ends(symbols), names)
 
     def _section_ends(self, symbols: NDArray[np.void]) -> NDArray[np.uint64]:
-        """Where the section of each symbol ends; its own address for what is in none."""
+        """Returns the end of each symbol's section: uint64[n]; the symbol's own address if it has no section."""
         known = symbols["section"] < min(len(self.sections), SHN_LORESERVE)
         ends: NDArray[np.uint64] = symbols["value"].copy()
-        of_sections = np.array([each.address + each.size & _MASK for each in self.sections], np.uint64)
-        ends[known] = of_sections[symbols["section"][known]]
+        section_ends = np.array([section.address + section.size & _MASK for section in self.sections], np.uint64)
+        ends[known] = section_ends[symbols["section"][known]]
         return ends
 
 
 def read_elf(file: int) -> Elf:
-    """An open ELF file. Raises ElfError."""
+    """Reads an open ELF file. Raises ElfError."""
     return Elf(in_file(file))
 
 
 def functions_of(tables: list[SymbolTable]) -> Functions:
-    """The functions of several symbol tables of which the first is the best."""
+    """Joins the functions of several symbol tables, the best table first."""
     symbols = np.concatenate([np.empty(0, SYMBOL), *(table.symbols for table in tables)])
     section_ends = np.concatenate([np.empty(0, np.uint64), *(table.section_ends for table in tables)])
     source = np.repeat(np.arange(len(tables)), [len(table.symbols) for table in tables])
     bases = np.cumsum([0, *(len(table.names) + 1 for table in tables)])
-    # Of several at one address: the larger, then the global before the weak before the local, then the better table.
+    # Of several functions at one address the largest counts, then global before weak before local, then the best table.
     rank = np.array([2, 0, 1] + [3] * 13, np.uint8)[symbols["info"] >> 4]
     order = np.lexsort((source, rank, ~symbols["size"], symbols["value"]))
     values = symbols["value"][order]
     order = order[np.flatnonzero(np.diff(values, prepend=~values[:1]) != 0)]
     starts, sizes = symbols["value"][order].astype(np.uint64), symbols["size"][order]
     following = np.append(starts[1:], np.uint64(2**64 - 1)) if len(starts) else starts
-    # Assembly leaves sizes out: such a function reaches to the next one, at most to the end of its section.
+    # Assembly often has no sizes: such a function ends where the next one begins, at most at the end of its section.
     ends = np.where(sizes > 0, starts + sizes, np.minimum(following, np.maximum(section_ends[order], starts)))
-    ends = np.where(ends < starts, starts, ends)  # a size that goes round the end of all addresses
+    ends = np.where(ends < starts, starts, ends)  # the end overflows: the size is damaged
     return Functions(
         starts,
         ends.astype(np.uint64),

@@ -1,7 +1,7 @@
-"""What the sandbox's child does with perf maps and jitdumps, for symbols.generated.
+"""Runs in a sandboxed child: reads perf maps and jitdumps, for symbols/names/generated.py.
 
-A request's data is the addresses that are asked for, then the times; its file is what is read. The file is copied, not
-mapped: its process may be writing to it.
+The data of a request are addresses, then as many times; its file is the one to read. The file is copied, not mapped, as
+its process may be writing to it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from iaprof.symbols.files.perf_map import read_perf_map
 from iaprof.symbols.names.names import Frame
 
 MOST_BYTES = 256 << 20  # of a file
-_PIECE = 16 << 20  # bytes
-MOST_CHARACTERS = 4 << 20  # in an answer; each can have 12 bytes of JSON
+_CHUNK = 16 << 20  # bytes
+MOST_CHARACTERS = 4 << 20  # in an answer; a character takes up to 12 bytes of JSON
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
-    """What the sandbox can be asked for."""
-    # What libraries load at their first use must not wait until nothing can be opened.
+    """Returns the operations of this child, by name."""
+    # Makes libraries import what they need, before the sandbox forbids opening files.
     read_perf_map(b"10 1 function\n", np.array([0x10], np.uint64))
     return {"perf_map": perf_map, "jitdump": jitdump}
 
 
 def perf_map(_parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Names addresses by a perf map."""
-    addresses, _ = _asked(data)
+    addresses, _ = _addresses_and_times(data)
     content, problem = _content(files[0])
     names, skipped = read_perf_map(content, addresses)
     if skipped:
@@ -43,28 +43,28 @@ def jitdump(_parameters: dict[str, Any], data: bytearray, files: list[int]) -> o
     """Names addresses by a jitdump."""
     content, problem = _content(files[0])
     try:
-        read = read_jitdump(content, *_asked(data))
+        dump = read_jitdump(content, *_addresses_and_times(data))
     except JitdumpError as error:
         raise Refusal("JitdumpError", str(error)) from None
-    return _answer(read.frames, read.problem or problem)
+    return _answer(dump.frames, dump.problem or problem)
 
 
-def _asked(data: bytearray) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+def _addresses_and_times(data: bytearray) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     numbers = np.frombuffer(data, np.uint64)
     return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
 
 
 def _content(file: int) -> tuple[bytearray, str]:
-    """The file's bytes, and what is to be said of them."""
+    """Reads the first MOST_BYTES of a file; returns them, and a sentence if there are more."""
     content = bytearray()
-    while some := os.pread(file, min(_PIECE, MOST_BYTES - len(content)), len(content)):
-        content += some
+    while chunk := os.pread(file, min(_CHUNK, MOST_BYTES - len(content)), len(content)):
+        content += chunk
     is_longer = os.pread(file, 1, MOST_BYTES) != b""
     return content, f"it is longer than {MOST_BYTES >> 20} MiB, of which the first were read" if is_longer else ""
 
 
 def _answer(frames: dict[int, Frame], problem: str) -> object:
-    """The frames in columns, and their texts once each."""
+    """Returns the frames as columns, with each distinct text once."""
     texts: dict[str, int] = {}
     columns: dict[str, list[int]] = {"index": [], "function": [], "file": [], "line": []}
     left = MOST_CHARACTERS

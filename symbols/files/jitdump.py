@@ -1,13 +1,13 @@
-"""Jitdump: what a process says of the code that it generates, with times, lines and the code itself.
+"""Reads jitdumps: files in which a process describes the code that it generates, with times, lines and the code itself.
 
-linux/tools/perf/Documentation/jitdump-specification.txt has the layout. A record is one of 16 bytes and more:
+linux/tools/perf/Documentation/jitdump-specification.txt has the layout. A record has 16 bytes or more and is one of:
 
-    LOAD        code is at an address from this time on, until other code is
-    MOVE        it has gone elsewhere
-    DEBUG_INFO  files and lines of the code that the next LOAD of that address brings
-    CLOSE, UNWINDING_INFO and what later versions bring say nothing about names
+    LOAD        code is at an address from this time on, until other code replaces it
+    MOVE        code has moved to another address
+    DEBUG_INFO  files and lines of the code of the next LOAD at the same address
+    CLOSE, UNWINDING_INFO and records of later versions have no names
 
-The file is the process's, so anything may be in it.
+The process writes the file, so it may contain anything.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.symbols.files.perf_map import text_of
-from iaprof.symbols.names.layers import Layers
 from iaprof.symbols.names.names import LONGEST_NAME, Frame
+from iaprof.symbols.names.segment_tree import SegmentTree
 
 MOST_RECORDS = 1 << 21  # the rest is not read
-MOST_LINES = 1 << 21  # entries of the debug information that is looked into
+MOST_LINES = 1 << 21  # entries of debug information; the rest is not read
 _MAGIC, _VERSION = 0x4A695444, 1
-_MAGIC_OF_OTHERS = 0x4454694A  # where the bytes of a number are stored in the other order
-_ARCH_TIMESTAMP = 1  # a flag: times are the processor's own
+_MAGIC_SWAPPED = 0x4454694A  # in files with the other byte order
+_ARCH_TIMESTAMP = 1  # a flag: times are those of the processor's time-stamp counter
 _HEADER = struct.Struct("<IIIIIIQQ")  # magic, version, bytes, ELF machine, padding, pid, time, flags
 _RECORD = struct.Struct("<IIQ")  # kind, bytes, time
 _LOAD = struct.Struct("<IIQQQQ")  # pid, tid, vma, code's address, bytes and number; the name and the code follow
@@ -41,24 +41,24 @@ _LAST_ADDRESS = np.uint64((1 << 64) - 1)
 
 
 class JitdumpError(Exception):
-    """It is no jitdump, or one that cannot be used; the text says why."""
+    """The file is not a jitdump, or not a usable one; the text says why."""
 
 
 @dataclass(frozen=True)
 class Jitdump:
-    """What was read."""
+    """The functions found in a jitdump."""
 
-    frames: dict[int, Frame]  # by index of the address that was asked for
-    problem: str  # why there may be more in it; empty when it was read to its end
+    frames: dict[int, Frame]  # by index of the given address
+    problem: str  # why the file was not read to its end; empty if it was
 
 
 class _Loads:
-    """LOAD and MOVE records in columns: code at an address since a time."""
+    """LOAD and MOVE records as columns: code at an address since a time."""
 
     def __init__(self) -> None:
         self.times, self.addresses, self.sizes = array("Q"), array("Q"), array("Q")
-        self.begins = array("Q")  # where the code's LOAD record begins in the file
-        self.debug = array("Q")  # where its DEBUG_INFO record begins; 0 for none
+        self.begins = array("Q")  # the file offset of the code's LOAD record
+        self.debug = array("Q")  # the file offset of its DEBUG_INFO record; 0 for none
 
     def add(self, time: int, address: int, size: int, begin: int, debug: int) -> None:
         columns = (self.times, self.addresses, self.sizes, self.begins, self.debug)
@@ -67,7 +67,7 @@ class _Loads:
 
 
 def read_jitdump(data: bytes | bytearray, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Jitdump:
-    """Finds the functions that were at some addresses at some times.
+    """Finds the function that was at each address at its time.
 
     Args:
         data: the whole file.
@@ -75,17 +75,17 @@ def read_jitdump(data: bytes | bytearray, addresses: NDArray[np.uint64], times: 
         times: uint64[n], CLOCK_MONOTONIC ns.
 
     Raises:
-        JitdumpError: it is none, or of the other byte order or another version.
+        JitdumpError: the file is not a jitdump, or has the other byte order or another version.
     """
     begin, has_times = _read_header(data)
     loads, problem = _read_records(data, begin)
     starts, sizes, since = (np.array(column, np.uint64) for column in (loads.addresses, loads.sizes, loads.times))
-    if not has_times:  # then what was loaded last counts, in the order of the file
+    if not has_times:  # then the last record of the file that covers an address counts
         since, times = np.zeros_like(since), np.zeros_like(times)
     stops = starts + np.minimum(sizes, _LAST_ADDRESS - starts)
     rows = np.flatnonzero(np.searchsorted(addresses, starts) < np.searchsorted(addresses, stops))
-    layers = Layers(starts[rows], stops[rows], since[rows], np.arange(len(rows)))
-    last = layers.last(layers.pieces(addresses), times)
+    tree = SegmentTree(starts[rows], stops[rows], since[rows], np.arange(len(rows)))
+    last = tree.last(tree.segments(addresses), times)
     lines = _Lines(data)
     frames: dict[int, Frame] = {}
     for index in np.flatnonzero(last >= 0).tolist():
@@ -94,7 +94,7 @@ def read_jitdump(data: bytes | bytearray, addresses: NDArray[np.uint64], times: 
         name = _name(data, begin)
         if not name:
             continue
-        # Debug information has the addresses that the code had when it was loaded.
+        # Debug information has the addresses at which the code was loaded, before any MOVE.
         (loaded_at,) = struct.unpack_from("<Q", data, begin + _RECORD.size + 16)
         address = int(addresses[index]) - loads.addresses[row] + loaded_at
         file, line = lines.find(loads.debug[row], address)
@@ -103,11 +103,11 @@ def read_jitdump(data: bytes | bytearray, addresses: NDArray[np.uint64], times: 
 
 
 def _read_header(data: bytes | bytearray) -> tuple[int, bool]:
-    """Where the records begin, and whether their times are CLOCK_MONOTONIC's."""
+    """Returns the offset of the first record, and whether times are from CLOCK_MONOTONIC."""
     if len(data) < _HEADER.size:
         raise JitdumpError("it is too short for a jitdump")
     magic, version, size, _, _, _, _, flags = _HEADER.unpack_from(data)
-    if magic == _MAGIC_OF_OTHERS:
+    if magic == _MAGIC_SWAPPED:
         raise JitdumpError("it was written by a machine of the other byte order")
     if magic != _MAGIC:
         raise JitdumpError("it is no jitdump")
@@ -119,10 +119,10 @@ def _read_header(data: bytes | bytearray) -> tuple[int, bool]:
 
 
 def _read_records(data: bytes | bytearray, begin: int) -> tuple[_Loads, str]:
-    """The records that say where code is, and why they may not be all."""
+    """Returns the LOAD and MOVE records, and why some may be missing."""
     loads = _Loads()
-    debug: dict[int, int] = {}  # where the DEBUG_INFO is for the next LOAD of an address
-    rows: dict[int, int] = {}  # of loads, by the number that MOVE records call the code by
+    debug: dict[int, int] = {}  # by address: the offset of the DEBUG_INFO record for the next LOAD
+    rows: dict[int, int] = {}  # of `loads`, by the number of the code, which MOVE records refer to
     for _ in range(MOST_RECORDS):
         if begin + _RECORD.size > len(data):
             return loads, ""
@@ -150,7 +150,7 @@ def _read_records(data: bytes | bytearray, begin: int) -> tuple[_Loads, str]:
 
 
 def _name(data: bytes | bytearray, begin: int) -> str:
-    """The function's name in a LOAD record."""
+    """Returns the function's name from the LOAD record that begins there."""
     (size,) = struct.unpack_from("<I", data, begin + 4)
     start = begin + _RECORD.size + _LOAD.size
     stop = min(begin + size, start + _LONGEST_NAME)
@@ -159,7 +159,7 @@ def _name(data: bytes | bytearray, begin: int) -> str:
 
 
 class _Lines:
-    """Files and lines of code, read of those functions only that are asked for."""
+    """Files and lines of code; reads the debug information of a function when it is first needed."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = data
@@ -168,7 +168,7 @@ class _Lines:
         self.problem = ""
 
     def find(self, begin: int, address: int) -> tuple[str, int]:
-        """File and line at an address, by the DEBUG_INFO record at `begin`; 0 stands for no record."""
+        """Returns file and line of an address, from the DEBUG_INFO record at offset `begin`; 0 stands for no record."""
         if not begin:
             return "", 0
         if begin not in self._tables:
@@ -181,28 +181,32 @@ class _Lines:
         return text_of(self._data, start, end), line
 
     def _read(self, begin: int) -> tuple[NDArray[np.uint64], list[tuple[int, int, int]]]:
-        """Its entries sorted by address: uint64[n], and where the file's name begins and ends, and the line."""
+        """Reads the entries of a DEBUG_INFO record, sorted by address.
+
+        Returns:
+            uint64[n], addresses; for each, where the file name begins and ends in the data, and the line.
+        """
         _, size, _ = _RECORD.unpack_from(self._data, begin)
-        place, stop = begin + _RECORD.size, begin + size
-        _, count = _DEBUG_INFO.unpack_from(self._data, place)
-        place += _DEBUG_INFO.size
-        found: list[tuple[int, int, int, int]] = []
+        at, stop = begin + _RECORD.size, begin + size
+        _, count = _DEBUG_INFO.unpack_from(self._data, at)
+        at += _DEBUG_INFO.size
+        entries: list[tuple[int, int, int, int]] = []
         file = 0, 0
         for _ in range(count):
-            if place + _ENTRY.size >= stop:
+            if at + _ENTRY.size >= stop:
                 break
             if self._left == 0:
                 self.problem = f"it has more than {MOST_LINES} lines, of which the first were read"
                 break
             self._left -= 1
-            address, line, _ = _ENTRY.unpack_from(self._data, place)
-            name = place + _ENTRY.size
+            address, line, _ = _ENTRY.unpack_from(self._data, at)
+            name = at + _ENTRY.size
             end = self._data.find(b"\0", name, stop)
             if end < 0:
                 break
             if self._data[name:end] != _SAME_FILE:
                 file = name, end
-            found.append((address, *file, line))
-            place = end + 1
-        found.sort(key=lambda entry: entry[0])
-        return np.array([entry[0] for entry in found], np.uint64), [entry[1:] for entry in found]
+            entries.append((address, *file, line))
+            at = end + 1
+        entries.sort(key=lambda entry: entry[0])
+        return np.array([entry[0] for entry in entries], np.uint64), [entry[1:] for entry in entries]

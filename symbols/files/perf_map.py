@@ -1,10 +1,10 @@
-"""Perf maps: text in which a process says what the code is that it generates, a line `START SIZE NAME` per function.
+"""Reads perf maps: text in which a process names the code that it generates, a line `START SIZE NAME` per function.
 
-START and SIZE are hexadecimal, the name reaches to the line's end (tools/perf/Documentation/jit-interface.txt). Lines
-are appended, so a later one is right where two overlap.
+START and SIZE are hexadecimal, the name reaches to the end of the line (tools/perf/Documentation/jit-interface.txt).
+Processes append lines, so of two overlapping lines the later one counts.
 
-The file is the process's, so anything may be in it. It is read in pieces, from its end: an address that a later piece
-has named is not looked for in earlier ones.
+The process writes the file, so it may contain anything. It is read in chunks, from its end: an address that a later
+chunk names is not looked up in earlier ones.
 """
 
 from __future__ import annotations
@@ -13,90 +13,97 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.symbols.files.hex_numbers import MOST_DIGITS, hex_numbers, padded
-from iaprof.symbols.names.layers import Layers
 from iaprof.symbols.names.names import LONGEST_NAME
+from iaprof.symbols.names.segment_tree import SegmentTree
 
-PIECE = 4 << 20  # bytes
+CHUNK = 4 << 20  # bytes
 _LAST_ADDRESS = np.uint64((1 << 64) - 1)
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
 _SPACE = (ord(" "), ord("\t"))
 
 
 def read_perf_map(text: bytes | bytearray, addresses: NDArray[np.uint64]) -> tuple[dict[int, str], int]:
-    """Finds the functions at some addresses.
+    """Finds the function at each address.
 
     Args:
         text: the whole file.
         addresses: uint64[n], sorted.
 
     Returns:
-        The names by index in `addresses`; no entry for what no line covers.
-        How many lines are none that a perf map can have.
+        The names by index in `addresses`, without entries for addresses that no line covers.
+        The number of damaged lines.
     """
     names: dict[int, str] = {}
-    left = np.arange(len(addresses))
+    unnamed = np.arange(len(addresses))
     skipped, end = 0, len(text)
     while end:
-        begin = _begin_of_piece(text, end)
-        if end - begin > PIECE:  # one line, which is not worth its memory
+        begin = _chunk_begin(text, end)
+        if end - begin > CHUNK:  # a single line: it is not worth the memory
             skipped, end = skipped + 1, begin
             continue
-        found, bad = _read_piece(memoryview(text)[begin:end], addresses[left])
-        skipped += bad
-        names |= {int(left[index]): name for index, name in found.items()}
-        left = np.delete(left, list(found))
+        names_of_chunk, damaged = _read_chunk(memoryview(text)[begin:end], addresses[unnamed])
+        skipped += damaged
+        names |= {int(unnamed[index]): name for index, name in names_of_chunk.items()}
+        unnamed = np.delete(unnamed, list(names_of_chunk))
         end = begin
     return names, skipped
 
 
-def _begin_of_piece(text: bytes | bytearray, end: int) -> int:
-    """Where the first whole line begins in the PIECE bytes before `end`, the end of a line; or else that one line."""
-    if end <= PIECE:
+def _chunk_begin(text: bytes | bytearray, end: int) -> int:
+    """Returns where the first whole line of the CHUNK bytes before `end` begins; `end` is the end of a line.
+
+    A last line that is longer than that makes a chunk of its own.
+    """
+    if end <= CHUNK:
         return 0
-    newline = text.find(b"\n", end - PIECE - 1, end - 1)
-    return (newline if newline >= 0 else text.rfind(b"\n", 0, end - PIECE)) + 1
+    newline = text.find(b"\n", end - CHUNK - 1, end - 1)
+    return (newline if newline >= 0 else text.rfind(b"\n", 0, end - CHUNK)) + 1
 
 
-def _read_piece(piece: memoryview, addresses: NDArray[np.uint64]) -> tuple[dict[int, str], int]:
-    """The same for some whole lines."""
-    text = padded(piece)
-    newlines = np.flatnonzero(text[: len(piece)] == ord("\n"))
+def _read_chunk(chunk: memoryview, addresses: NDArray[np.uint64]) -> tuple[dict[int, str], int]:
+    """Like read_perf_map, for a chunk of whole lines."""
+    text = padded(chunk)
+    newlines = np.flatnonzero(text[: len(chunk)] == ord("\n"))
     begins = np.concatenate([np.zeros(1, np.int64), newlines + 1])
-    ends = np.append(newlines, len(piece))
-    some = begins < ends
-    begins, ends = begins[some], ends[some]
-    starts, places, good = _field(text, begins)
-    sizes, places, also_good = _field(text, places)
-    good &= also_good & (sizes > 0) & (places < ends)
+    ends = np.append(newlines, len(chunk))
+    not_empty = begins < ends
+    begins, ends = begins[not_empty], ends[not_empty]
+    starts, positions, good = _field(text, begins)
+    sizes, positions, also_good = _field(text, positions)
+    good &= also_good & (sizes > 0) & (positions < ends)
     skipped = len(begins) - int(good.sum())
 
-    # What would end behind the last address ends there.
+    # Functions that would end beyond the last address end there.
     stops = starts + np.minimum(sizes, _LAST_ADDRESS - starts)
     covers = np.searchsorted(addresses, starts) < np.searchsorted(addresses, stops)
     rows = np.flatnonzero(good & covers)
     order = np.arange(len(rows))
-    layers = Layers(starts[rows], stops[rows], order.astype(np.uint64), order)
-    last = layers.last(layers.pieces(addresses), np.full(len(addresses), _LAST_ADDRESS))
+    tree = SegmentTree(starts[rows], stops[rows], order.astype(np.uint64), order)
+    last = tree.last(tree.segments(addresses), np.full(len(addresses), _LAST_ADDRESS))
     return {
-        int(index): text_of(piece, int(places[rows[last[index]]]), int(ends[rows[last[index]]]))
+        int(index): text_of(chunk, int(positions[rows[last[index]]]), int(ends[rows[last[index]]]))
         for index in np.flatnonzero(last >= 0)
     }, skipped
 
 
 def _field(
-    text: NDArray[np.uint8], places: NDArray[np.int64]
+    text: NDArray[np.uint8], positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.bool_]]:
-    """A number and a space at each place; the numbers, the places behind the spaces, and whether both are there."""
-    prefixed = (text[places] == ord("0")) & ((text[places + 1] | 0x20) == ord("x"))
-    places = places + 2 * prefixed
-    numbers, digits = hex_numbers(text, places)
-    behind = places + digits
-    good = (digits > 0) & (digits <= MOST_DIGITS) & np.isin(text[behind], _SPACE)
-    return numbers, np.where(good, behind + 1, places), good
+    """Parses a number and a space at each position.
+
+    Returns:
+        uint64[n], the numbers; int64[n], the positions after the spaces; bool[n], whether both are there.
+    """
+    prefixed = (text[positions] == ord("0")) & ((text[positions + 1] | 0x20) == ord("x"))
+    positions = positions + 2 * prefixed
+    numbers, digits = hex_numbers(text, positions)
+    after = positions + digits
+    good = (digits > 0) & (digits <= MOST_DIGITS) & np.isin(text[after], _SPACE)
+    return numbers, np.where(good, after + 1, positions), good
 
 
 def text_of(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
-    """The name from `begin` up to `end`, of bounded length, with what is no UTF-8 escaped."""
-    # Somewhat more than fits: what is cut in the middle of a character then is none of those that are kept.
-    some = bytes(data[begin : min(end, begin + (LONGEST_NAME + 1) * _LONGEST_CHARACTER)])
-    return some.decode("utf-8", "backslashreplace")[:LONGEST_NAME]
+    """Returns the text from `begin` to `end`, at most LONGEST_NAME characters; bytes that are no UTF-8 are escaped."""
+    # Decodes a little more than fits, so that a character that is cut here is not among those returned.
+    content = bytes(data[begin : min(end, begin + (LONGEST_NAME + 1) * _LONGEST_CHARACTER)])
+    return content.decode("utf-8", "backslashreplace")[:LONGEST_NAME]

@@ -1,8 +1,8 @@
-"""Looking up many addresses at once in a SymCache, the table that the `symbolic` library makes of debug information.
+"""Looks up many addresses at once in a SymCache, the table that the `symbolic` library makes of debug information.
 
-The library looks up one address at a time, at a few microseconds and as many foreign calls each. The file is a few
-plain arrays (symbolic-symcache's src/raw/v9.rs), so NumPy looks up all of them in one go. A file of another version
-than the one that is known here is refused.
+The library looks up one address at a time, with a few foreign calls that take a few microseconds. As the file consists
+of a few plain arrays (symbolic-symcache's src/raw/v9.rs), NumPy can look up all addresses at once. Files of other
+versions are refused.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _FUNCTION = np.dtype([("name", "<u4"), ("folder", "<u4"), ("entry", "<u4"), ("la
 _LOCATION = np.dtype([("file", "<u4"), ("line", "<u4"), ("function", "<u4"), ("caller", "<u4")])
 HEADER_BYTES = _HEADER.itemsize
 _NONE = 0xFFFF_FFFF
-_DEEPEST = 256  # inlined functions in one another
+_DEEPEST = 256  # functions in a chain of inlined ones
 
 
 class SymCacheError(ValueError):
-    """It is no SymCache, or not a whole one."""
+    """The data are not a SymCache, or are cut off."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Functions inlined into one another, for each of n addresses; frames in the order of the addresses."""
+    """The chains of inlined functions of n addresses; frames in the order of the addresses."""
 
-    counts: NDArray[np.int64]  # [n] frames of each address; 0 where the debug information has nothing for it
-    functions: NDArray[np.int64]  # [frames] for function_name; the outermost of an address first
-    files: NDArray[np.int64]  # [frames] for file_name; -1 for none
+    counts: NDArray[np.int64]  # [n] frames of each address; 0 if debug information does not cover it
+    functions: NDArray[np.int64]  # [frames] for function_names; the outermost function of an address first
+    files: NDArray[np.int64]  # [frames] for file_names; -1 for none
     lines: NDArray[np.uint32]  # [frames]
 
 
@@ -49,10 +49,10 @@ class SymCache:
     """A SymCache in memory."""
 
     def __init__(self, data: bytes | mmap) -> None:
-        """Takes the file's bytes, which must stay as they are.
+        """Takes the file's bytes, which must not change.
 
         Raises:
-            SymCacheError: it is none.
+            SymCacheError: the bytes are not a SymCache.
         """
         view = memoryview(data)
         header = _header(view)
@@ -70,26 +70,26 @@ class SymCache:
             tables.append(np.frombuffer(view, entry, count, at))
             at += entry.itemsize * count
         self._files, self._functions, self._locations, self._ranges = tables
-        self._first = len(self._locations) - len(self._ranges)  # the locations of the ranges stand behind all others
+        self._first = len(self._locations) - len(self._ranges)  # the locations of ranges come after all others
         if self._first < 0:
             raise SymCacheError("it is damaged")
         self._strings = data[at + 7 & ~7 :]
 
     def find(self, addresses: NDArray[np.uint64]) -> Chains:
         """Looks up addresses, uint64[n], relative to the first address of the file's first loaded segment."""
-        found = np.searchsorted(self._ranges, np.minimum(addresses, _NONE).astype(np.uint32), side="right") - 1
+        rows = np.searchsorted(self._ranges, np.minimum(addresses, _NONE).astype(np.uint32), side="right") - 1
         levels: list[NDArray[np.int64]] = []
-        here = np.where((found >= 0) & (addresses < _NONE), found + self._first, _NONE)
-        while len(levels) < _DEEPEST and (known := here < len(self._locations)).any():
-            levels.append(here)
-            here = np.where(known, self._locations["caller"][np.where(known, here, 0)], _NONE)
+        locations = np.where((rows >= 0) & (addresses < _NONE), rows + self._first, _NONE)
+        while len(levels) < _DEEPEST and (known := locations < len(self._locations)).any():
+            levels.append(locations)
+            locations = np.where(known, self._locations["caller"][np.where(known, locations, 0)], _NONE)
         if not levels:
             nothing = np.empty(0, np.int64)
             return Chains(np.zeros(len(addresses), np.int64), nothing, nothing, np.empty(0, np.uint32))
-        places = np.array(levels[::-1]).T  # [addresses, levels] the outermost first
-        known = places < len(self._locations)
-        chain = self._locations[np.where(known, places, 0)]
-        # What stands alone and without a file is a mere symbol, for which there are better tables.
+        by_level = np.array(levels[::-1]).T  # [addresses, levels] the outermost first
+        known = by_level < len(self._locations)
+        chain = self._locations[np.where(known, by_level, 0)]
+        # A single function without a file comes from a symbol, for which there are better tables.
         known &= chain["function"] < len(self._functions)
         known &= (known.sum(axis=1) > 1)[:, None] | (chain["file"] < len(self._files))
         frames = chain[known]
@@ -102,10 +102,10 @@ class SymCache:
         )
 
     def function_names(self, numbers: NDArray[np.int64], longest: int) -> list[bytes]:
-        """The names of functions, as the compiler gave them, cut off after so many bytes."""
+        """Returns the symbols of functions, cut to `longest` bytes."""
         data, texts = self._strings, []
         for at in self._functions["name"][numbers].tolist():
-            # Nearly all names are this short, and there are tens of thousands of them.
+            # A shortcut for lengths of two LEB128 bytes, as there are tens of thousands of names.
             if at + 1 < len(data) and (high := data[at + 1]) < 128 <= (low := data[at]):
                 texts.append(data[at + 2 : at + 2 + min(low & 127 | high << 7, longest)])
             else:
@@ -113,7 +113,7 @@ class SymCache:
         return texts
 
     def file_names(self, numbers: NDArray[np.int64], longest: int) -> list[bytes]:
-        """The paths of source files, absolute where the compiler said enough; empty for -1."""
+        """Returns the paths of source files, absolute if the compiler recorded the folder; empty for -1."""
         texts = []
         for number in numbers.tolist():
             parts = self._files[number].tolist()[:3] if number >= 0 else ()
@@ -121,7 +121,7 @@ class SymCache:
         return texts
 
     def _string(self, offset: int, longest: int) -> bytes:
-        """A text with its length in LEB128 before it."""
+        """Returns the string at an offset; its length in LEB128 comes first."""
         length = shift = 0
         for at in range(offset, min(offset + 5, len(self._strings))):
             byte = self._strings[at]
@@ -133,7 +133,7 @@ class SymCache:
 
 
 def range_count(head: bytes) -> int:
-    """How many ranges of addresses are in a SymCache that begins so. Raises SymCacheError."""
+    """Returns the number of address ranges in a SymCache, from its first HEADER_BYTES. Raises SymCacheError."""
     return int(_header(head)["ranges"])
 
 

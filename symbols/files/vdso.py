@@ -1,4 +1,4 @@
-"""The vDSO: a small ELF file that the kernel maps into every process, and that is on no disk."""
+"""The vDSO: a small ELF image that the Linux kernel maps into every process; no file on disk has it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST_BYTES = 1 << 20  # it has a few pages
 
 
 def open_vdso() -> int | None:
-    """This process's own vDSO as an open file, an offset in it is an offset in the mapping; None where it has none.
+    """Copies this process's vDSO into an open file, at the offsets that it has in the mapping; None without a vDSO.
 
-    It is that of every 64-bit process since this machine was started, and of no other: for addresses that were recorded
-    on another machine or before the last start, it may give wrong names.
+    All 64-bit processes have the same vDSO until the machine reboots. For addresses from another machine or an earlier
+    boot it may give wrong names.
     """
     for mapping in mappings(maps_of(), _LINE):
         with open("/proc/self/mem", "rb", buffering=0) as memory:

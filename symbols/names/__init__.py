@@ -1,1 +1,1 @@
-"""Who names an address: sources of names, and what they are asked for."""
+"""Names for addresses: in which module each address lies, and the symbolizers that name it."""

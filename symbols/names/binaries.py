@@ -1,10 +1,10 @@
-"""Names for addresses of ELF files: asks sandboxed children, which read them, and checks what they answer.
+"""Names addresses of ELF files: sandboxed children read the files, and this module checks their answers.
 
-One child says what files are and looks addresses up (symbols.binary_reader). Before that, children that live for one
-file only turn its debug information into a table, which is kept (symbols.dwarf, symbols.cache): what one file's bytes
-may do to its reader does not get into what is kept of another.
+One child describes files and looks up addresses (symbols/files/binary_reader.py). Before that, other children make
+tables of a file's debug information (symbols/files/dwarf.py), which are cached (symbols/files/cache.py). Such a child
+reads one file only: a hostile file that takes over its reader cannot spoil the cached tables of another file.
 
-A file is an open descriptor: who opens it, and whether it is the very build that was mapped, is for the caller to know.
+A file is an open descriptor. The caller opens it, and checks that it is the build that was mapped.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from iaprof.formats.ranges import ranges
 from iaprof.sandbox.answers import AnswerError, any_list, integer, sentence, string, string_list
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
-from iaprof.symbols.files.cache import Cache, key_of, usual_folder
-from iaprof.symbols.names.names import LONGEST_NAME, Named, Names
+from iaprof.symbols.files.cache import Cache, default_folder, key_of
+from iaprof.symbols.names.names import LONGEST_NAME, Names, Symbolized
 from iaprof.symbols.names.sources import SOURCES
 
-# Memory is bounded below 1 GB; what is mapped of files comes on top, and is the page cache's.
+# Memory is limited to less than 1 GB. Mapped files come on top of that, and belong to the page cache.
 _MEMORY, _MAPPED, _TABLE, _ANSWER = 896 << 20, 16 << 30, 512 << 20, 256 << 20
 _READING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=8, mapped_bytes=_MAPPED, written_bytes=_ANSWER)
 _MAKING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=2, mapped_bytes=_MAPPED, written_bytes=_TABLE)
 
-# A damaged file may keep its readers busy for ever, and a healthy one of 1 GB is worth waiting for. So there is a time
-# for every file, and more in proportion to its size: healthy files are read at 70 MB/s and more.
+# A damaged file may keep its readers busy for ever, but a healthy one of 1 GB is worth waiting for. So each file gets a
+# fixed time plus one in proportion to its size. Healthy files are read at 70 MB/s and more.
 _FACTS_SECONDS = 1.0
-_SECONDS = 4.5  # for naming, all stages together
-_NAMING_SECONDS = 1.5  # of those, kept back for looking up,
-_SYMBOLS_SECONDS = 0.5  # and of these, for looking up once more without debug information
+_SECONDS = 4.5  # for naming addresses, all stages together
+_NAMING_SECONDS = 1.5  # the part of it that is reserved for looking up addresses,
+_SYMBOLS_SECONDS = 0.5  # and the part of this for looking up once more without debug information
 _BYTES_PER_SECOND = 20e6
 
 _PART_BYTES, _MOST_PARTS = 48 << 20, 4  # of debug information for one child: a second of work, 300 MB of memory
 
 
 class BinaryError(IaprofError):
-    """It is no ELF file that can be read; the text says why."""
+    """The file is not a readable ELF file; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,26 @@ class Facts:
     """What an ELF file says about itself."""
 
     build_id: bytes | None
-    debuglink: tuple[str, int] | None  # of its separate debug file: the name, without any '/', and the CRC-32
+    debuglink: tuple[str, int] | None  # the separate debug file's name, without '/', and CRC-32
     has_debug_info: bool
     has_symbols: bool  # .symtab or .gnu_debugdata
-    frame_pointers: bool | None  # whether the code keeps them; None where that cannot be told
+    frame_pointers: bool | None  # whether the code was built with frame pointers; None if unknown
     has_code: bool  # False for separate debug files
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A file that debug information may be read from."""
+    """A file that may have debug information."""
 
     file: int
     status: os.stat_result
     facts: Facts
     debug_bytes: int
-    second_file: bool  # whether a part of its debug information is in yet another file, as dwz makes them
+    second_file: bool  # whether a part of its debug information is in yet another file, which dwz made
 
     @property
     def parts(self) -> int:
-        """In how many parts its debug information is read."""
+        """The number of parts in which its debug information is read."""
         return min(1 + self.debug_bytes // _PART_BYTES, _MOST_PARTS)
 
 
@@ -83,8 +83,8 @@ class Binaries(Closing):
     """Reads ELF files in child processes; also a context manager."""
 
     def __init__(self, cache: Path | None = None) -> None:
-        """Starts nothing yet. `cache` is where what was read of debug information is kept; None for the usual place."""
-        self._cache = Cache(cache or usual_folder())
+        """Starts nothing yet. `cache` is the folder for tables of debug information; None for the default one."""
+        self._cache = Cache(cache or default_folder())
         self._sandbox = Sandbox("iaprof.symbols.files.binary_reader", _READING)
 
     def close(self) -> None:
@@ -92,22 +92,22 @@ class Binaries(Closing):
         self._sandbox.close()
 
     def facts(self, file: int) -> Facts:
-        """What the file says about itself; `file` is an open descriptor.
+        """Returns what a file says about itself; `file` is an open descriptor.
 
         Raises:
-            BinaryError: it is no regular file, or no ELF file that can be read.
+            BinaryError: the file is not a regular file, or not a readable ELF file.
         """
         return self._source(file).facts
 
     def addresses(self, file: int, offsets: NDArray[np.uint64]) -> dict[int, int]:
-        """The addresses of places in the file by their offsets, of those that its program header has one for.
+        """Returns the address of each offset of the file, by offset, if a loaded segment contains it.
 
         Args:
             file: open descriptor.
-            offsets: [n] in the file, bytes.
+            offsets: uint64[n], offsets in the file, bytes.
 
         Raises:
-            BinaryError: it is no ELF file that can be read.
+            BinaryError: the file is not a readable ELF file.
         """
         try:
             answer = any_list(
@@ -120,20 +120,22 @@ class Binaries(Closing):
         except (SandboxError, AnswerError) as error:
             raise BinaryError(sentence(str(error))) from None
 
-    def name(self, file: int, offsets: NDArray[np.uint64], debug: int | None = None, everything: bool = False) -> Named:
-        """Names of places in the file. What is wrong with it is told in `problem`, never raised.
+    def name(
+        self, file: int, offsets: NDArray[np.uint64], debug: int | None = None, everything: bool = False
+    ) -> Symbolized:
+        """Names offsets of a file. Whatever is wrong with the file goes into `problem` and is never raised.
 
         Args:
-            file: open descriptor of the file that was mapped.
-            offsets: [n] in the file, bytes; sorted and distinct.
-            debug: of its separate debug file.
+            file: open descriptor of the mapped file.
+            offsets: uint64[n], offsets in the file, bytes; sorted and distinct.
+            debug: open descriptor of its separate debug file.
             everything: add a range, with its size, for every function symbol of the file.
         """
         end = time.monotonic() + _SECONDS
         try:
             main = self._source(file)
         except BinaryError as error:
-            return Named(problem=str(error))
+            return Symbolized(problem=str(error))
         end += main.status.st_size / _BYTES_PER_SECOND
         problems: list[str] = []
         apart = None
@@ -154,18 +156,18 @@ class Binaries(Closing):
             try:
                 return self._ask_names(main, offsets, apart, tables, everything, end - _SYMBOLS_SECONDS, problems)
             except (SandboxError, AnswerError) as error:
-                self._cache.forget(_key(source), source.parts)  # that may be why
+                self._cache.forget(_key(source), source.parts)  # the cached tables may be damaged
                 problems.append(sentence(f"its debug information was left unread: {error}"))
                 return self._ask_names(main, offsets, apart, [], everything, end, problems)
         except (SandboxError, AnswerError) as error:
             problems.append(sentence(str(error)))
-            return Named(problem=_joined(problems), frame_pointers=main.facts.frame_pointers)
+            return Symbolized(problem=_joined(problems), frame_pointers=main.facts.frame_pointers)
         finally:
             for table in tables:
                 os.close(table)
 
     def _source(self, file: int) -> _Source:
-        """Raises BinaryError."""
+        """Has the child describe a file; raises BinaryError."""
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise BinaryError("it is no regular file")
@@ -179,28 +181,28 @@ class Binaries(Closing):
         return _Source(file, status, facts, debug_bytes, second_file)
 
     def _tables(self, source: _Source, end: float, problems: list[str]) -> list[int]:
-        """Open files with what the source's debug information says; none where there is none."""
+        """Returns open files with the tables of the source's debug information; none if it has no debug information."""
         if not source.facts.has_debug_info:
             return []
         if source.second_file:
             problems.append("a part of its debug information is in a second file, made by dwz, which is not read")
         key = _key(source)
-        kept = self._cache.find(key, source.parts)
-        if kept is not None:
-            return kept
+        cached = self._cache.find(key, source.parts)
+        if cached is not None:
+            return cached
         files = [self._cache.new_file() for _ in range(source.parts)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = list(pool.map(lambda part: _make(source, files, part, end), range(len(files))))
-        told = [each for each in made if isinstance(each, str)]
-        if not told and not sum(each for each in made if isinstance(each, int)):
-            told = ["it names no code"] * len(files)
-        if told:
-            problems.append(f"its debug information was left unread: {sentence(told[0])}")
-        if len(told) == len(files):
+            results = list(pool.map(lambda part: _make(source, files, part, end), range(len(files))))
+        errors = [result for result in results if isinstance(result, str)]
+        if not errors and not sum(result for result in results if isinstance(result, int)):
+            errors = ["it names no code"] * len(files)
+        if errors:
+            problems.append(f"its debug information was left unread: {sentence(errors[0])}")
+        if len(errors) == len(files):
             for file in files:
                 os.close(file)
             return []
-        if not told:
+        if not errors:
             self._cache.keep(key, files)
         return files
 
@@ -213,8 +215,18 @@ class Binaries(Closing):
         everything: bool,
         end: float,
         problems: list[str],
-    ) -> Named:
-        """Raises SandboxError or AnswerError."""
+    ) -> Symbolized:
+        """Has the child look up names; raises SandboxError or AnswerError.
+
+        Args:
+            main: the mapped file.
+            offsets: see `name`.
+            apart: its separate debug file.
+            tables: open files with tables of debug information.
+            everything: see `name`.
+            end: when the child has to have answered, by time.monotonic().
+            problems: known so far.
+        """
         columns = os.memfd_create("iaprof names", os.MFD_CLOEXEC)
         try:
             answer = self._sandbox.call(
@@ -224,15 +236,17 @@ class Binaries(Closing):
                 fds=[main.file, *([apart.file] if apart else []), *tables, columns],
                 seconds=max(end - time.monotonic(), _SYMBOLS_SECONDS),
             )
-            names, sources, more = _checked_names(answer, columns)
-            outermost, no_calls = (_checked_offsets(answer, what, offsets) for what in ("outermost", "no_calls"))
+            names, sources, new_problems = _checked_names(answer, columns)
+            outermost, no_calls = (_checked_offsets(answer, member, offsets) for member in ("outermost", "no_calls"))
         finally:
             os.close(columns)
-        told = [*problems, *more]
-        if not len(names) and not told and len(offsets):
+        all_problems = [*problems, *new_problems]
+        if not len(names) and not all_problems and len(offsets):
             stripped = not main.facts.has_symbols and not main.facts.has_debug_info
-            told.append(("it is stripped: " if stripped else "") + "nothing of it is known at these addresses")
-        return Named(names, " and ".join(sources), _joined(told), main.facts.frame_pointers, outermost, no_calls)
+            all_problems.append(("it is stripped: " if stripped else "") + "nothing of it is known at these addresses")
+        return Symbolized(
+            names, " and ".join(sources), _joined(all_problems), main.facts.frame_pointers, outermost, no_calls
+        )
 
 
 def _key(source: _Source) -> str:
@@ -244,7 +258,7 @@ def _joined(problems: Sequence[str]) -> str:
 
 
 def _make(source: _Source, files: Sequence[int], part: int, end: float) -> int | str:
-    """Has a child of its own fill the file of one part: how many ranges of code are in it, or why there are none."""
+    """Has a new child fill the file of one part; returns its number of address ranges, or why the child failed."""
     with Sandbox("iaprof.symbols.files.dwarf", _MAKING) as sandbox:
         try:
             answer = sandbox.call(
@@ -287,7 +301,11 @@ def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
 
 
 def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]:
-    """The child's columns, which it wrote into a file, as names, sorted; sources and problems."""
+    """Checks the columns that the child wrote into a file; raises AnswerError.
+
+    Returns:
+        The names, sorted; their sources; problems.
+    """
     match answer:
         case {
             "rows": rows,
@@ -297,15 +315,15 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
             "sources": sources,
             "problems": problems,
         }:
-            counts = [integer(each, _ANSWER) for each in (rows, rows, rows, frames, frames, frames)]
+            counts = [integer(count, _ANSWER) for count in (rows, rows, rows, frames, frames, frames)]
             content = _content(file, 8 * sum(counts) + integer(string_bytes, _ANSWER))
         case _:
             raise AnswerError
     numbers = np.frombuffer(content, "<i8", sum(counts))
     addresses, sizes, chains, functions, files, lines = np.split(numbers, np.cumsum(counts)[:-1])
     texts = str(memoryview(content)[numbers.nbytes :], "utf-8", "replace").split("\0")
-    within = (addresses, 0, 1 << 62), (sizes, 1, 1 << 62), (chains, 1, len(functions) + 1), (lines, 0, 1 << 32)
-    for column, lowest, limit in (*within, (functions, 0, len(texts)), (files, 0, len(texts))):
+    bounds = (addresses, 0, 1 << 62), (sizes, 1, 1 << 62), (chains, 1, len(functions) + 1), (lines, 0, 1 << 32)
+    for column, lowest, limit in (*bounds, (functions, 0, len(texts)), (files, 0, len(texts))):
         if len(column) and (column.min() < lowest or column.max() >= limit):
             raise AnswerError
     if chains.sum() != len(functions) or len(texts) != strings or max(map(len, texts)) > LONGEST_NAME:
@@ -322,24 +340,24 @@ def _checked_names(answer: Any, file: int) -> tuple[Names, list[str], list[str]]
         lines[frame].astype(np.uint32),
         texts,
     )
-    told = [sentence(each) for each in string_list(any_list(problems)[:8])]
-    if not all(each in SOURCES for each in any_list(sources)):
+    sentences = [sentence(problem) for problem in string_list(any_list(problems)[:8])]
+    if not all(source in SOURCES for source in any_list(sources)):
         raise AnswerError
-    return names, any_list(sources)[: len(SOURCES)], told
+    return names, any_list(sources)[: len(SOURCES)], sentences
 
 
-def _checked_offsets(answer: Any, what: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """Of the offsets that were asked for, those that the child names under `what`; None where it cannot tell."""
-    if what not in answer:
+def _checked_offsets(answer: Any, member: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
+    """Returns which of the given offsets are in this member of the child's answer; None if the member is None."""
+    if member not in answer:
         raise AnswerError
-    if answer[what] is None:
+    if answer[member] is None:
         return None
-    found = np.array([integer(each) for each in any_list(answer[what])], np.uint64)
-    return np.intersect1d(offsets, found).astype(np.uint64)
+    listed = np.array([integer(offset) for offset in any_list(answer[member])], np.uint64)
+    return np.intersect1d(offsets, listed).astype(np.uint64)
 
 
 def _content(file: int, size: int) -> bytes:
-    """All of a file that has to have so many bytes."""
+    """Returns the content of a file; raises AnswerError unless it has this size."""
     content = os.pread(file, size, 0) if size == os.fstat(file).st_size else b""
     if len(content) != size:
         raise AnswerError

@@ -1,4 +1,4 @@
-"""Whether this is the machine, since the same start of it, on which something was recorded."""
+"""Tells whether a capture was recorded on this machine since it booted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """A name that the kernel makes up each time it starts; empty where it does not."""
+    """Returns the id that the Linux kernel generates at each boot; empty if it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -14,6 +14,6 @@ def boot_id() -> str:
 
 
 def is_same_boot(header: dict[str, object]) -> bool:
-    """Whether a capture's header says that it was recorded on this machine since it was started last."""
+    """Tells from a capture's header whether it was recorded on this machine since it booted."""
     host = header.get("host")
     return isinstance(host, dict) and bool(boot_id()) and host.get("boot_id") == boot_id()

@@ -1,4 +1,4 @@
-"""The addresses of stacks as columns: of each frame the instruction that called, and the distinct ones of many."""
+"""The addresses of stacks, as columns: the call instruction of each frame, and the distinct ones of many stacks."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module
 
-DEEPEST_STACK = 1024  # frames; recorders keep fewer
+DEEPEST_STACK = 1024  # frames; recorders write fewer
 
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """Frames of stacks, one stack behind the other, each one's innermost frame first; all of shape [frames]."""
+    """Frames of stacks, stack by stack, each from the innermost frame outwards; all columns have the shape [frames]."""
 
-    stacks: NDArray[np.int64]  # which row
+    stacks: NDArray[np.int64]  # the row of the stack
     pids: NDArray[np.uint32]
-    addresses: NDArray[np.uint64]  # of the instruction that was executed, or of the call's last byte
+    addresses: NDArray[np.uint64]  # of the executed instruction, or of the last byte of the call
     times: NDArray[np.uint64]  # CLOCK_MONOTONIC ns, when the stack was first seen
 
 
 def calls(stacks: pa.Table | pa.StructArray) -> Calls:
-    """The frames of `stack` rows; what is below DEEPEST_STACK is left out."""
+    """Returns the frames of `stack` rows, at most the DEEPEST_STACK innermost ones of each."""
     if isinstance(stacks, pa.StructArray):
         stacks = pa.Table.from_struct_array(stacks)
     ips = stacks["ips"].combine_chunks()
@@ -36,50 +36,50 @@ def calls(stacks: pa.Table | pa.StructArray) -> Calls:
     ends = ips.offsets.to_numpy().astype(np.int64)
     depths = np.diff(ends)
     rows = np.repeat(np.arange(len(depths)), depths)
-    within = ranges(0, depths)
+    levels = ranges(0, depths)
     addresses = ips.flatten().to_numpy()
-    kept = (addresses != 0) & (within < DEEPEST_STACK)
-    rows, within, addresses = rows[kept], within[kept], addresses[kept]
-    # All but the innermost are return addresses, the call is before them; but where a signal came.
-    addresses = addresses - ((within > 0) & ~_interrupted(stacks, depths)[kept]).astype(np.uint64)
+    kept = (addresses != 0) & (levels < DEEPEST_STACK)
+    rows, levels, addresses = rows[kept], levels[kept], addresses[kept]
+    # Return addresses are all but the innermost address and those that a signal interrupted: the call is before them.
+    addresses = addresses - ((levels > 0) & ~_interrupted(stacks, depths)[kept]).astype(np.uint64)
     return Calls(rows, stacks["pid"].to_numpy()[rows], addresses, stacks["time_ns"].to_numpy()[rows])
 
 
 def _interrupted(stacks: pa.Table, depths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each address of stacks is that of an instruction that a signal interrupted: bool[sum of depths]."""
-    found = np.zeros(int(depths.sum()), bool)
+    """Tells which addresses of the stacks are instructions that a signal interrupted: bool[sum of depths]."""
+    interrupted = np.zeros(int(depths.sum()), bool)
     if "marks" not in stacks.column_names or stacks["marks"].null_count == len(stacks):
-        return found
+        return interrupted
     marks = stacks["marks"].combine_chunks()
     marks = marks if isinstance(marks, pa.Array) else pa.concat_arrays(marks.chunks)
     lengths = marks.value_lengths().fill_null(0).to_numpy()
-    has = lengths == depths  # what else a stranger's capture has is not believed
+    is_valid = lengths == depths  # a hostile capture may have another number of marks than addresses
     starts = np.cumsum(lengths) - lengths
     values = marks.flatten().to_numpy()
-    chosen = np.flatnonzero(has & (depths > 0))
+    chosen = np.flatnonzero(is_valid & (depths > 0))
     if len(chosen):
-        where = ranges((np.cumsum(depths) - depths)[chosen], depths[chosen])
-        found[where] = values[ranges(starts[chosen], depths[chosen])] & np.uint8(Mark.INTERRUPTED) > 0
-    return found
+        frames = ranges((np.cumsum(depths) - depths)[chosen], depths[chosen])
+        interrupted[frames] = values[ranges(starts[chosen], depths[chosen])] & np.uint8(Mark.INTERRUPTED) > 0
+    return interrupted
 
 
-class Needed:
-    """Collects the distinct addresses of stacks, to say what has to be named."""
+class StackAddresses:
+    """Collects the distinct addresses of stacks, which are to be named."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint64]]] = []
 
     def add(self, stacks: pa.Table | pa.StructArray) -> None:
-        """Takes `stack` rows; keeps of them each distinct address of a process once."""
+        """Adds the addresses of `stack` rows: of each process, each distinct one with its first and its last time."""
         if len(stacks):
-            found = calls(stacks)
-            self._parts.append(_distinct(found.pids, found.addresses, found.times))
-            # A process may have executed another program meanwhile, and this address be in both.
-            pids, addresses, times = _distinct(found.pids, found.addresses, ~found.times)
+            frames = calls(stacks)
+            self._parts.append(_distinct(frames.pids, frames.addresses, frames.times))
+            # The last time matters too: the process may have executed another program, with other code at the address.
+            pids, addresses, times = _distinct(frames.pids, frames.addresses, ~frames.times)
             self._parts.append((pids, addresses, ~times))
 
     def modules(self, spaces: AddressSpaces) -> Iterator[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]]:
-        """What each module has to name: its addresses, uint64[n], sorted and distinct, and when each was first met."""
+        """Yields each module, its distinct addresses, sorted, uint64[n], and when each was first seen, uint64[n]."""
         if not self._parts:
             return
         pids, addresses, times = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
@@ -90,19 +90,29 @@ class Needed:
 def by_module(
     modules: list[Module], numbers: NDArray[np.int32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]
 ) -> Iterator[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Addresses by the identity of their module, each once, with the earliest of its times."""
+    """Groups addresses by the identity of their modules.
+
+    Args:
+        modules: may have several entries of one identity.
+        numbers: int32[n], indices into `modules`.
+        addresses: uint64[n], in the module.
+        times: uint64[n], when each was seen.
+
+    Yields:
+        Each module, its addresses, sorted and distinct, and the earliest time of each.
+    """
     first: dict[tuple[object, ...], int] = {}
-    same = np.array([first.setdefault(module.identity, index) for index, module in enumerate(modules)], np.uint32)
-    which, inside, earliest = _distinct(same[numbers], addresses, times)
-    for number in np.unique(which).tolist():
-        low, high = np.searchsorted(which, [number, number + 1])
-        yield modules[number], inside[low:high], earliest[low:high]
+    first_equal = np.array([first.setdefault(module.identity, i) for i, module in enumerate(modules)], np.uint32)
+    distinct_modules, distinct_addresses, earliest = _distinct(first_equal[numbers], addresses, times)
+    for number in np.unique(distinct_modules).tolist():
+        low, high = np.searchsorted(distinct_modules, [number, number + 1])
+        yield modules[number], distinct_addresses[low:high], earliest[low:high]
 
 
 def _distinct(
     keys: NDArray[np.uint32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint64]]:
-    """Each pair of key and address once, sorted, with the earliest of its times."""
+    """Returns each pair of key and address once, sorted, with the earliest of its times."""
     order = np.lexsort((times, addresses, keys))
     keys, addresses, times = keys[order], addresses[order], times[order]
     new = np.ones(len(keys), bool)

@@ -1,4 +1,4 @@
-"""Turning a compiler's symbol names into what the programmer wrote, parameters included, for CPU and GPU alike."""
+"""Demangles the symbols of CPU and GPU code, parameters included."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import re
 
 import multi_demangle  # type: ignore[import-untyped]
 
-LONGEST_SYMBOL = 1 << 14  # bytes; a longer name is left as it is: demangled names can be far longer than mangled ones
+LONGEST_SYMBOL = 1 << 14  # bytes; longer symbols stay mangled: a demangled name can be far longer than its symbol
 
-# A method whose `this` points into an address space has a vendor qualifier in its nested name (_ZNU3AS4K2nn3Row...),
-# a lambda's in the nested name behind that of the function around it (_ZZ4mainENU3AS4KUlvE_clEv).
+# The symbol of a method whose `this` points into an address space has a vendor qualifier: _ZNU3AS4K2nn3Row... In the
+# symbol of a lambda, the qualifier follows the name of the enclosing function: _ZZ4mainENU3AS4KUlvE_clEv.
 _QUALIFIED_THIS = re.compile(r"(?<=N)U(\d{1,2})")
-_ADDRESS_SPACE = re.compile(r"AS\d+|CL[a-z]+")  # clang's names, of targets and of OpenCL
-# SYCL names a kernel by the type that submits it: its symbol is that type's "typeinfo name".
+_ADDRESS_SPACE = re.compile(r"AS\d+|CL[a-z]+")  # clang's names for address spaces, of targets and of OpenCL
+# SYCL names a kernel after the type that submits it: the symbol is the "typeinfo name" of that type.
 _KERNEL_TYPE = "typeinfo name for "
-# Of a lambda that takes an object, as SYCL's take an item, multi_demangle prints the call operator's parameters among
-# the lambda's: {lambda(item(item))#1}::operator() const. The lambda's own say it all.
+# For a lambda that takes an object, as SYCL's take an item, multi_demangle prints the call operator's parameters among
+# the lambda's own: {lambda(item(item))#1}::operator() const. The name is printed again without parameters.
 _MISPRINTED = ("}::operator()", "}::operator() const")
 _NO_PARAMETERS = multi_demangle.DemangleOptions(parameters=False)
 
 
 def demangled(symbol: str) -> str:
-    """The readable name of an Itanium C++ or Rust symbol; any other name as it is."""
+    """Returns the demangled name of an Itanium C++ or Rust symbol, and any other name unchanged."""
     if not symbol.startswith(("_Z", "_R")) or len(symbol) > LONGEST_SYMBOL:
         return symbol
     form, name = symbol, str(multi_demangle.demangle_symbol(symbol))
@@ -36,9 +36,9 @@ def demangled(symbol: str) -> str:
 
 
 def _without_qualified_this(symbol: str) -> str:
-    """The symbol without the address spaces of `this`, which no demangler here knows and no reader misses.
+    """Returns the symbol without the address space of `this`, which multi_demangle does not know.
 
-    Those of parameters stay: `PU3AS1Kf` becomes `float const AS1*`.
+    The address spaces of parameters stay: `PU3AS1Kf` becomes `float const AS1*`.
     """
     parts, position = [], 0
     for match in _QUALIFIED_THIS.finditer(symbol):

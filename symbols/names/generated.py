@@ -1,7 +1,7 @@
-"""Names for code that a process made while it ran, as it told them itself: in a perf map or in jitdumps.
+"""Names generated code from what its process wrote: a perf map or jitdumps.
 
-A sandboxed child reads the files (symbols.generated_reader); which files are a process's to name is the caller's to
-know, and to open.
+A sandboxed child reads the files (symbols/files/generated_reader.py). The caller opens them, and makes sure that they
+are the process's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from iaprof.sandbox.answers import AnswerError, ascending, integers, sentence, string, string_list
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Named, Names
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized
 
 _LIMITS = Limits(seconds=20.0, files=1)  # 200 MB of hostile lines take some 3 s
 _LARGEST_LINE = 1 << 32
@@ -38,48 +38,48 @@ class GeneratedCode(Closing):
         jitdumps: Sequence[int],
         addresses: NDArray[np.uint64],
         times: NDArray[np.uint64],
-    ) -> Named:
-        """Names addresses of one process; each name is for that very address, where other code may be at other times.
+    ) -> Symbolized:
+        """Names addresses of one process. Each name holds for that address only: other code may have been around it.
 
-        What a jitdump says, which knows when code was where, goes before what the perf map says.
+        Jitdumps go before the perf map, as they tell when code was where.
 
         Args:
-            perf_map: an open regular file, None where the process has none.
+            perf_map: an open regular file; None if the process has none.
             jitdumps: open regular files.
             addresses: uint64[n], distinct and sorted.
-            times: uint64[n], when each was met, CLOCK_MONOTONIC ns.
+            times: uint64[n], when each was first seen, CLOCK_MONOTONIC ns.
         """
         frames: dict[int, Frame] = {}
         sources, problems = [], []
         files = [("jitdump", file) for file in jitdumps]
         files += [("perf_map", perf_map)] if perf_map is not None else []
-        for what, file in files:
-            left = np.setdiff1d(np.arange(len(addresses)), list(frames))
-            if not len(left):
+        for kind, file in files:
+            unnamed = np.setdiff1d(np.arange(len(addresses)), list(frames))
+            if not len(unnamed):
                 break
-            called = what.replace("_", " ")
+            source = kind.replace("_", " ")
             try:
-                found, problem = self._read(what, file, addresses[left], times[left])
+                frames_of_file, problem = self._read(kind, file, addresses[unnamed], times[unnamed])
             except (SandboxError, AnswerError, OSError) as error:
-                found, problem = {}, getattr(error, "strerror", None) or str(error)
-            frames |= {int(left[index]): frame for index, frame in found.items()}
-            if found and called not in sources:
-                sources.append(called)
+                frames_of_file, problem = {}, getattr(error, "strerror", None) or str(error)
+            frames |= {int(unnamed[index]): frame for index, frame in frames_of_file.items()}
+            if frames_of_file and source not in sources:
+                sources.append(source)
             if problem:
-                problems.append(f"its {called}: {sentence(problem)}")
+                problems.append(f"its {source}: {sentence(problem)}")
         entries = [(int(addresses[index]), 1, [frame]) for index, frame in frames.items()]
-        return Named(Names.of(entries), " and ".join(sources), "; ".join(problems))
+        return Symbolized(Names.of(entries), " and ".join(sources), "; ".join(problems))
 
     def _read(
-        self, what: str, file: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]
+        self, kind: str, file: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]
     ) -> tuple[dict[int, Frame], str]:
-        """What one file says, by index in `addresses`; and what is wrong with it."""
-        asked = addresses.astype(np.uint64).tobytes() + times.astype(np.uint64).tobytes()
-        return _checked(self._sandbox.call(what, data=asked, fds=[file]), len(addresses))
+        """Reads one file; returns frames by index in `addresses`, and what is wrong with the file."""
+        data = addresses.astype(np.uint64).tobytes() + times.astype(np.uint64).tobytes()
+        return _checked(self._sandbox.call(kind, data=data, fds=[file]), len(addresses))
 
 
 def _checked(answer: Any, count: int) -> tuple[dict[int, Frame], str]:
-    """The child's answer, which has to be what generated_reader gives."""
+    """Checks the child's answer, which must have the form that generated_reader.py gives it; raises AnswerError."""
     match answer:
         case {"index": index, "function": function, "file": file, "line": line, "strings": strings, "problem": problem}:
             texts = string_list(strings)

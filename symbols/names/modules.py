@@ -1,4 +1,4 @@
-"""What code belongs to, and what a place in it is: the two things that names are asked for."""
+"""Modules, which hold code, and places in them: what symbolizers are asked to name."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from enum import StrEnum
 
 
 class ModuleKind(StrEnum):
-    """What a module is, and so what an address in it means."""
+    """The kind of a module. It decides what an address in the module means."""
 
-    FILE = "file"  # an ELF file: an offset in the file, bytes
-    VDSO = "vdso"  # what the kernel maps into every process: an offset in it
-    KERNEL = "kernel"  # the operating system's, its modules included: an address
-    GENERATED = "generated"  # what one process made itself, while it ran: an address in that process
+    FILE = "file"  # an ELF file; addresses are offsets in the file, bytes
+    VDSO = "vdso"  # the ELF image that the Linux kernel maps into every process; addresses are offsets in the image
+    KERNEL = "kernel"  # the Linux kernel with its modules; addresses are virtual addresses
+    GENERATED = "generated"  # code that a process generated; addresses are virtual addresses of that process
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Code that is named together."""
+    """A file or mapping with CPU code."""
 
     kind: ModuleKind
-    path: str = ""  # of a FILE, as the process saw it; [vdso]; [kernel]; empty for GENERATED
-    build_id: bytes | None = None  # of a FILE; None when it has none
-    inode: int = 0  # of a FILE without a build-id; 0 when unknown
-    pid: int = 0  # of GENERATED; for a FILE any one process that mapped it, 0 when unknown
+    path: str = ""  # of a FILE, as the process saw it; [vdso]; [kernel]; the name of a GENERATED mapping
+    build_id: bytes | None = None  # of a FILE; None if it has none
+    inode: int = 0  # of a FILE without a build-id; 0 if unknown
+    pid: int = 0  # of GENERATED; for a FILE, any process that mapped it; 0 if unknown
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What tells it from others: a file of one build-id at one path is one module, whoever mapped it.
+        """What tells modules apart: files with the same path and build-id are one module, whoever mapped them.
 
-        The same build at another path is another one: who copies a build-id does not get at the names of others.
+        The same build-id at another path is another module: a file that forges a build-id does not get at the names of
+        the other file.
         """
         if self.kind is not ModuleKind.FILE:
             return self.kind, self.pid
@@ -38,7 +39,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address as a place in a module."""
+    """An address in a module."""
 
     module: Module
     address: int  # see ModuleKind

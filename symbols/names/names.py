@@ -1,6 +1,7 @@
-"""Names of addresses: for each the functions that are inlined there into one another, with files and lines.
+"""Names of address ranges, as columns, and the interface of symbolizers, which give them.
 
-In columns, as they come from files and go into captures. Names are those that the compiler gave, not demangled.
+An address range is named by its chain of inlined functions, with files and lines. Function names are symbols as the
+compiler wrote them, not demangled.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.modules import Module
 
-MOST_INLINED = 256  # functions of one address that are shown
-LONGEST_NAME = 1 << 13  # characters of a function's or file's name; the rest is cut off
+MOST_INLINED = 256  # functions shown for one address
+LONGEST_NAME = 1 << 13  # characters of a function or file name; the rest is cut off
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One function of a chain of inlined ones: where in it the code, or the call of the next one, stands."""
+    """A function of a chain of inlined ones, and where in its source the code is, or the call of the next function."""
 
     function: str
     file: str = ""  # empty where unknown
@@ -30,10 +31,10 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Names:
-    """Names of n ranges of addresses of one module, sorted by address, then by size, the largest first."""
+    """Names of n address ranges of one module, sorted by address, then by size, the largest first."""
 
     addresses: NDArray[np.uint64]  # [n] first addresses
-    sizes: NDArray[np.uint64]  # [n] bytes; 1 where only the very address was asked for
+    sizes: NDArray[np.uint64]  # [n] bytes; 1 if the name is known to hold for this address only
     starts: NDArray[np.int64]  # [n + 1] frames of range i: starts[i] to starts[i + 1], the outermost first
     functions: NDArray[np.int32]  # [frames] indices into strings
     files: NDArray[np.int32]  # [frames] indices into strings
@@ -42,7 +43,7 @@ class Names:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[int, int, Sequence[Frame]]]) -> Names:
-        """Made of (address, size, frames with the outermost first); an entry without frames names nothing."""
+        """Makes names of (address, size, frames with the outermost first) entries; those without frames are dropped."""
         kept = sorted((e for e in entries if e[2]), key=lambda entry: (entry[0], -entry[1]))
         numbers: dict[str, int] = {}
         frames = [frame for _, _, chain in kept for frame in chain]
@@ -58,22 +59,22 @@ class Names:
 
     @classmethod
     def joined(cls, parts: Sequence[Names]) -> Names:
-        """All of them together; of the same range in several the last one's counts."""
+        """Returns the names of all parts together; if several have the same range, that of the last part counts."""
         if len(parts) == 1:
             return parts[0]
-        before = np.cumsum([0, *(len(part.functions) for part in parts)])
-        texts = np.cumsum([0, *(len(part.strings) for part in parts)])
+        first_frames = np.cumsum([0, *(len(part.functions) for part in parts)])
+        first_strings = np.cumsum([0, *(len(part.strings) for part in parts)])
         addresses, sizes, functions, files, lines = (
-            np.concatenate([getattr(part, name) + more for part, more in zip(parts, offsets, strict=False)])
+            np.concatenate([getattr(part, name) + offset for part, offset in zip(parts, offsets, strict=False)])
             for name, offsets in (
                 ("addresses", np.zeros(len(parts), np.uint64)),
                 ("sizes", np.zeros(len(parts), np.uint64)),
-                ("functions", texts.astype(np.int32)),
-                ("files", texts.astype(np.int32)),
+                ("functions", first_strings.astype(np.int32)),
+                ("files", first_strings.astype(np.int32)),
                 ("lines", np.zeros(len(parts), np.uint32)),
             )
         )
-        first = np.concatenate([part.starts[:-1] + more for part, more in zip(parts, before, strict=False)])
+        first = np.concatenate([part.starts[:-1] + offset for part, offset in zip(parts, first_frames, strict=False)])
         counts = np.concatenate([np.diff(part.starts) for part in parts])
         order = np.lexsort((~sizes, addresses))
         counts, first = counts[order], first[order]
@@ -83,13 +84,13 @@ class Names:
         return cls(addresses[order], sizes[order], starts, functions[frames], files[frames], lines[frames], strings)
 
     def outermost(self) -> Names:
-        """Of each range the first frame alone."""
+        """Returns the same ranges with their outermost frames only."""
         first = self.starts[:-1]
         columns = (self.functions[first], self.files[first], self.lines[first])
         return Names(self.addresses, self.sizes, np.arange(len(self) + 1), *columns, self.strings)
 
     def at(self, addresses: NDArray[np.uint64]) -> Names:
-        """The names of these addresses alone, each for itself."""
+        """Returns names for single addresses: a range of one byte for each address, uint64[n], that has a name."""
         rows = self.find(addresses)
         addresses, rows = addresses[rows >= 0], rows[rows >= 0]
         counts = np.diff(self.starts)[rows]
@@ -103,25 +104,27 @@ class Names:
         return len(self.addresses)
 
     def find(self, addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The range of each address, the one that begins last where there are several; -1 for none: int64[n]."""
-        rows = _last(self.addresses, self.sizes, addresses)
+        """Returns the range of each address, of several the one that begins last: int64[n]; -1 for none."""
+        rows = _last_covering(self.addresses, self.sizes, addresses)
         missing = np.flatnonzero(rows < 0)
         wide = np.flatnonzero(self.sizes > 1)
-        if len(missing) and len(wide) < len(self):  # the name of one address may stand inside of a function's range
-            inside = _last(self.addresses[wide], self.sizes[wide], addresses[missing])
+        if len(missing) and len(wide) < len(self):  # a one-byte range may lie within the range of a function
+            inside = _last_covering(self.addresses[wide], self.sizes[wide], addresses[missing])
             rows[missing] = np.where(inside >= 0, wide[np.maximum(inside, 0)] if len(wide) else -1, -1)
         return rows
 
     def frames(self, row: int) -> tuple[Frame, ...]:
-        """The frames of a range, the outermost first."""
+        """Returns the frames of a range, the outermost first, at most MOST_INLINED."""
         return tuple(
             Frame(self.strings[self.functions[i]], self.strings[self.files[i]], int(self.lines[i]))
             for i in range(int(self.starts[row]), min(int(self.starts[row + 1]), int(self.starts[row]) + MOST_INLINED))
         )
 
 
-def _last(begins: NDArray[np.uint64], sizes: NDArray[np.uint64], addresses: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The last range up to each address, if it covers it; else -1."""
+def _last_covering(
+    begins: NDArray[np.uint64], sizes: NDArray[np.uint64], addresses: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Returns the last range that begins up to each address if it covers the address, else -1: int64[n]."""
     if not len(begins):
         return np.full(len(addresses), -1, np.int64)
     rows = np.searchsorted(begins, addresses, side="right") - 1
@@ -133,25 +136,25 @@ NO_NAMES = Names.of([])
 
 
 @dataclass(frozen=True)
-class Named:
-    """What a source knows of one module."""
+class Symbolized:
+    """What a symbolizer found out about the addresses of one module."""
 
     names: Names = field(default=NO_NAMES)
-    source: str = ""  # what the names are from, for people: "debug information of /usr/lib/debug/..."
-    problem: str = ""  # why not everything could be named: one sentence, empty when nothing went wrong
-    frame_pointers: bool | None = None  # whether the code keeps them; None where that is not known
-    outermost: NDArray[np.uint64] | None = None  # of the addresses, those without a caller; None where nobody can tell
-    no_calls: NDArray[np.uint64] | None = None  # of the addresses, those where no call ends; likewise
+    source: str = ""  # where the names are from, as text: "debug information of /usr/lib/debug/..."
+    problem: str = ""  # why some addresses have no name: one sentence; empty if nothing went wrong
+    frame_pointers: bool | None = None  # whether the code was built with frame pointers; None if unknown
+    outermost: NDArray[np.uint64] | None = None  # the addresses in functions that have no caller; None if unknown
+    no_calls: NDArray[np.uint64] | None = None  # the addresses at which no call instruction ends; None if unknown
 
 
-class Naming(Protocol):
-    """A source of names."""
+class Symbolizer(Protocol):
+    """Names the addresses of modules."""
 
-    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
-        """Names addresses of a module; None where this source has nothing to do with it.
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized | None:
+        """Names addresses of a module; returns None if this symbolizer is not for such modules.
 
         Args:
-            module: whose they are.
-            addresses: [n], distinct and sorted; what they mean depends on the module's kind.
-            times: [n], when each was met first, CLOCK_MONOTONIC ns; for generated code, which changes.
+            module: the module.
+            addresses: uint64[n], distinct and sorted; ModuleKind says what they mean.
+            times: uint64[n], when each was first seen, CLOCK_MONOTONIC ns: generated code changes over time.
         """

@@ -1,4 +1,4 @@
-"""Names as the rows of a capture: `module` says what was named and how that went, `symbol` has the names."""
+"""Converts names to and from a capture's `module` and `symbol` rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Named, Names
+from iaprof.symbols.names.names import Names, Symbolized
 
 FRAMES_PER_GROUP = 1 << 18
-_ABOUT = ("source", "problem", "frame_pointers", "outermost", "no_calls")  # how the naming of a module went
-_LONGEST_TEXT = 1 << 12  # characters; a capture's texts have 16 KiB at most
+_ABOUT = ("source", "problem", "frame_pointers", "outermost", "no_calls")  # members that Symbolized has, too
+_LONGEST_TEXT = 1 << 12  # characters; a text in a capture has 16 KiB at most
 
 
-def module_row(number: int, module: Module, named: Named) -> pa.StructArray:
-    """The `module` row of one module."""
+def module_row(number: int, module: Module, symbolized: Symbolized) -> pa.StructArray:
+    """Returns the `module` row of one module; `number` is its id."""
     row = {
         "id": number,
         "what": module.kind.value,
@@ -30,17 +30,17 @@ def module_row(number: int, module: Module, named: Named) -> pa.StructArray:
         "build_id": module.build_id,
         "inode": module.inode,
         "pid": module.pid,
-        "source": _valid(named.source),
-        "problem": _valid(named.problem),
-        "frame_pointers": named.frame_pointers,
-        "outermost": None if named.outermost is None else named.outermost.tolist(),
-        "no_calls": None if named.no_calls is None else named.no_calls.tolist(),
+        "source": _valid(symbolized.source),
+        "problem": _valid(symbolized.problem),
+        "frame_pointers": symbolized.frame_pointers,
+        "outermost": None if symbolized.outermost is None else symbolized.outermost.tolist(),
+        "no_calls": None if symbolized.no_calls is None else symbolized.no_calls.tolist(),
     }
     return pa.array([row], KINDS["module"])
 
 
 def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
-    """The `symbol` rows of a module's names, at most FRAMES_PER_GROUP at once; functions and files are dictionaries."""
+    """Yields the `symbol` rows of the module with this id, at most FRAMES_PER_GROUP at a time."""
     counts = np.diff(names.starts)
     entries = np.repeat(np.arange(len(names)), counts)
     depths = ranges(0, counts)
@@ -64,36 +64,38 @@ def _valid(text: str) -> str:
 
 
 class CaptureNames:
-    """A Naming: what the capture itself names."""
+    """A Symbolizer with the names that a capture contains."""
 
     def __init__(self, capture: CaptureReader) -> None:
-        """Reads all of it.
+        """Reads all names.
 
         Raises:
             CaptureError: the capture is damaged.
         """
-        self._named: dict[tuple[object, ...], Named] = {}
+        self._symbolized: dict[tuple[object, ...], Symbolized] = {}  # by the module's identity
         names = _names(capture)
         table = capture.table("module")
         columns = (
             shared_texts(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
             for name in (*("id", "what", "path", "build_id", "inode", "pid"), *_ABOUT)
         )
-        for number, what, path, build_id, inode, pid, source, problem, keeps, *lists in zip(*columns, strict=True):
-            if what not in set(ModuleKind):
-                continue  # of a later version; there are few modules
-            module = Module(ModuleKind(what), path, build_id, inode, pid)
-            outermost, no_calls = (None if each is None else np.array(each, np.uint64) for each in lists)
-            found = names.get(number, Names.of([]))
-            self._named[module.identity] = Named(found, source, problem, keeps, outermost, no_calls)
+        for number, kind, path, build_id, inode, pid, source, problem, has_pointers, *lists in zip(
+            *columns, strict=True
+        ):
+            if kind not in set(ModuleKind):
+                continue  # a later version of iaprof wrote the capture
+            module = Module(ModuleKind(kind), path, build_id, inode, pid)
+            outermost, no_calls = (None if column is None else np.array(column, np.uint64) for column in lists)
+            own = names.get(number, Names.of([]))
+            self._symbolized[module.identity] = Symbolized(own, source, problem, has_pointers, outermost, no_calls)
 
-    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
-        """See Naming."""
-        return self._named.get(module.identity)
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized | None:
+        """See Symbolizer."""
+        return self._symbolized.get(module.identity)
 
 
 def _names(capture: CaptureReader) -> dict[int, Names]:
-    """The names by module's id; what has no order or no size names nothing that it should not."""
+    """Returns the names of each module, by its id. Rows may come in any order and with any sizes."""
     table = capture.table("symbol")
     if not len(table):
         return {}
@@ -102,28 +104,28 @@ def _names(capture: CaptureReader) -> dict[int, Names]:
     )
     functions, files = (table[name].combine_chunks() for name in ("function", "file"))
     strings, (function, file) = _one_table(functions, files)
-    # The largest range first among those that begin together; then a range's frames by depth.
+    # Of ranges that begin at the same address the largest comes first. The frames of a range are sorted by depth.
     order = np.lexsort((depths, ~sizes, addresses, modules))
     modules, addresses, sizes, depths, lines = (c[order] for c in (modules, addresses, sizes, depths, lines))
     function, file = function[order], file[order]
     begins = np.ones(len(modules), bool)
     begins[1:] = (modules[1:] != modules[:-1]) | (addresses[1:] != addresses[:-1]) | (sizes[1:] != sizes[:-1])
     first = np.flatnonzero(begins)
-    found = {}
+    names = {}
     numbers, lows = np.unique(modules, return_index=True)
     for number, low, high in zip(numbers.tolist(), lows.tolist(), [*lows[1:].tolist(), len(modules)], strict=True):
         heads = first[slice(*np.searchsorted(first, [low, high]))]
         starts = np.append(heads, high) - low
-        # Each module has its own texts: who goes through all of one's must not go through everybody's.
+        # Each module gets only its own texts: going through them must not take as long as through all of a capture.
         texts, indices = np.unique(np.concatenate([function[low:high], file[low:high]]), return_inverse=True)
         functions, files = np.split(indices.astype(np.int32), 2)
         own = [strings[text] for text in texts.tolist()]
-        found[number] = Names(addresses[heads], sizes[heads], starts, functions, files, lines[low:high], own)
-    return found
+        names[number] = Names(addresses[heads], sizes[heads], starts, functions, files, lines[low:high], own)
+    return names
 
 
 def _one_table(*columns: pa.Array) -> tuple[list[str], list[NDArray[np.int32]]]:
-    """The texts of dictionary columns together, and each column as indices into them."""
+    """Returns the texts of several columns as one list, and each column as indices into it."""
     texts: list[str] = []
     indices = []
     for column in columns:

@@ -1,4 +1,4 @@
-"""Names that only the machine where something was recorded has, and only until it is started again."""
+"""Names that only the recorded machine has, and only until it reboots."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.boot import is_same_boot
 from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 
 
 class ThisBoot:
-    """A Naming for the kernel, the vDSO and perf maps, when a report is made where the capture was recorded."""
+    """A Symbolizer for the Linux kernel, the vDSO and perf maps, if the recorded machine has not rebooted since."""
 
     def __init__(
         self, header: dict[str, Any], binaries: Binaries, generated: GeneratedCode, everything: bool = False
@@ -32,7 +32,7 @@ class ThisBoot:
             header: of the capture.
             binaries: reads the vDSO.
             generated: reads perf maps.
-            everything: names every function of the vDSO, not only the addresses that are asked for.
+            everything: name every function of the vDSO, not only the given addresses.
         """
         self._is_here = is_same_boot(header)
         clock = header.get("clock_end")
@@ -40,8 +40,8 @@ class ThisBoot:
         self._end_ns = end if isinstance(end, int) else 0
         self._binaries, self._generated, self._everything = binaries, generated, everything
 
-    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
-        """See Naming."""
+    def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized | None:
+        """See Symbolizer."""
         if not self._is_here:
             return None
         try:
@@ -57,11 +57,11 @@ class ThisBoot:
                 case ModuleKind.GENERATED:
                     return self._name_generated(module.pid, addresses, times)
         except (IaprofError, OSError) as error:
-            return Named(problem=str(error))
+            return Symbolized(problem=str(error))
         return None
 
-    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Named | None:
-        path = f"/tmp/perf-{pid}.map"  # noqa: S108 (that is where they are)
+    def _name_generated(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized | None:
+        path = f"/tmp/perf-{pid}.map"  # noqa: S108 (perf maps are there)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -69,8 +69,8 @@ class ThisBoot:
         with contextlib.closing(os.fdopen(fd, "rb")):
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()):
-                return Named(problem=f"{path} is not yours")
+                return Symbolized(problem=f"{path} is not yours")
             if status.st_mtime_ns > self._end_ns:
-                # Perhaps another process has the number now.
-                return Named(problem=f"{path} was changed since the recording")
+                # Another process may have the pid by now.
+                return Symbolized(problem=f"{path} was changed since the recording")
             return self._generated.name(fd, (), addresses, times)

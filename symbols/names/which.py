@@ -1,4 +1,4 @@
-"""Which names a capture gets."""
+"""Which names a recording puts into its capture."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import StrEnum
 
 
 class Symbols(StrEnum):
-    """What `--symbols` takes."""
+    """The values of `--symbols`."""
 
-    NEEDED = "needed"  # those of the addresses in its stacks
-    ALL = "all"  # and those of all other functions of the same files
+    NEEDED = "needed"  # names of the addresses in the stacks
+    ALL = "all"  # and of all other functions of the same files
     NONE = "none"

@@ -1,4 +1,4 @@
-"""Writing into a capture what names its stacks: each module is asked for once, and what came of it is a row."""
+"""Writes the names of a capture's stacks into it: a `module` row for each module, and its `symbol` rows."""
 
 from __future__ import annotations
 
@@ -11,69 +11,80 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Named, Naming
+from iaprof.symbols.names.names import Symbolized, Symbolizer
 from iaprof.symbols.names.rows import FRAMES_PER_GROUP, module_row, symbol_rows
 
 Progress = Callable[[int, int], None]
-"""Is told how many modules of how many are done."""
+"""Takes the number of modules that are done, and of all modules."""
 
 
-class _Over(BaseException):
-    """No Exception, so that nothing on the way can take it for one of its own."""
+class _Cancelled(BaseException):
+    """Derives from BaseException, so that no `except Exception` on the way up catches it."""
 
 
-class Patience:
-    """Whether whoever waits for the names still wants to."""
+class Cancellation:
+    """Lets a signal handler end symbolizing early."""
 
     def __init__(self) -> None:
-        self.is_over = False
-        self._asking = False
+        self.is_cancelled = False
+        self._is_symbolizing = False
 
-    def end(self) -> None:
-        """Ends the naming, also in the middle of a module's; to be called by a signal's handler."""
-        self.is_over = True
-        if self._asking:
-            raise _Over
+    def cancel(self) -> None:
+        """Ends symbolizing, also in the middle of a module; a signal handler calls this.
 
-    def ask(self, naming: Naming, asked: tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]) -> Named | None:
-        """What `naming` says of a module; None when the patience ended."""
+        Raises:
+            _Cancelled: a symbolizer is at work; `name` catches it.
+        """
+        self.is_cancelled = True
+        if self._is_symbolizing:
+            raise _Cancelled
+
+    def name(
+        self, symbolizer: Symbolizer, request: tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]
+    ) -> Symbolized | None:
+        """Has a symbolizer name the addresses of a module; returns None if symbolizing was cancelled.
+
+        Args:
+            symbolizer: names the addresses.
+            request: the arguments of Symbolizer.name.
+        """
         try:
             try:
-                self._asking = True
-                return None if self.is_over else naming.name(*asked) or Named()
+                self._is_symbolizing = True
+                return None if self.is_cancelled else symbolizer.name(*request) or Symbolized()
             finally:
-                self._asking = False
-        except _Over:
-            self._asking = False
+                self._is_symbolizing = False
+        except _Cancelled:
+            self._is_symbolizing = False
             return None
 
 
 def write_names(
     writer: CaptureWriter,
     modules: Iterable[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]],
-    naming: Naming,
+    symbolizer: Symbolizer,
     progress: Progress,
-    patience: Patience | None = None,
-    rewrite: Callable[[Module, Named], tuple[Module, Named]] | None = None,
+    cancellation: Cancellation | None = None,
+    rewrite: Callable[[Module, Symbolized], tuple[Module, Symbolized]] | None = None,
 ) -> dict[str, Any]:
     """Names addresses and writes the rows.
 
     Args:
         writer: of the capture.
-        modules: what each has to name, see Needed.modules.
-        naming: knows the names.
-        progress: is told before each module.
-        patience: when it is over, the modules that are left get no names.
-        rewrite: changes what is written of a module.
+        modules: each module with its addresses and times, see StackAddresses.modules.
+        symbolizer: names the addresses.
+        progress: called before each module.
+        cancellation: once cancelled, the remaining modules get no names.
+        rewrite: changes a module and its names before they are written.
 
     Returns:
-        For the header: `modules`, `addresses` and of those `named`, and `skipped` modules.
+        Counts for the header: `modules`, `addresses`, `named` addresses and `skipped` modules.
 
     Raises:
         OSError: the disk is full, or the like.
     """
-    wanted = list(modules)
-    counts = {"modules": len(wanted), "addresses": 0, "named": 0, "skipped": 0}
+    requests = list(modules)
+    counts = {"modules": len(requests), "addresses": 0, "named": 0, "skipped": 0}
     module_rows: list[pa.StructArray] = []
     symbols: list[pa.StructArray] = []
 
@@ -82,20 +93,20 @@ def write_names(
             writer.write("symbol", pa.concat_arrays(symbols))
             symbols.clear()
 
-    patience = patience or Patience()
-    for number, asked in enumerate(wanted):
-        progress(number, len(wanted))
-        named = patience.ask(naming, asked)
-        if named is None:
+    cancellation = cancellation or Cancellation()
+    for number, request in enumerate(requests):
+        progress(number, len(requests))
+        symbolized = cancellation.name(symbolizer, request)
+        if symbolized is None:
             counts["skipped"] += 1
-            named = Named(problem="naming was ended before its turn came")
-        module, addresses, _ = asked
+            symbolized = Symbolized(problem="naming was ended before its turn came")
+        module, addresses, _ = request
         counts["addresses"] += len(addresses)
-        counts["named"] += int((named.names.find(addresses) >= 0).sum())
+        counts["named"] += int((symbolized.names.find(addresses) >= 0).sum())
         if rewrite is not None:
-            module, named = rewrite(module, named)
-        module_rows.append(module_row(number, module, named))
-        for rows in symbol_rows(number, named.names):
+            module, symbolized = rewrite(module, symbolized)
+        module_rows.append(module_row(number, module, symbolized))
+        for rows in symbol_rows(number, symbolized.names):
             symbols.append(rows)
             if sum(map(len, symbols)) >= FRAMES_PER_GROUP:
                 flush()

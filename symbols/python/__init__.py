@@ -1,1 +1,1 @@
-"""CPython's own structures: where an interpreter keeps its frames, and the texts and lines of its code objects."""
+"""Reads CPython's structures: where an interpreter keeps its frames, and the texts and lines of code objects."""

@@ -1,4 +1,4 @@
-"""Frames of Python of `stack` rows: each with its name, file and line, and the frame of C in whose place it stands."""
+"""The Python frames of `stack` rows: name, file and line of each, and the C frame that it replaces."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _MISSING = {
 
 @dataclass(frozen=True, slots=True)
 class PythonFrame:
-    """One frame of Python."""
+    """A Python frame."""
 
     function: str  # its qualified name
-    file: str  # "" where unknown
-    line: int  # 0 where unknown
+    file: str  # "" if unknown
+    line: int  # 0 if unknown
 
     @property
     def text(self) -> str:
-        """What a stack says: `py::function:file`."""
+        """The frame's text in a stack: `py::function:file`."""
         return f"{PYTHON_FUNCTION}{self.function}" + (f":{self.file}" if self.file else "")
 
 
-class StacksOfPython:
-    """The frames of Python of a capture's stacks, which may be anyone's: no more than DEEPEST are read of each."""
+class PythonStacks:
+    """The Python frames of a capture's stacks. Captures may be hostile: at most DEEPEST frames are read per stack."""
 
     def __init__(self, stacks: pa.Table, codes: pa.Table | None) -> None:
         """Takes the columns.
@@ -50,68 +50,69 @@ class StacksOfPython:
         self._depths = np.zeros(rows, np.int64)
         if "python" in stacks.column_names and stacks["python"].null_count < rows:
             self._take(stacks)
-        self._names = _Names(codes, np.unique(self._code))
+        self._names = _CodeNames(codes, np.unique(self._code))
 
     def _take(self, stacks: pa.Table) -> None:
         python = combined(stacks["python"])
         self._depths = combined(stacks["ips"]).value_lengths().to_numpy().astype(np.int64)
         lengths = python.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-        values, kept_of = python.flatten(), np.minimum(lengths, DEEPEST)
-        np.cumsum(kept_of, out=self._starts[1:])
-        kept = ranges(np.cumsum(lengths) - lengths, kept_of)
+        values, counts = python.flatten(), np.minimum(lengths, DEEPEST)
+        np.cumsum(counts, out=self._starts[1:])
+        kept = ranges(np.cumsum(lengths) - lengths, counts)
         self._code, self._line, self._at = (values.field(name).to_numpy()[kept] for name in ("code", "line", "at"))
         ended = stacks["python_ended"].to_pylist() if "python_ended" in stacks.column_names else []
-        self._states = np.array([Completeness.from_column(each) for each in ended or [None] * len(stacks)], np.uint8)
+        self._states = np.array([Completeness.from_column(value) for value in ended or [None] * len(stacks)], np.uint8)
         self._states[python.is_null().to_numpy(zero_copy_only=False)] = Completeness.NONE
 
     def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:
-        """The frames of a stack, by the number of the frame of C in whose place they stand, from the outermost on.
+        """Returns a stack's Python frames by the number of the C frame that they replace, the outermost frame first.
 
-        Each is a code object's number and a line, see `frame`. What is the number of no frame of C stands nowhere.
+        A frame is the id of a code object and a line, for `frame`. A number that no C frame has means that the place is
+        unknown.
         """
         part = slice(int(self._starts[row]), int(self._starts[row + 1]))
-        found: dict[int, list[tuple[int, int]]] = {}
+        groups: dict[int, list[tuple[int, int]]] = {}
         columns = (column[part][::-1].tolist() for column in (self._code, self._line, self._at))
         for code, line, at in zip(*columns, strict=True):
-            found.setdefault(at, []).append((code, line))
-        return found
+            groups.setdefault(at, []).append((code, line))
+        return groups
 
     def frame(self, code: int, line: int) -> PythonFrame:
-        """One of those frames."""
+        """Returns the frame of a code object's id and a line."""
         return PythonFrame(*self._names.of(code), line)
 
     def has_frames(self, row: int) -> bool:
-        """Whether a stack has any."""
+        """Tells whether a stack has Python frames."""
         return bool(self._starts[row] < self._starts[row + 1])
 
     def missing(self, row: int) -> str:
-        """What stands for frames of Python that are missing outside of those that a stack has; "" where none are."""
+        """Returns the text that stands for missing outer Python frames of a stack; "" if none are missing."""
         return next((text for state, text in _MISSING.items() if self._states[row] & state), "")
 
     def flags(self) -> NDArray[np.uint8]:
-        """What is to be counted of each stack: State flags, uint8[n]."""
+        """Returns how complete the Python frames of each stack are: Completeness flags, uint8[n]."""
         flags = self._states.copy()
         rows = np.repeat(np.arange(len(flags)), np.diff(self._starts))
-        for has, flag in (
+        for applies, flag in (
             (~self._names.has(self._code), Completeness.UNNAMED),
             (self._at >= self._depths[rows], Completeness.UNPLACED),
         ):
-            flags[np.unique(rows[has])] |= np.uint8(flag)
+            flags[np.unique(rows[applies])] |= np.uint8(flag)
         return flags
 
 
-class _Names:
-    """Names and files of code objects, of those that stacks refer to; each distinct text is kept once."""
+class _CodeNames:
+    """Names and files of the code objects that stacks refer to; each distinct text is stored once."""
 
-    def __init__(self, codes: pa.Table | None, wanted: NDArray[np.uint32]) -> None:
+    def __init__(self, codes: pa.Table | None, used_ids: NDArray[np.uint32]) -> None:
         self._ids = np.empty(0, np.uint32)
         self._columns: list[tuple[NDArray[np.int64], list[str]]] = []
         if codes is None or not len(codes):
             return
         ids = codes["id"].to_numpy()
-        # A number that a stranger's capture has twice means the first of both.
+        # A hostile capture may have an id twice: the first row counts.
         self._ids, first = np.unique(ids, return_index=True)
-        kept = np.isin(self._ids, wanted) & (self._ids != NO_CODE)
+        kept = np.isin(self._ids, used_ids) & (self._ids != NO_CODE)
         self._ids, first = self._ids[kept], first[kept]
         for name in ("name", "file"):
             texts = combined(codes[name].take(pa.array(first)))
@@ -119,11 +120,11 @@ class _Names:
             self._columns.append((used.indices.to_numpy(), texts.dictionary.take(used.dictionary).to_pylist()))
 
     def has(self, codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Whether each number is that of a code object."""
+        """Tells for each id whether there is a code object: bool[n]."""
         return np.isin(codes, self._ids)
 
     def of(self, code: int) -> tuple[str, str]:
-        """Name and file."""
+        """Returns name and file of the code object with this id."""
         at = int(np.searchsorted(self._ids, code))
         if at == len(self._ids) or self._ids[at] != code:
             return NOT_COPIED, ""

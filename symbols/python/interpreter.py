@@ -1,7 +1,7 @@
-"""What the file of a CPython interpreter says of it: its version, and where it keeps its frames.
+"""Reads from the file of a CPython interpreter its version, and where it keeps its frames.
 
-The file is the program, or libpython. It is a stranger's: nothing but numbers is taken from it, and these are checked.
-Whether a running interpreter really is like this has to be looked at in its memory.
+The file is the program, or libpython. It may be hostile: only numbers are taken from it, and these are checked. The
+caller has to check in the memory of a running interpreter that they are right.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR, Layout, Layout
 _RUNTIME, _VERSION = b"_PyRuntime", b"Py_Version"
 _TEXT_TYPE, _BYTES_TYPE = b"PyUnicode_Type", b"PyBytes_Type"
 _VERSION_BYTES = 8
-_CANDIDATE = 0xC  # the release level of release candidates; alphas and betas have less
+_CANDIDATE = 0xC  # the release level of release candidates; those of alphas and betas are lower
 
 
 class InterpreterError(Exception):
-    """Its frames cannot be walked; the text says why, as the second part of a sentence."""
+    """The interpreter's frames cannot be walked; the text says why, as the second part of a sentence."""
 
 
 class Version(NamedTuple):
-    """Of CPython."""
+    """A version of CPython."""
 
     major: int
     minor: int
@@ -39,16 +39,16 @@ class Interpreter:
 
     version: Version
     runtime: int  # the address of _PyRuntime in the image
-    text_type: int  # of PyUnicode_Type, to which each `str` object points
-    bytes_type: int  # of PyBytes_Type
+    text_type: int  # the address of PyUnicode_Type, which each `str` object points to
+    bytes_type: int  # the address of PyBytes_Type
     layout: Layout
 
 
 def read_interpreter(image: ElfFile) -> Interpreter | None:
-    """The interpreter in a file; None if there is none in it.
+    """Returns the interpreter in a file; None if the file has none.
 
     Raises:
-        InterpreterError: there is one, but its frames cannot be walked.
+        InterpreterError: the file has an interpreter whose frames cannot be walked.
     """
     runtime = image.exported(_RUNTIME)
     if runtime is None:
@@ -68,7 +68,7 @@ def read_interpreter(image: ElfFile) -> Interpreter | None:
 
 
 def _checked(hexversion: int) -> Version:
-    """The version in Py_Version, as PY_VERSION_HEX of Include/patchlevel.h has it."""
+    """Decodes the content of Py_Version, a PY_VERSION_HEX (Include/patchlevel.h); raises InterpreterError."""
     version = Version(hexversion >> 24, hexversion >> 16 & 255, hexversion >> 8 & 255)
     if version.major != 3 or version.minor < FIRST_MINOR:
         raise InterpreterError(

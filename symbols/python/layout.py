@@ -1,8 +1,8 @@
-"""Where each version of CPython keeps what a walk of its frames reads.
+"""The offsets of the members of CPython's structures that a walk of its frames reads, by version.
 
-Python 3.11 and 3.12 are in a table here. From 3.13 on _PyRuntime begins with a structure of offsets for debuggers
-(_Py_DebugOffsets: Include/internal/pycore_runtime.h of 3.13, pycore_debug_offsets.h of later versions). All but two
-fields come from there; it has neither co_version nor where the characters of a string lie that is not ASCII.
+For Python 3.11 and 3.12 this module has tables. From 3.13 on, _PyRuntime begins with a structure of offsets for
+debuggers (_Py_DebugOffsets: Include/internal/pycore_runtime.h of 3.13, pycore_debug_offsets.h of later versions). It
+has all but two fields of Layout: co_version, and where the characters of non-ASCII strings are.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from itertools import pairwise
 from types import MappingProxyType
 
 OWNED_BY_C = 3
-"""Since 3.12, a frame whose owner is this or more is no function's: it lies on the C stack, below its loop's frames."""
+"""Since 3.12: a frame with this owner or more is no function's; it is on the C stack, below its loop's frames."""
 CODE_TAGS = 7
-"""Since 3.14, these bits of a frame's pointer to its code object are no part of the address."""
+"""Since 3.14: these bits of a frame's pointer to its code object are not part of the address."""
 LARGEST_OFFSET = 1 << 15
 LARGEST_FRAME = 128
-"""At most so many bytes of a frame have to be read."""
+"""The most bytes of a frame that have to be read."""
 
 COOKIE = b"xdebugpy"
 PUBLISHED_BYTES = 760
-"""So much of _PyRuntime holds all that is read of a _Py_DebugOffsets."""
+"""The first bytes of _PyRuntime, with all members of _Py_DebugOffsets that are read."""
 _HEAD = struct.Struct("<8sQQ")
 _OFFSET = struct.Struct("<Q")
 
 
 class LayoutError(ValueError):
-    """Offsets are missing, contradict one another or are absurd; the text says what it is, as part of a sentence."""
+    """Offsets are missing, contradictory or absurd; the text says what is wrong, as part of a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Offsets in bytes, each from the start of the structure that comes first in its comment.
+    """Offsets in bytes, each from the start of the structure that its comment names.
 
-    What a version does not have is None.
+    A member that a version does not have is None.
     """
 
     interpreters_head: int  # _PyRuntimeState.interpreters.head
@@ -62,19 +62,19 @@ class Layout:
     code_bytecode: int  # PyCodeObject.co_code_adaptive, where the instructions begin
     string_length: int  # PyASCIIObject.length, in characters
     string_state: int  # PyASCIIObject.state, 4 bytes
-    string_ascii_data: int  # sizeof(PyASCIIObject): where the characters of ASCII strings begin
-    string_other_data: int  # sizeof(PyCompactUnicodeObject): where those of other strings begin
+    string_ascii_data: int  # sizeof(PyASCIIObject): where the characters of an ASCII string begin
+    string_other_data: int  # sizeof(PyCompactUnicodeObject): where the characters of other strings begin
     bytes_length: int  # PyBytesObject.ob_base.ob_size
     bytes_data: int  # PyBytesObject.ob_sval
 
     @property
     def frame_bytes(self) -> int:
-        """How many bytes of a frame hold all that is read of it; a multiple of 8."""
+        """The number of bytes at the start of a frame that have all its members; a multiple of 8."""
         ends = [offset + width for offset, width in _present(self, _STRUCTURES["_PyInterpreterFrame"])]
         return max(ends) + 7 & ~7
 
 
-# By structure, the fields that lie in it and how many bytes they have.
+# By structure: the fields of Layout that are offsets in it, with the members' sizes in bytes.
 _STRUCTURES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "_PyRuntimeState": {"interpreters_head": 8},
@@ -164,17 +164,17 @@ _NOT_PUBLISHED = {"code_version": 92, "string_other_data": 56}  # the same in 3.
 
 @dataclass(frozen=True)
 class _Group:
-    """A part of _Py_DebugOffsets: its first offset is the size of a structure, those behind belong to its fields."""
+    """A part of _Py_DebugOffsets: the size of a structure, followed by the offsets of its members."""
 
     structure: str
-    size: int  # where the structure's size is
-    fields: Mapping[str, int]  # where their offsets are, in bytes behind the size
+    size: int  # where the structure's size is in _Py_DebugOffsets
+    fields: Mapping[str, int]  # where the offsets of Layout's fields are, in bytes after the size
 
 
 def _groups(
     *, thread: int, frame: int, code: int, bytes_: int, unicode: int, thread_id: int = 40
 ) -> tuple[_Group, ...]:
-    """What the versions have in common, with where the groups begin."""
+    """Returns the groups of a version, given the offsets at which they begin; the rest is common to all versions."""
     return (
         _Group("_PyRuntimeState", 24, {"interpreters_head": 16}),
         _Group("PyInterpreterState", 48, {"interpreter_next": 16, "threads_head": 24}),
@@ -208,19 +208,19 @@ _PUBLISHED = {
 }
 
 FIRST_MINOR, LAST_MINOR = min(_IN_TABLE), max(_PUBLISHED)
-"""Of Python 3: the versions whose layout is known."""
+"""The first and the last minor version of Python 3 whose layout is known."""
 
 
 def layout_of(minor: int, hexversion: int, read: Callable[[int], bytes]) -> Layout:
-    """The layout of a version between FIRST_MINOR and LAST_MINOR.
+    """Returns the layout of a version between FIRST_MINOR and LAST_MINOR.
 
     Args:
-        minor: of Python 3.
+        minor: version of Python 3.
         hexversion: the content of Py_Version.
-        read: gives so many of the first bytes of _PyRuntime, as they are in the file.
+        read: reads the first bytes of _PyRuntime in the file, given their number.
 
     Raises:
-        LayoutError: what is published is missing, of a free-threaded build, contradictory or absurd.
+        LayoutError: the published offsets are missing, of a free-threaded build, contradictory or absurd.
     """
     if minor in _IN_TABLE:
         return _IN_TABLE[minor]
@@ -238,11 +238,12 @@ def layout_of(minor: int, hexversion: int, read: Callable[[int], bytes]) -> Layo
 
 
 def _read(published: bytes, groups: tuple[_Group, ...]) -> Layout:
+    """Reads a layout from the published bytes; raises LayoutError."""
     offsets = dict(_NOT_PUBLISHED)
     for group in groups:
         (size,) = _OFFSET.unpack_from(published, group.size)
-        for name, behind in group.fields.items():
-            (offset,) = _OFFSET.unpack_from(published, group.size + behind)
+        for name, after_size in group.fields.items():
+            (offset,) = _OFFSET.unpack_from(published, group.size + after_size)
             if offset >= LARGEST_OFFSET or offset + _end_width(group.structure, name) > size:
                 raise LayoutError(f"the offset that it publishes for {name} is absurd ({offset}, in {size} bytes)")
             offsets[name] = offset
@@ -252,12 +253,12 @@ def _read(published: bytes, groups: tuple[_Group, ...]) -> Layout:
 
 
 def _end_width(structure: str, name: str) -> int:
-    """How much of a structure a field needs behind its offset: none if its offset is the structure's size."""
+    """Returns how many bytes of its structure a field needs from its offset on: none if the offset is the size."""
     return 0 if name == "string_ascii_data" else _STRUCTURES[structure][name]
 
 
 def _check(layout: Layout) -> None:
-    """Raises LayoutError if fields overlap or are not aligned, or a frame is too large."""
+    """Raises LayoutError if members overlap or are not aligned, or if a frame is too large."""
     for structure, widths in _STRUCTURES.items():
         present = sorted(_present(layout, widths))
         if any(offset + width > following for (offset, width), (following, _) in pairwise(present)):
@@ -269,6 +270,6 @@ def _check(layout: Layout) -> None:
 
 
 def _present(layout: Layout, widths: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Offset and width of those fields that the version has."""
+    """Returns (offset, width) of the fields that the version has."""
     offsets = ((getattr(layout, name), width) for name, width in widths.items())
     return [(offset, width) for offset, width in offsets if offset is not None]

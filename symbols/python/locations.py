@@ -1,8 +1,7 @@
-"""The lines of a code object's instructions, from its location table (co_linetable).
+"""Reads the lines of a code object's instructions from its location table (co_linetable).
 
 The format is the same in Python 3.11 to 3.15: Objects/locations.md of 3.11 and 3.12, InternalDocs/code_objects.md of
-later versions. An entry begins with a byte whose highest bit is set and that bit is set in no other byte, so all
-entries are read at once as columns.
+later versions. Only the first byte of an entry has its highest bit set, so all entries can be read at once as columns.
 """
 
 from __future__ import annotations
@@ -11,52 +10,51 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 NO_LINE = 0
-"""What an instruction has that belongs to no line, or that the table does not tell of."""
+"""The line of an instruction that has none, or that the table does not cover."""
 BEFORE_THE_FIRST = -2
-"""The offset of a function that has not begun, in 3.11 and 3.12; it is at its first line."""
+"""In 3.11 and 3.12: the instruction offset of a frame whose function has not begun; it is at its first line."""
 
 _STARTS = 0x80
 _LEAST_ONE_LINE, _NO_COLUMNS, _LONG, _NO_LOCATION = 10, 13, 14, 15  # codes of entries
 _UNIT = 2  # bytes of an instruction without its arguments and caches
-_MORE, _BITS = 0x40, 6  # of a byte of a number
+_MORE, _BITS = 0x40, 6  # in each byte of a number: the flag that another byte follows, and the number of value bits
 _LONGEST_NUMBER = 6  # bytes: a line has 32 bits
 _LARGEST_LINE = (1 << 31) - 1
 
 
 def lines_of(table: bytes, first_line: int, offsets: ArrayLike) -> NDArray[np.int64]:
-    """The lines of instructions.
+    """Returns the lines of instructions.
 
-    A table that was cut tells of the instructions in front of the cut, one that is damaged of those in front of the
-    damage.
+    A table that was cut or is damaged covers the instructions before the cut or the damage.
 
     Args:
         table: the content of co_linetable.
         first_line: co_firstlineno.
-        offsets: of the instructions, in bytes from the first: int64[n], in any order.
+        offsets: of the instructions, in bytes from the first one: int64[n], in any order.
 
     Returns:
-        int64[n], NO_LINE where there is none.
+        int64[n], NO_LINE for instructions without a line.
     """
-    wanted = np.asarray(offsets, np.int64)
-    ends, lines = _entries(np.frombuffer(table, np.uint8), first_line)
-    entry = np.searchsorted(ends, wanted, side="right")
-    known = (wanted >= 0) & (entry < len(ends))
-    found = np.full(len(wanted), NO_LINE, np.int64)
-    found[known] = lines[entry[known]]
+    positions = np.asarray(offsets, np.int64)
+    ends, entry_lines = _entries(np.frombuffer(table, np.uint8), first_line)
+    entry = np.searchsorted(ends, positions, side="right")
+    known = (positions >= 0) & (entry < len(ends))
+    lines = np.full(len(positions), NO_LINE, np.int64)
+    lines[known] = entry_lines[entry[known]]
     if 0 < first_line <= _LARGEST_LINE:
-        found[wanted == BEFORE_THE_FIRST] = first_line
-    return found
+        lines[positions == BEFORE_THE_FIRST] = first_line
+    return lines
 
 
 def _entries(table: NDArray[np.uint8], first_line: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each entry up to the first that is damaged, the offset behind its instructions, and their line."""
+    """Returns the entries up to the first damaged one: the offsets after their instructions, and their lines."""
     starts = np.flatnonzero(table & _STARTS)
     if not len(starts) or starts[0]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     heads = table[starts].astype(np.int64)
     codes, ends = heads >> 3 & 15, np.cumsum(((heads & 7) + 1) * _UNIT)
-    deltas, whole = _deltas(table, starts, codes)
-    damaged = np.flatnonzero(~whole)
+    deltas, readable = _deltas(table, starts, codes)
+    damaged = np.flatnonzero(~readable)
     count = int(damaged[0]) if len(damaged) else len(starts)
     lines = first_line + np.cumsum(deltas[:count])
     lines[(codes[:count] == _NO_LOCATION) | (lines <= 0) | (lines > _LARGEST_LINE)] = NO_LINE
@@ -66,18 +64,18 @@ def _entries(table: NDArray[np.uint8], first_line: int) -> tuple[NDArray[np.int6
 def _deltas(
     table: NDArray[np.uint8], starts: NDArray[np.int64], codes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """By how much each entry's line is larger than that before, and whether that could be read."""
+    """Returns by how much each entry's line exceeds that of the entry before, and whether this number is readable."""
     deltas = np.where((codes >= _LEAST_ONE_LINE) & (codes < _NO_COLUMNS), codes - _LEAST_ONE_LINE, 0)
     with_number = np.flatnonzero((codes == _NO_COLUMNS) | (codes == _LONG))
     limits = np.append(starts[1:], len(table))[with_number]
     at, values = starts[with_number] + 1, np.zeros(len(with_number), np.int64)
     goes_on = np.ones(len(with_number), np.bool_)
     for position in range(_LONGEST_NUMBER):
-        there = goes_on & (at + position < limits)
-        content = table[np.where(there, at + position, 0)]
-        values |= np.where(there, content & _MORE - 1, 0).astype(np.int64) << _BITS * position
-        goes_on &= ~there | (content & _MORE > 0)
+        inside = goes_on & (at + position < limits)
+        content = table[np.where(inside, at + position, 0)]
+        values |= np.where(inside, content & _MORE - 1, 0).astype(np.int64) << _BITS * position
+        goes_on &= ~inside | (content & _MORE > 0)
     deltas[with_number] = np.where(values & 1, -(values >> 1), values >> 1)
-    whole = np.ones(len(starts), np.bool_)
-    whole[with_number] = ~goes_on
-    return deltas, whole
+    readable = np.ones(len(starts), np.bool_)
+    readable[with_number] = ~goes_on
+    return deltas, readable

@@ -1,7 +1,7 @@
-"""What stands in `str` and `bytes` objects of CPython whose first bytes were copied from a process's memory.
+"""Reads CPython's `str` and `bytes` objects, whose first bytes were copied from a process's memory.
 
-PEP 393 and Include/cpython/unicodeobject.h: a string whose characters lie behind its head is called compact. It has 1,
-2 or 4 bytes a character.
+PEP 393 and Include/cpython/unicodeobject.h: a string whose characters follow its head is called compact. It has 1, 2 or
+4 bytes per character.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from iaprof.symbols.python.layout import Layout
 
 _KIND, _KIND_SHIFT, _COMPACT, _ASCII = 7, 2, 1 << 5, 1 << 6  # bits of PyASCIIObject.state
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
-_TYPE = 8  # PyObject.ob_type, of builds that are not free-threaded
-_CUT = "\N{HORIZONTAL ELLIPSIS}"
-_LONGEST = 1 << 62  # what is more is no length
+_TYPE = 8  # offset of PyObject.ob_type in builds that are not free-threaded
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+_LONGEST = 1 << 62  # larger numbers are not lengths
 
 
 class TextError(ValueError):
-    """The bytes are no object of that kind; the text says why."""
+    """The bytes are not an object of that type; the text says why."""
 
 
 class Text(NamedTuple):
-    """What a string says."""
+    """The content of a `str` object."""
 
-    value: str  # valid Unicode: in place of surrogates, as in file names that are not UTF-8, it has U+FFFD
-    is_cut: bool  # there are characters that were not copied
+    value: str  # valid Unicode: surrogates, as in file names that are not UTF-8, are replaced by U+FFFD
+    is_cut: bool  # whether more characters follow, which were not copied
 
 
-def said(text: Text) -> str:
-    """A string, with a mark where it was cut."""
-    return text.value + _CUT * text.is_cut
+def with_ellipsis(text: Text) -> str:
+    """Returns the string, with an ellipsis if it was cut."""
+    return text.value + _ELLIPSIS * text.is_cut
 
 
 class Content(NamedTuple):
-    """What a bytes object holds."""
+    """The content of a `bytes` object."""
 
     value: bytes  # as far as it was copied
-    length: int  # of all
+    length: int  # of the whole object
 
 
 def type_of(copied: bytes) -> int:
-    """The address of an object's type."""
+    """Returns the address of an object's type."""
     return _number(copied, _TYPE, "<Q")
 
 
 def text_of(copied: bytes, layout: Layout) -> Text:
-    """Reads a string.
+    """Reads a `str` object.
 
     Args:
         copied: the object's first bytes.
         layout: of its interpreter.
 
     Raises:
-        TextError: it is no compact string, or not even its head was copied.
+        TextError: it is not a compact string, or its head was not copied.
     """
     length = _number(copied, layout.string_length, "<q")
     state = _number(copied, layout.string_state, "<I")
@@ -67,17 +67,24 @@ def text_of(copied: bytes, layout: Layout) -> Text:
 
 
 def bytes_of(copied: bytes, layout: Layout) -> Content:
-    """Reads a bytes object; arguments and errors as of `text_of`."""
+    """Reads a `bytes` object; arguments and errors as for `text_of`."""
     length = _number(copied, layout.bytes_length, "<q")
     return Content(_content(copied, layout.bytes_data, length, 1)[0], length)
 
 
 def _content(copied: bytes, start: int, length: int, size: int) -> tuple[bytes, bool]:
-    """So many items of a size from an offset on, and whether there are more than were copied."""
+    """Returns the copied items of an object's data, and whether more items were not copied.
+
+    Args:
+        copied: the object's first bytes.
+        start: offset of the data.
+        length: the number of items.
+        size: of an item, in bytes.
+    """
     if not 0 <= length < _LONGEST:
         raise TextError(f"its length is absurd ({length})")
-    there = min(length, max(len(copied) - start, 0) // size)
-    return copied[start : start + there * size], there < length
+    count = min(length, max(len(copied) - start, 0) // size)
+    return copied[start : start + count * size], count < length
 
 
 def _number(copied: bytes, offset: int, form: str) -> int:

@@ -1,7 +1,7 @@
-"""Python's functions without the interpreter that runs them.
+"""Removes CPython's own frames from stacks with Python functions.
 
-Frames of Python are named `py::function:file`, as CPython itself names them in perf maps. Between two of them are C
-functions of the interpreter, and before the first those that started it.
+Python frames are named `py::function:file`, as CPython itself names them in perf maps. Between two of them are C
+functions of the interpreter, and before the first one the C functions that started it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from iaprof.symbols.names.modules import Module, ModuleKind
 
 PYTHON_FUNCTION = "py::"
 NOT_COPIED = "[unknown]"
-"""In place of the name of a function of Python whose code object could not be read."""
+"""Replaces the name of a Python function whose code object could not be read."""
 _DELETED = " (deleted)"
-# The executable and the library, of debug (d), free-threaded (t) and old (m) builds too.
+# The executable and the library, also of debug (d), free-threaded (t) and old (m) builds.
 _INTERPRETER = re.compile(r"python(3(\.\d{1,3}[dmt]{0,2})?)?|libpython3\.\d{1,3}[dmt]{0,2}\.so[0-9.]*")
 
 
 class StackFrame(Protocol):
-    """A frame of a stack, as far as it matters what it is."""
+    """What `without_interpreter` needs to know about a frame."""
 
     @property
     def name(self) -> str:
-        """Its function."""
+        """The name of its function."""
 
     @property
     def module(self) -> Module | None:
-        """Whose code it is; None where that is not known."""
+        """The module with its code; None if unknown."""
 
 
-Each = TypeVar("Each", bound=StackFrame)
+AnyFrame = TypeVar("AnyFrame", bound=StackFrame)
 
 
-def without_interpreter(frames: Sequence[Each]) -> list[Each]:
-    """The frames but for CPython's own, where functions of Python are among them; else all of them.
+def without_interpreter(frames: Sequence[AnyFrame]) -> list[AnyFrame]:
+    """Returns the frames without CPython's own if there are Python functions among them; else all frames.
 
-    What C and C++ functions of other files do, called by Python or calling it, stays.
+    C and C++ functions of other files stay, whether Python calls them or they call Python.
     """
     if not any(frame.name.startswith(PYTHON_FUNCTION) for frame in frames):
         return list(frames)
@@ -47,7 +47,7 @@ def without_interpreter(frames: Sequence[Each]) -> list[Each]:
 
 
 def python_function(frame: str) -> str | None:
-    """The name of the Python function that a frame's text tells of, without its file; None where there is none."""
+    """Returns the name of the Python function in a frame's text, without its file; None if there is none."""
     if not frame.startswith(PYTHON_FUNCTION):
         return None
     name = frame.removeprefix(PYTHON_FUNCTION).partition(":")[0]
@@ -55,7 +55,7 @@ def python_function(frame: str) -> str | None:
 
 
 def is_interpreter(module: Module | None) -> bool:
-    """Whether a module is CPython, the executable or its library."""
+    """Tells whether a module is CPython: its executable or its library."""
     if module is None or module.kind is not ModuleKind.FILE:
         return False
     return _INTERPRETER.fullmatch(os.path.basename(module.path.removesuffix(_DELETED))) is not None

@@ -1,1 +1,1 @@
-"""Unwinding without frame pointers: call frame information, the rules that BPF walks by, and stacks from copies."""
+"""Unwinding without frame pointers: call frame information, rules for BPF made of it, and walks of copied stacks."""

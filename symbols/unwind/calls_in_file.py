@@ -1,4 +1,4 @@
-"""Which addresses in a file can be no return addresses, because no call instruction ends there."""
+"""Finds the addresses of a file that cannot be return addresses, as no call instruction ends there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOST_ADDRESSES = 1 << 15  # half a second
 
 
 def without_call(elf: Elf, addresses: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
-    """Whether no call ends after each address: bool[n]; None for more than MOST_ADDRESSES addresses.
+    """Tells for each address whether no call ends after it: bool[n]; None for more than MOST_ADDRESSES addresses.
 
     Args:
-        elf: whose code it is.
-        addresses: uint64[n], as its program header has them; of a return address the byte before it.
+        elf: the file with the code.
+        addresses: uint64[n], virtual addresses in the file; for a return address, that of the byte before it.
     """
     if len(addresses) > MOST_ADDRESSES:
         return None

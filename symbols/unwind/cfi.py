@@ -1,11 +1,10 @@
-"""Call frame information (CFI): how to get from an instruction of an ELF image to its caller.
+"""Reads call frame information (CFI), which says how to find the caller of each instruction of an ELF image.
 
-Compilers leave it in .eh_frame. A sorted table in the segment PT_GNU_EH_FRAME leads to the entry of a function, so
-nothing is indexed and the size of the file does not matter; only an image without that table is read through once.
-Formats: Linux Standard Base Core 5.0, section 10.6; DWARF 5, section 6.4.
+Compilers write it to .eh_frame: an entry (FDE) for each function. A sorted table in the segment PT_GNU_EH_FRAME leads
+to the entry of a function, so a look-up does not depend on the size of the file. Only an image without that table is
+read through once. Formats: Linux Standard Base Core 5.0, section 10.6; DWARF 5, section 6.4.
 
-The image is a stranger's. Whatever is wrong with it raises CfiError, and one look-up executes no more than
-MOST_INSTRUCTIONS. x86-64 only.
+The image may be hostile. Damage raises CfiError, and one look-up executes at most MOST_INSTRUCTIONS. x86-64 only.
 """
 
 from __future__ import annotations
@@ -22,95 +21,95 @@ from typing import NamedTuple, TypeAlias
 from iaprof.formats.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
 from iaprof.symbols.unwind.dwarf_reader import _MASK, Bytes, CfiError, DwarfReader
 
-MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the functions with the most have some thousand
+MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the longest real functions need a few thousand
 MOST_SCANNED = 1 << 17  # entries of an image without a sorted table: 0.2 s
 MOST_SEGMENTS = 1 << 10
 MOST_SECTIONS = 1 << 12
-ENTRY_BYTES = 128  # behind the entry point, that count as code which nothing calls
+ENTRY_BYTES = 128  # from the entry point on, that count as code without a caller
 
 RBX, RBP, RSP, R12, R13, R14, R15, RETURN_ADDRESS = 3, 6, 7, 12, 13, 14, 15, 16
-"""Registers by their numbers in DWARF (System V ABI for x86-64, table 3.36)."""
+"""DWARF numbers of registers (System V ABI for x86-64, table 3.36)."""
 _MOST_REGISTERS = 144
 
-_OMITTED, _USUAL_TABLE = 0xFF, 0x3B  # encodings of pointers: none; relative to the header, 4 bytes
+_OMITTED, _USUAL_TABLE = 0xFF, 0x3B  # pointer encodings: no pointer; 4 bytes relative to the header
 _PC_RELATIVE, _DATA_RELATIVE = 0x10, 0x30
 _PAIR = struct.Struct("<ii")
 _FORMS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
 _ULEB, _SLEB = 0x01, 0x09
 
 
-class How(IntEnum):
-    """How a register of the caller is found."""
+class RegisterRuleKind(IntEnum):
+    """The kinds of register rules, which say how to find the caller's value of a register (DWARF 5, section 6.4.1)."""
 
-    UNDEFINED = 0  # it is lost
-    SAME = 1
-    OFFSET = 2  # in memory at the CFA plus the value
-    VALUE_OFFSET = 3  # it is the CFA plus the value
-    REGISTER = 4  # it is in the register of that number
-    EXPRESSION = 5  # in memory at what the expression gives
-    VALUE_EXPRESSION = 6  # it is what the expression gives
+    UNDEFINED = 0  # the value is lost
+    SAME = 1  # the register still has it
+    OFFSET = 2  # it is in memory, at the CFA plus an offset
+    VALUE_OFFSET = 3  # it is the CFA plus an offset
+    REGISTER = 4  # it is in another register
+    EXPRESSION = 5  # it is in memory, at the address that an expression gives
+    VALUE_EXPRESSION = 6  # it is the value of an expression
 
 
-Where: TypeAlias = tuple[How, int | bytes]
-"""How a register is found, and the value, number or DWARF expression for that."""
+RegisterRule: TypeAlias = tuple[RegisterRuleKind, int | bytes]
+"""A kind of rule with its operand: an offset, a register's number or a DWARF expression."""
 
 
 @dataclass(slots=True)
 class Row:
-    """What is in force at one instruction.
+    """The rules for one instruction: a row of the table that call frame information stands for.
 
     The canonical frame address (CFA) is the stack pointer that the caller has after the return.
     """
 
-    cfa: tuple[int, int] | bytes | None = None  # register and what is added to it, or a DWARF expression
-    registers: dict[int, Where] = field(default_factory=dict)  # those that are not told of are the same
+    cfa: tuple[int, int] | bytes | None = None  # register and offset, or a DWARF expression
+    registers: dict[int, RegisterRule] = field(default_factory=dict)  # by number; SAME for registers without an entry
     is_signal_frame: bool = False
-    before: int = 0  # bytes in front of the address that it was asked for, for which it is in force, too
-    behind: int = 0  # and from that address on
+    before: int = 0  # the row also holds for so many bytes before the address that was looked up,
+    behind: int = 0  # and for so many bytes from that address on
 
     @property
     def is_outermost(self) -> bool:
         """Whether the function has no caller."""
-        return self.registers.get(RETURN_ADDRESS, (How.SAME, 0))[0] is How.UNDEFINED
+        return self.registers.get(RETURN_ADDRESS, (RegisterRuleKind.SAME, 0))[0] is RegisterRuleKind.UNDEFINED
 
 
-OUTERMOST = Row((RSP, 0), {RETURN_ADDRESS: (How.UNDEFINED, 0)})
+OUTERMOST = Row((RSP, 0), {RETURN_ADDRESS: (RegisterRuleKind.UNDEFINED, 0)})
 
 
 class _Cie(NamedTuple):
-    """What the entries of several functions have in common."""
+    """A common information entry: what the entries of several functions have in common."""
 
-    code_unit: int
-    data_unit: int
-    encoding: int
+    code_unit: int  # the code alignment factor
+    data_unit: int  # the data alignment factor
+    encoding: int  # of pointers, DW_EH_PE_*
     is_signal_frame: bool
-    has_size: bool  # whether data of the function's own goes before its instructions
-    start: int  # of the first instructions
-    end: int
+    has_size: bool  # whether a function's entry has augmentation data before its instructions
+    start: int  # offset of the initial CFA instructions
+    end: int  # offset after them
 
 
 class Function(NamedTuple):
-    """A function, as its entry tells it."""
+    """A function, as its entry (FDE) describes it."""
 
     start: int  # address in the image
     size: int
     cie: _Cie
-    bias: int  # from offsets of its entry to addresses
-    instructions: int  # offset of the first of its own
-    end: int  # behind the last
+    bias: int  # what turns offsets of the entry into addresses
+    instructions: int  # offset of its CFA instructions
+    end: int  # offset after them
 
 
 class CallFrames(ElfFile):
-    """An ELF image, and its call frame information."""
+    """The call frame information of an ELF image."""
 
     def __init__(self, data: Bytes) -> None:
-        """Reads its headers.
+        """Reads the image's headers.
 
         Args:
-            data: the image: a file's content, or that of the vDSO.
+            data: the content of a file, or the vDSO.
 
         Raises:
-            CfiError: it is no 64-bit ELF image for x86-64, or has no call frame information.
+            CfiError: the data are not a 64-bit ELF image for x86-64, or its headers are damaged.
         """
         self.data = data
         self._cies: dict[int, _Cie] = {}
@@ -119,27 +118,27 @@ class CallFrames(ElfFile):
             if self.header.machine != EM_X86_64:
                 raise CfiError("it is no 64-bit ELF image for x86-64")
             self.segments = self.segments[:MOST_SEGMENTS]
-            tables = [each for each in self.segments if each.type == PT_GNU_EH_FRAME]
+            tables = [segment for segment in self.segments if segment.type == PT_GNU_EH_FRAME]
             self._count = 0
             if tables:
                 self._read_table(tables[-1].offset, tables[-1].address)
 
     def _read_table(self, offset: int, address: int) -> None:
-        """The header of the sorted table; one of another form counts as none."""
-        version, encoding, of_count, of_table = self.data[offset : offset + 4]
-        if version != 1 or of_count == _OMITTED or of_table != _USUAL_TABLE:
+        """Reads the header of the sorted table; ignores a table with unusual pointer encodings."""
+        version, frame_encoding, count_encoding, table_encoding = self.data[offset : offset + 4]
+        if version != 1 or count_encoding == _OMITTED or table_encoding != _USUAL_TABLE:
             return
         reader = DwarfReader(self.data, offset + 4)
-        self._pointer(reader, encoding, address - offset, address)
-        self._count = self._pointer(reader, of_count, address - offset, address)
+        self._pointer(reader, frame_encoding, address - offset, address)
+        self._count = self._pointer(reader, count_encoding, address - offset, address)
         self._table, self._table_address = reader.at, address
         if self._count > (len(self.data) - self._table) // _PAIR.size:
             raise CfiError("its table of functions is longer than the file")
 
     def address_of(self, offset: int) -> int | None:
-        """Where the byte at an offset of the file is in the image; None if it is not loaded."""
+        """Returns the address of a file offset; None if it is not loaded."""
         for segment in self.loads:
-            # The page that a segment begins in is mapped as a whole.
+            # The kernel maps whole pages: also the bytes before the segment in its first page.
             if segment.offset & ~4095 <= offset < segment.offset + segment.size:
                 return offset - segment.offset + segment.address
         return None
@@ -151,7 +150,7 @@ class CallFrames(ElfFile):
         raise CfiError("an address outside of the image")
 
     def code_before(self, address: int, count: int) -> bytes:
-        """The bytes before an address of the image; fewer at the beginning of a segment, none if it is not loaded."""
+        """Returns the bytes before an address: fewer at the start of a segment, none if the address is not loaded."""
         for segment in self.loads:
             if segment.address < address <= segment.address + segment.size:
                 end = address - segment.address + segment.offset
@@ -160,36 +159,36 @@ class CallFrames(ElfFile):
 
     @property
     def has_functions(self) -> bool:
-        """Whether there is call frame information in it."""
+        """Whether the image has call frame information."""
         return bool(self._count or self._scanned[0])
 
     def function(self, address: int) -> Function | None:
-        """The function that an address of the image is in; None if nothing is told of it.
+        """Returns the function that has an address; None if call frame information does not cover the address.
 
         Raises:
-            CfiError: its entry is damaged.
+            CfiError: the function's entry is damaged.
         """
         with _damaged():
             at, _ = self._entry_of(address)
             function = None if at is None else self._function(at)
         return function if function and function.start <= address < function.start + function.size else None
 
-    def untold(self, address: int) -> tuple[int, int]:
-        """Around an address of which nothing is told: from where to where that is so.
+    def gap(self, address: int) -> tuple[int, int]:
+        """Returns start and end of the code around an address that call frame information does not cover.
 
         Raises:
             CfiError: the entry of the function before it is damaged.
         """
         with _damaged():
             at, end = self._entry_of(address)
-            before = None if at is None else self._function(at)
-            return 0 if before is None else before.start + before.size, end
+            previous = None if at is None else self._function(at)
+            return 0 if previous is None else previous.start + previous.size, end
 
     def row(self, address: int) -> Row | None:
-        """What is in force at an instruction; None if nothing is told of it.
+        """Returns the rules for an instruction; None if call frame information does not cover it.
 
         Args:
-            address: of the instruction, or any byte of it, as the program headers have it.
+            address: virtual address of any byte of the instruction.
 
         Raises:
             CfiError: the entry of its function is damaged.
@@ -197,16 +196,16 @@ class CallFrames(ElfFile):
         return self.row_in(self.function(address), address)
 
     def row_in(self, function: Function | None, address: int) -> Row | None:
-        """Likewise, for who has asked for the function."""
+        """Like `row`, if the function of the address is known."""
         if function is None:
-            # The dynamic linker's start may have no entry; the kernel jumps there, and nothing calls it.
+            # The dynamic linker's start may have no entry. The Linux kernel jumps there, so it has no caller.
             is_start = self.header.entry and 0 <= address - self.header.entry < ENTRY_BYTES
             return OUTERMOST if is_start else None
         with _damaged():
             return self._row(function, address)
 
     def _entry_of(self, address: int) -> tuple[int | None, int]:
-        """The offset of the entry of the function that may hold an address, and where the next function begins."""
+        """Returns the offset of the entry of the last function up to an address, and where the next function begins."""
         if not self._count:
             starts, entries = self._scanned
             index = bisect.bisect_right(starts, address)
@@ -226,55 +225,55 @@ class CallFrames(ElfFile):
 
     @cached_property
     def _scanned(self) -> tuple[list[int], list[int]]:
-        """For an image without a table: the sorted starts of functions, and the offsets of their entries.
+        """The sorted starts of functions and the offsets of their entries, for an image without a table.
 
-        It ends at the first entry that is damaged.
+        The scan ends at the first damaged entry.
         """
-        found: list[tuple[int, int]] = []
+        entries: list[tuple[int, int]] = []
         with contextlib.suppress(CfiError), _damaged():
-            found.extend(self._entries())
-        found.sort()
-        return [start for start, _ in found], [entry for _, entry in found]
+            entries.extend(self._entries())
+        entries.sort()
+        return [start for start, _ in entries], [entry for _, entry in entries]
 
     def _entries(self) -> Iterator[tuple[int, int]]:
-        """The start of each function, and the offset of its entry."""
+        """Yields the start of each function, and the offset of its entry."""
         index = self.indices.get(".eh_frame") if len(self.sections) <= MOST_SECTIONS else None
         at = 0 if index is None else self.sections[index].offset
         end = 0 if index is None else min(at + self.sections[index].size, len(self.data))
         for _ in range(MOST_SCANNED):
             if at + 8 > end:
                 break
-            length, back = struct.unpack_from("<II", self.data, at)
+            length, to_cie = struct.unpack_from("<II", self.data, at)
             if not 0 < length < 0xFFFF_FFF0:
                 break
-            if back:  # else it is a CIE
+            if to_cie:  # 0 in a CIE
                 reader = DwarfReader(self.data, at + 8)
-                encoding = self._cie(at + 4 - back).encoding
+                encoding = self._cie(at + 4 - to_cie).encoding
                 yield self._pointer(reader, encoding, self._bias(reader.at), 0), at
             at += 4 + length
 
     @cached_property
     def is_go(self) -> bool:
-        """Whether Go's compiler made it: such code keeps frame pointers, and has no call frame information."""
+        """Whether Go's compiler made the code: it keeps frame pointers, and has no call frame information."""
         with contextlib.suppress(ElfError):
             return len(self.sections) <= MOST_SECTIONS and ".go.buildinfo" in self.indices
         return False
 
     def _bias(self, offset: int) -> int:
-        """What is added to an offset to get the address."""
+        """Returns what has to be added to an offset of the file to get its address."""
         address = self.address_of(offset)
         if address is None:
             raise CfiError("its call frame information is not loaded")
         return address - offset
 
     def _pointer(self, reader: DwarfReader, encoding: int, bias: int, data_base: int) -> int:
-        """An address as DW_EH_PE_* of the Linux Standard Base encode it.
+        """Reads a pointer.
 
         Args:
-            reader: stands where it is.
-            encoding: how it is encoded.
-            bias: from offsets to addresses, here.
-            data_base: the address that _DATA_RELATIVE ones are relative to.
+            reader: stands at the pointer.
+            encoding: a DW_EH_PE_* of the Linux Standard Base.
+            bias: what turns offsets into addresses here.
+            data_base: the address that _DATA_RELATIVE pointers are relative to.
         """
         base = {_PC_RELATIVE: reader.at + bias, _DATA_RELATIVE: data_base}.get(encoding & 0x70, 0)
         form = encoding & 0x0F
@@ -288,9 +287,10 @@ class CallFrames(ElfFile):
         return value + base & _MASK
 
     def _cie(self, at: int) -> _Cie:
-        known = self._cies.get(at)
-        if known is not None:
-            return known
+        """Reads the common information entry at an offset, once."""
+        cached = self._cies.get(at)
+        if cached is not None:
+            return cached
         reader = DwarfReader(self.data, at)
         length = reader.number("<I", 4)
         end = reader.at + length
@@ -321,14 +321,14 @@ class CallFrames(ElfFile):
                 elif letter == "S":
                     is_signal_frame = True
                 else:
-                    break  # what is behind an unknown letter cannot be told
+                    break  # the length of an unknown letter's data is unknown
             reader.at = start
         cie = _Cie(code_unit, data_unit, encoding, is_signal_frame, bool(text), reader.at, min(end, len(self.data)))
         self._cies[at] = cie
         return cie
 
     def _function(self, at: int) -> Function:
-        """By its entry at an offset."""
+        """Reads the function whose entry is at an offset."""
         reader = DwarfReader(self.data, at)
         length = reader.number("<I", 4)
         end = min(reader.at + length, len(self.data))
@@ -337,17 +337,17 @@ class CallFrames(ElfFile):
         start = self._pointer(reader, cie.encoding, bias, 0)
         size = self._pointer(reader, cie.encoding & 0x0F, 0, 0)
         if cie.has_size:
-            own = reader.uleb()
-            reader.at += own
+            augmentation_bytes = reader.uleb()
+            reader.at += augmentation_bytes
         return Function(start, size, cie, bias, reader.at, end)
 
     def _row(self, function: Function, address: int) -> Row:
         cie, start = function.cie, function.start
         row = Row(is_signal_frame=cie.is_signal_frame)
-        left = self._execute(row, cie.start, cie.end, start, _MASK, cie, function.bias, {}, MOST_INSTRUCTIONS)
+        remaining = self._execute(row, cie.start, cie.end, start, _MASK, cie, function.bias, {}, MOST_INSTRUCTIONS)
         initial = dict(row.registers)
         row.before, row.behind = address - start, start + function.size - address
-        self._execute(row, function.instructions, function.end, start, address, cie, function.bias, initial, left)
+        self._execute(row, function.instructions, function.end, start, address, cie, function.bias, initial, remaining)
         return row
 
     def _execute(
@@ -359,13 +359,28 @@ class CallFrames(ElfFile):
         address: int,
         cie: _Cie,
         bias: int,
-        initial: dict[int, Where],
+        initial: dict[int, RegisterRule],
         most: int,
     ) -> int:
-        """Executes instructions up to an address; gives how many more may be."""
+        """Executes CFA instructions until they pass an address.
+
+        Args:
+            row: is changed.
+            at: offset of the first instruction.
+            end: offset after the last one.
+            location: the address that the first instruction is for.
+            address: the address to stop at.
+            cie: of the function.
+            bias: what turns offsets into addresses.
+            initial: the rules of the CIE, for DW_CFA_restore.
+            most: how many instructions may be executed.
+
+        Returns:
+            How many more instructions may be executed.
+        """
         reader = DwarfReader(self.data, at)
         registers = row.registers
-        remembered: list[tuple[tuple[int, int] | bytes | None, dict[int, Where]]] = []
+        remembered: list[tuple[tuple[int, int] | bytes | None, dict[int, RegisterRule]]] = []
         data_unit = cie.data_unit
         while reader.at < end:
             most -= 1
@@ -386,7 +401,7 @@ class CallFrames(ElfFile):
                     break
                 row.before = address - location
             elif high == 0x80:
-                registers[low] = (How.OFFSET, reader.uleb() * data_unit)
+                registers[low] = (RegisterRuleKind.OFFSET, reader.uleb() * data_unit)
             elif high == 0xC0:
                 registers[low] = initial.get(low, _SAME)
             elif code == 0x00:
@@ -411,12 +426,12 @@ class CallFrames(ElfFile):
                 row.cfa = _register_of(row), reader.sleb() * data_unit
             elif code == 0x2E:
                 reader.uleb()  # the size of arguments
-            elif code in _OF_REGISTERS:
+            elif code in _REGISTER_INSTRUCTIONS:
                 number = reader.uleb()
                 if number >= _MOST_REGISTERS:
                     raise CfiError(f"register {number}")
                 registers[number] = (
-                    initial.get(number, _SAME) if code == 0x06 else _OF_REGISTERS[code](reader, data_unit)
+                    initial.get(number, _SAME) if code == 0x06 else _REGISTER_INSTRUCTIONS[code](reader, data_unit)
                 )
             else:
                 raise CfiError(f"instruction {code:#x}")
@@ -425,28 +440,28 @@ class CallFrames(ElfFile):
 
 @contextlib.contextmanager
 def _damaged(what: str = "its call frame information is damaged") -> Iterator[None]:
-    """Raises CfiError for whatever cannot be read."""
+    """Turns the exceptions that damaged data cause into CfiError."""
     try:
         yield
     except (struct.error, IndexError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise CfiError(f"{what} ({error})") from None
 
 
-_SAME: Where = (How.SAME, 0)
+_SAME: RegisterRule = (RegisterRuleKind.SAME, 0)
 _SIZES = {1: "<B", 2: "<H", 4: "<I"}
-# Instructions that are about one register, whose number comes first.
-_OF_REGISTERS: dict[int, Callable[[DwarfReader, int], Where]] = {
-    0x05: lambda reader, unit: (How.OFFSET, reader.uleb() * unit),
+# Instructions that set the rule of one register, whose number comes first.
+_REGISTER_INSTRUCTIONS: dict[int, Callable[[DwarfReader, int], RegisterRule]] = {
+    0x05: lambda reader, unit: (RegisterRuleKind.OFFSET, reader.uleb() * unit),
     0x06: lambda reader, unit: _SAME,  # restore
-    0x07: lambda reader, unit: (How.UNDEFINED, 0),
+    0x07: lambda reader, unit: (RegisterRuleKind.UNDEFINED, 0),
     0x08: lambda reader, unit: _SAME,
-    0x09: lambda reader, unit: (How.REGISTER, reader.uleb()),
-    0x10: lambda reader, unit: (How.EXPRESSION, reader.block()),
-    0x11: lambda reader, unit: (How.OFFSET, reader.sleb() * unit),
-    0x14: lambda reader, unit: (How.VALUE_OFFSET, reader.uleb() * unit),
-    0x15: lambda reader, unit: (How.VALUE_OFFSET, reader.sleb() * unit),
-    0x16: lambda reader, unit: (How.VALUE_EXPRESSION, reader.block()),
-    0x2F: lambda reader, unit: (How.OFFSET, -reader.uleb() * unit),
+    0x09: lambda reader, unit: (RegisterRuleKind.REGISTER, reader.uleb()),
+    0x10: lambda reader, unit: (RegisterRuleKind.EXPRESSION, reader.block()),
+    0x11: lambda reader, unit: (RegisterRuleKind.OFFSET, reader.sleb() * unit),
+    0x14: lambda reader, unit: (RegisterRuleKind.VALUE_OFFSET, reader.uleb() * unit),
+    0x15: lambda reader, unit: (RegisterRuleKind.VALUE_OFFSET, reader.sleb() * unit),
+    0x16: lambda reader, unit: (RegisterRuleKind.VALUE_EXPRESSION, reader.block()),
+    0x2F: lambda reader, unit: (RegisterRuleKind.OFFSET, -reader.uleb() * unit),
 }
 
 

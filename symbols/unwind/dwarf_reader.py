@@ -1,4 +1,4 @@
-"""Numbers as DWARF has them in call frame information."""
+"""Reads the numbers of DWARF call frame information."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Bytes: TypeAlias = bytes | mmap
 
 
 class CfiError(Exception):
-    """What was read is no call frame information, or not for x86-64."""
+    """The data are not call frame information for x86-64, or damaged."""
 
 
 class DwarfReader:
     """Reads numbers one after the other.
 
     Attributes:
-        at: where the next one begins, in bytes from the start of `data`.
+        at: where the next number begins, in bytes from the start of `data`.
 
     Every method raises CfiError, IndexError or struct.error if the data ends before the number.
     """
@@ -26,23 +26,23 @@ class DwarfReader:
     __slots__ = ("at", "data")
 
     def __init__(self, data: Bytes, at: int) -> None:
-        """Begins at a byte of `data`."""
+        """Begins at offset `at` of `data`."""
         self.data, self.at = data, at
 
     def byte(self) -> int:
-        """Returns an unsigned number of one byte."""
+        """Reads an unsigned number of one byte."""
         value = self.data[self.at]
         self.at += 1
         return value
 
     def number(self, form: str, size: int) -> int:
-        """Returns a number of `size` bytes in a format of the module struct."""
+        """Reads a number of `size` bytes in a format of the module struct."""
         (value,) = struct.unpack_from(form, self.data, self.at)
         self.at += size
         return int(value)
 
     def uleb(self) -> int:
-        """Returns a ULEB128, cut to 64 bits."""
+        """Reads a ULEB128, cut to 64 bits."""
         value = self.data[self.at]
         self.at += 1
         if value < 128:
@@ -57,7 +57,7 @@ class DwarfReader:
         raise CfiError("a number without an end")
 
     def sleb(self) -> int:
-        """Returns an SLEB128."""
+        """Reads an SLEB128."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.data[self.at]
@@ -68,7 +68,7 @@ class DwarfReader:
         raise CfiError("a number without an end")
 
     def block(self) -> bytes:
-        """Returns bytes that follow their number, a ULEB128."""
+        """Reads a block: its length as a ULEB128, then its bytes."""
         size = self.uleb()
         value = bytes(self.data[self.at : self.at + size])
         if len(value) != size:

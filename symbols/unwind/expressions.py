@@ -1,7 +1,7 @@
-"""Evaluates DWARF expressions, as far as call frame information has them (DWARF 5, sections 2.5 and 6.4.2).
+"""Evaluates the DWARF expressions of call frame information (DWARF 5, sections 2.5 and 6.4.2).
 
-An expression is a stranger's: it has no more than MOST_OPERATIONS, its numbers have 64 bits, and what it reads is only
-what `read` gives.
+An expression may be hostile: at most MOST_OPERATIONS are executed, numbers are cut to 64 bits, and memory is read only
+through `read`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MOST_OPERATIONS = 256  # real ones have fewer than 20
 _MOST_VALUES = 64
 _MASK = (1 << 64) - 1
 
-_CONSTANTS = {  # bytes, and whether they have a sign
+_CONSTANTS = {  # size in bytes, and whether the constant is signed
     0x08: (1, False), 0x09: (1, True), 0x0A: (2, False), 0x0B: (2, True),
     0x0C: (4, False), 0x0D: (4, True), 0x0E: (8, False), 0x0F: (8, True),
 }  # fmt: skip
@@ -36,7 +36,7 @@ _BINARY: dict[int, Callable[[int, int], int]] = {
 
 
 class ExpressionError(Exception):
-    """The expression is damaged, has an operation that is not known, or needs what is not known."""
+    """The expression is damaged, has an unknown operation, or needs an unknown register or memory."""
 
 
 def evaluate(
@@ -45,16 +45,16 @@ def evaluate(
     read: Callable[[int, int], int],
     first: int | None = None,
 ) -> int:
-    """The value of an expression.
+    """Returns the value of an expression.
 
     Args:
         expression: its operations.
-        registers: those that are known, by their numbers in DWARF.
-        read: gives the unsigned number at an address, of so many bytes; may raise LookupError.
-        first: what is on the expression's stack at its start.
+        registers: the known registers, by DWARF number.
+        read: reads an unsigned number, given its address and size in bytes; may raise LookupError.
+        first: the initial content of the expression's stack; None for an empty stack.
 
     Raises:
-        ExpressionError: see there; also where `read` or `registers` do not have what it needs.
+        ExpressionError: the expression cannot be evaluated.
     """
     try:
         return _Evaluation(expression, registers, read, [] if first is None else [first]).run()
@@ -84,7 +84,7 @@ class _Evaluation:
         raise ValueError("too many operations")
 
     def _next(self) -> int | None:
-        """Executes one operation; gives what it puts on the stack."""
+        """Executes one operation; returns what it pushes on the stack, None for nothing."""
         code, values = self._byte(), self._values
         if 0x70 <= code <= 0x8F:  # a register plus an offset
             return self._registers[code - 0x70] + self._leb(signed=True)

@@ -1,7 +1,7 @@
-"""Whether a library was built with frame pointers, told from its code: how its functions begin.
+"""Tells from the prologues of a file's functions whether it was built with frame pointers.
 
-A function that keeps them begins with push %rbp; mov %rsp,%rbp. Compilers put endbr64 before that, and sometimes a
-few instructions more. So what counts is the share of functions, of some size, near whose beginning the two stand.
+A function that keeps frame pointers begins with push %rbp; mov %rsp,%rbp. Compilers may put endbr64 and a few other
+instructions before. So the share of larger functions with these two near their start counts.
 """
 
 from __future__ import annotations
@@ -25,66 +25,66 @@ from iaprof.formats.elf_tables import SYMBOL
 
 SAMPLED = 256  # functions
 SMALLEST = 64  # bytes of a function: smaller ones need no frame in any build
-_OPENING = 24  # bytes at a function's beginning
-_PROLOGUES = (b"\x55\x48\x89\xe5", b"\x55\x48\x8b\xec")  # the two encodings of that mov
+_PROLOGUE_BYTES = 24
+_FRAME_SETUPS = (b"\x55\x48\x89\xe5", b"\x55\x48\x8b\xec")  # push %rbp; and the two encodings of mov %rsp,%rbp
 _MOST_SECTIONS, _MOST_SEGMENTS = 1024, 64
-_MOSTSYMBOL = 1 << 18
+_MOST_SYMBOLS = 1 << 18  # of a table
 
 
 @dataclass(frozen=True)
-class Openings:
-    """How the functions that were looked at begin."""
+class Prologues:
+    """The prologues of the sampled functions of a file."""
 
-    with_frame: int
+    with_frame: int  # functions that set up a frame pointer
     functions: int
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The share of functions that set up a frame pointer, from 0 to 1."""
         return self.with_frame / self.functions if self.functions else 0.0
 
     @property
-    def kept(self) -> bool:
-        """Whether it was built with frame pointers; assembly and shrink-wrapped functions never have them all."""
+    def frame_pointers(self) -> bool:
+        """Whether the file was built with frame pointers; even then assembly and shrink-wrapped functions have none."""
         return self.share >= 0.5
 
 
-def read_openings(fd: int) -> Openings | None:
-    """Looks at up to SAMPLED functions of an open x86-64 ELF file; None when it is none.
+def read_prologues(fd: int) -> Prologues | None:
+    """Reads the prologues of up to SAMPLED functions of an open file; returns None unless it is an x86-64 ELF file.
 
-    The file may be anybody's: everything that is read of it is bounded, and nothing of it is believed.
+    The file may be hostile: all reads are bounded.
     """
     try:
         elf = ElfFile(in_file(fd))
-        return _openings(elf) if elf.header.machine == EM_X86_64 else None
+        return _prologues(elf) if elf.header.machine == EM_X86_64 else None
     except ElfError:
         return None
 
 
-def _openings(elf: ElfFile) -> Openings:
+def _prologues(elf: ElfFile) -> Prologues:
     starts: list[NDArray[np.uint64]] = [np.empty(0, np.uint64)]
     for section in elf.sections[:_MOST_SECTIONS]:
         if section.type in (SHT_SYMTAB, SHT_DYNSYM):
-            table = elf.read(section.offset, min(section.size // SYMBOL.itemsize, _MOSTSYMBOL) * SYMBOL.itemsize)
+            table = elf.read(section.offset, min(section.size // SYMBOL.itemsize, _MOST_SYMBOLS) * SYMBOL.itemsize)
             starts.append(_functions(table[: len(table) // SYMBOL.itemsize * SYMBOL.itemsize]))
-    every = np.unique(np.concatenate(starts))
-    sampled = every[:: max(1, -(-len(every) // SAMPLED))]
-    openings = [opening for address in sampled.tolist() if (opening := _opening(elf, address))]
-    with_frame = sum(any(prologue in opening for prologue in _PROLOGUES) for opening in openings)
-    return Openings(with_frame, len(openings))
+    all_starts = np.unique(np.concatenate(starts))
+    sampled = all_starts[:: max(1, -(-len(all_starts) // SAMPLED))]
+    prologues = [prologue for address in sampled.tolist() if (prologue := _prologue(elf, address))]
+    with_frame = sum(any(setup in prologue for setup in _FRAME_SETUPS) for prologue in prologues)
+    return Prologues(with_frame, len(prologues))
 
 
 def _functions(table: bytes) -> NDArray[np.uint64]:
-    """Addresses of the functions that are in this file and large enough: uint64[n]."""
+    """Returns the addresses of the functions that are defined in this file and large enough: uint64[n]."""
     symbols = np.frombuffer(table, SYMBOL)
     chosen = (symbols["info"] & 0xF == STT_FUNC) & (symbols["section"] != 0) & (symbols["size"] >= SMALLEST)
     addresses: NDArray[np.uint64] = symbols["value"][chosen].astype(np.uint64)
     return addresses
 
 
-def _opening(elf: ElfFile, address: int) -> bytes:
+def _prologue(elf: ElfFile, address: int) -> bytes:
     for segment in elf.loads[:_MOST_SEGMENTS]:
         within = address - segment.address
-        if segment.flags & PF_EXECUTE and 0 <= within <= segment.size - _OPENING:
-            return elf.read(segment.offset + within, _OPENING)
+        if segment.flags & PF_EXECUTE and 0 <= within <= segment.size - _PROLOGUE_BYTES:
+            return elf.read(segment.offset + within, _PROLOGUE_BYTES)
     return b""

@@ -1,8 +1,9 @@
-"""Which code has no caller: where programs and threads begin, found without names.
+"""Finds code without a caller, where programs and threads begin, without needing names.
 
-Call frame information marks some functions: their return address is undefined (_start, and what clone's child runs).
-These call two functions of the C library: the one that calls main, and the one that calls a thread's function. Only
-debug files have their names, but they end the thread themselves, with the system call exit and a jump back to it.
+Call frame information marks some functions by an undefined return address: _start, and the code that clone's child
+runs. These call two functions of the C library: the one that calls main, and the one that calls a thread's function.
+Only debug files have the names of these two, but their code is recognisable: it ends the thread itself, with the system
+call exit and a jump back to it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.dwarf_reader import Bytes, CfiError
 
 MOST_ADDRESSES = 1 << 15  # one second
-_MOST_FUNCTION_BYTES = 1 << 14  # of one that may end a thread: that of glibc has 1 KiB
+_MOST_FUNCTION_BYTES = 1 << 14  # of a function that may end a thread; glibc's has 1 KiB
 # mov $60,%r32 (the number of exit); a few instructions; syscall; jmp back, as exit does not return.
 _ENDS_THREAD = re.compile(rb"[\xb8-\xbf]\x3c\x00\x00\x00.{0,24}?\x0f\x05\xeb[\x80-\xff]", re.DOTALL)
 
 
 def outermost(content: Bytes, addresses: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
-    """Whether the code at each address has no caller: bool[n].
+    """Tells for each address whether its function has no caller: bool[n].
 
-    None if the file has no call frame information, or for more than MOST_ADDRESSES addresses.
+    Returns None if the file has no call frame information, or for more than MOST_ADDRESSES addresses.
 
     Args:
-        content: of the ELF file whose code it is.
-        addresses: uint64[n], as its program header has them; of a return address the byte before it.
+        content: of the ELF file with the code.
+        addresses: uint64[n], virtual addresses in the file; for a return address, that of the byte before it.
     """
     if len(addresses) > MOST_ADDRESSES:
         return None

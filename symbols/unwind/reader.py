@@ -1,7 +1,7 @@
-"""What the sandbox's child does with stacks that are to be finished, for symbols.unwind.finishing.
+"""Runs in a sandboxed child: finishes stacks, for symbols/unwind/finishing.py.
 
-It keeps what it is told of images and of processes' mappings from one request to the next. An image stays mapped after
-its file is closed.
+The child keeps images and the mappings of processes from one request to the next. An image stays mapped after its file
+is closed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
 from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.code import Image, Mapping, NeedsImage, Space
 from iaprof.symbols.unwind.dwarf_reader import CfiError
-from iaprof.symbols.unwind.walk import PAGE, Absent, Found, NeedsMemory, Walk
+from iaprof.symbols.unwind.walk import PAGE, Absent, HowFound, NeedsMemory, Walk
 
 MAPPING = struct.Struct("<QQQq")  # start, end, offset, number of the image
 MOST_SPACES = 512
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
-    """What the sandbox can be asked for."""
+    """Returns the operations of this child, by name."""
     server = _Server()
     return {"image": server.image, "space": server.space, "finish": server.finish, "interpreter": server.interpreter}
 
@@ -31,10 +31,10 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
 class _Server:
     def __init__(self) -> None:
         self._images: dict[int, Image | None] = {}
-        self._spaces: dict[int, Space] = {}  # the one that was told of last is the last
+        self._spaces: dict[int, Space] = {}  # by number, the oldest first
 
     def image(self, parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
-        """Takes an image: an open file, or bytes; with neither it cannot be had."""
+        """Takes an image as an open file or as bytes; without either, the image cannot be read."""
         number = int(parameters["image"])
         self._images[number] = None
         try:
@@ -51,12 +51,12 @@ class _Server:
         """Takes the mappings of a process."""
         while len(self._spaces) >= MOST_SPACES:
             del self._spaces[next(iter(self._spaces))]
-        mappings = [Mapping(*each) for each in MAPPING.iter_unpack(data)]
+        mappings = [Mapping(*members) for members in MAPPING.iter_unpack(data)]
         self._spaces[int(parameters["space"])] = Space(mappings, self._images)
         return None
 
     def interpreter(self, parameters: dict[str, Any], _data: bytearray, _files: list[int]) -> object:
-        """What the file of an interpreter says of it; None if it is none."""
+        """Returns the CPython interpreter in an image; None if there is none."""
         number = int(parameters["image"])
         if number not in self._images:
             return {"image": number}
@@ -64,17 +64,18 @@ class _Server:
         if image is None:
             return None
         try:
-            found = read_interpreter(image.frames)
+            interpreter = read_interpreter(image.frames)
             start = image.frames.address_of(int(parameters["offset"]))
         except InterpreterError as error:
             return {"problem": str(error)}
-        if found is None or start is None:
+        if interpreter is None or start is None:
             return None
-        addresses = [each - start for each in (found.runtime, found.text_type, found.bytes_type)]
-        return {"addresses": addresses, "version": str(found.version), "layout": vars(found.layout)}
+        in_image = (interpreter.runtime, interpreter.text_type, interpreter.bytes_type)
+        addresses = [address - start for address in in_image]
+        return {"addresses": addresses, "version": str(interpreter.version), "layout": vars(interpreter.layout)}
 
     def finish(self, parameters: dict[str, Any], data: bytearray, _files: list[int]) -> object:
-        """Walks a stack; or says what it needs for that first."""
+        """Walks a stack, or returns what the walk needs first."""
         space = self._spaces.get(int(parameters["space"]))
         if space is None:
             return {"space": parameters["space"]}
@@ -82,14 +83,14 @@ class _Server:
         read = _reader(parameters["pages"], set(parameters["absent"]), bytes(data))
         walk = Walk(space, read, int(parameters["limit"]))
         try:
-            ending = walk.run(registers, Found(parameters["found"]))
+            ending = walk.run(registers, HowFound(parameters["found"]))
         except NeedsImage as needed:
             return {"image": needed.image}
         except NeedsMemory as needed:
             return {"memory": needed.address}
         return {
             "ips": walk.ips,
-            "found": walk.found,
+            "found": walk.how_found,
             "cfas": walk.cfas,
             "ending": ending,
             "rules": [[address, scope, rule.pack()] for (address, scope), rule in walk.rules.items()],
@@ -99,7 +100,13 @@ class _Server:
 
 
 def _reader(addresses: list[int], absent: set[int], data: bytes) -> Callable[[int, int], int]:
-    """Reads the copied pages, which begin at these addresses; those that are absent cannot be had."""
+    """Returns a function that reads numbers in copied pages.
+
+    Args:
+        addresses: where the pages begin.
+        absent: addresses of pages that cannot be copied.
+        data: the pages.
+    """
     pages = {address: number * PAGE for number, address in enumerate(addresses)}
 
     def read(address: int, size: int) -> int:

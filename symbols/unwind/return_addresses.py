@@ -1,12 +1,12 @@
-"""Whether an address can be a return address: whether a call instruction ends there. x86-64."""
+"""Tells whether an address can be a return address, from the code around it. x86-64 only."""
 
 from __future__ import annotations
 
 import re
 
-BYTES_BEFORE, BYTES_FROM = 8, 8  # of an address, that tell
-# Intel's Software Developer's Manual, volume 2: E8 is a relative call. FF with 2 in the middle of its ModRM byte is an
-# indirect one; that byte and the SIB byte say how many bytes of displacement follow.
+BYTES_BEFORE, BYTES_FROM = 8, 8  # the bytes before an address and from it on that have to be known
+# Intel's Software Developer's Manual, volume 2: E8 is a relative call. FF with reg 2 in its ModRM byte is an indirect
+# call; the ModRM and SIB bytes say how many bytes of displacement follow.
 _BASE_5 = bytes(range(0x05, 0x100, 8))  # SIB bytes after which a displacement follows
 _CALL = re.compile(
     rb"(?:\xe8.{4}"
@@ -25,17 +25,17 @@ _RELATIVE_CALL, _NOP = b"\xe8", b"\x90"
 
 
 def ends_a_call(before: bytes) -> bool:
-    """Whether the bytes before an address end with a call instruction, relative or indirect, however long."""
+    """Tells whether the bytes before an address end with a call instruction, relative or indirect, of any length."""
     return any(_CALL.match(before, at) for at in range(max(len(before) - _LONGEST_CALL, 0), len(before) - 1))
 
 
 def begins_goroutine(before: bytes, after: bytes) -> bool:
-    """Whether a goroutine begins there: Go puts the address behind runtime.goexit's first nop on its stack."""
+    """Tells whether a goroutine begins there: Go pushes the address after runtime.goexit's first nop on its stack."""
     return before.endswith(_NOP) and after.startswith(_RELATIVE_CALL)
 
 
 def can_be_returned_to(before: bytes, after: bytes) -> bool:
-    """Whether a call ends there, or code returns there without a call.
+    """Tells whether a call ends at an address, or code returns there without a call.
 
     Args:
         before: the BYTES_BEFORE bytes before the address.

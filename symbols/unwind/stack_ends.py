@@ -1,9 +1,9 @@
-"""Where a stack ends, and why, if it ends before the start of its program or thread.
+"""Tells where a stack ends and, if it does not reach the start of its program or thread, why.
 
-Stacks are walked by call frame information, up to a limit of depth, and the capture says how each one ended. Captures
-of formats before 6, and recordings on kernels without BTF, have stacks that were walked by frame pointers. Code built
-without these uses their register for other things, so a stack ends there. False return addresses beyond that are cut
-when a capture is made (record/stacks/walks.py); formats before 5 have them.
+Stacks are walked by call frame information, up to a depth limit, and the capture says how each one ended. Captures
+of formats before 6, and recordings on Linux kernels without BTF, have stacks that were walked by frame pointers. Code
+built without frame pointers uses their register for other data, so such a stack ends there, or goes on with false
+return addresses. The recorder cuts these off (record/stacks/walks.py), except in formats before 5.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CUT = {
     "damaged": "its call frame information is damaged",
     "stuck": "no call frame information",
 }
-"""Why a stack was not walked to its end, by what the capture says of it."""
+"""Why a stack was not walked to its end, by the value of `ended` in its row."""
 WHOLE, DEEP = "whole", "deep"
 GENERATED_CODE = "generated code"
 UNKNOWN_MEMORY = "unknown memory"
@@ -44,7 +44,7 @@ BEGINNINGS = frozenset(
         *("runtime.goexit", "runtime.mcall", "runtime.systemstack", "runtime.morestack"),
     )
 )
-"""The functions with which threads begin."""
+"""The functions with which programs and threads begin."""
 _VERSION = re.compile(r"(@.*|\.abi0)$", re.DOTALL)  # __libc_start_main@@GLIBC_2.34; Go's assembly functions are .abi0
 _LIBC = re.compile(r"(libc|libpthread|ld|ld-linux-x86-64|ld-musl-x86_64|libc\.musl-x86_64)(-[0-9.]{1,9})?\.so[0-9.]*")
 
@@ -58,34 +58,34 @@ class End(Enum):
 
 
 class WalkedFrame(Protocol):
-    """A frame of a stack, as far as it matters how it came to be there."""
+    """What `without_strays` needs to know about a frame."""
 
     @property
     def module(self) -> Module | None:
-        """Where its address is; None where that is not known."""
+        """The module of its address; None if unknown."""
 
     @property
     def is_named(self) -> bool:
-        """Whether its function is known."""
+        """Whether its function has a name."""
 
 
-Each = TypeVar("Each", bound=WalkedFrame)
+AnyFrame = TypeVar("AnyFrame", bound=WalkedFrame)
 
 
-def without_strays(frames: Sequence[Each], keeps_frame_pointers: Callable[[Module], bool | None]) -> list[Each]:
-    """The frames of a stack of an earlier format, without the outermost ones that are false.
+def without_strays(frames: Sequence[AnyFrame], keeps_frame_pointers: Callable[[Module], bool | None]) -> list[AnyFrame]:
+    """Returns the frames of a stack of format 4 or earlier, without false outermost ones.
 
-    Those are the frames in no mapping of code that come before the first frame in a file. If that file is known to keep
-    frame pointers, nothing is left out: its frame pointers lead to callers.
+    These are the frames in no mapping of code that come before the first frame in a file. If that file was built with
+    frame pointers, nothing is removed: its frame pointers lead to callers.
 
     Args:
         frames: the outermost first.
-        keeps_frame_pointers: what was measured of a module; None where nothing was.
+        keeps_frame_pointers: whether a module was built with frame pointers; None if unknown.
     """
     strays = 0
     while strays < len(frames) and _is_nowhere(frames[strays]):
         strays += 1
-    if strays == len(frames):  # nothing is known of this process's mappings
+    if strays == len(frames):  # the process's mappings are unknown
         return list(frames)
     module = frames[strays].module
     if module is None or module.kind is not ModuleKind.FILE or keeps_frame_pointers(module):
@@ -101,41 +101,41 @@ def _is_nowhere(frame: WalkedFrame) -> bool:
 
 
 def is_beginning(name: str) -> bool:
-    """Whether a function of this name is one with which programs or threads begin."""
+    """Tells whether programs or threads begin with a function of this name."""
     return _VERSION.sub("", name) in BEGINNINGS
 
 
 def has_no_beginning(module: Module) -> bool:
-    """Whether no program or thread begins in code of a module, whatever it is."""
+    """Tells whether certainly no program or thread begins in the code of a module."""
     return module.kind is ModuleKind.VDSO or (module.kind is ModuleKind.GENERATED and module.path != NOWHERE)
 
 
 def end_of(name: str, module: Module | None, is_outermost: bool | None, keeps_frame_pointers: bool | None) -> End:
-    """How a stack ends that is not as deep as the limit.
+    """Returns how a stack ends that is less deep than the limit.
 
     Args:
-        name: of the function of the outermost frame; empty where it has none.
-        module: whose code that frame is; None where that is not known.
-        is_outermost: what the file says of the frame (symbols.outermost); None where nobody could read that.
-        keeps_frame_pointers: what was measured of the module; None where nothing was.
+        name: of the outermost frame's function; empty if it has none.
+        module: of the outermost frame; None if unknown.
+        is_outermost: whether the frame's function has no caller (symbols/unwind/outermost.py); None if unknown.
+        keeps_frame_pointers: whether the module was built with frame pointers; None if unknown.
     """
     if is_outermost or is_beginning(name):
         return End.WHOLE
-    if module is not None and module.kind is ModuleKind.KERNEL:  # which is not walked by frame pointers
+    if module is not None and module.kind is ModuleKind.KERNEL:  # stacks of the Linux kernel need no frame pointers
         return End.WHOLE
     if is_outermost is not None:
         return End.CUT
     if module is None or module.kind is not ModuleKind.FILE:
         return End.UNKNOWN
-    # The file was not read. The C library does not export the functions in which threads begin, so without debug
-    # symbols they have no name; nor has a function that calls back, such as the inner part of qsort.
+    # The file was not read. Without debug symbols, functions that the C library does not export have no name: those in
+    # which threads begin, but also others that call back, such as an inner part of qsort.
     if not name and _LIBC.fullmatch(os.path.basename(module.path)):
         return End.UNKNOWN
     return End.CUT if keeps_frame_pointers is False else End.UNKNOWN
 
 
 def code_of(module: Module | None) -> str:
-    """How a module is called if a stack ends in it."""
+    """Returns the text for a module in which a stack ends."""
     if module is None:
         return UNKNOWN_MEMORY
     match module.kind:
@@ -147,13 +147,13 @@ def code_of(module: Module | None) -> str:
 
 
 def mark(end: End, module: Module | None, truncated: bool, ended: str | None = None) -> str | None:
-    """The frame to show in place of missing ones; None if none is missing, or if that is not known.
+    """Returns the frame to show in place of missing ones; None if none is missing, or if that is unknown.
 
     Args:
         end: how the stack ends.
-        module: in whose code.
-        truncated: whether it is as deep as the limit.
-        ended: what the capture says of that, see CUT; None if it says nothing.
+        module: the module of its last frame.
+        truncated: whether the stack is as deep as the limit.
+        ended: the value of `ended` in its row, see CUT; None if it has none.
     """
     if truncated:
         return TRUNCATED

@@ -1,8 +1,8 @@
-"""Walks a stack to its end by call frame information, in a copy of the stack and with the registers of its top.
+"""Walks a copied stack to its end by call frame information, starting with the registers of its innermost frame.
 
-What BPF could not walk is finished here, and each address on the way gives a rule for BPF. Code without call frame
-information is left by the frame pointer if that leads to a likely caller, else by the first word of the stack that
-looks like a return address; such callers are guesses, and marked.
+This finishes stacks that BPF could not walk, and learns a rule for BPF at each address. The caller of code without call
+frame information is found by the frame pointer if it leads to a likely caller, else by the first word on the stack that
+looks like a return address. Such callers are guesses, and marked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from iaprof.formats.wire.unwind_rules import (
     RuleScope,
     Walked,
 )
-from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP, How, Row
+from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP, RegisterRuleKind, Row
 from iaprof.symbols.unwind.code import Mapping, Space
 from iaprof.symbols.unwind.dwarf_reader import CfiError
 from iaprof.symbols.unwind.expressions import ExpressionError, evaluate
@@ -33,31 +33,31 @@ from iaprof.symbols.unwind.rules import checked, rule_of
 
 PAGE = 4096
 SCANNED_BYTES = 36 << 10  # of the stack, for a word that looks like a return address; OpenBLAS has frames of 32 KiB
-MOST_CHECKED = 1 << 13  # words of one walk, that are looked at as return addresses: 10 ms
-_LARGEST_FRAME = 1 << 20  # bytes that a frame pointer may lead upwards
-_LEARNT_BYTES = 1024  # of code on each side of an instruction, for which rules are learnt with it
-_KEPT = (RBX, RBP, R12, R13, R14, R15)  # registers that a function gives back as they were
-_OUTERMOST_BYTES = 64  # before the call of what has no caller, in which it clears rbp
-_OWN_BYTES = 1 << 16  # before an address, that may be of the same function
-_COPIES_RSP = (b"\x48\x89\xe3", b"\x48\x8b\xdc")  # mov %rsp,%rbx, as assemblers write it
+MOST_CHECKED = 1 << 13  # words of one walk that are checked as return addresses: 10 ms
+_LARGEST_FRAME = 1 << 20  # the most bytes that a frame pointer may point upwards
+_LEARNT_BYTES = 1024  # of code on each side of an instruction for which its rule is learnt, too
+_KEPT = (RBX, RBP, R12, R13, R14, R15)  # callee-saved registers (System V ABI for x86-64)
+_OUTERMOST_BYTES = 64  # before a call in a function without a caller: there it clears rbp
+_OWN_BYTES = 1 << 16  # before an address, which may belong to the same function
+_COPIES_RSP = (b"\x48\x89\xe3", b"\x48\x8b\xdc")  # the two encodings of mov %rsp,%rbx
 _CLEARS_RBP = b"\x31\xed"  # xor %ebp,%ebp
 _SIGNAL_RETURN = bytes.fromhex("48c7c00f0000000f05")  # mov $15,%rax; syscall
-# Where the kernel's signal frame has registers, from the ucontext on (struct sigcontext, asm/sigcontext.h).
+# Offsets of registers in the signal frame, from its ucontext on (struct sigcontext, asm/sigcontext.h).
 _UCONTEXT = {RBX: 128, RBP: 120, RSP: 160, R12: 72, R13: 80, R14: 88, R15: 96, RETURN_ADDRESS: 168}
 _MASK = (1 << 64) - 1
-_USER_END = 1 << 47  # above is what the kernel maps into all processes
+_USER_END = 1 << 47  # above are mappings that the Linux kernel makes in all processes
 
 
-class Found(IntEnum):
-    """What is to be known of one address of a stack."""
+class HowFound(IntEnum):
+    """How an address of a stack was found."""
 
     BY_RULE = 0
     BY_GUESS = 1
-    INTERRUPTED = 2  # no return address: a signal came there
+    INTERRUPTED = 2  # not a return address: a signal interrupted this instruction
 
 
 class NeedsMemory(Exception):
-    """Memory at this address, which is in no copy, has to be had first."""
+    """The walk needs memory at this address, which has not been copied yet."""
 
     def __init__(self, address: int) -> None:
         super().__init__(address)
@@ -65,21 +65,27 @@ class NeedsMemory(Exception):
 
 
 class Absent(LookupError):
-    """Memory that was asked for, and cannot be had."""
+    """The walk asked for this memory, but it cannot be copied."""
 
 
 Read = Callable[[int, int], int]
-"""The unsigned number of so many bytes at an address; LookupError if it is not known."""
+"""Reads an unsigned number, given its address and size in bytes; raises LookupError if it was not copied."""
 
 
 class Registers(dict[int, int]):
-    """What is known of a frame's registers, by their numbers in DWARF.
+    """The known registers of a frame, by DWARF number.
 
-    Those that a function has saved are read from the stack when they are asked for, as most never are.
+    Registers that a function has saved are read from the stack only when needed, as most never are.
     """
 
     def __init__(self, read: Read, values: Mapped[int, int], saved: Mapped[int, int]) -> None:
-        """Args: reads the stack; those that are known; where others are saved."""
+        """Makes the registers of a frame.
+
+        Args:
+            read: reads the stack.
+            values: of known registers.
+            saved: the addresses at which other registers are saved.
+        """
         super().__init__(values)
         self._read, self._saved = read, dict(saved)
 
@@ -88,101 +94,107 @@ class Registers(dict[int, int]):
         return value
 
     def save(self, number: int, address: int) -> None:
-        """This register is on the stack."""
+        """Notes that a register is saved at an address of the stack."""
         self.pop(number, None)
         self._saved[number] = address
 
     def forget(self, number: int) -> None:
-        """This register is lost."""
+        """Notes that a register's value is lost."""
         self.pop(number, None)
         self._saved.pop(number, None)
 
     def kept(self) -> Registers:
-        """Those that a function gives back as they were."""
+        """Returns the callee-saved registers and all that are saved on the stack."""
         return Registers(self._read, {number: self[number] for number in _KEPT if number in self}, self._saved)
 
-    def but(self, values: Mapped[int, int]) -> Registers:
-        """These, but for some."""
+    def replaced(self, values: Mapped[int, int]) -> Registers:
+        """Returns the registers with some other values."""
         return Registers(self._read, {**self, **values}, self._saved)
 
 
 @dataclass
 class Walk:
-    """A walk: what was found, and the rules that were learnt."""
+    """A walk, with its addresses and the rules that it learns."""
 
     space: Space
     read: Read
     limit: int  # frames
     ips: list[int] = field(default_factory=list)  # innermost first
-    found: list[Found] = field(default_factory=list)  # of each address
-    cfas: list[int] = field(default_factory=list)  # where the caller of each has its frame; 0 if it has none
-    rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)  # by address and what they are for
+    how_found: list[HowFound] = field(default_factory=list)  # for each address
+    cfas: list[int] = field(default_factory=list)  # for each address the CFA; 0 if its caller was not found
+    rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)  # by address and scope
     interrupted: list[tuple[int, int, int]] = field(default_factory=list)
-    """Of each signal frame where its saved rsp lies, that, and the saved rip behind it."""
-    checked: int = 0  # words of the stack, for want of call frame information
-    met_unknown: bool = False  # what may be a return address, in no code that is known to be mapped
+    """For each signal frame: the address of its saved rsp, the saved rsp, and the saved rip, which comes after it."""
+    checked: int = 0  # words of the stack that were checked as return addresses
+    met_unknown: bool = False  # met a likely return address outside all known mappings
     searched: tuple[int, tuple[int, RuleScope]] | None = None
-    """Which address was the first that was found by looking through the stack, and the key of the rule that says so."""
+    """The index of the first address that was found by searching the stack, and the key of the rule that it made."""
 
-    def run(self, start: Mapped[int, int], how: Found = Found.INTERRUPTED) -> Walked:
-        """Walks from an address on, to be called once.
+    def run(self, start: Mapped[int, int], how: HowFound = HowFound.INTERRUPTED) -> Walked:
+        """Walks from an address on; a Walk runs only once.
 
         Args:
-            start: registers by their numbers in DWARF, RETURN_ADDRESS for the address; those that are known.
-            how: whether that is an instruction's or a return address.
+            start: the known registers, by DWARF number; RETURN_ADDRESS is the first address.
+            how: BY_RULE if the first address is a return address, INTERRUPTED if it is an instruction's.
 
         Raises:
-            NeedsImage: nothing was done; to be run anew, by a new walk, when the image is there.
-            NeedsMemory: the same.
+            NeedsImage: a new Walk has to start again once the image is supplied.
+            NeedsMemory: a new Walk has to start again once the memory is copied.
         """
         registers = Registers(self._word, start, {})
         while True:
             address = registers[RETURN_ADDRESS]
             if not address:
-                return self._unless_astray(Walked.WHOLE)
+                return self._without_wrong_guess(Walked.WHOLE)
             if len(self.ips) >= self.limit:
                 return Walked.DEEP
             mapping = self.space.mapping(address)
             if mapping is None:
                 self.met_unknown = True
-                return self._unless_astray(Walked.NOWHERE)
+                return self._without_wrong_guess(Walked.NOWHERE)
             self.ips.append(address)
-            self.found.append(how)
+            self.how_found.append(how)
             self.cfas.append(0)
             try:
-                step = self._step(address, how is Found.INTERRUPTED, mapping, registers)
+                step = self._step(address, how is HowFound.INTERRUPTED, mapping, registers)
             except CfiError:
                 return Walked.DAMAGED
             except (LookupError, ExpressionError):
                 return Walked.MEMORY
             if isinstance(step, Walked):
                 return step
-            # A caller's frame lies further up; only a signal handler may have a stack of its own.
-            if step[1] is not Found.INTERRUPTED and step[0][RSP] <= registers[RSP]:
+            # The caller's frame is further up; only a signal handler may run on another stack.
+            if step[1] is not HowFound.INTERRUPTED and step[0][RSP] <= registers[RSP]:
                 return Walked.STUCK
             registers, how = step
             self.cfas[-1] = registers[RSP]
 
-    def _unless_astray(self, ending: Walked) -> Walked:
-        """How a walk ended that came to no code. What was found by looking through the stack was no caller, then."""
+    def _without_wrong_guess(self, ending: Walked) -> Walked:
+        """Returns how a walk ended that came to an address outside of code.
+
+        If the walk searched the stack for a caller before, that caller was wrong: the stack is cut there, and the rules
+        that were learnt from it are dropped.
+        """
         if self.searched is None:
             return ending
-        count, at = self.searched
-        del self.ips[count:], self.found[count:], self.cfas[count:]
+        count, key = self.searched
+        del self.ips[count:], self.how_found[count:], self.cfas[count:]
         self.cfas[-1] = 0
-        wrong = self.rules[at]
-        self.rules = {of: rule for of, rule in self.rules.items() if of[1] is not RuleScope.BLOCK or rule != wrong}
-        self.rules[at] = HARD
+        wrong = self.rules[key]
+        self.rules = {
+            own_key: rule for own_key, rule in self.rules.items() if own_key[1] is not RuleScope.BLOCK or rule != wrong
+        }
+        self.rules[key] = HARD
         return Walked.STUCK
 
     def _step(
         self, address: int, is_exact: bool, mapping: Mapping, registers: Registers
-    ) -> tuple[Registers, Found] | Walked:
-        """The caller's registers, and how it was found."""
+    ) -> tuple[Registers, HowFound] | Walked:
+        """Steps to the caller; returns its registers and how it was found, or how the walk ends."""
         row = self.space.row(address, is_exact, mapping)
         scope = RuleScope.INSTRUCTION if is_exact else RuleScope.RETURN
         if row is None:
-            return self._step_without(address, scope, registers)
+            return self._step_without_cfi(address, scope, registers)
         rule = self.rules[address, scope] = rule_of(row, address, is_exact)
         if is_exact and rule != HARD and (rule.kind is RuleKind.BY_DEREF or not isinstance(row.cfa, bytes)):
             self._learn_blocks(address, (row.before, row.behind), rule)
@@ -190,12 +202,18 @@ class Walk:
             return Walked.WHOLE
         callers = self._unwound(row, registers)
         if not row.is_signal_frame:
-            return callers, Found.BY_RULE
+            return callers, HowFound.BY_RULE
         self._note_signal(registers[RSP])
-        return callers, Found.INTERRUPTED
+        return callers, HowFound.INTERRUPTED
 
     def _learn_blocks(self, address: int, extent: tuple[int, int], rule: Rule) -> None:
-        """The same rule for the code around an instruction, so many bytes before it and from it on."""
+        """Sets the rule of the blocks of code around an instruction.
+
+        Args:
+            address: of the instruction.
+            extent: the bytes before the instruction, and from it on, for which the rule holds.
+            rule: for these bytes.
+        """
         mapping = self.space.mapping(address)
         if mapping is None:
             return
@@ -206,23 +224,24 @@ class Walk:
             self.rules[block, RuleScope.BLOCK] = rule
 
     def _unwound(self, row: Row, registers: Registers) -> Registers:
+        """Returns the caller's registers by the rules of a row."""
         cfa = self._cfa(row, registers)
         if cfa & 7 and not row.is_signal_frame:
             raise LookupError("a stack pointer that is not aligned")
         callers = registers.kept()
         callers[RSP] = cfa
-        for number, (how, value) in row.registers.items():
+        for number, (kind, operand) in row.registers.items():
             try:
-                if how is How.OFFSET and isinstance(value, int) and number in _KEPT:
-                    callers.save(number, cfa + value & _MASK)
-                elif how is How.UNDEFINED:
+                if kind is RegisterRuleKind.OFFSET and isinstance(operand, int) and number in _KEPT:
+                    callers.save(number, cfa + operand & _MASK)
+                elif kind is RegisterRuleKind.UNDEFINED:
                     callers.forget(number)
-                elif how is not How.SAME:
-                    callers[number] = self._value(how, value, cfa, registers)
+                elif kind is not RegisterRuleKind.SAME:
+                    callers[number] = self._value(kind, operand, cfa, registers)
             except (LookupError, ExpressionError):
                 if number in (RSP, RETURN_ADDRESS):
                     raise
-                callers.forget(number)  # perhaps nobody needs it
+                callers.forget(number)  # the walk may never need it
         if RETURN_ADDRESS not in row.registers:
             raise LookupError("no rule for the return address")
         return callers
@@ -234,17 +253,18 @@ class Walk:
             raise CfiError("no rule for the CFA")
         return registers[row.cfa[0]] + row.cfa[1] & _MASK
 
-    def _value(self, how: How, value: int | bytes, cfa: int, registers: Registers) -> int:
-        if isinstance(value, bytes):
-            where = evaluate(value, registers, self._word, cfa)
-            return where if how is How.VALUE_EXPRESSION else self._word(where)
-        if how is How.REGISTER:
-            return registers[value]
-        where = cfa + value & _MASK
-        return where if how is How.VALUE_OFFSET else self._word(where)
+    def _value(self, kind: RegisterRuleKind, operand: int | bytes, cfa: int, registers: Registers) -> int:
+        """Returns the caller's value of a register by its rule."""
+        if isinstance(operand, bytes):
+            result = evaluate(operand, registers, self._word, cfa)
+            return result if kind is RegisterRuleKind.VALUE_EXPRESSION else self._word(result)
+        if kind is RegisterRuleKind.REGISTER:
+            return registers[operand]
+        result = cfa + operand & _MASK
+        return result if kind is RegisterRuleKind.VALUE_OFFSET else self._word(result)
 
     def _word(self, address: int, size: int = 8) -> int:
-        """A number of the stack. The stack that a signal came to may be another one, which has to be asked for."""
+        """Reads a number from the stack. After a signal frame the stack may be another one, which is not copied yet."""
         try:
             return self.read(address, size)
         except LookupError as error:
@@ -256,8 +276,10 @@ class Walk:
         at = ucontext + _UCONTEXT[RSP]
         self.interrupted.append((at, self._word(at), self._word(at + 8)))
 
-    def _step_without(self, address: int, scope: RuleScope, registers: Registers) -> tuple[Registers, Found] | Walked:
-        """A step out of code without call frame information."""
+    def _step_without_cfi(
+        self, address: int, scope: RuleScope, registers: Registers
+    ) -> tuple[Registers, HowFound] | Walked:
+        """Like _step, for code without call frame information."""
         rsp = registers[RSP]
         try:
             rbp = registers[RBP]
@@ -265,38 +287,39 @@ class Walk:
             rbp = 0
         if self.space.code_at(address, len(_SIGNAL_RETURN)) == _SIGNAL_RETURN:
             self.rules[address, scope] = SIGNAL
-            before = {number: self._word(rsp + at) for number, at in _UCONTEXT.items()}
+            interrupted = {number: self._word(rsp + offset) for number, offset in _UCONTEXT.items()}
             self._note_signal(rsp)
-            return Registers(self._word, before, {}), Found.INTERRUPTED
+            return Registers(self._word, interrupted, {}), HowFound.INTERRUPTED
         clears_rbp = rbp == 0 and _CLEARS_RBP in self.space.code_before(address, _OUTERMOST_BYTES)
         if clears_rbp or self.space.begins_goroutine(address):
             self.rules[address, scope] = END
             return Walked.WHOLE
         callers = self._by_frame_pointer(rsp, rbp)
         if callers is None and self.space.is_go(address):
-            # All of its functions that call others keep frame pointers. What else is on the stack is of earlier calls.
+            # All Go functions that call others keep frame pointers, so searching the stack would only find old calls.
             self.rules[address, scope] = TO_OTHER_STACK if self._has_called_c(rsp, rbp) else HARD
             return Walked.STUCK
         rule = BY_FRAME_POINTER
         if callers is None:
-            callers, rule = self._by_scan(address, registers)
+            callers, rule = self._by_search(address, registers)
             if self.searched is None:
                 self.searched = len(self.ips), (address, scope)
             if rule.kind is RuleKind.BY_RBX:
-                # As likely as not it holds for the whole function. Where it does not, BPF finds no caller by it.
-                self._learn_blocks(address, self.space.untold(address), rule)
+                # The rule probably holds for the whole function. Where it does not, BPF finds no caller by it.
+                self._learn_blocks(address, self.space.gap(address), rule)
         self.rules[address, scope] = rule
-        return Walked.STUCK if callers is None else (callers, Found.BY_GUESS)
+        return Walked.STUCK if callers is None else (callers, HowFound.BY_GUESS)
 
     def _has_called_c(self, rsp: int, rbp: int) -> bool:
-        """Whether the last frame is of Go's code that called C on another stack, so that rbp leads to its own.
+        """Tells whether the last frame is Go code that called C on another stack, so that rbp points to Go's stack.
 
-        Not so where C has called Go: what rbp is there is C's affair.
+        False if C called Go: then rbp has any value that C code left in it.
         """
-        was_called_by_rule = len(self.found) > 1 and self.found[-1] is Found.BY_RULE
-        return was_called_by_rule and rbp > 0 and not rbp & 7 and not rsp <= rbp < rsp + _LARGEST_FRAME
+        was_found_by_rule = len(self.how_found) > 1 and self.how_found[-1] is HowFound.BY_RULE
+        return was_found_by_rule and rbp > 0 and not rbp & 7 and not rsp <= rbp < rsp + _LARGEST_FRAME
 
     def _by_frame_pointer(self, rsp: int, rbp: int) -> Registers | None:
+        """Returns the caller's registers if rbp is a frame pointer that leads to a likely caller, else None."""
         if not rsp <= rbp < rsp + _LARGEST_FRAME or rbp & 7:
             return None
         try:
@@ -308,40 +331,44 @@ class Walk:
         except LookupError:
             return None
 
-    def _by_scan(self, address: int, registers: Registers) -> tuple[Registers | None, Rule]:
-        """The caller's registers, None if nothing was found; and a rule for that, which may hold at another time."""
+    def _by_search(self, address: int, registers: Registers) -> tuple[Registers | None, Rule]:
+        """Searches the stack for a caller.
+
+        Returns:
+            The caller's registers, None if there is no caller; and a rule, which may find a caller another time.
+        """
         rsp, from_generated = registers[RSP], self.space.is_unread(address)
         start, end = rsp + 7 & ~7, rsp + SCANNED_BYTES
         with contextlib.suppress(LookupError):
-            # OpenBLAS's functions make room for data, and keep in rbx what rsp was before. Below is what others left.
-            # But where nothing follows, rbx points to something else.
+            # OpenBLAS's functions reserve stack for data and keep the old rsp in rbx, so the search begins there: words
+            # below are data or left by earlier calls. If it finds no caller there, rbx has another meaning.
             if start < registers[RBX] < end and not registers[RBX] & 7 and self._may_keep_rsp(address):
                 kind = RuleKind.BY_RBX if len(self.ips) == 1 else RuleKind.HARD
-                found = self._search(registers[RBX], registers[RBX], end, kind, registers, from_generated)
-                if found[0] is not None:
-                    return found
+                result = self._search(registers[RBX], registers[RBX], end, kind, registers, from_generated)
+                if result[0] is not None:
+                    return result
                 end = registers[RBX]
         return self._search(start, rsp, end, RuleKind.BY_RSP, registers, from_generated)
 
     def _may_keep_rsp(self, address: int) -> bool:
-        """Whether the code before an address, of which nothing is told, copies rsp into rbx."""
-        before = self.space.code_before(address, min(self.space.untold(address)[0], _OWN_BYTES))
-        return any(copy in before for copy in _COPIES_RSP)
+        """Tells whether the code before an address, as far as it lacks call frame information, copies rsp into rbx."""
+        before = self.space.code_before(address, min(self.space.gap(address)[0], _OWN_BYTES))
+        return any(instruction in before for instruction in _COPIES_RSP)
 
     def _search(
         self, start: int, base: int, end: int, kind: RuleKind, registers: Registers, from_generated: bool
     ) -> tuple[Registers | None, Rule]:
-        """Likewise, by the first word in a part of the stack that looks like a return address.
+        """Like _by_search, in a part of the stack: the first word that looks like a return address leads to the caller.
 
-        None if it may be one of generated code, from where generated code may have been called.
+        In a stack of generated code, a word that points to generated code ends the search: it may be a return address.
 
         Args:
             start: of the part.
-            base: what the rule counts from.
+            base: the address that the rule's offsets count from.
             end: of the part.
             kind: of the rule.
             registers: of the frame.
-            from_generated: whether its code is generated.
+            from_generated: whether the frame's code is generated.
         """
         for at, word in self._words(start, end):
             if not self.space.low <= word < self.space.high:
@@ -350,13 +377,13 @@ class Walk:
             if self.space.is_after_call(word, unread=False):
                 saved = self._saved_rbp(at)
                 rule = checked(kind, at + 8 - base, -16 if saved else 0, bool(saved), is_guess=True)
-                return registers.but({**saved, RSP: at + 8, RETURN_ADDRESS: word}), rule
+                return registers.replaced({**saved, RSP: at + 8, RETURN_ADDRESS: word}), rule
             if self.checked == MOST_CHECKED or (from_generated and self.space.is_unread(word)):
                 break
         return None, HARD
 
     def _words(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Addresses and words of the stack, up to a page that is not there: nothing was ever pushed so far down."""
+        """Yields addresses and words of the stack, up to a page that does not exist: nothing was ever pushed there."""
         for page in range(start & -PAGE, end, PAGE):
             first, last = max(start, page), min(end, page + PAGE)
             try:
@@ -367,7 +394,7 @@ class Walk:
             yield from zip(range(first, last, 8), words, strict=False)
 
     def _saved_rbp(self, at: int) -> dict[int, int]:
-        """The caller's rbp, where a function that uses it for data has pushed it first: below its return address."""
+        """Returns the caller's rbp if a likely one is saved below the return address, as functions push it first."""
         try:
             word = self._word(at - 8)
         except LookupError:

@@ -31,7 +31,7 @@ from bench import generated_cpp
 from bench.measuring import machine, print_table
 from bench.symbolizer import MEANT, difference, differences, llvm_symbolizer
 from iaprof.symbols.names.binaries import Binaries
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 
 ADDRESSES, COMPARED = 20_000, 3_000
 
@@ -81,7 +81,7 @@ def timed(file: int, offsets: NDArray[np.uint64], cache: Path) -> float:
     return time.perf_counter() - begin
 
 
-def compare(program: Path, offsets: NDArray[np.uint64], addresses: NDArray[np.uint64], named: Named) -> None:
+def compare(program: Path, offsets: NDArray[np.uint64], addresses: NDArray[np.uint64], named: Symbolized) -> None:
     chosen = np.sort(np.random.default_rng(2).permutation(len(offsets))[:COMPARED])
     ours = [named.names.frames(row) if row >= 0 else () for row in named.names.find(offsets[chosen]).tolist()]
     theirs = llvm_symbolizer(program, addresses[chosen].tolist())

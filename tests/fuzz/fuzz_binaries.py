@@ -28,7 +28,7 @@ from elftools.elf.elffile import ELFFile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
-from iaprof.symbols.names.names import LONGEST_NAME, Named
+from iaprof.symbols.names.names import LONGEST_NAME, Symbolized
 
 SEEDS = Path(__file__).parent / "seeds"
 LONGEST_S = 5.0
@@ -118,7 +118,7 @@ def tried(binaries: Binaries, content: bytes, apart: bytes | None, chance: rando
     return "damaged" if named.problem else "named"
 
 
-def check(named: Named) -> None:
+def check(named: Symbolized) -> None:
     names = named.names
     assert len(names) or named.problem, "nothing is named, and no problem told"
     assert all(len(text) <= LONGEST_NAME for text in names.strings)

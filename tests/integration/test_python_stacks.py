@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.symbols.unwind.frame_pointers import read_openings
+from iaprof.symbols.unwind.frame_pointers import read_prologues
 from integration.recording import LAUNCH_FUNCTION, environment, folded, iaprof
 from standin import runtime
 from standin.hardware import Hardware
@@ -157,9 +157,9 @@ def test_a_python_without_frame_pointers_has_whole_stacks(
     monkeypatch.delenv("PYTHONPERFSUPPORT", raising=False)
     python = Path("/usr/bin/python3").resolve()
     with python.open("rb") as file:
-        openings = read_openings(file.fileno())
-    assert openings is not None
-    assert not openings.kept
+        prologues = read_prologues(file.fileno())
+    assert prologues is not None
+    assert not prologues.frame_pointers
     # when
     recorded = run(tmp_path, python, launching, own_names)
     # then stacks begin with the program's start, and all of their frames are frames

@@ -1,4 +1,4 @@
-"""Small libraries as compilers and distributions make them: with debug information, without, and that apart."""
+"""Small libraries as compilers and distributions make them: with debug information, or with a separate debug file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from elftools.elf.elffile import ELFFile
 
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Named, Naming
+from iaprof.symbols.names.names import Symbolized, Symbolizer
 
 SOURCE = """
 static int inner(int x) {{ return x * 3; }}
@@ -25,19 +25,19 @@ int exported(int x) {{ return {function}(x + 1); }}
 
 @dataclass(frozen=True)
 class Build:
-    """A library with debug information and one local function that is asked for."""
+    """A library with debug information, and the offset of a local function in it."""
 
     path: Path
     build_id: bytes | None
     offset: int  # of the function
 
     def module(self, path: str | Path | None = None) -> Module:
-        """As a process had it mapped."""
+        """The module of a process that mapped the library."""
         return Module(ModuleKind.FILE, str(path or self.path), self.build_id)
 
 
 def build(path: Path, function: str = "here", build_id: str = "sha1") -> Build:
-    """Compiles it; another function's name makes another build whose code is the same."""
+    """Compiles a library; another function name gives another build with the same code."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source = path.parent / f"{function}.c"
     source.write_text(SOURCE.format(function=function))
@@ -51,25 +51,25 @@ def build(path: Path, function: str = "here", build_id: str = "sha1") -> Build:
         note = elf.get_section_by_name(".note.gnu.build-id")
         (symbol,) = elf.get_section_by_name(".symtab").get_symbol_by_name(function)
         (offset,) = elf.address_offsets(symbol["st_value"])
-        found = None if note is None else bytes.fromhex(next(note.iter_notes())["n_desc"])
-    return Build(path, found, offset)
+        own_build_id = None if note is None else bytes.fromhex(next(note.iter_notes())["n_desc"])
+    return Build(path, own_build_id, offset)
 
 
 def copied(built: Build, path: Path) -> Build:
-    """The same build elsewhere."""
+    """Copies a build to another path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(built.path, path)
     return Build(path, built.build_id, built.offset)
 
 
 def take_out_debug_information(built: Build, to: Path, *, link: bool = True, build_id: bool = True) -> None:
-    """Moves it into a file of its own.
+    """Moves a library's debug information to a debug file.
 
     Args:
-        built: is stripped.
-        to: where the debug file is put.
-        link: whether the library says with .gnu_debuglink what it is called.
-        build_id: whether the debug file has one.
+        built: the library, which is stripped.
+        to: the path of the debug file.
+        link: whether the library names the debug file in .gnu_debuglink.
+        build_id: whether the debug file has a build-id.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     without = [] if build_id else ["--remove-section=.note.gnu.build-id"]
@@ -83,33 +83,33 @@ def link_name(build_id: bytes, extension: str = "") -> Path:
     return Path(".build-id") / build_id.hex()[:2] / f"{build_id.hex()[2:]}{extension}"
 
 
-def ask(naming: Naming, module: Module, offset: int) -> Named:
-    """What it says of one address."""
-    named = naming.name(module, np.array([offset], np.uint64), np.array([1], np.uint64))
-    assert named is not None
-    return named
+def symbolize(symbolizer: Symbolizer, module: Module, offset: int) -> Symbolized:
+    """Has a symbolizer name one address."""
+    symbolized = symbolizer.name(module, np.array([offset], np.uint64), np.array([1], np.uint64))
+    assert symbolized is not None
+    return symbolized
 
 
-def function_at(named: Named, offset: int) -> str | None:
-    """The outermost function, None where there is no name."""
-    (row,) = named.names.find(np.array([offset], np.uint64)).tolist()
-    return named.names.frames(row)[0].function if row >= 0 else None
+def function_at(symbolized: Symbolized, offset: int) -> str | None:
+    """The outermost function at an address; None if it has no name."""
+    (row,) = symbolized.names.find(np.array([offset], np.uint64)).tolist()
+    return symbolized.names.frames(row)[0].function if row >= 0 else None
 
 
 @contextmanager
 def no_descriptor_is_lost() -> Iterator[None]:
-    """No more files are open afterwards than before; sockets are others', as those of a server in this process."""
+    """Asserts that no file stays open; sockets do not count, as a server in this process may have some."""
     before = _open_files()
     yield
     assert _open_files() <= before
 
 
 def _open_files() -> set[tuple[str, str]]:
-    """Descriptors and what they are."""
-    found = set()
+    """Descriptors and their targets."""
+    files = set()
     for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the one that lists them
+        with suppress(FileNotFoundError):  # the descriptor that lists them
             target = os.readlink(f"/proc/self/fd/{number}")
             if not target.startswith("socket:"):
-                found.add((number, target))
-    return found
+                files.add((number, target))
+    return files

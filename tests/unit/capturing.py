@@ -12,7 +12,7 @@ import pyarrow as pa
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.names import Symbolizer
 
 HEADER: dict[str, Any] = {
     "clock": {"monotonic_ns": 1_000_000_000, "realtime_ns": 0},
@@ -55,6 +55,8 @@ def capture(path: Path, header: dict[str, Any] | None = None, **kinds: list[dict
     return path
 
 
-def named_by(naming: Callable[[CaptureReader], Naming]) -> Callable[[CaptureReader], AbstractContextManager[Naming]]:
-    """What archives ask for the naming of each part."""
-    return lambda part: nullcontext(naming(part))
+def named_by(
+    symbolizer_of: Callable[[CaptureReader], Symbolizer],
+) -> Callable[[CaptureReader], AbstractContextManager[Symbolizer]]:
+    """What `archive` calls to open the symbolizer of each part."""
+    return lambda part: nullcontext(symbolizer_of(part))

@@ -1,4 +1,4 @@
-"""Small wrong places put into good ELF files."""
+"""Changes single values in good ELF files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECTION = {"type": (4, "<I"), "flags": (8, "<Q"), "offset": (24, "<Q"), "size": 
 
 
 def header_of(content: bytes, name: str) -> int:
-    """Where the header of a section stands."""
+    """The offset of a section's header."""
     (table,) = struct.unpack_from("<Q", content, 40)
     count, strings = struct.unpack_from("<HH", content, 60)
     (names,) = struct.unpack_from("<Q", content, table + 64 * strings + 24)
@@ -45,7 +45,7 @@ def with_section(content: bytes, name: str, **fields: int) -> bytes:
 
 
 def with_header(content: bytes, **fields: int | bytes) -> bytes:
-    """The file with other values in its own header."""
+    """The file with other values in its ELF header."""
     changed = bytearray(content)
     for field, value in fields.items():
         at, form = HEADER[field]
@@ -54,7 +54,7 @@ def with_header(content: bytes, **fields: int | bytes) -> bytes:
 
 
 def objcopy(folder: Path, content: bytes, *options: str) -> bytes:
-    """The file as objcopy makes it."""
+    """The file that objcopy makes with these options."""
     (folder / "in").write_bytes(content)
     subprocess.run(["objcopy", *options, "in", "out"], cwd=folder, check=True)
     return (folder / "out").read_bytes()

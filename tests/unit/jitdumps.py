@@ -26,7 +26,7 @@ def load(
     code_size: int | None = None,
     terminated: bool = True,
 ) -> bytes:
-    """JIT_CODE_LOAD; `code_size` is what it says of the code's size where that is not true."""
+    """JIT_CODE_LOAD; `code_size` is a false size of the code."""
     fixed = struct.pack("<IIQQQQ", 77, 78, address, address, len(code) if code_size is None else code_size, number)
     text = name.encode() if isinstance(name, str) else name
     return _record(0, time, fixed + text + (b"\0" if terminated else b"") + code)

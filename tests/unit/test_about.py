@@ -19,7 +19,7 @@ from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.symbols.names.cpu_frames import ModuleNames
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Named
+from iaprof.symbols.names.names import Symbolized
 from unit.capturing import capture, launch, record, stall
 from unit.test_info import FULL, GUESS, GUESSED, SECOND, full
 
@@ -178,7 +178,7 @@ def test_unnamed_modules_are_reported(tmp_path: Path) -> None:
 
 
 def module(path: str) -> ModuleNames:
-    return ModuleNames(Module(ModuleKind.FILE, path), 1, {}, Named())
+    return ModuleNames(Module(ModuleKind.FILE, path), 1, {}, Symbolized())
 
 
 def test_a_guessed_layout_is_the_first_warning(tmp_path: Path) -> None:

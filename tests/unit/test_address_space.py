@@ -1,4 +1,4 @@
-"""Which file an address belonged to, in the words of the side-band: mapped, forked, executed, covered."""
+"""The module of an address at a time, by the mappings, forks and execs of the side-band."""
 
 import time
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def spaces(mappings: list[dict[str, object]], events: list[dict[str, object]]) -
     )
 
 
-def found_in(spaces: AddressSpaces) -> Callable[[int, int, int], Place | None]:
-    """The place in a file, None where an address was in no mapping."""
+def placing(spaces: AddressSpaces) -> Callable[[int, int, int], Place | None]:
+    """A function that returns the place of an address; None if it is in no mapping."""
 
     def find(pid: int, address: int, time_ns: int) -> Place | None:
         place = spaces.place(pid, address, time_ns)
@@ -45,50 +45,50 @@ def in_file(path: str, build_id: bytes, offset: int) -> Place:
 
 
 def test_a_mapping_lasts_from_its_time_until_another_covers_it() -> None:
-    found = found_in(spaces([mapping(10, 1, 0x1000, "a", offset=0x400), mapping(20, 1, 0x1800, "b")], []))
-    assert found(1, 0x1010, 5) is None
-    assert found(1, 0x1010, 10) == in_file("a", b"a", 0x410)
-    assert found(1, 0x1810, 15) == in_file("a", b"a", 0xC10)
-    assert found(1, 0x1810, 25) == in_file("b", b"b", 0x10)
-    assert found(1, 0x17FF, 25) == in_file("a", b"a", 0xBFF)
-    assert found(1, 0x2800, 25) is None
-    assert found(2, 0x1010, 25) is None
+    place = placing(spaces([mapping(10, 1, 0x1000, "a", offset=0x400), mapping(20, 1, 0x1800, "b")], []))
+    assert place(1, 0x1010, 5) is None
+    assert place(1, 0x1010, 10) == in_file("a", b"a", 0x410)
+    assert place(1, 0x1810, 15) == in_file("a", b"a", 0xC10)
+    assert place(1, 0x1810, 25) == in_file("b", b"b", 0x10)
+    assert place(1, 0x17FF, 25) == in_file("a", b"a", 0xBFF)
+    assert place(1, 0x2800, 25) is None
+    assert place(2, 0x1010, 25) is None
 
 
-def test_exec_begins_anew() -> None:
-    found = found_in(spaces([mapping(10, 1, 0x1000, "a"), mapping(21, 1, 0x5000, "b")], [event(20, 1, "exec")]))
-    assert found(1, 0x1000, 19) == in_file("a", b"a", 0)
-    assert found(1, 0x1000, 22) is None
-    assert found(1, 0x5000, 22) == in_file("b", b"b", 0)
+def test_exec_ends_all_earlier_mappings() -> None:
+    place = placing(spaces([mapping(10, 1, 0x1000, "a"), mapping(21, 1, 0x5000, "b")], [event(20, 1, "exec")]))
+    assert place(1, 0x1000, 19) == in_file("a", b"a", 0)
+    assert place(1, 0x1000, 22) is None
+    assert place(1, 0x5000, 22) == in_file("b", b"b", 0)
 
 
-def test_a_forked_process_has_what_its_parent_had() -> None:
+def test_a_forked_process_inherits_its_parents_mappings() -> None:
     mappings = [mapping(10, 1, 0x1000, "a"), mapping(30, 1, 0x9000, "later"), mapping(25, 2, 0x5000, "own")]
-    found = found_in(spaces(mappings, [event(20, 2, "fork", 1), event(40, 3, "fork", 2), event(50, 3, "exec")]))
-    assert found(2, 0x1000, 26) == in_file("a", b"a", 0)
-    assert found(2, 0x5000, 26) == in_file("own", b"own", 0)
-    assert found(2, 0x9000, 35) is None  # mapped by the parent after the fork
-    assert found(3, 0x1000, 45) == in_file("a", b"a", 0)  # grandparent's
-    assert found(3, 0x1000, 55) is None
+    place = placing(spaces(mappings, [event(20, 2, "fork", 1), event(40, 3, "fork", 2), event(50, 3, "exec")]))
+    assert place(2, 0x1000, 26) == in_file("a", b"a", 0)
+    assert place(2, 0x5000, 26) == in_file("own", b"own", 0)
+    assert place(2, 0x9000, 35) is None  # the parent mapped it after the fork
+    assert place(3, 0x1000, 45) == in_file("a", b"a", 0)  # of the grandparent
+    assert place(3, 0x1000, 55) is None
 
 
-def test_a_pid_that_is_used_again() -> None:
+def test_a_reused_pid_does_not_inherit_mappings() -> None:
     events = [event(5, 2, "fork", 1), event(20, 2, "exit"), event(30, 2, "fork", 1)]
-    found = found_in(spaces([mapping(10, 2, 0x1000, "a")], events))
-    assert found(2, 0x1000, 15) == in_file("a", b"a", 0)
-    assert found(2, 0x1000, 35) is None
+    place = placing(spaces([mapping(10, 2, 0x1000, "a")], events))
+    assert place(2, 0x1000, 15) == in_file("a", b"a", 0)
+    assert place(2, 0x1000, 35) is None
 
 
-def test_processes_that_are_their_own_ancestors_come_to_an_end() -> None:
+def test_processes_that_are_their_own_ancestors_do_not_loop() -> None:
     events = [event(time, pid, "fork", 3 - pid) for time in range(200) for pid in (1, 2)]
-    assert found_in(spaces([mapping(0, 3, 0, "a")], events))(1, 0x1000, 500) is None
-    assert found_in(spaces([], []))(1, 0x1000, 500) is None
+    assert placing(spaces([mapping(0, 3, 0, "a")], events))(1, 0x1000, 500) is None
+    assert placing(spaces([], []))(1, 0x1000, 500) is None
 
 
-def test_the_last_addresses() -> None:
+def test_mappings_at_the_end_of_the_address_space() -> None:
     last = (1 << 64) - 1
-    found = found_in(spaces([mapping(1, 1, last - 0xFFF, "a", length=last, offset=last)], []))
-    assert [found(1, address, last) for address in (0, last - 0x1000, last - 0xFFF, last - 1)] == [
+    place = placing(spaces([mapping(1, 1, last - 0xFFF, "a", length=last, offset=last)], []))
+    assert [place(1, address, last) for address in (0, last - 0x1000, last - 0xFFF, last - 1)] == [
         None,
         None,
         in_file("a", b"a", last),
@@ -96,17 +96,17 @@ def test_the_last_addresses() -> None:
     ]
 
 
-def test_what_a_mapping_is() -> None:
+def test_the_module_of_each_kind_of_mapping() -> None:
     # given mappings of every kind, each at an address of its own
     paths = ["/lib/a.so", "/lib/no-id.so", "[vdso]", "//anon", "/tmp/jit-7.dump", "/memfd:x (deleted)", "[heap]", ""]
     rows = [mapping(1, 7, 0x1000 * (i + 1), path, offset=0x100) for i, path in enumerate(paths)]
     for row in rows[1:]:
         row["build_id"] = None
     rows[1]["inode"] = 99
-    found = spaces(rows, [])
+    known = spaces(rows, [])
     # when
-    places = [found.place(7, 0x1000 * (i + 1) + 8, 5) for i in range(len(paths))]
-    # then files and the vDSO are named by offset, what a process makes itself by address
+    places = [known.place(7, 0x1000 * (i + 1) + 8, 5) for i in range(len(paths))]
+    # then places in files and the vDSO are offsets, places in generated code are addresses
     assert places[:3] == [
         in_file("/lib/a.so", b"/lib/a.so", 0x108),
         Place(Module(ModuleKind.FILE, "/lib/no-id.so", None, 99), 0x108),
@@ -116,26 +116,26 @@ def test_what_a_mapping_is() -> None:
     assert [place.address for place in places[3:]] == [0x1000 * (i + 1) + 8 for i in range(3, len(paths))]
     assert {place.module.identity for place in places[3:]} == {(ModuleKind.GENERATED, 7)}
     # and process 0 is the kernel
-    assert found.place(0, 0xFFFF_8000_0000_1234, 5) == Place(
+    assert known.place(0, 0xFFFF_8000_0000_1234, 5) == Place(
         Module(ModuleKind.KERNEL, "[kernel]"), 0xFFFF_8000_0000_1234
     )
 
 
-def test_many_addresses_at_many_times_at_once() -> None:
-    # given a process that executes another program at the same address, and its child
+def test_many_addresses_are_located_at_different_times() -> None:
+    # given a process that executes another program at the same address, and its children
     rows = [mapping(10, 1, 0x1000, "old"), mapping(20, 1, 0x1000, "new")]
-    found = spaces(rows, [event(20, 1, "exec"), event(15, 2, "fork", 1), event(30, 3, "fork", 1)])
+    known = spaces(rows, [event(20, 1, "exec"), event(15, 2, "fork", 1), event(30, 3, "fork", 1)])
     pids = np.array([1, 1, 2, 3, 1, 4], np.uint32)
     times = np.array([15, 25, 40, 40, 5, 40], np.uint64)
     # when
-    numbers, inside = found.locate(pids, np.full(6, 0x1004, np.uint64), times)
+    numbers, inside = known.locate(pids, np.full(6, 0x1004, np.uint64), times)
     # then
-    assert [found.modules[n].path for n in numbers] == ["old", "new", "old", "new", NOWHERE, NOWHERE]
+    assert [known.modules[n].path for n in numbers] == ["old", "new", "old", "new", NOWHERE, NOWHERE]
     assert inside.tolist() == [4, 4, 4, 4, 0x1004, 0x1004]
 
 
-def test_records_that_tell_of_what_already_runs() -> None:
-    # given what the recorder writes of a running process
+def test_records_of_a_running_process_are_decoded() -> None:
+    # given the records that the recorder writes for a running process
     data = (
         running_record(7, 42, 1)
         + comm_record(7, 42, b"python3")
@@ -158,7 +158,7 @@ def test_records_that_tell_of_what_already_runs() -> None:
     )
 
 
-def test_bytes_that_are_no_records_stop_the_reading() -> None:
+def test_invalid_records_are_an_error() -> None:
     whole = comm_record(7, 42, b"python3")
     for data in (whole[:-1], whole + b"\0" * 8, whole + b"\3\0\0\0\0\0\4\0", b"\3"):
         band = SideBand()
@@ -167,8 +167,8 @@ def test_bytes_that_are_no_records_stop_the_reading() -> None:
         assert len(band.processes.time) == (len(data) >= len(whole))
 
 
-def test_a_process_with_a_mapping_for_every_address_is_soon_done() -> None:
-    # given as many mappings as addresses, where the product of both would take a multiple of the time
+def test_as_many_mappings_as_addresses_are_located_quickly() -> None:
+    # given as many mappings as addresses: comparing each with each would take many times longer
     count = 150_000
     starts = np.arange(count, dtype=np.uint64) * np.uint64(16)
     same: dict[str, Any] = {"time_ns": 1, "pid": 7, "length": 16, "offset": 0, "path": "/x"}

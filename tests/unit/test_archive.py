@@ -21,10 +21,10 @@ from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import build
 from iaprof.report.redaction import Redaction, hashed, redacted_path
-from iaprof.symbols.names.in_turn import InTurn
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Frame, Named, Names
+from iaprof.symbols.names.names import Frame, Names, Symbolized
 from iaprof.symbols.names.rows import CaptureNames
+from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.profiles import rows
 from unit.test_address_space import spaces
@@ -41,14 +41,14 @@ FILE = Module(ModuleKind.FILE, "/home/secret/bin/secret-app", b"\x11" * 20)
 class Everything:
     """A symbolizer that has a name for every address."""
 
-    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Symbolized:
         chains = {
             ModuleKind.FILE: [Frame("secret_function", "/home/secret/secret.cpp", 7), Frame("secret_function2")],
             ModuleKind.GENERATED: [Frame("py::secret_py:/home/secret/x.py")],
             ModuleKind.KERNEL: [Frame("do_syscall_64")],
         }
         entries = [(int(address), 1, chains[module.kind]) for address in addresses]
-        return Named(Names.of(entries), "debug information of /home/secret", "secret-key is missing", True)
+        return Symbolized(Names.of(entries), "debug information of /home/secret", "secret-key is missing", True)
 
 
 @pytest.fixture
@@ -93,7 +93,11 @@ def archived(capture: CaptureReader, tmp_path: Path, **options: bool) -> Capture
     output = tmp_path / "archived.parquet"
     options = {"redact": False, "keep_kernels": not options.get("redact", False)} | options
     archive(
-        capture, output, named_by(lambda part: InTurn([CaptureNames(part), Everything()])), lambda *_: None, **options
+        capture,
+        output,
+        named_by(lambda part: SymbolizerChain([CaptureNames(part), Everything()])),
+        lambda *_: None,
+        **options,
     )
     return CaptureReader(output)
 
@@ -173,7 +177,7 @@ def test_a_redacted_capture_still_shows_where_time_went(recorded: CaptureReader,
 
 def test_functions_in_common_files_keep_their_names() -> None:
     redaction = Redaction(spaces([], []), np.empty(0, np.uint64), keep_kernels=False)
-    named = Named(Names.of([(1, 1, [Frame("zeInit", "/home/secret/loader.cpp")])]), "from /home/secret", "")
+    named = Symbolized(Names.of([(1, 1, [Frame("zeInit", "/home/secret/loader.cpp")])]), "from /home/secret", "")
     module, public = redaction.module(Module(ModuleKind.FILE, "/home/secret/libze_loader.so.1", b"1"), named)
     assert module.path.endswith("/libze_loader.so.1")
     assert public.names.frames(0)[0].function == "zeInit"

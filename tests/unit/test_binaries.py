@@ -1,4 +1,4 @@
-"""Names of addresses in ELF files: right ones, what each file is named from, and what a hostile one costs."""
+"""Names of addresses in ELF files: whether they are right, their sources, and what hostile files cost."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bench import generated_cpp
 from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
 from fuzz import fuzz_binaries, make_seeds
 from iaprof.symbols.files import cache as cache_module
-from iaprof.symbols.files.cache import Cache, key_of, usual_folder
+from iaprof.symbols.files.cache import Cache, default_folder, key_of
 from iaprof.symbols.names import binaries as binaries_module
 from iaprof.symbols.names.binaries import Binaries, BinaryError
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Named
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized
 from limits import Within
 from unit.elf_patching import bounds_of, header_of, objcopy, with_header, with_section
 
@@ -38,8 +38,8 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Binaries]:
 
 
 @pytest.fixture
-def keeping(tmp_path: Path) -> Iterator[Binaries]:
-    """One that keeps what it reads in a folder of its own."""
+def caching(tmp_path: Path) -> Iterator[Binaries]:
+    """Binaries with a cache folder of their own."""
     with Binaries(tmp_path / "cache") as made:
         yield made
 
@@ -56,8 +56,10 @@ def code(content: bytes) -> np.ndarray:
     return np.arange(offset, offset + size, dtype=np.uint64)
 
 
-def named(binaries: Binaries, content: bytes, *, debug: bytes | None = None, everything: bool = False) -> Named:
-    """All of the code of a file; where the file has no .text that can be found, that of the good one."""
+def symbolize(
+    binaries: Binaries, content: bytes, *, debug: bytes | None = None, everything: bool = False
+) -> Symbolized:
+    """Names all offsets that are code in GOOD."""
     file = opened(content)
     apart = None if debug is None else opened(debug)
     try:
@@ -68,7 +70,7 @@ def named(binaries: Binaries, content: bytes, *, debug: bytes | None = None, eve
             os.close(apart)
 
 
-def functions(result: Named) -> set[str]:
+def functions(result: Symbolized) -> set[str]:
     names = result.names
     return {names.frames(row)[0].function for row in range(len(names))}
 
@@ -84,8 +86,8 @@ def facts(binaries: Binaries, content: bytes) -> binaries_module.Facts:
 # --- right names
 
 
-def test_functions_inline_chains_and_lines_are_those_of_llvm_symbolizer(tmp_path: Path, binaries: Binaries) -> None:
-    """Given generated C++, every difference is one that is meant; bench_symbols.py does it with 190 MB."""
+def test_functions_inline_chains_and_lines_equal_those_of_llvm_symbolizer(tmp_path: Path, binaries: Binaries) -> None:
+    """For generated C++ all differences are intended ones; bench_symbols.py does the same with 190 MB."""
     program = generated_cpp.build(tmp_path, units=1, types=1)
     content = program.read_bytes()
     offset, size = bounds_of(content, ".text")
@@ -97,7 +99,7 @@ def test_functions_inline_chains_and_lines_are_those_of_llvm_symbolizer(tmp_path
     ours = [names.frames(row) if row >= 0 else () for row in names.find(places + np.uint64(offset)).tolist()]
     theirs = llvm_symbolizer(program, (places + address).tolist())
 
-    assert [each for each in zip(ours, theirs, strict=True) if difference(*each) not in MEANT] == []
+    assert [chains for chains in zip(ours, theirs, strict=True) if difference(*chains) not in MEANT] == []
     assert differences(ours, theirs)[SAME] > 0.8 * len(places)
     assert max(len(chain) for chain in ours) > 5
 
@@ -114,8 +116,8 @@ def test_debug_information_names_inlined_functions_with_lines(name: str, binarie
 
     chains = [result.names.frames(row) for row in range(len(result.names))]
 
-    wanted = ["_ZL5localRKN6shapes3RowIlLi8EEE", "_ZNK6shapes3RowIlLi8EE3dotERKS1_"]
-    inner = [chain for chain in chains if [frame.function for frame in chain] == wanted]
+    inlined = ["_ZL5localRKN6shapes3RowIlLi8EEE", "_ZNK6shapes3RowIlLi8EE3dotERKS1_"]
+    inner = [chain for chain in chains if [frame.function for frame in chain] == inlined]
     assert {chain[0].line for chain in inner} == {called}
     assert multiplied in {chain[1].line for chain in inner}
     assert all(os.path.basename(frame.file) == "shapes.cpp" and frame.file[0] == "/" for frame in inner[0])
@@ -134,21 +136,21 @@ def test_debug_information_names_inlined_functions_with_lines(name: str, binarie
 def test_without_debug_information_symbols_name_functions(
     name: str, source: str, local: bool, binaries: Binaries
 ) -> None:
-    result = named(binaries, SEEDS[name])
+    result = symbolize(binaries, SEEDS[name])
     assert (result.source, result.problem) == (source, "")
     assert "enter" in functions(result)
     assert ("_ZL5localRKN6shapes3RowIlLi8EEE" in functions(result)) is local
 
 
 def test_a_separate_debug_file_names_the_stripped_one(binaries: Binaries) -> None:
-    whole, apart = named(binaries, GOOD), named(binaries, SEEDS["stripped.so"], debug=SEEDS["apart.debug"])
+    whole, apart = symbolize(binaries, GOOD), symbolize(binaries, SEEDS["stripped.so"], debug=SEEDS["apart.debug"])
     rows = range(len(whole.names))
     assert [apart.names.frames(row) for row in rows] == [whole.names.frames(row) for row in rows]
     assert apart.source == whole.source
 
 
 def test_a_debug_file_of_another_build_is_not_used(binaries: Binaries) -> None:
-    result = named(binaries, SEEDS["stripped.so"], debug=SEEDS["dwarf4.so"])
+    result = symbolize(binaries, SEEDS["stripped.so"], debug=SEEDS["dwarf4.so"])
     assert "another build" in result.problem
     assert result.source == "dynamic symbols"
 
@@ -159,7 +161,7 @@ def test_everything_covers_each_function_once_beside_the_exact_addresses(binarie
     few = binaries.name(file, places[::17], everything=True).names
     every = binaries.name(file, places).names
     os.close(file)
-    assert (few.addresses[1:] >= few.addresses[:-1] + few.sizes[:-1]).all(), "no two overlap"
+    assert (few.addresses[1:] >= few.addresses[:-1] + few.sizes[:-1]).all(), "no two ranges overlap"
     for place in places:
         (row,), (exact,) = few.find(np.array([place])).tolist(), every.find(np.array([place])).tolist()
         assert (row >= 0) == (exact >= 0)
@@ -177,10 +179,10 @@ def test_an_address_outside_all_segments_has_no_name(binaries: Binaries) -> None
 
 
 @pytest.mark.parametrize("across_units", [False, True])
-def test_parts_of_debug_information_say_what_the_whole_says(
+def test_reading_debug_information_in_parts_gives_the_same_names(
     across_units: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given two units, sharing them out among children changes nothing, and where one refers to another none are."""
+    """Two units are shared among children with the same result; if one refers to the other, one child reads both."""
     source = make_seeds.SOURCE
     (tmp_path / "one.cpp").write_text(source)
     for word in ("enter", "local", "bare", "shapes"):
@@ -190,17 +192,17 @@ def test_parts_of_debug_information_say_what_the_whole_says(
     flags = [*make_seeds.FLAGS, *(["-flto"] if across_units else [])]
     subprocess.run(["g++", *flags, "one.cpp", "two.cpp", "-o", program], cwd=tmp_path, check=True)
     content = program.read_bytes()
-    found = []
+    chains = []
     for part_bytes in (1 << 30, bounds_of(content, ".debug_info")[1] // 3):
         monkeypatch.setattr(binaries_module, "_PART_BYTES", part_bytes)
         with Binaries(tmp_path / str(part_bytes)) as binaries, program.open("rb") as file:
             names = binaries.name(file.fileno(), code(content)).names
-        found.append([names.frames(row) for row in range(len(names))])
+        chains.append([names.frames(row) for row in range(len(names))])
     sizes = [path.stat().st_size for path in (tmp_path / str(part_bytes)).iterdir()]
     assert len(sizes) == 4
     assert len([size for size in sizes if size]) == (1 if across_units else 2)
-    assert found[0] == found[1]
-    inlined = {frames[1].function for frames in found[0] if len(frames) > 1}
+    assert chains[0] == chains[1]
+    inlined = {frames[1].function for frames in chains[0] if len(frames) > 1}
     assert inlined >= {"_ZNK6shapes3RowIlLi8EE3dotERKS1_", "_ZNK7shapes23RowIlLi8EE3dotERKS1_"}
 
 
@@ -216,14 +218,14 @@ def test_facts_of_good_files(binaries: Binaries) -> None:
     assert f"Build ID: {build_id.hex()}" in notes.stdout
     link = facts(binaries, SEEDS["symbols.so"]).debuglink
     assert link == ("apart.debug", zlib.crc32(SEEDS["apart.debug"]))
-    has = {name: facts(binaries, content) for name, content in SEEDS.items()}
+    by_name = {name: facts(binaries, content) for name, content in SEEDS.items()}
     with_debug_info = {"dwarf4.so", "dwarf5.so", "compressed.so", "apart.debug"}
-    assert {name for name, each in has.items() if each.has_debug_info} == with_debug_info
-    assert {name for name, each in has.items() if not each.has_symbols} == {"stripped.so"}
-    assert has["dwarf5.so"].frame_pointers is False, "-O2 leaves them out"
+    assert {name for name, own in by_name.items() if own.has_debug_info} == with_debug_info
+    assert {name for name, own in by_name.items() if not own.has_symbols} == {"stripped.so"}
+    assert by_name["dwarf5.so"].frame_pointers is False, "-O2 omits them"
 
 
-def test_a_debug_link_is_a_mere_name(binaries: Binaries) -> None:
+def test_a_debug_link_must_be_a_plain_file_name(binaries: Binaries) -> None:
     content = SEEDS["symbols.so"]
     at, _ = bounds_of(content, ".gnu_debuglink")
     for name in (b"../../x.deb", b"/etc/passwd", b"\0apart.debu", b"\xff\xffart.debug"):
@@ -257,16 +259,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_good_elf_file_is_told(name: str, binaries: Binaries) -> None:
+def test_broken_elf_files_give_a_problem(name: str, binaries: Binaries) -> None:
     content, problem = BROKEN[name]
     with pytest.raises(BinaryError, match=problem):
         facts(binaries, content)
-    result = named(binaries, content)
+    result = symbolize(binaries, content)
     assert len(result.names) == 0
     assert result.problem
 
 
-# Each keeps at least the names of the dynamic symbols.
+# Each file keeps at least the names of its dynamic symbols.
 DAMAGED = {
     "symbols linked to themselves": (with_section(GOOD, ".symtab", link=2), ""),
     "symbols linked nowhere": (with_section(GOOD, ".symtab", link=4000), "symbol table is damaged"),
@@ -281,9 +283,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_is_damaged_costs_no_more_than_itself(name: str, binaries: Binaries) -> None:
+def test_damage_costs_only_the_names_that_depend_on_it(name: str, binaries: Binaries) -> None:
     content, problem = DAMAGED[name]
-    result = named(binaries, content)
+    result = symbolize(binaries, content)
     assert "enter" in functions(result)
     assert problem in result.problem
 
@@ -293,7 +295,7 @@ def test_an_xz_bomb_is_not_unpacked(tmp_path: Path, binaries: Binaries) -> None:
     (tmp_path / "bomb.xz").write_bytes(b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(5)), packer.flush()]))
     content = objcopy(tmp_path, SEEDS["stripped.so"], f"--add-section=.gnu_debugdata={tmp_path / 'bomb.xz'}")
 
-    result = named(binaries, content)
+    result = symbolize(binaries, content)
 
     assert "unpacks to more than 64 MiB" in result.problem
     assert "enter" in functions(result)
@@ -304,26 +306,26 @@ def test_a_compressed_section_that_claims_gigabytes_is_not_unpacked(claimed: int
     content = bytearray(SEEDS["compressed.so"])
     struct.pack_into("<Q", content, bounds_of(content, ".debug_str")[0] + 8, claimed)
 
-    result = named(binaries, bytes(content))
+    result = symbolize(binaries, bytes(content))
 
     assert "claims to unpack" in result.problem
     assert "enter" in functions(result)
 
 
 def test_a_deflate_bomb_stays_within_the_memory(tmp_path: Path, binaries: Binaries, within: Within) -> None:
-    """Given 256 MB that take a quarter of a MB, they may be read; the children stay below 1 GB."""
+    """A quarter of a MB that unpacks to 256 MB may be read; the children stay below 1 GB."""
     packer = zlib.compressobj(1)
     packed = b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(16)), packer.flush()])
     (tmp_path / "bomb").write_bytes(struct.pack("<IIQQ", 1, 0, 16 << 24, 1) + packed)
     content = objcopy(tmp_path, GOOD, f"--update-section=.debug_str={tmp_path / 'bomb'}")
     with within(5):
-        result = named(binaries, with_section(content, ".debug_str", flags=0x800))
+        result = symbolize(binaries, with_section(content, ".debug_str", flags=0x800))
 
         assert "enter" in functions(result)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20
 
 
-def test_endless_names_are_cut(tmp_path: Path, binaries: Binaries) -> None:
+def test_long_names_are_cut(tmp_path: Path, binaries: Binaries) -> None:
     (tmp_path / "long.s").write_text(
         f".globl {'x' * 3_000_000}\n.type {'x' * 3_000_000}, @function\n{'x' * 3_000_000}: ret\n"
     )
@@ -336,10 +338,10 @@ def test_endless_names_are_cut(tmp_path: Path, binaries: Binaries) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 5000])
-def test_a_file_that_shrinks_while_it_is_read_costs_its_names_only(
+def test_a_file_that_shrinks_while_it_is_read_loses_only_its_names(
     size: int, tmp_path: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given a file that is cut off after it was looked at, its reader dies or finds it damaged; the next is fine."""
+    """If a file is truncated after its facts were read, its reader dies or finds it damaged; the next file is fine."""
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     make = binaries_module._make
@@ -354,24 +356,26 @@ def test_a_file_that_shrinks_while_it_is_read_costs_its_names_only(
     assert result.problem
     assert result.source != "debug information"
     monkeypatch.undo()
-    assert named(binaries, GOOD).problem == ""
+    assert symbolize(binaries, GOOD).problem == ""
 
 
-def test_a_damaged_table_costs_its_names_only(binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a kept table that is cut off, symbols name functions all the same."""
-    assert named(binaries, GOOD).problem == ""
+def test_with_a_damaged_table_symbols_still_name_functions(binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a cached table is cut off, symbols still name functions."""
+    assert symbolize(binaries, GOOD).problem == ""
     monkeypatch.setattr(Cache, "find", lambda *_: [opened(b"SYMC" + bytes(100))])
-    result = named(binaries, GOOD)
+    result = symbolize(binaries, GOOD)
     assert "damaged" in result.problem
     assert result.source == "symbol table"
 
 
-def test_no_answer_takes_long(binaries: Binaries, monkeypatch: pytest.MonkeyPatch, within: Within) -> None:
-    """Given a library that never comes back, symbols are there in time."""
+def test_symbols_name_functions_in_time_if_debug_information_takes_too_long(
+    binaries: Binaries, monkeypatch: pytest.MonkeyPatch, within: Within
+) -> None:
+    """If the library that reads debug information hangs, names from symbols still come in time."""
     monkeypatch.setattr(binaries_module, "_SECONDS", 2.5)
     monkeypatch.setattr(binaries_module, "_make", lambda source, files, part, end: _asleep(end))
     with within(2.5):
-        result = named(binaries, GOOD)
+        result = symbolize(binaries, GOOD)
     assert result.source == "symbol table"
     assert "unread" in result.problem
 
@@ -381,46 +385,46 @@ def _asleep(end: float) -> str:
     return "it took too long"
 
 
-def test_five_seconds_of_damage() -> None:
-    """Given random damage, no promise is broken; fuzz_binaries.py does it for ten minutes."""
+def test_random_damage_for_five_seconds() -> None:
+    """Random damage breaks no promise; fuzz_binaries.py does the same for ten minutes."""
     failures = Path(os.devnull)
     counts = fuzz_binaries.fuzz(5, 1, failures)
     assert counts["damaged"] and counts["named"]
     assert not counts["failed"]
 
 
-# --- what is kept
+# --- the cache
 
 
-def test_what_was_read_is_kept_and_found_again(
-    keeping: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tables_of_debug_information_are_cached(
+    caching: Binaries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     with path.open("rb") as file:
-        first = keeping.name(file.fileno(), code(GOOD))
+        first = caching.name(file.fileno(), code(GOOD))
         monkeypatch.setattr(binaries_module, "_make", None)
-        again = keeping.name(file.fileno(), code(GOOD))
+        again = caching.name(file.fileno(), code(GOOD))
     assert [again.names.frames(row) for row in range(len(again.names))] == [
         first.names.frames(row) for row in range(len(first.names))
     ]
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    (cached,) = (tmp_path / "cache").iterdir()
+    assert stat.S_IMODE(cached.stat().st_mode) == 0o600
 
 
-def test_a_forged_build_id_does_not_get_at_anothers_names(keeping: Binaries, tmp_path: Path) -> None:
-    """Given two files of one build-id, each is named by its own contents."""
+def test_a_forged_build_id_does_not_get_another_files_names(caching: Binaries, tmp_path: Path) -> None:
+    """Of two files with one build-id, each gets names from its own content."""
     mine, forged = tmp_path / "mine", tmp_path / "forged"
     mine.write_bytes(GOOD)
     forged.write_bytes(GOOD.replace(b"shapes", b"forged"))
     for path, word in ((forged, "forged"), (mine, "shapes"), (forged, "forged")):
         with path.open("rb") as file:
-            result = keeping.name(file.fileno(), code(GOOD))
+            result = caching.name(file.fileno(), code(GOOD))
         assert {name for name in functions(result) if "local" in name} == {f"_ZL5localRKN6{word}3RowIlLi8EEE"}
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-def test_a_file_that_was_changed_in_place_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_changed_in_place_gets_another_key(tmp_path: Path) -> None:
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     before = path.stat()
@@ -428,31 +432,31 @@ def test_a_file_that_was_changed_in_place_is_read_anew(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.write(GOOD)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert key_of(b"x", path.stat()) != key_of(b"x", before), "whoever may set mtime cannot set ctime"
+    assert key_of(b"x", path.stat()) != key_of(b"x", before), "a user can set mtime, but not ctime"
 
 
-def test_damage_in_what_is_kept_is_noticed_and_mended(keeping: Binaries, tmp_path: Path) -> None:
+def test_a_damaged_cached_table_is_made_again(caching: Binaries, tmp_path: Path) -> None:
     path = tmp_path / "library"
     path.write_bytes(GOOD)
     with path.open("rb") as file:
-        keeping.name(file.fileno(), code(GOOD))
-        (kept,) = (tmp_path / "cache").iterdir()
-        kept.write_bytes(kept.read_bytes()[:200])
-        assert "damaged" in keeping.name(file.fileno(), code(GOOD)).problem
-        assert keeping.name(file.fileno(), code(GOOD)).problem == ""
+        caching.name(file.fileno(), code(GOOD))
+        (cached,) = (tmp_path / "cache").iterdir()
+        cached.write_bytes(cached.read_bytes()[:200])
+        assert "damaged" in caching.name(file.fileno(), code(GOOD)).problem
+        assert caching.name(file.fileno(), code(GOOD)).problem == ""
 
 
-def test_a_folder_that_others_write_to_is_left_alone(tmp_path: Path) -> None:
+def test_a_cache_folder_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(0o777)
     with Binaries(folder) as binaries:
-        assert named(binaries, GOOD).problem == ""
+        assert symbolize(binaries, GOOD).problem == ""
     assert list(folder.iterdir()) == []
     os.symlink(folder, tmp_path / "link")
     folder.chmod(0o700)
     with Binaries(tmp_path / "link") as binaries:
-        assert named(binaries, GOOD).problem == ""
+        assert symbolize(binaries, GOOD).problem == ""
     assert list(folder.iterdir()) == []
 
 
@@ -462,13 +466,13 @@ def test_root_makes_no_folders_in_the_homes_of_others(tmp_path: Path) -> None:
     home.mkdir()
     os.chown(home, 65534, 65534)
     with Binaries(home / ".cache/iaprof/symbols") as binaries:
-        assert named(binaries, GOOD).problem == ""
+        assert symbolize(binaries, GOOD).problem == ""
     assert list(home.iterdir()) == []
 
 
 @pytest.mark.root
-def test_links_do_not_lead_root_to_its_own_folders(tmp_path: Path) -> None:
-    # given a home, kept by sudo, whose owner has made links of the folders for caches
+def test_root_follows_no_links_to_a_cache_folder(tmp_path: Path) -> None:
+    # given a HOME, kept by sudo, whose owner has replaced the cache folders by links
     (tmp_path / "system" / "symbols").mkdir(parents=True, mode=0o755)
     (tmp_path / "empty").mkdir()
     (tmp_path / "home").mkdir()
@@ -484,7 +488,7 @@ def test_links_do_not_lead_root_to_its_own_folders(tmp_path: Path) -> None:
     assert list((tmp_path / "system" / "symbols").iterdir()) == list((tmp_path / "empty").iterdir()) == []
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_tables_are_deleted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     monkeypatch.setattr(cache_module, "MOST_BYTES", 4000)
     for number in range(5):
@@ -492,26 +496,26 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path, monkeypatch: pytes
         cache.keep(f"key{number}", [file])
         os.close(file)
         os.utime(tmp_path / f"key{number}.0of1", (number, number))
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    assert kept == [f"key{number}.0of1" for number in range(1, 5)]
+    cached = sorted(path.name for path in tmp_path.iterdir())
+    assert cached == [f"key{number}.0of1" for number in range(1, 5)]
     large = opened(bytes(1001))
     cache.keep("large", [large])
     os.close(large)
     assert cache.find("large", 1) is None, "one file must not push out all others"
 
 
-def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert usual_folder() == Path("/home/me/.cache/iaprof/symbols")
+    assert default_folder() == Path("/home/me/.cache/iaprof/symbols")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
-    assert usual_folder() == Path("/var/cache/me/iaprof/symbols")
+    assert default_folder() == Path("/var/cache/me/iaprof/symbols")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "")
-    assert usual_folder() is None
+    assert default_folder() is None
 
 
-# --- a child in an attacker's hands
+# --- answers of a child that an attacker has taken over
 
 
 @pytest.mark.parametrize(
@@ -529,20 +533,24 @@ def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         {"rows": 0, "frames": 0, "strings": 1, "string_bytes": 0, "sources": ["hearsay"], "problems": []},
     ],
 )
-def test_nonsense_for_names_is_a_problem(answer: object, binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = binaries._sandbox.call
+def test_an_invalid_answer_with_names_is_a_problem(
+    answer: object, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = binaries._sandbox.call
     monkeypatch.setattr(
-        binaries._sandbox, "call", lambda what, *rest, **more: answer if what == "name" else ask(what, *rest, **more)
+        binaries._sandbox,
+        "call",
+        lambda operation, *rest, **more: answer if operation == "name" else call(operation, *rest, **more),
     )
-    result = named(binaries, GOOD)
+    result = symbolize(binaries, GOOD)
     assert len(result.names) == 0
     assert result.problem.endswith("the reader process answered nonsense")
 
 
 @pytest.mark.parametrize("column", range(6))
 @pytest.mark.parametrize("value", [-1, 2, 1 << 62])
-def test_columns_out_of_bounds_are_nonsense(column: int, value: int) -> None:
-    """Given one row of one frame in two strings, any number that leads outside is refused."""
+def test_columns_out_of_bounds_are_refused(column: int, value: int) -> None:
+    """In an answer with one row, one frame and two strings, any number out of bounds is refused."""
     columns = [4096, 1, 1, 1, 0, 7]
     good = {"rows": 1, "frames": 1, "strings": 2, "string_bytes": 2, "sources": [], "problems": []}
     file = opened(struct.pack("<6q", *columns) + b"\0f")
@@ -572,7 +580,7 @@ def test_columns_out_of_bounds_are_nonsense(column: int, value: int) -> None:
         {"debug_bytes": 1.5},
     ],
 )
-def test_nonsense_for_facts_is_refused(change: dict[str, object]) -> None:
+def test_invalid_facts_are_refused(change: dict[str, object]) -> None:
     good = {
         "build_id": "00ff",
         "debuglink": ["x.debug", 1],

@@ -1,4 +1,4 @@
-"""Call frame information, compared with what pyelftools reads of the machine's own libraries, and damaged."""
+"""Call frame information: compared with what pyelftools reads from this machine's libraries, and damaged."""
 
 from __future__ import annotations
 
@@ -13,71 +13,73 @@ import pytest
 from elftools.dwarf.callframe import FDE, RegisterRule
 from elftools.elf.elffile import ELFFile
 
-from iaprof.symbols.unwind.cfi import CallFrames, How, Row
+from iaprof.symbols.unwind.cfi import CallFrames, RegisterRuleKind, Row
 from iaprof.symbols.unwind.dwarf_reader import CfiError
 
 FOLDER = Path("/lib/x86_64-linux-gnu")
 LIBRARIES = [Path("/lib64/ld-linux-x86-64.so.2"), FOLDER / "libc.so.6", FOLDER / "libstdc++.so.6"]
 ARGUMENTS_SIZE = 0x2E  # DW_CFA_GNU_args_size
-EVERY = 23  # of how many functions one is looked at: pyelftools takes long
-HOW = {
-    RegisterRule.UNDEFINED: How.UNDEFINED,
-    RegisterRule.SAME_VALUE: How.SAME,
-    RegisterRule.OFFSET: How.OFFSET,
-    RegisterRule.VAL_OFFSET: How.VALUE_OFFSET,
-    RegisterRule.REGISTER: How.REGISTER,
-    RegisterRule.EXPRESSION: How.EXPRESSION,
-    RegisterRule.VAL_EXPRESSION: How.VALUE_EXPRESSION,
+EVERY = 23  # one of so many functions is compared, as pyelftools is slow
+KINDS = {
+    RegisterRule.UNDEFINED: RegisterRuleKind.UNDEFINED,
+    RegisterRule.SAME_VALUE: RegisterRuleKind.SAME,
+    RegisterRule.OFFSET: RegisterRuleKind.OFFSET,
+    RegisterRule.VAL_OFFSET: RegisterRuleKind.VALUE_OFFSET,
+    RegisterRule.REGISTER: RegisterRuleKind.REGISTER,
+    RegisterRule.EXPRESSION: RegisterRuleKind.EXPRESSION,
+    RegisterRule.VAL_EXPRESSION: RegisterRuleKind.VALUE_EXPRESSION,
 }
 
 
-def told(row: dict[Any, Any]) -> tuple[object, dict[int, tuple[How, object]]]:
-    """A row of pyelftools', as Row has it."""
+def converted(row: dict[Any, Any]) -> tuple[object, dict[int, tuple[RegisterRuleKind, object]]]:
+    """CFA and register rules of a pyelftools row, in the form of Row."""
     cfa = row["cfa"]
     registers = {}
     for number, rule in row.items():
         if isinstance(number, int):
             value = bytes(rule.arg) if isinstance(rule.arg, list) else rule.arg
-            registers[number] = (HOW[rule.type], 0 if value is None else value)
+            registers[number] = (KINDS[rule.type], 0 if value is None else value)
     return bytes(cfa.expr) if cfa.expr is not None else (cfa.reg, cfa.offset), registers
 
 
-def ours(row: Row) -> tuple[object, dict[int, tuple[How, object]]]:
-    return row.cfa, {number: rule for number, rule in row.registers.items() if rule[0] is not How.SAME}
+def rules_of(row: Row) -> tuple[object, dict[int, tuple[RegisterRuleKind, object]]]:
+    """CFA and register rules of a row, without registers that stay the same."""
+    return row.cfa, {number: rule for number, rule in row.registers.items() if rule[0] is not RegisterRuleKind.SAME}
 
 
 def some_functions(file: Path) -> Iterator[list[dict[Any, Any]]]:
-    """Tables of some functions, with the address behind the last instruction as a row without rules."""
+    """The rows of some functions, followed by a row without rules at the address after the last instruction."""
     with file.open("rb") as opened:
-        entries = [each for each in ELFFile(opened).get_dwarf_info().EH_CFI_entries() if isinstance(each, FDE)]
+        entries = [entry for entry in ELFFile(opened).get_dwarf_info().EH_CFI_entries() if isinstance(entry, FDE)]
         for entry in random.Random(1).sample(entries, len(entries) // EVERY):
             if any(instruction.opcode == ARGUMENTS_SIZE for instruction in entry.instructions):
-                continue  # which pyelftools does not decode
+                continue  # pyelftools does not decode it
             rows = entry.get_decoded().table
             yield [*rows, {"pc": entry["initial_location"] + entry["address_range"]}]
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
-def test_rows_are_those_that_pyelftools_reads(library: Path) -> None:
+def test_rows_equal_those_of_pyelftools(library: Path) -> None:
     frames = CallFrames(library.read_bytes())
     compared = 0
     for rows in some_functions(library):
-        for row, after in pairwise(rows):
-            expected = {number: rule for number, rule in told(row)[1].items() if rule[0] is not How.SAME}
-            for address in {row["pc"], after["pc"] - 1} if row["pc"] < after["pc"] else ():
-                found = frames.row(address)
-                assert found is not None
-                assert ours(found) == (told(row)[0], expected), hex(address)
+        for row, following in pairwise(rows):
+            cfa, registers = converted(row)
+            expected = {number: rule for number, rule in registers.items() if rule[0] is not RegisterRuleKind.SAME}
+            for address in {row["pc"], following["pc"] - 1} if row["pc"] < following["pc"] else ():
+                own = frames.row(address)
+                assert own is not None
+                assert rules_of(own) == (cfa, expected), hex(address)
                 compared += 1
     assert compared > 20
 
 
-def test_what_no_function_holds_has_no_row() -> None:
+def test_addresses_outside_functions_have_no_row() -> None:
     frames = CallFrames(LIBRARIES[2].read_bytes())
     assert [frames.row(address) for address in (0, 1 << 40, (1 << 64) - 1)] == [None, None, None]
 
 
-def test_nothing_called_the_start_of_the_dynamic_linker() -> None:
+def test_the_entry_point_of_the_dynamic_linker_is_outermost() -> None:
     frames = CallFrames(LIBRARIES[0].read_bytes())
     row = frames.row(frames.header.entry)
     assert row is not None
@@ -85,7 +87,7 @@ def test_nothing_called_the_start_of_the_dynamic_linker() -> None:
 
 
 def table_of(data: bytes | bytearray) -> tuple[int, int]:
-    """Where the program header is that leads to the table of functions, and where the table is."""
+    """The offsets of the program header that leads to the table of functions, and of the table."""
     (headers,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
     for at in range(headers, headers + size * count, size):
@@ -96,31 +98,31 @@ def table_of(data: bytes | bytearray) -> tuple[int, int]:
 
 
 def test_an_image_without_a_table_is_read_through() -> None:
-    # given the segment that leads to the table has another type
+    # given that the segment with the table has another type
     data = bytearray(LIBRARIES[2].read_bytes())
     struct.pack_into("<I", data, table_of(data)[0], 0)
     with_table, without = CallFrames(LIBRARIES[2].read_bytes()), CallFrames(bytes(data))
     # then
     for rows in some_functions(LIBRARIES[2]):
-        found, expected = without.row(rows[0]["pc"]), with_table.row(rows[0]["pc"])
-        assert found is not None
+        row, expected = without.row(rows[0]["pc"]), with_table.row(rows[0]["pc"])
+        assert row is not None
         assert expected is not None
-        assert ours(found) == ours(expected)
+        assert rules_of(row) == rules_of(expected)
 
 
 def test_an_image_without_a_table_is_read_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given its first entry is damaged
-    data, times = bytearray(LIBRARIES[2].read_bytes()), []
+    # given that its first entry is damaged
+    data, reads = bytearray(LIBRARIES[2].read_bytes()), []
     header, table = table_of(data)
     struct.pack_into("<I", data, header, 0)
     entries = table + 4 + struct.unpack_from("<i", data, table + 4)[0]
     data[entries + 8] = 77  # the version
     frames = CallFrames(bytes(data))
-    read = frames._entries
-    monkeypatch.setattr(frames, "_entries", lambda: times.append(1) or read())
+    read_entries = frames._entries
+    monkeypatch.setattr(frames, "_entries", lambda: reads.append(1) or read_entries())
     # when, then
     assert [frames.row(address) for address in (1 << 16, 1 << 17, 1 << 18)] == [None] * 3
-    assert len(times) == 1
+    assert len(reads) == 1
     assert not frames.has_functions
 
 
@@ -134,12 +136,12 @@ def test_a_table_of_unknown_encoding_is_refused() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\x7fELF", b"#!/bin/sh\n", b"\x7fELF\x02\x01" + bytes(12) + b"\x03\0" + bytes(60)]
 )
-def test_what_is_no_image_is_refused(content: bytes) -> None:
+def test_data_that_are_no_x86_64_image_are_refused(content: bytes) -> None:
     with pytest.raises(CfiError):
         CallFrames(content)
 
 
-def test_headers_that_nothing_can_address_are_refused() -> None:
+def test_headers_at_an_absurd_offset_are_refused() -> None:
     content = bytearray(LIBRARIES[0].read_bytes())
     content[32:40] = bytes.fromhex("ffffffffffffffff")  # e_phoff
     with pytest.raises(CfiError):
@@ -168,7 +170,7 @@ def test_damage_gives_a_row_or_an_error(seed: int) -> None:
 
 
 def image_of(instructions: bytes) -> CallFrames:
-    """An image with one function at 0x1000 of 16 MiB, and these instructions about it."""
+    """An image with one function of 16 MiB at 0x1000, with these CFA instructions."""
     cie = struct.pack("<IB", 0, 1) + b"zR\0" + bytes([1, 0x78, 16, 1, 0x00]) + bytes([0x0C, 7, 8, 0x90, 1])
     cie += bytes(-len(cie) % 4)
     at = 64 + 2 * 56 + 20
@@ -188,23 +190,23 @@ def image_of(instructions: bytes) -> CallFrames:
     return CallFrames(elf + load + table + header + body)
 
 
-def test_a_made_image_is_read() -> None:
+def test_a_handmade_image_is_read() -> None:
     row = image_of(bytes([0x41, 0x0E, 16])).row(0x1001)
     assert row is not None
-    assert (row.cfa, row.registers) == ((7, 16), {16: (How.OFFSET, -8)})
+    assert (row.cfa, row.registers) == ((7, 16), {16: (RegisterRuleKind.OFFSET, -8)})
 
 
 @pytest.mark.parametrize(
     "instructions",
     [
-        b"\x0a" * (1 << 17),  # remember_state without end
-        b"\x0b",  # restore_state of nothing
+        b"\x0a" * (1 << 17),  # endless remember_state
+        b"\x0b",  # restore_state without remember_state
         b"\x41" * (1 << 17),  # more instructions than any function has
-        b"\x05\xff\xff\xff\xff\x0f\x01",  # a register that no machine has
+        b"\x05\xff\xff\xff\xff\x0f\x01",  # a register that does not exist
         b"\x0f\xff\xff\xff\xff\x0f",  # an expression that is longer than the file
         b"\x0e" + b"\xff" * 20,  # a number without an end
-        b"\x3f",  # no instruction
-        b"\x0f\x01\x30\x0e\x10",  # an offset to an expression
+        b"\x3f",  # an unknown instruction
+        b"\x0f\x01\x30\x0e\x10",  # an offset for an expression
     ],
 )  # fmt: skip
 def test_hostile_instructions_are_an_error(instructions: bytes) -> None:

@@ -24,7 +24,7 @@ from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages,
 from iaprof.record.checks.launching import Launching
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
-from iaprof.symbols.unwind.frame_pointers import Openings, read_openings
+from iaprof.symbols.unwind.frame_pointers import Prologues, read_prologues
 from limits import Within
 from unit.test_devices import device
 
@@ -320,34 +320,34 @@ def compiled(folder: Path, *flags: str) -> Path:
     return library
 
 
-def openings(path: Path) -> Openings | None:
+def prologues(path: Path) -> Prologues | None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return read_openings(fd)
+        return read_prologues(fd)
     finally:
         os.close(fd)
 
 
 @pytest.mark.parametrize("more", [(), ("-fcf-protection=full",), ("-s",), ("-O0",), ("-O3",)])
-def test_frame_pointers_are_told_from_code(tmp_path: Path, more: tuple[str, ...]) -> None:
-    kept = openings(compiled(tmp_path, *more, "-fno-omit-frame-pointer"))
-    omitted = openings(compiled(tmp_path, *more, "-fomit-frame-pointer"))
+def test_prologues_show_whether_code_keeps_frame_pointers(tmp_path: Path, more: tuple[str, ...]) -> None:
+    kept = prologues(compiled(tmp_path, *more, "-fno-omit-frame-pointer"))
+    omitted = prologues(compiled(tmp_path, *more, "-fomit-frame-pointer"))
     assert kept is not None
     assert omitted is not None
     assert kept.functions == omitted.functions >= 10
-    assert kept.kept
+    assert kept.frame_pointers
     assert omitted.with_frame == 0
 
 
-def test_what_is_no_x86_library(tmp_path: Path) -> None:
+def test_files_that_are_not_x86_64_elf_have_no_prologues(tmp_path: Path) -> None:
     path = tmp_path / "libc.so"
     for data in (b"", b"/* GNU ld script */", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01" + bytes(100), bytes(64)):
         path.write_bytes(data)
-        assert openings(path) is None
+        assert prologues(path) is None
 
 
-def test_broken_libraries_end_in_time(tmp_path: Path, within: Within) -> None:
-    # given a library with lies in its headers: as many as fit, at random
+def test_prologues_of_damaged_libraries_are_read_in_time(tmp_path: Path, within: Within) -> None:
+    # given a library with random damage in its headers
     whole = compiled(tmp_path).read_bytes()
     path = tmp_path / "broken"
     chance = random.Random(3)
@@ -361,12 +361,12 @@ def test_broken_libraries_end_in_time(tmp_path: Path, within: Within) -> None:
                 data[at : at + 8] = chance.choice((b"\xff" * 8, bytes(8), chance.randbytes(8), b"\xff\xff\xff\x7f"))
             path.write_bytes(data)
             # when, then
-            found = openings(path)
-            assert found is None or 0 <= found.with_frame <= found.functions <= 1024
+            damaged = prologues(path)
+            assert damaged is None or 0 <= damaged.with_frame <= damaged.functions <= 1024
 
 
 def test_a_huge_symbol_table_is_sampled(tmp_path: Path, within: Within) -> None:
-    # given a file that says its symbols are a terabyte
+    # given a file that claims a terabyte of symbols
     data = bytearray(compiled(tmp_path).read_bytes())
     sections, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
     for at in range(sections, sections + 64 * count, 64):
@@ -377,10 +377,10 @@ def test_a_huge_symbol_table_is_sampled(tmp_path: Path, within: Within) -> None:
     os.truncate(path, 1 << 40)
     # when
     with within(5):
-        found = openings(path)
+        huge = prologues(path)
         # then
-        assert found is not None
-        assert found.functions >= 10
+        assert huge is not None
+        assert huge.functions >= 10
 
 
 # ---- files of anybody's ----

@@ -1,4 +1,4 @@
-"""Separate debug files: found where distributions and people put them, and only those that are a file's own."""
+"""Separate debug files: found where distributions and users put them, and only those of the same build."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 @pytest.fixture
 def library(compiled: Build, tmp_path: Path) -> Build:
-    """Below a root of its own."""
+    """A copy of the library below a root of its own."""
     return copied(compiled, tmp_path / INSIDE)
 
 
@@ -34,7 +34,7 @@ def binaries(tmp_path: Path) -> Iterator[Binaries]:
 
 
 class Opener:
-    """Opens files, and knows which."""
+    """Opens files, and notes their paths."""
 
     def __init__(self) -> None:
         self.asked: list[Path] = []
@@ -49,8 +49,8 @@ def facts_of(path: Path, binaries: Binaries) -> Facts:
         return binaries.facts(file.fileno())
 
 
-def found(library: Build, root: Path, binaries: Binaries, *symbol_dirs: Path) -> list[str]:
-    """Where its debug files are, below the root or a symbol folder."""
+def debug_file_paths(library: Build, root: Path, binaries: Binaries, *symbol_dirs: Path) -> list[str]:
+    """The paths of a library's debug files, relative to the root."""
     facts = facts_of(library.path, binaries)
     with no_descriptor_is_lost():
         paths = []
@@ -61,48 +61,50 @@ def found(library: Build, root: Path, binaries: Binaries, *symbol_dirs: Path) ->
     return paths
 
 
-def test_by_build_id(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_debug_files_are_found_by_build_id(library: Build, binaries: Binaries, tmp_path: Path) -> None:
     assert library.build_id is not None
-    # given debug files under their build-id, of the system and in a folder of the user's
+    # given debug files under their build-id, in the system's folder and in the user's
     link = link_name(library.build_id, ".debug")
     take_out_debug_information(library, tmp_path / "usr/lib/debug" / link, link=False)
     (tmp_path / "dir" / link.parent).mkdir(parents=True)
     shutil.copy(tmp_path / "usr/lib/debug" / link, tmp_path / "dir" / link)
     # then
-    assert found(library, tmp_path, binaries, tmp_path / "dir") == [f"usr/lib/debug/{link}", f"dir/{link}"]
-    assert found(library, tmp_path / "elsewhere", binaries) == []
+    assert debug_file_paths(library, tmp_path, binaries, tmp_path / "dir") == [f"usr/lib/debug/{link}", f"dir/{link}"]
+    assert debug_file_paths(library, tmp_path / "elsewhere", binaries) == []
 
 
 @pytest.mark.parametrize("place", ["opt/lib/x.debug", "opt/lib/.debug/x.debug", "usr/lib/debug/opt/lib/x.debug"])
 @pytest.mark.parametrize("build_id", [True, False])
-def test_by_debuglink(library: Build, binaries: Binaries, tmp_path: Path, place: str, build_id: bool) -> None:
+def test_debug_files_are_found_by_debuglink(
+    library: Build, binaries: Binaries, tmp_path: Path, place: str, build_id: bool
+) -> None:
     take_out_debug_information(library, tmp_path / place, build_id=build_id)
-    assert found(library, tmp_path, binaries) == [place]
+    assert debug_file_paths(library, tmp_path, binaries) == [place]
 
 
-def test_without_a_build_id_the_checksum_has_to_be_right(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_without_a_build_id_the_checksum_must_match(library: Build, binaries: Binaries, tmp_path: Path) -> None:
     # given
     place = "opt/lib/.debug/x.debug"
     take_out_debug_information(library, tmp_path / place, build_id=False)
-    assert found(library, tmp_path, binaries) == [place]
-    # when one byte more is in it
+    assert debug_file_paths(library, tmp_path, binaries) == [place]
+    # when the debug file gets one more byte
     with (tmp_path / place).open("ab") as file:
         file.write(b"\0")
     # then
-    assert found(library, tmp_path, binaries) == []
+    assert debug_file_paths(library, tmp_path, binaries) == []
 
 
-def test_with_the_build_id_no_checksum_is_needed(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_with_the_build_id_the_checksum_is_not_checked(library: Build, binaries: Binaries, tmp_path: Path) -> None:
     place = "opt/lib/.debug/x.debug"
     take_out_debug_information(library, tmp_path / place)
     with (tmp_path / place).open("ab") as file:
         file.write(b"\0")
-    assert found(library, tmp_path, binaries) == [place]
+    assert debug_file_paths(library, tmp_path, binaries) == [place]
 
 
-def test_debug_files_of_another_build(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_debug_files_of_another_build_are_skipped(library: Build, binaries: Binaries, tmp_path: Path) -> None:
     assert library.build_id is not None
-    # given those of another build everywhere, and the right one only in the last place
+    # given debug files of another build in all places but the last
     other = build(tmp_path / "other.so", "wrong")
     wrong = tmp_path / "wrong.debug"
     take_out_debug_information(other, wrong)
@@ -112,38 +114,42 @@ def test_debug_files_of_another_build(library: Build, binaries: Binaries, tmp_pa
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(wrong, tmp_path / place)
     # then
-    assert found(library, tmp_path, binaries) == ["usr/lib/debug/opt/lib/x.debug"]
+    assert debug_file_paths(library, tmp_path, binaries) == ["usr/lib/debug/opt/lib/x.debug"]
 
 
-def test_a_library_without_build_id_and_a_debug_file_with_one(binaries: Binaries, tmp_path: Path) -> None:
-    # given a right checksum
+def test_a_library_without_a_build_id_takes_no_debug_file_with_one(binaries: Binaries, tmp_path: Path) -> None:
+    # given a debug file with the right checksum
     library = build(tmp_path / INSIDE, build_id="none")
     assert library.build_id is None
     place = "opt/lib/x.debug"
     take_out_debug_information(library, tmp_path / place)
-    assert found(library, tmp_path, binaries) == [place]
-    # when the file of that name is of a build with an id
+    assert debug_file_paths(library, tmp_path, binaries) == [place]
+    # when that file is replaced by one of a build with an id
     other = build(tmp_path / "other.so")
     take_out_debug_information(other, tmp_path / place)
     # then
-    assert found(library, tmp_path, binaries) == []
+    assert debug_file_paths(library, tmp_path, binaries) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"no ELF file at all" * 100])
-def test_what_is_no_elf_file(library: Build, binaries: Binaries, tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_elf_are_skipped(library: Build, binaries: Binaries, tmp_path: Path, content: bytes) -> None:
     take_out_debug_information(library, tmp_path / "opt/lib/x.debug")
     (tmp_path / "opt/lib/x.debug").write_bytes(content)
-    assert found(library, tmp_path, binaries) == []
+    assert debug_file_paths(library, tmp_path, binaries) == []
 
 
-def test_a_file_without_anything_to_say(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_a_file_without_debug_information_and_symbols_is_skipped(
+    library: Build, binaries: Binaries, tmp_path: Path
+) -> None:
     # given a stripped library of the same build where its debug file should be
     take_out_debug_information(library, tmp_path / "opt/lib/x.debug")
     shutil.copy(library.path, tmp_path / "opt/lib/x.debug")
-    assert found(library, tmp_path, binaries) == []
+    assert debug_file_paths(library, tmp_path, binaries) == []
 
 
-def test_everything_is_opened_by_the_opener_below_the_roots(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_only_the_opener_opens_files_and_only_below_the_roots(
+    library: Build, binaries: Binaries, tmp_path: Path
+) -> None:
     take_out_debug_information(library, tmp_path / "opt/lib/x.debug")
     facts = facts_of(library.path, binaries)
     opener = Opener()
@@ -155,7 +161,9 @@ def test_everything_is_opened_by_the_opener_below_the_roots(library: Build, bina
     assert sum(path.is_relative_to(roots[1]) for path in opener.asked) == 4
 
 
-def test_a_taker_that_takes_only_the_first(library: Build, binaries: Binaries, tmp_path: Path) -> None:
+def test_no_descriptor_stays_open_if_only_the_first_file_is_taken(
+    library: Build, binaries: Binaries, tmp_path: Path
+) -> None:
     assert library.build_id is not None
     take_out_debug_information(library, tmp_path / "opt/lib/x.debug")
     facts = facts_of(library.path, binaries)

@@ -1,4 +1,4 @@
-"""The debuginfod client: what servers send is taken when it is of the build, and what they do costs only names."""
+"""The debuginfod client: it uses files of the right build only, and misbehaving servers cost only names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from iaprof.symbols.files.debuginfod import Bounds, Debuginfod, Kind
 from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.local_files import LocalFiles
 from limits import Within
-from unit.builds import Build, ask, build, copied, function_at, no_descriptor_is_lost, take_out_debug_information
+from unit.builds import Build, build, copied, function_at, no_descriptor_is_lost, symbolize, take_out_debug_information
 
 SMALL = Bounds(wait_s=60, download_s=60, size=1 << 20)
 Answer: TypeAlias = Callable[[http.server.BaseHTTPRequestHandler], None]
 
 
 class Server:
-    """A debuginfod server in this process, which does what a test wants of it."""
+    """A debuginfod server in this process, with answers that a test chooses."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -42,7 +42,7 @@ class Server:
                 server.asked.append(self.path)
                 server.agents.add(self.headers["User-Agent"])
                 self.close_connection = True
-                with contextlib.suppress(OSError):  # the client did not want more
+                with contextlib.suppress(OSError):  # the client closed the connection
                     server.answers.get(self.path, server.default)(self)
 
             def log_message(self, *_: object) -> None:
@@ -71,7 +71,7 @@ def status(code: int, **headers: str) -> Answer:
 
 
 def sends(content: bytes, length: int | None = None) -> Answer:
-    """Sends it, and claims a length."""
+    """Sends the content, with a claimed length."""
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -95,7 +95,7 @@ def never_ends(pause_s: float = 0.0) -> Answer:
 
 
 def redirects_without_end(code: int) -> Answer:
-    """With a text that does not end."""
+    """Redirects to the same path, with an endless body."""
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(code)
@@ -120,7 +120,7 @@ def is_silent(_handler: http.server.BaseHTTPRequestHandler) -> None:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine's proxy is not for servers on it."""
+    """A proxy must not be used for the servers of the tests."""
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -156,17 +156,17 @@ def address(built: Build, kind: Kind = Kind.EXECUTABLE) -> str:
 def find(
     client: Debuginfod, binaries: Binaries, built: Build, kind: Kind = Kind.EXECUTABLE
 ) -> tuple[bytes | None, str, list[str]]:
-    """What comes of it: content, path and problems."""
+    """Returns content and path of the file that the client finds, and problems."""
     assert built.build_id is not None
     problems: list[str] = []
-    found = client.find(built.build_id, kind, binaries, problems)
-    if found is None:
+    candidate = client.find(built.build_id, kind, binaries, problems)
+    if candidate is None:
         return None, "", problems
-    with os.fdopen(found.file, "rb") as file:
-        return file.read(), found.path, problems
+    with os.fdopen(candidate.file, "rb") as file:
+        return file.read(), candidate.path, problems
 
 
-def test_a_hit_is_kept_where_every_client_looks(
+def test_a_downloaded_file_goes_to_the_shared_cache(
     server: Server, binaries: Binaries, compiled: Build, cache: Path
 ) -> None:
     # given
@@ -176,10 +176,10 @@ def test_a_hit_is_kept_where_every_client_looks(
     # when
     with no_descriptor_is_lost():
         assert find(client, binaries, compiled) == (content, f"{server.host} (debuginfod)", [])
-        kept = cache / address(compiled).removeprefix("/buildid/")
-        assert [path for path in cache.rglob("*") if path.is_file()] == [kept]
-        assert kept.read_bytes() == content
-        assert find(client, binaries, compiled) == (content, str(kept), [])
+        cached = cache / address(compiled).removeprefix("/buildid/")
+        assert [path for path in cache.rglob("*") if path.is_file()] == [cached]
+        assert cached.read_bytes() == content
+        assert find(client, binaries, compiled) == (content, str(cached), [])
     # then
     assert server.asked == [address(compiled)]
     assert server.agents == {"iaprof"}
@@ -188,29 +188,31 @@ def test_a_hit_is_kept_where_every_client_looks(
 def test_a_miss_is_remembered_for_a_while(server: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
     # given
     client = Debuginfod([server.url], cache)
-    kept = cache / address(compiled).removeprefix("/buildid/")
+    cached = cache / address(compiled).removeprefix("/buildid/")
     # when asked twice
     assert [find(client, binaries, compiled) for _ in range(2)] == [(None, "", [])] * 2
     assert server.asked == [address(compiled)]
-    assert kept.stat().st_size == 0
-    # and when some time is over
-    os.utime(kept, (0, time.time() - 599))
+    assert cached.stat().st_size == 0
+    # and when some time has passed
+    os.utime(cached, (0, time.time() - 599))
     find(client, binaries, compiled)
     assert len(server.asked) == 1
-    os.utime(kept, (0, time.time() - 601))
+    os.utime(cached, (0, time.time() - 601))
     server.answers[address(compiled)] = sends(compiled.path.read_bytes())
     assert find(client, binaries, compiled)[0] == compiled.path.read_bytes()
     assert len(server.asked) == 2
-    # and when the cache says how long
-    kept.write_bytes(b"")
-    os.utime(kept, (0, time.time() - 50))
+    # and when a file in the cache sets the time
+    cached.write_bytes(b"")
+    os.utime(cached, (0, time.time() - 50))
     (cache / "cache_miss_s").write_text("40\n")
     assert find(client, binaries, compiled)[0] is not None
     assert len(server.asked) == 3
 
 
-def test_two_servers(server: Server, second: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
-    # given that the second has it
+def test_the_second_server_is_asked_if_the_first_has_no_file(
+    server: Server, second: Server, binaries: Binaries, compiled: Build, cache: Path
+) -> None:
+    # given that the second server has the file
     second.answers[address(compiled)] = sends(compiled.path.read_bytes())
     client = Debuginfod([server.url, second.url], cache)
     # when
@@ -221,20 +223,22 @@ def test_two_servers(server: Server, second: Server, binaries: Binaries, compile
     assert server.asked == second.asked == [address(compiled)]
 
 
-def test_a_failure_is_no_miss(server: Server, second: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
-    # given one that fails and one that does not have it
+def test_a_failure_is_not_cached_as_a_miss(
+    server: Server, second: Server, binaries: Binaries, compiled: Build, cache: Path
+) -> None:
+    # given a server that fails and one that does not have the file
     server.default = status(500)
     # when
     client = Debuginfod([server.url, second.url], cache)
     assert find(client, binaries, compiled)[2] == [f"debuginfod server {server.host} answered with HTTP status 500"]
     # then
     assert not any(path.is_file() for path in cache.rglob("*"))
-    # and the one that fails is not asked again
+    # and the server that failed is not asked again
     assert find(client, binaries, compiled, Kind.DEBUG_INFO) == (None, "", [])
     assert (len(server.asked), len(second.asked)) == (1, 2)
 
 
-LYING = {
+MISBEHAVING = {
     "nothing": (is_silent, "did not answer within 0.3 s"),
     "hangs up": (lambda handler: handler.connection.shutdown(socket.SHUT_RDWR), "cannot be asked"),
     "endless headers": (drips_headers, "took longer than 0.9 s"),
@@ -253,13 +257,13 @@ LYING = {
 }
 
 
-@pytest.mark.parametrize("case", LYING)
-def test_what_a_server_may_do_costs_only_names(
+@pytest.mark.parametrize("case", MISBEHAVING)
+def test_misbehaving_servers_cost_only_names(
     server: Server, binaries: Binaries, compiled: Build, cache: Path, case: str, within: Within
 ) -> None:
     # given
-    server.default, expected = LYING[case]
-    # (only where a limit is what ends it is it short: a busy machine may keep a server from answering)
+    server.default, expected = MISBEHAVING[case]
+    # (limits are short only where they end the download: on a busy machine a server may answer late)
     wait_s, download_s = 0.3 if "within" in expected else 60, 0.9 if "longer" in expected else 60
     client = Debuginfod([server.url], cache, Bounds(wait_s, download_s, size=1 << 20))
     # when
@@ -272,28 +276,28 @@ def test_what_a_server_may_do_costs_only_names(
     assert expected in problem
     assert problem.isprintable()
     assert not any(path.is_file() for path in cache.rglob("*"))
-    # and it is not asked again
+    # and the server is not asked again
     asked = len(server.asked)
     assert find(client, binaries, compiled) == (None, "", [])
     assert len(server.asked) == asked
 
 
-def test_a_file_of_another_build(server: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
+def test_a_file_of_another_build_is_refused(server: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
     other = build(cache.parent / "other.so", "wrong")
     server.default = sends(other.path.read_bytes())
     content, _, problems = find(Debuginfod([server.url], cache), binaries, compiled)
     assert (content, problems) == (None, [f"debuginfod server {server.host} sent a file of another build"])
 
 
-def test_redirects_are_followed_but_not_for_ever(
+def test_redirects_are_followed_up_to_a_limit(
     server: Server, second: Server, binaries: Binaries, compiled: Build, cache: Path
 ) -> None:
-    # given a way over another server
+    # given a redirect to another server
     server.answers[address(compiled)] = status(302, Location=f"{second.url}/moved")
     second.answers["/moved"] = status(307, Location="/here")
     second.answers["/here"] = sends(compiled.path.read_bytes())
     assert find(Debuginfod([server.url], cache), binaries, compiled)[0] == compiled.path.read_bytes()
-    # and one in a circle, and one that never ends
+    # and redirects in a circle, and ones that never end
     shutil.rmtree(cache)
     server.answers[address(compiled)] = status(302, Location=address(compiled))
     assert find(Debuginfod([server.url], cache), binaries, compiled)[0] is None
@@ -307,7 +311,7 @@ def test_redirects_are_followed_but_not_for_ever(
     assert len(server.asked) < 15
 
 
-def test_a_file_that_is_too_large_is_not_fetched_and_the_server_goes_on(
+def test_a_file_that_is_too_large_is_skipped_but_the_server_is_asked_again(
     server: Server, binaries: Binaries, compiled: Build, cache: Path
 ) -> None:
     content = compiled.path.read_bytes()
@@ -319,7 +323,7 @@ def test_a_file_that_is_too_large_is_not_fetched_and_the_server_goes_on(
     assert find(client, binaries, compiled)[0] == content
 
 
-def test_no_server(binaries: Binaries, compiled: Build, cache: Path) -> None:
+def test_unreachable_servers_are_a_problem(binaries: Binaries, compiled: Build, cache: Path) -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))
         host = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -330,35 +334,37 @@ def test_no_server(binaries: Binaries, compiled: Build, cache: Path) -> None:
             assert "cannot be asked" in problems[0]
 
 
-def test_what_the_cache_has_counts_only_when_it_is_of_the_build(
+def test_cached_files_are_used_only_if_they_are_of_the_build(
     server: Server, binaries: Binaries, compiled: Build, cache: Path
 ) -> None:
     # given
     server.default = sends(compiled.path.read_bytes())
-    kept = cache / address(compiled).removeprefix("/buildid/")
-    kept.parent.mkdir(parents=True)
+    cached = cache / address(compiled).removeprefix("/buildid/")
+    cached.parent.mkdir(parents=True)
     other = build(cache.parent / "other.so", "wrong")
 
     def fifo() -> None:
-        os.mkfifo(kept)
+        os.mkfifo(cached)
 
-    makings: list[Callable[[], object]] = [
-        lambda: shutil.copy(other.path, kept),
-        lambda: kept.write_text("text"),
-        lambda: kept.symlink_to("nowhere"),
+    makers: list[Callable[[], object]] = [
+        lambda: shutil.copy(other.path, cached),
+        lambda: cached.write_text("text"),
+        lambda: cached.symlink_to("nowhere"),
         fifo,
     ]
     # when
-    for making in makings:
-        making()
+    for make in makers:
+        make()
         assert find(Debuginfod([server.url], cache), binaries, compiled)[0] == compiled.path.read_bytes()
-        # then what was fetched is in its place
-        assert kept.read_bytes() == compiled.path.read_bytes()
-        kept.unlink()
+        # then the downloaded file is in the cache
+        assert cached.read_bytes() == compiled.path.read_bytes()
+        cached.unlink()
 
 
-def test_where_nothing_can_be_kept(server: Server, binaries: Binaries, compiled: Build, tmp_path: Path) -> None:
-    # given no folder, and one that cannot be made
+def test_downloaded_files_are_used_without_a_writable_cache(
+    server: Server, binaries: Binaries, compiled: Build, tmp_path: Path
+) -> None:
+    # given no cache folder, and one that cannot be created
     server.default = sends(compiled.path.read_bytes())
     (tmp_path / "file").write_text("")
     for folder in (None, tmp_path / "file" / "cache"):
@@ -369,7 +375,7 @@ def test_where_nothing_can_be_kept(server: Server, binaries: Binaries, compiled:
 
 
 @pytest.mark.root
-def test_nothing_is_made_in_somebody_elses_home(
+def test_root_makes_no_files_in_another_users_home(
     server: Server, binaries: Binaries, compiled: Build, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
@@ -383,7 +389,7 @@ def test_nothing_is_made_in_somebody_elses_home(
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """A home, and nothing that is said about debuginfod."""
+    """An environment with a home folder, without variables for debuginfod."""
     for name in list(os.environ):
         if name.startswith(("DEBUGINFOD_", "XDG_")):
             monkeypatch.delenv(name)
@@ -391,21 +397,21 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
     return monkeypatch
 
 
-def test_it_is_off_unless_the_environment_names_servers(environment: pytest.MonkeyPatch) -> None:
+def test_the_client_is_off_unless_the_environment_names_servers(environment: pytest.MonkeyPatch) -> None:
     assert Debuginfod.of_environment() is None
     for urls in ("", "  ", "file:///srv", "ima:enforcing", "ftp://a.b", "http"):
         environment.setenv("DEBUGINFOD_URLS", urls)
         assert Debuginfod.of_environment() is None
 
 
-def test_the_environment_says_which_servers_and_how_long(
+def test_the_environment_sets_servers_and_limits(
     environment: pytest.MonkeyPatch, server: Server, second: Server, binaries: Binaries, compiled: Build, tmp_path: Path
 ) -> None:
-    # given a server that is silent, and one that has it
+    # given a silent server, and one that has the file
     server.default = is_silent
     second.default = sends(compiled.path.read_bytes())
     environment.setenv("DEBUGINFOD_URLS", f" {server.url} ima:ignore file:///srv {second.url}/ ")
-    environment.setenv("DEBUGINFOD_TIMEOUT", "2.5")  # which the second has to keep, on a busy machine, too
+    environment.setenv("DEBUGINFOD_TIMEOUT", "2.5")  # enough for the second server, also on a busy machine
     # when
     client = Debuginfod.of_environment()
     # then
@@ -414,21 +420,21 @@ def test_the_environment_says_which_servers_and_how_long(
     assert (content, path) == (compiled.path.read_bytes(), f"{second.host} (debuginfod)")
     assert problems == [f"debuginfod server {server.host} did not answer within 2.5 s"]
     assert (tmp_path / ".cache/debuginfod_client" / address(compiled).removeprefix("/buildid/")).is_file()
-    # and where the size is bounded
+    # and with a limit of the size
     environment.setenv("DEBUGINFOD_URLS", second.url)
     environment.setenv("DEBUGINFOD_MAXSIZE", "100")
     environment.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     client = Debuginfod.of_environment()
     assert client is not None
     assert find(client, binaries, compiled)[2] == [f"debuginfod server {second.host} has a file of more than 100 bytes"]
-    # and the time
+    # and with a limit of the time
     second.default = never_ends(0.05)
     environment.setenv("DEBUGINFOD_MAXTIME", "0.4")
     environment.setenv("DEBUGINFOD_MAXSIZE", "nonsense")
     client = Debuginfod.of_environment()
     assert client is not None
     assert find(client, binaries, compiled)[2] == [f"debuginfod server {second.host} took longer than 0.4 s"]
-    # and where it is not
+    # and without limits
     second.default = sends(compiled.path.read_bytes())
     environment.setenv("DEBUGINFOD_MAXTIME", "1e300")
     client = Debuginfod.of_environment()
@@ -445,7 +451,7 @@ def test_the_environment_says_which_servers_and_how_long(
         ({"XDG_CACHE_HOME": "/HOME/xdg", "DEBUGINFOD_CACHE_PATH": "/HOME/own"}, "own"),
     ],
 )
-def test_the_cache_is_where_other_clients_have_it(
+def test_the_cache_folder_is_that_of_other_clients(
     environment: pytest.MonkeyPatch,
     server: Server,
     binaries: Binaries,
@@ -461,17 +467,17 @@ def test_the_cache_is_where_other_clients_have_it(
     client = Debuginfod.of_environment()
     assert client is not None
     find(client, binaries, compiled)
-    (kept,) = (path for path in tmp_path.rglob("executable"))
-    assert kept.parent.parent == tmp_path / folder
+    (cached,) = (path for path in tmp_path.rglob("executable"))
+    assert cached.parent.parent == tmp_path / folder
 
 
-# --- as report uses it
+# --- in a report
 
 
 def test_file_and_debug_information_from_a_server(
     server: Server, binaries: Binaries, compiled: Build, cache: Path
 ) -> None:
-    # given a server with a stripped file and its debug information apart
+    # given a server with a stripped file and its separate debug file
     library = copied(compiled, cache.parent / "libhere.so")
     debug = cache.parent / "x.debug"
     take_out_debug_information(library, debug, link=False)
@@ -480,36 +486,43 @@ def test_file_and_debug_information_from_a_server(
     module = compiled.module("/gone")
     # when
     with no_descriptor_is_lost():
-        named = ask(LocalFiles(binaries, None, [], Debuginfod([server.url], cache)), module, compiled.offset)
+        symbolized = symbolize(LocalFiles(binaries, None, [], Debuginfod([server.url], cache)), module, compiled.offset)
     # then
-    assert function_at(named, compiled.offset) == "here"
-    assert (named.source, named.problem) == (f"debug information of {server.host} (debuginfod)", "")
+    assert function_at(symbolized, compiled.offset) == "here"
+    assert (symbolized.source, symbolized.problem) == (f"debug information of {server.host} (debuginfod)", "")
     assert server.asked == [address(compiled), address(compiled, Kind.DEBUG_INFO)]
 
 
-def test_what_is_here_is_not_asked_for(server: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
+def test_servers_are_not_asked_for_local_files(
+    server: Server, binaries: Binaries, compiled: Build, cache: Path
+) -> None:
     # given the file with its debug information
     client = Debuginfod([server.url], cache)
-    naming = LocalFiles(binaries, None, [], client)
-    assert function_at(ask(naming, compiled.module(), compiled.offset), compiled.offset) == "here"
+    symbolizer = LocalFiles(binaries, None, [], client)
+    assert function_at(symbolize(symbolizer, compiled.module(), compiled.offset), compiled.offset) == "here"
     assert server.asked == []
-    # and without it, only that is asked for
+    # and a file without debug information: servers are asked for that only
     library = copied(compiled, cache.parent / "libhere.so")
     debug = cache.parent / "x.debug"
     take_out_debug_information(library, debug, link=False)
     server.answers[address(compiled, Kind.DEBUG_INFO)] = sends(debug.read_bytes())
-    assert function_at(ask(naming, compiled.module(library.path), compiled.offset), compiled.offset) == "here"
+    assert function_at(symbolize(symbolizer, compiled.module(library.path), compiled.offset), compiled.offset) == "here"
     assert server.asked == [address(compiled, Kind.DEBUG_INFO)]
 
 
-def test_what_a_server_did_is_told(server: Server, binaries: Binaries, compiled: Build, cache: Path) -> None:
-    # given one that fails for a file that is not here, and for another's debug information
+def test_failures_of_servers_are_reported_as_problems(
+    server: Server, binaries: Binaries, compiled: Build, cache: Path
+) -> None:
+    # given a server that fails when asked for a file, and for the debug information of another file
     server.default = status(503)
-    naming = LocalFiles(binaries, None, [], Debuginfod([server.url], cache))
-    named = ask(naming, compiled.module("/gone"), compiled.offset)
-    assert (named.source, named.problem) == ("", f"debuginfod server {server.host} answered with HTTP status 503")
+    symbolizer = LocalFiles(binaries, None, [], Debuginfod([server.url], cache))
+    symbolized = symbolize(symbolizer, compiled.module("/gone"), compiled.offset)
+    assert (symbolized.source, symbolized.problem) == (
+        "",
+        f"debuginfod server {server.host} answered with HTTP status 503",
+    )
     library = copied(compiled, cache.parent / "libhere.so")
     take_out_debug_information(library, cache.parent / "x.debug", link=False)
-    naming = LocalFiles(binaries, None, [], Debuginfod([server.url], cache))
-    named = ask(naming, compiled.module(library.path), compiled.offset)
-    assert f"debuginfod server {server.host} answered with HTTP status 503" in named.problem
+    symbolizer = LocalFiles(binaries, None, [], Debuginfod([server.url], cache))
+    symbolized = symbolize(symbolizer, compiled.module(library.path), compiled.offset)
+    assert f"debuginfod server {server.host} answered with HTTP status 503" in symbolized.problem

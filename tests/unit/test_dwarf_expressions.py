@@ -1,4 +1,4 @@
-"""Expressions of call frame information: their values, and what is made to do harm."""
+"""DWARF expressions of call frame information: their values, and hostile ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def value(text: str, first: int | None = None) -> int:
     ("text", "expected"),
     [
         ("76 10 06", 0xABCD),  # breg6 16; deref
-        ("77 a0 01 06", 77),  # breg7 160; deref, of a signal's frame
-        ("77 08 80 00 3f 1a 3b 2a 33 24 22", 0x2000 + 8 + 8),  # a stub of the PLT, 11 bytes into it
+        ("77 a0 01 06", 77),  # breg7 160; deref: of a signal frame
+        ("77 08 80 00 3f 1a 3b 2a 33 24 22", 0x2000 + 8 + 8),  # of a PLT stub, 11 bytes into it
         ("77 78", 0x2000 - 8),
         ("08 ff", 255), ("09 ff", (1 << 64) - 1), ("0b 00 80", (1 << 64) - 0x8000), ("0c 01 00 00 00", 1),
         ("10 80 01", 128), ("11 7f", (1 << 64) - 1),
@@ -34,11 +34,11 @@ def value(text: str, first: int | None = None) -> int:
         ("76 10 94 01", 0xCD), ("92 07 08", 0x2008), ("96 31", 1),
     ],
 )  # fmt: skip
-def test_values(text: str, expected: int) -> None:
+def test_the_values_of_expressions(text: str, expected: int) -> None:
     assert value(text) == expected
 
 
-def test_what_is_on_the_stack_first() -> None:
+def test_an_initial_value_on_the_stack() -> None:
     assert value("23 08", 0x5000) == 0x5008
 
 
@@ -49,12 +49,12 @@ def test_what_is_on_the_stack_first() -> None:
         "34 94 03", "2f 80 ff",
     ],
 )  # fmt: skip
-def test_damaged_or_unknown_ones_are_an_error(text: str) -> None:
+def test_damaged_and_unknown_operations_are_an_error(text: str) -> None:
     with pytest.raises(ExpressionError):
         value(text)
 
 
-def test_none_runs_for_ever() -> None:
+def test_expressions_are_limited() -> None:
     with pytest.raises(ExpressionError, match="too many operations"):
         value("2f fd ff")
     with pytest.raises(ExpressionError, match="too many"):

@@ -1,4 +1,4 @@
-"""Symbol tables, addresses of offsets, and tables of debug information, each made by hand."""
+"""Symbol tables, conversion of offsets and addresses, and SymCaches, each made by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUNCTION = 2
 
 
 def table(*symbols: tuple[str, int, int, int], section_end: int = 1 << 20) -> SymbolTable:
-    """Of (name, address, size, binding)."""
+    """A table of (name, address, size, binding) functions."""
     names, entries = b"\0", b""
     for name, address, size, binding in symbols:
         entries += struct.pack("<IBBHQQ", len(names), binding << 4 | FUNCTION, 0, 1, address, size)
@@ -43,44 +43,44 @@ def name_at(functions: Functions, address: int) -> str:
         ([("last", (1 << 64) - 8, 8, GLOBAL)], {(1 << 64) - 1: "", 5: ""}),
     ],
 )
-def test_which_symbol_an_address_is_in(symbols: list[tuple[str, int, int, int]], names: dict[int, str]) -> None:
+def test_the_function_of_an_address(symbols: list[tuple[str, int, int, int]], names: dict[int, str]) -> None:
     functions = functions_of([table(*symbols, section_end=1000)])
     assert {address: name_at(functions, address) for address in names} == names
 
 
-def test_of_two_tables_the_first_counts() -> None:
+def test_the_first_of_two_symbol_tables_counts() -> None:
     functions = functions_of([table(("good", 100, 9, GLOBAL)), SymbolTable(), table(("poor", 100, 9, GLOBAL))])
     assert name_at(functions, 104) == "good"
     assert functions.tables.tolist() == [0]
     assert functions_of([]).find(np.array([1], np.uint64)).tolist() == [-1]
 
 
-def test_names_are_cut() -> None:
+def test_long_symbol_names_are_cut() -> None:
     functions = functions_of([table(("x" * 500, 100, 9, GLOBAL))])
     assert name_at(functions, 100) == "x" * 100
 
 
 def segments(*loads: tuple[int, int, int]) -> Elf:
-    """Of (offset, address, size in the file)."""
+    """An ELF file with (offset, address, size in the file) segments."""
     head = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 64, 0, 0, 64, 56, len(loads), 64, 0, 0)
     entries = b"".join(struct.pack("<IIQQQQQQ", 1, 5, at, address, 0, size, size, 0) for at, address, size in loads)
     content = head + entries
     return Elf(in_memory(content))
 
 
-def test_offsets_and_addresses_turn_into_one_another() -> None:
+def test_offsets_are_converted_to_addresses_and_back() -> None:
     elf = segments((0, 0x400000, 0x1000), (0x1000, 0x402000, 0x800))
     offsets = np.array([0, 0xFFF, 0x1000, 0x17FF, 0x1800, (1 << 64) - 1], np.uint64)
     addresses, known = elf.addresses(offsets)
     assert addresses[known].tolist() == [0x400000, 0x400FFF, 0x402000, 0x4027FF]
     assert known.tolist() == [True] * 4 + [False] * 2
-    back, there = elf.offsets(addresses[known])
+    back, in_file = elf.offsets(addresses[known])
     assert back.tolist() == offsets[:4].tolist()
-    assert there.all()
+    assert in_file.all()
     assert elf.first_address == 0x400000
 
 
-def test_segments_that_overlap_or_wrap_are_no_trouble() -> None:
+def test_segments_may_overlap_or_wrap_around() -> None:
     elf = segments((0, 0x1000, 0x1000), (0, 0x9000, 1 << 63), ((1 << 64) - 1, (1 << 64) - 1, (1 << 64) - 1))
     addresses, known = elf.addresses(np.array([0x10, 0x1000], np.uint64))
     assert addresses.tolist() == [0x1010, 0xA000]
@@ -90,11 +90,14 @@ def test_segments_that_overlap_or_wrap_are_no_trouble() -> None:
 def symcache(
     locations: list[tuple[int, int, int, int]], ranges: list[int], functions: int = 1, *, version: int = VERSION
 ) -> bytes:
-    """Of locations (file, line, function, caller); the last of them belong to the ranges. Each function is called f."""
+    """A SymCache with (file, line, function, caller) locations, the last of which belong to the ranges.
+
+    Each function is called f.
+    """
     head = struct.pack("<4sI32xIIIIII16x", b"SYMC", version, 3, 1, functions, len(locations), len(ranges), 100)
     body = struct.pack("<6I", 3, 6, 9, *[0xFFFFFFFF] * 3)
     body += struct.pack("<4I", 0, 0, 0, 0) * functions
-    body += b"".join(struct.pack("<4I", *each) for each in locations)
+    body += b"".join(struct.pack("<4I", *location) for location in locations)
     body += struct.pack(f"<{len(ranges)}I", *ranges) + bytes(-4 * len(ranges) % 8)
     return head + body + b"\x01f\0" + b"\x02/a" + b"\x01b\0" + b"\x03c.c" + b"\xff\xff\xff\xff\xff"
 
@@ -102,7 +105,7 @@ def symcache(
 NONE = 0xFFFFFFFF
 
 
-def test_a_chain_is_read_with_the_outermost_first() -> None:
+def test_an_inline_chain_begins_with_the_outermost_function() -> None:
     cache = SymCache(symcache([(0, 5, 0, NONE), (0, 9, 0, 0), (NONE, NONE, NONE, NONE)], [0x10, 0x20]))
     chains = cache.find(np.array([0xF, 0x10, 0x1F, 0x20, 1 << 32, (1 << 64) - 1], np.uint64))
     assert chains.counts.tolist() == [0, 2, 2, 0, 0, 0]
@@ -111,23 +114,23 @@ def test_a_chain_is_read_with_the_outermost_first() -> None:
     assert cache.file_names(np.array([0, -1]), 100) == [b"/a/b/c.c", b""]
 
 
-def test_circles_end() -> None:
+def test_a_circular_inline_chain_ends() -> None:
     cache = SymCache(symcache([(0, 1, 0, 1), (0, 2, 0, 0)], [0x10]))
     assert cache.find(np.array([0x10], np.uint64)).counts.tolist() == [256]
 
 
-def test_a_mere_symbol_is_left_to_the_symbol_table() -> None:
+def test_a_function_without_a_file_is_left_to_the_symbol_table() -> None:
     cache = SymCache(symcache([(NONE, 0, 0, NONE)], [0x10]))
     assert cache.find(np.array([0x10], np.uint64)).counts.tolist() == [0]
 
 
 @pytest.mark.parametrize("size", [0, 50, HEADER_BYTES, HEADER_BYTES + 30])
-def test_half_a_table_is_refused(size: int) -> None:
+def test_a_truncated_symcache_is_refused(size: int) -> None:
     with pytest.raises(SymCacheError):
         SymCache(symcache([(0, 5, 0, NONE)], [0x10])[:size])
 
 
-def test_tables_of_other_versions_and_nonsense_are_refused() -> None:
+def test_symcaches_of_other_versions_and_damaged_ones_are_refused() -> None:
     good = symcache([(0, 5, 0, NONE)], [0x10])
     assert range_count(good) == 1
     for bad in (symcache([(0, 5, 0, NONE)], [0x10], version=VERSION + 1), b"XXXX" + good[4:]):
@@ -137,13 +140,13 @@ def test_tables_of_other_versions_and_nonsense_are_refused() -> None:
         SymCache(symcache([(0, 5, 0, NONE)], [0x10, 0x20]))
 
 
-def test_an_endless_text_is_empty() -> None:
+def test_a_string_with_an_invalid_length_is_empty() -> None:
     cache = SymCache(symcache([(0, 5, 0, NONE)], [0x10]))
     assert cache._string(len(cache._strings) - 5, 100) == b""
     assert cache._string(1 << 40, 100) == b""
 
 
-def test_headers_are_not_believed() -> None:
+def test_invalid_entry_sizes_in_the_header_are_refused() -> None:
     good = bytearray(struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 64, 64, 0, 64, 56, 0, 64, 2, 1))
     for at, value in ((54, 55), (58, 63)):  # sizes of entries
         bad = bytes(good[:at]) + struct.pack("<H", value) + bytes(good[at + 2 :])

@@ -13,7 +13,7 @@ import pytest
 from iaprof.bpf.probes import driver_layout
 from iaprof.record.symbolize.entry_names import with_entry_names
 from iaprof.symbols.names.binaries import Binaries, BinaryError
-from iaprof.symbols.names.names import Frame, Named, Names
+from iaprof.symbols.names.names import Frame, Names, Symbolized
 
 BUILD_ID = bytes.fromhex("ab" * 20)
 STRIPPED = "it is stripped"
@@ -59,8 +59,8 @@ def test_an_entry_point_without_a_symbol_gets_the_layouts_name(driver: Path, bin
     offset = entry_offset(driver)
     asked = np.array([offset, offset + 100], np.uint64)
     with driver.open("rb") as file:
-        named = with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked)
-        only = with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked[:1])
+        named = with_entry_names(Symbolized(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked)
+        only = with_entry_names(Symbolized(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked[:1])
     assert named.names.find(asked).tolist() == [0, -1]
     assert named.names.frames(0) == (Frame("zeLaunchIt"),)
     assert named.source == "iaprof's layout of this driver (1.2.3)"
@@ -71,7 +71,7 @@ def test_an_entry_point_without_a_symbol_gets_the_layouts_name(driver: Path, bin
 def test_a_symbol_of_the_file_is_better(driver: Path, binaries: Binaries) -> None:
     offset = entry_offset(driver)
     asked = np.array([offset, offset + 1], np.uint64)
-    own = Named(Names.of([(offset, 1, [Frame("L0::launch", "a.cpp", 3)])]), "symbol table")
+    own = Symbolized(Names.of([(offset, 1, [Frame("L0::launch", "a.cpp", 3)])]), "symbol table")
     with driver.open("rb") as file:
         named = with_entry_names(own, binaries, file.fileno(), BUILD_ID, asked)
     assert named.names.frames(int(named.names.find(asked)[0])) == (Frame("L0::launch", "a.cpp", 3),)
@@ -82,7 +82,7 @@ def test_a_symbol_of_the_file_is_better(driver: Path, binaries: Binaries) -> Non
 def test_another_build_has_no_names(driver: Path, binaries: Binaries, build_id: bytes | None) -> None:
     asked = np.array([entry_offset(driver)], np.uint64)
     with driver.open("rb") as file:
-        assert with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), build_id, asked) == Named(
+        assert with_entry_names(Symbolized(problem=STRIPPED), binaries, file.fileno(), build_id, asked) == Symbolized(
             problem=STRIPPED
         )
 
@@ -92,7 +92,7 @@ def test_a_file_that_only_claims_the_build_id(driver: Path, binaries: Binaries, 
     for content in (b"", b"\x7fELF" + bytes(60), driver.read_bytes()[:200]):
         (tmp_path / "fake").write_bytes(content)
         with (tmp_path / "fake").open("rb") as file:
-            assert not len(with_entry_names(Named(), binaries, file.fileno(), BUILD_ID, asked).names)
+            assert not len(with_entry_names(Symbolized(), binaries, file.fileno(), BUILD_ID, asked).names)
 
 
 def test_only_the_sandbox_reads_the_file(driver: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_only_the_sandbox_reads_the_file(driver: Path, binaries: Binaries, monke
         found = binaries.addresses(file.fileno(), asked)
     monkeypatch.setattr(binaries, "addresses", lambda *_: found)
     # then
-    assert with_entry_names(Named(), binaries, nothing, BUILD_ID, asked).names.find(asked).tolist() == [0]
+    assert with_entry_names(Symbolized(), binaries, nothing, BUILD_ID, asked).names.find(asked).tolist() == [0]
 
 
 def test_a_file_that_takes_too_long_to_read_has_no_names(
@@ -114,6 +114,6 @@ def test_a_file_that_takes_too_long_to_read_has_no_names(
     monkeypatch.setattr(binaries, "addresses", never)
     asked = np.array([entry_offset(driver)], np.uint64)
     with driver.open("rb") as file:
-        assert with_entry_names(Named(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked) == Named(
+        assert with_entry_names(Symbolized(problem=STRIPPED), binaries, file.fileno(), BUILD_ID, asked) == Symbolized(
             problem=STRIPPED
         )

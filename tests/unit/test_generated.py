@@ -1,4 +1,4 @@
-"""Names for generated code: perf maps and jitdumps, read in a sandbox, whatever is in them."""
+"""Names for generated code: perf maps and jitdumps, also hostile ones, read in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iaprof.sandbox.parent import Limits
 from iaprof.symbols.files import jitdump as jitdump_module, perf_map as perf_map_module
 from iaprof.symbols.files.perf_map import read_perf_map
 from iaprof.symbols.names.generated import GeneratedCode
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Named
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized
 from limits import Within
 from unit.jitdumps import HEADER, close, debug_info, header, load, move, unwinding_info
 
@@ -27,7 +27,7 @@ def words(*numbers: int) -> NDArray[np.uint64]:
 
 
 def mapped(text: bytes, *addresses: int) -> dict[int, str]:
-    """What a perf map says of each of the addresses."""
+    """The names that a perf map has for the addresses."""
     names, _ = read_perf_map(text, words(*addresses))
     return {addresses[index]: name for index, name in names.items()}
 
@@ -43,24 +43,24 @@ def name(
     folder: Path,
     perf_map: bytes | None,
     jitdumps: list[bytes],
-    *asked: int | tuple[int, int],
-) -> tuple[Named, dict[int, Frame]]:
-    """Asks for addresses, or for addresses at times; gives the answer, and the frame by address."""
-    pairs = [each if isinstance(each, tuple) else (each, 1000) for each in asked]
+    *queries: int | tuple[int, int],
+) -> tuple[Symbolized, dict[int, Frame]]:
+    """Names addresses, or addresses at times; returns the answer, and the frame of each address."""
+    pairs = [query if isinstance(query, tuple) else (query, 1000) for query in queries]
     files = []
     for index, content in enumerate([perf_map or b"", *jitdumps]):
         (folder / str(index)).write_bytes(content)
         files.append(os.open(folder / str(index), os.O_RDONLY))
     try:
         addresses, times = (words(*column) for column in zip(*pairs, strict=True))
-        named = generated.name(None if perf_map is None else files[0], files[1:], addresses, times)
+        symbolized = generated.name(None if perf_map is None else files[0], files[1:], addresses, times)
     finally:
         for file in files:
             os.close(file)
-    rows = named.names.find(addresses)
-    frames = {a: named.names.frames(row) for (a, _), row in zip(pairs, rows.tolist(), strict=True) if row >= 0}
+    rows = symbolized.names.find(addresses)
+    frames = {a: symbolized.names.frames(row) for (a, _), row in zip(pairs, rows.tolist(), strict=True) if row >= 0}
     assert all(len(chain) == 1 for chain in frames.values())
-    return named, {address: chain[0] for address, chain in frames.items()}
+    return symbolized, {address: chain[0] for address, chain in frames.items()}
 
 
 # Perf maps
@@ -77,7 +77,7 @@ def test_a_line_names_its_range() -> None:
     }
 
 
-def test_names_are_kept_as_they_are() -> None:
+def test_names_are_not_changed() -> None:
     text = "10 1 a b  c \n20 1 a;b\"c'<b>&amp;\x00\x1b[31m\n30 1 ätsch ☃\n".encode()
     assert mapped(text, 0x10, 0x20, 0x30) == {
         0x10: "a b  c ",
@@ -86,22 +86,22 @@ def test_names_are_kept_as_they_are() -> None:
     }
 
 
-def test_what_is_no_utf8_is_escaped() -> None:
+def test_bytes_that_are_not_utf8_are_escaped() -> None:
     assert mapped(b"10 1 caf\xe9\xff\n", 0x10) == {0x10: "caf\\xe9\\xff"}
 
 
-@pytest.mark.parametrize("piece", [16, 50, perf_map_module.PIECE])
-def test_later_lines_win(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    # given overlapping ranges, in pieces of any size
-    monkeypatch.setattr(perf_map_module, "PIECE", piece)
-    rng = np.random.default_rng(piece)
+@pytest.mark.parametrize("chunk", [16, 50, perf_map_module.CHUNK])
+def test_later_lines_win(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    # given overlapping ranges, and chunks of several sizes
+    monkeypatch.setattr(perf_map_module, "CHUNK", chunk)
+    rng = np.random.default_rng(chunk)
     ranges = [(int(start), int(size), f"f{i}") for i, (start, size) in enumerate(rng.integers(1, 200, (300, 2)))]
     text = "".join(f"{start:x} {size:x} {name}\n" for start, size, name in ranges).encode()
     # when
-    found = mapped(text, *range(420))
+    names = mapped(text, *range(420))
     # then
     expected = {address: name for start, size, name in ranges for address in range(start, start + size)}
-    assert found == {address: name for address, name in expected.items() if address < 420}
+    assert names == {address: name for address, name in expected.items() if address < 420}
 
 
 HOSTILE_LINES = [
@@ -128,8 +128,8 @@ HOSTILE_LINES = [
 
 
 @pytest.mark.parametrize("line", HOSTILE_LINES)
-def test_lines_that_are_none_are_counted_and_left_out(line: bytes) -> None:
-    # given such a line between good ones
+def test_damaged_lines_are_counted_and_skipped(line: bytes) -> None:
+    # given a damaged line between good ones
     text = b"1000 20 good\n" + line + b"\n2000 20 other\n"
     # when
     names, skipped = read_perf_map(text, words(0x1000, 0x2000))
@@ -140,8 +140,8 @@ def test_lines_that_are_none_are_counted_and_left_out(line: bytes) -> None:
 
 def test_ranges_at_the_end_of_the_address_space() -> None:
     text = b"ffffffffffffff00 ffffffffffffffff wraps\nfffffffffffffff0 f last\n0 1 first\n"
-    found = mapped(text, 0, 0xFF, LAST - 255, LAST - 1, LAST)
-    assert found == {0: "first", LAST - 255: "wraps", LAST - 1: "last"}
+    names = mapped(text, 0, 0xFF, LAST - 255, LAST - 1, LAST)
+    assert names == {0: "first", LAST - 255: "wraps", LAST - 1: "last"}
 
 
 def test_a_long_name_is_cut() -> None:
@@ -151,9 +151,9 @@ def test_a_long_name_is_cut() -> None:
     }
 
 
-def test_a_line_longer_than_a_piece_is_left_out() -> None:
+def test_a_line_longer_than_a_chunk_is_skipped() -> None:
     # given
-    long = b"1000 20 " + b"x" * (2 * perf_map_module.PIECE)
+    long = b"1000 20 " + b"x" * (2 * perf_map_module.CHUNK)
     # when
     for text in (long, b"2000 20 before\n" + long + b"\n3000 20 behind\n"):
         names, skipped = read_perf_map(text, words(0x1000, 0x2000, 0x3000))
@@ -162,7 +162,7 @@ def test_a_line_longer_than_a_piece_is_left_out() -> None:
         assert skipped == 1
 
 
-def test_nothing_asked_and_nothing_there() -> None:
+def test_no_addresses_or_an_empty_perf_map_give_no_names() -> None:
     assert read_perf_map(b"10 1 a\n", words()) == ({}, 0)
     assert read_perf_map(b"", words(1)) == ({}, 0)
 
@@ -184,25 +184,25 @@ def test_a_million_lines_take_less_than_a_second() -> None:
 # Jitdumps
 
 
-def test_a_load_is_there_from_its_time_until_its_place_is_used_again(generated: GeneratedCode, tmp_path: Path) -> None:
-    # given a second function over the end of the first, later
+def test_code_is_there_from_its_load_until_other_code_replaces_it(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given a second function that later covers the end of the first
     dump = header() + load(100, 0x1000, b"\x90" * 64, "first") + load(200, 0x1030, b"\x90" * 64, "second") + close(300)
-    asked = [0x1000, 0x103F, 0x106F]
-    for at, expected in (
+    addresses = [0x1000, 0x103F, 0x106F]
+    for time_ns, expected in (
         (99, {}),
         (100, {0x1000: "first", 0x103F: "first"}),
         (200, {0x1000: "first", 0x103F: "second", 0x106F: "second"}),
     ):
         # when
-        named, frames = name(generated, tmp_path, None, [dump], *((address, at) for address in asked))
+        symbolized, frames = name(generated, tmp_path, None, [dump], *((address, time_ns) for address in addresses))
         # then
         assert {address: frame.function for address, frame in frames.items()} == expected
-        assert named.problem == ""
-        assert named.source == ("jitdump" if expected else "")
+        assert symbolized.problem == ""
+        assert symbolized.source == ("jitdump" if expected else "")
 
 
 def test_debug_information_gives_files_and_lines(generated: GeneratedCode, tmp_path: Path) -> None:
-    # given entries out of order, and one that repeats its predecessor's file
+    # given entries out of order, and one that repeats the file of the entry before
     entries = [(0x1020, 12, b"/src/b.js"), (0x1030, 13, b"\xff"), (0x1004, 11, b"/src/a.js")]
     dump = header() + debug_info(90, 0x1000, entries) + load(100, 0x1000, b"\x90" * 64, "f")
     dump += load(100, 0x2000, b"\x90" * 64, "g") + unwinding_info(110)
@@ -231,7 +231,7 @@ def test_moved_code_keeps_its_name_and_lines(generated: GeneratedCode, tmp_path:
 
 
 def test_without_usable_times_the_last_load_counts(generated: GeneratedCode, tmp_path: Path) -> None:
-    # given times that are a processor's own, far from CLOCK_MONOTONIC's
+    # given times of the processor's time-stamp counter, which are far from CLOCK_MONOTONIC's
     dump = header(flags=1) + load(1 << 60, 0x1000, b"\x90", "old") + load(1 << 59, 0x1000, b"\x90", "new")
     # when
     _, frames = name(generated, tmp_path, None, [dump], (0x1000, 5))
@@ -245,29 +245,29 @@ def test_a_jitdump_goes_before_the_perf_map(generated: GeneratedCode, tmp_path: 
     first = header() + load(100, 0x1000, b"\x90" * 16, "dump")
     second = header() + load(100, 0x1000, b"\x90" * 16, "other") + load(100, 0x2000, b"\x90" * 16, "other")
     # when
-    named, frames = name(generated, tmp_path, perf_map, [first, second], 0x1000, 0x2000, 0x3000, 0x4000)
+    symbolized, frames = name(generated, tmp_path, perf_map, [first, second], 0x1000, 0x2000, 0x3000, 0x4000)
     # then
     assert {address: frame.function for address, frame in frames.items()} == {
         0x1000: "dump",
         0x2000: "other",
         0x3000: "map",
     }
-    assert named.source == "jitdump and perf map"
-    assert named.problem == ""
-    assert named.names.sizes.tolist() == [1, 1, 1]
+    assert symbolized.source == "jitdump and perf map"
+    assert symbolized.problem == ""
+    assert symbolized.names.sizes.tolist() == [1, 1, 1]
 
 
 WHOLE = header() + load(100, 0x1000, b"\x90" * 64, "first") + load(100, 0x2000, b"\x90" * 64, "second")
 
 
-def test_a_jitdump_that_is_cut_anywhere(generated: GeneratedCode, tmp_path: Path) -> None:
+def test_a_truncated_jitdump_is_read_up_to_its_last_whole_record(generated: GeneratedCode, tmp_path: Path) -> None:
     second = len(header() + load(100, 0x1000, b"\x90" * 64, "first"))
     for length in range(0, len(WHOLE), 3):
         # when
-        named, frames = name(generated, tmp_path, None, [WHOLE[:length]], 0x1000, 0x2000)
-        # then the records that are whole are read
+        symbolized, frames = name(generated, tmp_path, None, [WHOLE[:length]], 0x1000, 0x2000)
+        # then all whole records are read
         assert [frame.function for frame in frames.values()] == (["first"] if length >= second else [])
-        assert named.problem == ("its jitdump: it is too short for a jitdump" if length < HEADER.size else "")
+        assert symbolized.problem == ("its jitdump: it is too short for a jitdump" if length < HEADER.size else "")
 
 
 @pytest.mark.parametrize(
@@ -280,21 +280,23 @@ def test_a_jitdump_that_is_cut_anywhere(generated: GeneratedCode, tmp_path: Path
         (header(size=1 << 31), "its header is damaged"),
     ],
 )
-def test_what_is_no_jitdump_is_refused(generated: GeneratedCode, tmp_path: Path, dump: bytes, problem: str) -> None:
-    named, frames = name(generated, tmp_path, b"1000 1 map\n", [dump], 0x1000)
-    assert named.problem == f"its jitdump: {problem}"
+def test_files_that_are_not_usable_jitdumps_are_refused(
+    generated: GeneratedCode, tmp_path: Path, dump: bytes, problem: str
+) -> None:
+    symbolized, frames = name(generated, tmp_path, b"1000 1 map\n", [dump], 0x1000)
+    assert symbolized.problem == f"its jitdump: {problem}"
     assert frames == {0x1000: Frame("map")}
 
 
 @pytest.mark.parametrize("size", [0, 1, 15])
-def test_a_record_without_a_size_ends_the_reading(generated: GeneratedCode, tmp_path: Path, size: int) -> None:
+def test_a_record_with_an_invalid_size_ends_the_reading(generated: GeneratedCode, tmp_path: Path, size: int) -> None:
     dump = WHOLE + b"\x00\x00\x00\x00" + size.to_bytes(4, "little") + bytes(100) + load(1, 0x3000, b"\x90", "behind")
-    named, frames = name(generated, tmp_path, None, [dump], 0x1000, 0x2000, 0x3000)
+    symbolized, frames = name(generated, tmp_path, None, [dump], 0x1000, 0x2000, 0x3000)
     assert [frame.function for frame in frames.values()] == ["first", "second"]
-    assert named.problem == f"its jitdump: it is damaged at byte {len(WHOLE)}"
+    assert symbolized.problem == f"its jitdump: it is damaged at byte {len(WHOLE)}"
 
 
-def test_absurd_numbers_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) -> None:
+def test_absurd_numbers_in_a_jitdump_do_no_harm(generated: GeneratedCode, tmp_path: Path) -> None:
     # given
     dump = header()
     dump += load(100, 0x1000, b"", "endless", code_size=LAST) + load(100, LAST, b"", "last", code_size=LAST)
@@ -303,7 +305,7 @@ def test_absurd_numbers_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) -
     dump += debug_info(90, 0x5000, [(0, 0xFFFFFFFF, b"y.js")], count=LAST) + load(100, 0x5000, b"\x90" * 8, "more")
     dump += load(LAST, 0x6000, b"\x90", "at the end of time") + b"\x02\x00\x00\x00\x10\x00\x00\x00" + bytes(8)
     # when
-    named, frames = name(generated, tmp_path, None, [dump], 0x500, 0x1000, 0x4000, 0x5000, 0x6000, LAST - 1, LAST)
+    symbolized, frames = name(generated, tmp_path, None, [dump], 0x500, 0x1000, 0x4000, 0x5000, 0x6000, LAST - 1, LAST)
     # then
     assert frames == {
         0x1000: Frame("endless"),
@@ -312,11 +314,11 @@ def test_absurd_numbers_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) -
         0x6000: Frame("endless"),
         LAST - 1: Frame("endless"),
     }
-    assert named.problem == ""
+    assert symbolized.problem == ""
 
 
-def test_no_more_lines_are_read_than_anybody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given two functions of three lines each, and room for four
+def test_the_number_of_lines_read_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given two functions of three lines each, and a limit of four lines
     monkeypatch.setattr(jitdump_module, "MOST_LINES", 4)
     dump = header()
     for address in (0x1000, 0x2000):
@@ -324,10 +326,10 @@ def test_no_more_lines_are_read_than_anybody_needs(monkeypatch: pytest.MonkeyPat
         dump += debug_info(90, address, lines) + load(100, address, b"\x90" * 64, "f")
     # when
     addresses = words(0x1000, 0x1020, 0x2000, 0x2020)
-    read = jitdump_module.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
+    jitdump = jitdump_module.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
     # then
-    assert [frame.line for _, frame in sorted(read.frames.items())] == [1, 3, 1, 1]
-    assert read.problem == "it has more than 4 lines, of which the first were read"
+    assert [frame.line for _, frame in sorted(jitdump.frames.items())] == [1, 3, 1, 1]
+    assert jitdump.problem == "it has more than 4 lines, of which the first were read"
 
 
 def test_hostile_names_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) -> None:
@@ -335,21 +337,21 @@ def test_hostile_names_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) ->
     dump = header() + debug_info(1, 0x10, [(0x10, 1, b"/\xff\xfe\n;.js")]) + load(1, 0x10, b"\x90", "a;b\nc<d>\"'")
     dump += load(1, 0x20, b"\x90", b"\xc3(") + load(1, 0x30, b"\x90", "ü" * 1_000_000) + load(1, 0x40, b"\x90", "")
     # when
-    named, frames = name(generated, tmp_path, None, [dump], 0x10, 0x20, 0x30, 0x40)
+    symbolized, frames = name(generated, tmp_path, None, [dump], 0x10, 0x20, 0x30, 0x40)
     # then
     assert frames == {
         0x10: Frame("a;b\nc<d>\"'", "/\\xff\\xfe\n;.js", 1),
         0x20: Frame("\\xc3("),
         0x30: Frame("ü" * LONGEST_NAME),
     }
-    assert named.problem == ""
+    assert symbolized.problem == ""
 
 
 # Bounds
 
 
 def test_a_file_of_200_mb_costs_bounded_time_and_memory(tmp_path: Path, within: Within) -> None:
-    # given lines that all cover everything, and then one without an end
+    # given lines that each cover all addresses, and then an endless one
     addresses = np.arange(0x1000, 0x1000 + 20_000, dtype=np.uint64)
     path = tmp_path / "perf.map"
     with path.open("wb") as file:
@@ -360,59 +362,59 @@ def test_a_file_of_200_mb_costs_bounded_time_and_memory(tmp_path: Path, within: 
     with GeneratedCode() as generated, path.open("rb") as file:
         # when
         with within(20):
-            named = generated.name(file.fileno(), [], addresses, addresses)
+            symbolized = generated.name(file.fileno(), [], addresses, addresses)
         memory = peak_memory(generated)
     # then
-    assert len(named.names) == 20_000
-    assert named.problem == "its perf map: 1 of its lines is damaged"
+    assert len(symbolized.names) == 20_000
+    assert symbolized.problem == "its perf map: 1 of its lines is damaged"
     assert memory < 600 << 20
 
 
 def test_a_jitdump_of_small_records_costs_bounded_time_and_memory(tmp_path: Path, within: Within) -> None:
-    # given loads that are each over all addresses
+    # given records that each cover all addresses
     (tmp_path / "dump").write_bytes(header() + load(1, 0x1000, b"", "f", code_size=1 << 20) * 500_000)
     addresses = np.arange(0x1000, 0x1000 + 20_000, dtype=np.uint64)
     with GeneratedCode() as generated, (tmp_path / "dump").open("rb") as file:
         # when
         with within(10):
-            named = generated.name(None, [file.fileno()], addresses, addresses)
+            symbolized = generated.name(None, [file.fileno()], addresses, addresses)
         memory = peak_memory(generated)
     # then
-    assert len(named.names) == 20_000
-    assert named.problem == ""
+    assert len(symbolized.names) == 20_000
+    assert symbolized.problem == ""
     assert memory < 400 << 20
 
 
-def test_no_more_records_are_read_than_anybody_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_records_read_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jitdump_module, "MOST_RECORDS", 2)
     for dump, more in ((WHOLE, b""), (WHOLE, load(100, 0x3000, b"\x90", "third")), (WHOLE, close(100))):
-        read = jitdump_module.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
-        assert [frame.function for _, frame in sorted(read.frames.items())] == ["first", "second"]
-        assert read.problem == ("it has more than 2 records, of which the first were read" if more else "")
+        jitdump = jitdump_module.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
+        assert [frame.function for _, frame in sorted(jitdump.frames.items())] == ["first", "second"]
+        assert jitdump.problem == ("it has more than 2 records, of which the first were read" if more else "")
 
 
 def peak_memory(generated: GeneratedCode) -> int:
-    """The most that the child has had at once, bytes."""
+    """The peak memory of the child, bytes."""
     text = Path(f"/proc/{generated._sandbox.pid}/status").read_text()
     return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("VmHWM:"))
 
 
-def test_names_that_are_too_long_together_are_left_out(generated: GeneratedCode, tmp_path: Path) -> None:
-    # given 1,000 names of the greatest length and of characters that take the most room
+def test_names_beyond_the_limit_of_an_answer_are_dropped(generated: GeneratedCode, tmp_path: Path) -> None:
+    # given 1,000 names of the greatest length, of characters that take the most bytes
     text = "".join(f"{0x1000 + i:x} 1 {i:04}{'😀' * LONGEST_NAME}\n" for i in range(1000)).encode()
     # when
-    named, frames = name(generated, tmp_path, text, [], *range(0x1000, 0x1000 + 1000))
+    symbolized, frames = name(generated, tmp_path, text, [], *range(0x1000, 0x1000 + 1000))
     # then
     assert 400 < len(frames) < 600
     assert all(len(frame.function) == LONGEST_NAME for frame in frames.values())
-    assert "longer than 4194304 characters together" in named.problem
+    assert "longer than 4194304 characters together" in symbolized.problem
 
 
-def test_a_child_that_takes_too_long_costs_the_names(tmp_path: Path) -> None:
+def test_a_child_that_takes_too_long_costs_only_names(tmp_path: Path) -> None:
     with GeneratedCode(Limits(seconds=0.0001, files=1)) as generated:
-        named, frames = name(generated, tmp_path, b"10 1 a\n", [], 0x10)
+        symbolized, frames = name(generated, tmp_path, b"10 1 a\n", [], 0x10)
     assert frames == {}
-    assert named.problem.startswith("its perf map: ")
+    assert symbolized.problem.startswith("its perf map: ")
 
 
 @pytest.mark.parametrize(
@@ -439,10 +441,10 @@ def test_a_child_that_takes_too_long_costs_the_names(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_child_in_an_attackers_hands_names_nothing(
+def test_invalid_answers_of_the_child_name_nothing(
     generated: GeneratedCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     monkeypatch.setattr(generated._sandbox, "call", lambda *_args, **_more: answer)
-    named, frames = name(generated, tmp_path, b"10 1 a\n", [], 0x10, 0x20)
+    symbolized, frames = name(generated, tmp_path, b"10 1 a\n", [], 0x10, 0x20)
     assert frames == {}
-    assert named.problem == "its perf map: the reader process answered nonsense"
+    assert symbolized.problem == "its perf map: the reader process answered nonsense"

@@ -1,4 +1,4 @@
-"""Names from perf maps, symbols and debug information with everything in them: outputs stay well formed."""
+"""Hostile names from perf maps, symbols and debug information: outputs stay well formed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions, build
-from iaprof.symbols.names.cpu_frames import Look
+from iaprof.symbols.names.cpu_frames import FrameOptions
 from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Frame, Named, Names
+from iaprof.symbols.names.names import Frame, Names, Symbolized
 from unit.capturing import capture, launch, named_by, record, stall
 
 NAMES = [
@@ -31,16 +31,16 @@ NAMES = [
 
 
 class Hostile:
-    """A symbolizer that gives each address one of the names, as function and file."""
+    """A Symbolizer that gives each address one of the names, as function and file."""
 
-    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Symbolized:
         entries = [(int(a), 1, [Frame(NAMES[int(a) % 100], NAMES[int(a) % 100], 7)]) for a in addresses]
-        return Named(Names.of(entries), NAMES[4], NAMES[5], False)
+        return Symbolized(Names.of(entries), NAMES[4], NAMES[5], False)
 
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> CaptureReader:
-    """A launch and a stall for each name, with a stack of only that name; the capture has the names."""
+    """A capture with these names, and for each name a launch with stalls, whose stack has only that name."""
     stacks = [
         {"id": i + 1, "time_ns": 5, "pid": 7, "truncated": False, "ips": [100 * (i + 1) + i]} for i in range(len(NAMES))
     ]
@@ -59,11 +59,17 @@ def recorded(tmp_path: Path) -> CaptureReader:
 
 
 @pytest.mark.parametrize("name", [name for name, writer in WRITERS.items() if not writer.binary or name == "csv"])
-@pytest.mark.parametrize("look", [Look(), Look(lines=True)])
-def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: CaptureReader) -> None:
+@pytest.mark.parametrize("frame_options", [FrameOptions(), FrameOptions(lines=True)])
+def test_hostile_names_do_not_break_the_lines_of_text_formats(
+    name: str, frame_options: FrameOptions, recorded: CaptureReader
+) -> None:
     out = io.BytesIO() if WRITERS[name].binary else io.StringIO()
     with GpuModuleLoader() as modules:
-        built = build(recorded, modules, ReportOptions(interval_s=1.0 if WRITERS[name].interval_s else 0.0, look=look))
+        built = build(
+            recorded,
+            modules,
+            ReportOptions(interval_s=1.0 if WRITERS[name].interval_s else 0.0, frame_options=frame_options),
+        )
         WRITERS[name].write(Export(built.profile), StackOptions(), out)
     text = out.getvalue().decode() if isinstance(out, io.BytesIO) else out.getvalue()
     # then no control characters remain, and no line is broken or added
@@ -79,7 +85,7 @@ def test_every_line_is_one_line_with_one_count(name: str, look: Look, recorded: 
         assert "\t".join(lines).count("eustall\t") == len(NAMES)
 
 
-def test_a_perf_map_with_such_names(tmp_path: Path) -> None:
+def test_a_perf_map_with_hostile_names(tmp_path: Path) -> None:
     # given a perf map with these names, one on each line
     with (tmp_path / "map").open("wb") as file:
         for number, name in enumerate(NAMES):
@@ -88,12 +94,14 @@ def test_a_perf_map_with_such_names(tmp_path: Path) -> None:
     addresses = np.arange(1, len(NAMES) + 1, dtype=np.uint64) * np.uint64(0x1000)
     # when
     with GeneratedCode() as generated:
-        named = generated.name(fd, (), addresses, addresses)
+        symbolized = generated.name(fd, (), addresses, addresses)
     os.close(fd)
     # then each address has its own name, or none
-    rows = named.names.find(addresses)
+    rows = symbolized.names.find(addresses)
     assert (rows >= 0).sum() >= len(NAMES) - 2
-    found = {int(a): named.names.frames(row)[0].function for a, row in zip(addresses, rows, strict=True) if row >= 0}
-    assert found[0x1000 * (NAMES.index("a;b;c") + 1)] == "a;b;c"
-    assert max(map(len, found.values())) <= 1 << 13
-    assert not any("\n" in name for name in found.values())
+    functions = {
+        int(a): symbolized.names.frames(row)[0].function for a, row in zip(addresses, rows, strict=True) if row >= 0
+    }
+    assert functions[0x1000 * (NAMES.index("a;b;c") + 1)] == "a;b;c"
+    assert max(map(len, functions.values())) <= 1 << 13
+    assert not any("\n" in name for name in functions.values())

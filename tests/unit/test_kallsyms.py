@@ -1,4 +1,4 @@
-"""Names for the kernel, from texts like /proc/kallsyms and from the running kernel's own."""
+"""Names for the Linux kernel, from texts like /proc/kallsyms and from the running kernel's own."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ ffffffffc0300000 t bpf_prog_6deef7357e7b4530_sd_egress\t[bpf]
 """
 
 
-def named(text: bytes, *addresses: int) -> dict[int, Frame]:
+def symbolize(text: bytes, *addresses: int) -> dict[int, Frame]:
     symbols = KernelSymbols(io.BytesIO(text), "kallsyms")
     asked = np.array(addresses, np.uint64)
-    found = symbols.name(KERNEL, asked, np.zeros(len(addresses), np.uint64))
-    assert found is not None
-    assert found.source == "kallsyms"
-    rows = found.names.find(asked).tolist()
-    return {address: found.names.frames(row)[0] for address, row in zip(addresses, rows, strict=True) if row >= 0}
+    symbolized = symbols.name(KERNEL, asked, np.zeros(len(addresses), np.uint64))
+    assert symbolized is not None
+    assert symbolized.source == "kallsyms"
+    rows = symbolized.names.find(asked).tolist()
+    return {address: symbolized.names.frames(row)[0] for address, row in zip(addresses, rows, strict=True) if row >= 0}
 
 
 def test_functions_reach_to_the_next_symbol() -> None:
-    found = named(
+    names = symbolize(
         TEXT,
         0xFFFFFFFF81000000,
         0xFFFFFFFF81000040,
@@ -53,7 +53,7 @@ def test_functions_reach_to_the_next_symbol() -> None:
         0xFFFFFFFFC0100080,
         0xFFFFFFFFC0300010,
     )
-    assert found == {
+    assert names == {
         0xFFFFFFFF81000000: Frame("_text"),  # the first of two global names
         0xFFFFFFFF81000040: Frame("do_syscall_64"),  # the global one
         0xFFFFFFFF810000FF: Frame("do_syscall_64"),
@@ -63,10 +63,10 @@ def test_functions_reach_to_the_next_symbol() -> None:
     }
 
 
-def test_no_function_reaches_for_ever() -> None:
+def test_functions_have_a_largest_size() -> None:
     weak, last = 0xFFFFFFFF81000200, 0xFFFFFFFFC0300000
     asked = [0xFFFFFFFF80FFFFFF, weak + LARGEST_FUNCTION - 1, weak + LARGEST_FUNCTION, last + LARGEST_FUNCTION]
-    assert named(TEXT, *asked) == {weak + LARGEST_FUNCTION - 1: Frame("__weak_function")}
+    assert symbolize(TEXT, *asked) == {weak + LARGEST_FUNCTION - 1: Frame("__weak_function")}
 
 
 def test_only_the_kernel_is_named() -> None:
@@ -78,7 +78,7 @@ def test_only_the_kernel_is_named() -> None:
 
 def test_the_order_of_lines_does_not_matter() -> None:
     shuffled = b"\n".join(reversed(TEXT.splitlines()[3:]))
-    assert named(shuffled, 0xFFFFFFFF81000050, 0xFFFFFFFFC0100000) == {
+    assert symbolize(shuffled, 0xFFFFFFFF81000050, 0xFFFFFFFFC0100000) == {
         0xFFFFFFFF81000050: Frame("do_syscall_64"),
         0xFFFFFFFFC0100000: Frame("xe_exec", "[xe]"),
     }
@@ -93,12 +93,12 @@ def test_hidden_addresses_are_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"\n\n", b"\x7fELF\x02\x01\x01", b"name T f\n", b"\xff" * 5000, b"ffffffff81000000 D data"]
 )
-def test_another_file_is_refused(text: bytes) -> None:
+def test_files_without_kernel_symbols_are_refused(text: bytes) -> None:
     with pytest.raises(IaprofError, match="kallsyms has no kernel symbols: give a copy of /proc/kallsyms"):
         KernelSymbols(io.BytesIO(text), "kallsyms")
 
 
-def test_hostile_lines_cost_only_themselves() -> None:
+def test_hostile_lines_do_not_affect_other_lines() -> None:
     # given
     lines = [
         b"ffffffff81000000 T good",
@@ -113,9 +113,9 @@ def test_hostile_lines_cost_only_themselves() -> None:
         b"ffffffff81000040 T no_line_end",
     ]
     # when
-    found = named(b"\n".join(lines), *(0xFFFFFFFF81000000 + i * 16 for i in range(5)), (1 << 64) - 1)
+    names = symbolize(b"\n".join(lines), *(0xFFFFFFFF81000000 + i * 16 for i in range(5)), (1 << 64) - 1)
     # then
-    assert found == {
+    assert names == {
         0xFFFFFFFF81000000: Frame("good"),
         0xFFFFFFFF81000010: Frame("x" * LONGEST_NAME),
         0xFFFFFFFF81000020: Frame('caf\\xe9;"<b>\x00', "[mod\\xff]"),
@@ -133,17 +133,17 @@ def test_a_kernel_with_all_its_modules_takes_less_than_half_a_second() -> None:
     addresses = np.arange(0, 300_000, 15, np.uint64) * np.uint64(64) + np.uint64(0xFFFFFFFF81000001)
     # when
     begin = time.process_time()
-    found = KernelSymbols(io.BytesIO(text), "kallsyms").name(KERNEL, addresses, addresses)
+    symbolized = KernelSymbols(io.BytesIO(text), "kallsyms").name(KERNEL, addresses, addresses)
     took = time.process_time() - begin
     # then
-    assert found is not None
-    assert len(found.names) == 20_000
-    assert found.names.frames(19_999) == (Frame("some_function_of_a_module_299985", "[module]"),)
+    assert symbolized is not None
+    assert len(symbolized.names) == 20_000
+    assert symbolized.names.frames(19_999) == (Frame("some_function_of_a_module_299985", "[module]"),)
     assert took < 0.5
 
 
 @pytest.mark.root
-def test_the_running_kernel() -> None:
+def test_all_functions_of_the_running_kernel_are_named() -> None:
     # given
     with open("/proc/kallsyms", "rb") as file:
         lines = [line.split() for line in file]
@@ -156,10 +156,10 @@ def test_the_running_kernel() -> None:
     addresses = np.array(sorted(by_address), np.uint64)
     assert os.geteuid() == 0
     # when
-    found = symbols.name(KERNEL, addresses, addresses)
+    symbolized = symbols.name(KERNEL, addresses, addresses)
     # then
-    assert found is not None
-    rows = found.names.find(addresses)
+    assert symbolized is not None
+    rows = symbolized.names.find(addresses)
     assert (rows >= 0).all()
     for address, row in zip(addresses[::50].tolist(), rows[::50].tolist(), strict=True):
-        assert found.names.frames(row)[0].function in by_address[address]
+        assert symbolized.names.frames(row)[0].function in by_address[address]

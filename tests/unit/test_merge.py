@@ -33,7 +33,7 @@ from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
 from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Frame, Named, Names
+from iaprof.symbols.names.names import Frame, Names, Symbolized
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 
 CAPTURES = Path(__file__).resolve().parents[1] / "data" / "captures"
@@ -307,8 +307,8 @@ class Nobody:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Named:
-        return Named(Names.of([(int(address), 1, [Frame(self._name)]) for address in addresses]))
+    def name(self, module: Module, addresses: np.ndarray, times: np.ndarray) -> Symbolized:
+        return Symbolized(Names.of([(int(address), 1, [Frame(self._name)]) for address in addresses]))
 
 
 def naming_of_part(part: CaptureReader) -> Nobody:

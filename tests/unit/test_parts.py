@@ -13,7 +13,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.imports.iaprof_import import import_text
 from iaprof.report.exporting import fitting_interval
 from iaprof.report.merging import merge
-from iaprof.symbols.names.names import Naming
+from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import Done, iaprof
@@ -43,7 +43,7 @@ SAMPLES = 3 + 12 + 85
 def _no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses the captures' names only: other symbolizers start processes, which takes long."""
 
-    def of_the_capture(part: CaptureReader, *_: object) -> AbstractContextManager[Naming]:
+    def of_the_capture(part: CaptureReader, *_: object) -> AbstractContextManager[Symbolizer]:
         return nullcontext(CaptureNames(part))
 
     monkeypatch.setattr("iaprof.report.parts.open_symbolizer", of_the_capture)

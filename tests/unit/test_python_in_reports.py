@@ -23,7 +23,7 @@ from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions, build
-from iaprof.symbols.names.cpu_frames import Look
+from iaprof.symbols.names.cpu_frames import FrameOptions
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.in_process import Done, iaprof
@@ -390,7 +390,7 @@ def test_pictures_have_a_colour_for_python_frames() -> None:
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_a_hidden_interpreter_is_unnamed_only_without_python_functions(path: Path, is_shown: bool) -> None:
     # given unnamed frames of an interpreter in all stacks, one of which has no Python function
-    capture_, wanted = CaptureReader(path), ReportOptions(look=Look(interpreter=is_shown))
+    capture_, wanted = CaptureReader(path), ReportOptions(frame_options=FrameOptions(interpreter=is_shown))
     with GpuModuleLoader() as modules:
         facts = build(capture_, modules, wanted).facts
     # then they count as unnamed where they are shown

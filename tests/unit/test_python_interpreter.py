@@ -1,4 +1,4 @@
-"""What files of interpreters say, checked by walking through the memory of a process that runs them."""
+"""What is read from the files of interpreters, checked by walking through the memory of a process that runs them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERSION = "import sys; print(*sys.version_info[:3])"
 
 
 def walked(python: list[str], file: Path, interpreter: Interpreter) -> dict[str, Any]:
-    """What own_memory.py prints."""
+    """Runs own_memory.py; returns what it prints."""
     layout = dataclasses.asdict(interpreter.layout) | {"frame_bytes": interpreter.layout.frame_bytes}
     preferred = Elf(in_memory(file.read_bytes())).first_address
     numbers = [str(preferred), str(interpreter.runtime), json.dumps(layout)]
@@ -37,7 +37,7 @@ def walked(python: list[str], file: Path, interpreter: Interpreter) -> dict[str,
 
 
 def read(frame: dict[str, Any], layout: Layout) -> list[object]:
-    """File, name, line, code object and first line of a frame that was found."""
+    """File, name, line, code object and first line of a frame that own_memory.py found."""
     texts = {name: text_of(bytes.fromhex(frame[name]), layout) for name in ("filename", "name", "qualname")}
     table = bytes_of(bytes.fromhex(frame["linetable"]), layout)
     assert not any(text.is_cut for text in texts.values())
@@ -48,7 +48,7 @@ def read(frame: dict[str, Any], layout: Layout) -> list[object]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_walk_by_the_layout_finds_what_the_interpreter_tells(name: str) -> None:
+def test_a_walk_by_the_layout_finds_the_frames_that_the_interpreter_reports(name: str) -> None:
     python = started_as(name)
     ((file, interpreter),) = files_of(python).items()
     assert interpreter.version == tuple(map(int, output_of(python, "-c", VERSION).split()))
@@ -77,7 +77,7 @@ def test_a_walk_by_the_layout_finds_what_the_interpreter_tells(name: str) -> Non
         assert 0 not in by_code.values()
 
 
-# What Debian's Python 3.14.10 publishes, by where it stands in _Py_DebugOffsets: that a debugger tells of its headers.
+# What Debian's Python 3.14.10 publishes, by offset in _Py_DebugOffsets; read from its headers by a debugger.
 PUBLISHED = {
     24: 316616, 40: 808,
     48: 227768, 64: 7272, 72: 7344,
@@ -107,7 +107,7 @@ long PyUnicode_Type, PyBytes_Type;
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A library that exports what an interpreter does."""
+    """A library with the exports of an interpreter."""
     return built(tmp_path_factory.mktemp("image"), SOURCE)
 
 
@@ -138,26 +138,27 @@ def interpreter_of(content: bytes) -> Interpreter | None:
     return read_interpreter(CallFrames(content))
 
 
-def test_all_that_is_published_is_read(image: bytes) -> None:
-    found = interpreter_of(patched(image, published()))
-    assert found is not None
-    assert found.version == Version(3, 14, 10)
-    assert str(found.version) == "3.14.10"
-    assert {at: getattr(found.layout, name) for at, name in FIELDS.items()} == {at: PUBLISHED[at] for at in FIELDS}
-    assert (found.layout.code_version, found.layout.string_other_data, found.layout.frame_bytes) == (92, 56, 80)
-    assert found.layout.thread_cframe is found.layout.cframe_frame is found.layout.frame_is_entry is None
+def test_published_offsets_are_read(image: bytes) -> None:
+    interpreter = interpreter_of(patched(image, published()))
+    assert interpreter is not None
+    assert interpreter.version == Version(3, 14, 10)
+    assert str(interpreter.version) == "3.14.10"
+    layout = interpreter.layout
+    assert {at: getattr(layout, name) for at, name in FIELDS.items()} == {at: PUBLISHED[at] for at in FIELDS}
+    assert (layout.code_version, layout.string_other_data, layout.frame_bytes) == (92, 56, 80)
+    assert layout.thread_cframe is layout.cframe_frame is layout.frame_is_entry is None
 
 
 @pytest.mark.parametrize("at", FIELDS, ids=FIELDS.get)
 def test_no_offset_is_assumed(image: bytes, at: int) -> None:
-    """What is elsewhere in an interpreter is looked for there."""
+    """A field at another offset is read there."""
     elsewhere = {24: 4096, 48: 16384, 176: 1024, 248: 128, 312: 1024, 592: 128, 616: 128}
     group = max(size for size in SIZES if size < at)
     moved = {288: 75, 640: 48}.get(at, PUBLISHED[at] + (256 if at < 248 or 312 <= at < 592 else 32))
-    found = interpreter_of(patched(image, published({group: elsewhere[group], at: moved})))
-    assert found is not None
-    assert {name: getattr(found.layout, name) for name in FIELDS.values()} == {
-        name: moved if each == at else PUBLISHED[each] for each, name in FIELDS.items()
+    interpreter = interpreter_of(patched(image, published({group: elsewhere[group], at: moved})))
+    assert interpreter is not None
+    assert {name: getattr(interpreter.layout, name) for name in FIELDS.values()} == {
+        name: moved if own == at else PUBLISHED[own] for own, name in FIELDS.items()
     }
 
 
@@ -206,10 +207,10 @@ def test_other_versions_are_refused(image: bytes, version: int, reason: str) -> 
 
 @pytest.mark.parametrize(("version", "expected"), [(0x030B00C2, (3, 11, 0)), (0x030C63F0, (3, 12, 99))])
 def test_versions_that_publish_nothing_are_in_a_table(image: bytes, version: int, expected: tuple[int, ...]) -> None:
-    found = interpreter_of(patched(image, b"", version))
-    assert found is not None
-    assert found.version == expected
-    assert found.layout.frame_bytes == 72 <= LARGEST_FRAME
+    interpreter = interpreter_of(patched(image, b"", version))
+    assert interpreter is not None
+    assert interpreter.version == expected
+    assert interpreter.layout.frame_bytes == 72 <= LARGEST_FRAME
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_versions_that_publish_nothing_are_in_a_table(image: bytes, version: int
     ],
     ids=["no version", "version in .bss", "runtime in .bss", "no types"],
 )
-def test_interpreters_that_miss_something(source: str, reason: str, tmp_path: Path) -> None:
+def test_interpreters_with_missing_exports_are_refused(source: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InterpreterError, match=reason):
         interpreter_of(built(tmp_path, source))
 
@@ -248,23 +249,23 @@ def test_files_without_an_interpreter(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["sysv", "gnu", "both"])
-def test_any_hash_table_and_no_sections(style: str, tmp_path: Path) -> None:
+def test_exports_are_found_by_any_hash_table_without_sections(style: str, tmp_path: Path) -> None:
     content = bytearray(patched(built(tmp_path, SOURCE, f"-Wl,--hash-style={style}"), published()))
     content[40:48] = bytes(8)  # e_shoff
     content[60:64] = bytes(4)  # e_shnum, e_shstrndx
-    found = interpreter_of(bytes(content))
-    assert found is not None
-    assert found.version == (3, 14, 10)
+    interpreter = interpreter_of(bytes(content))
+    assert interpreter is not None
+    assert interpreter.version == (3, 14, 10)
 
 
 def test_a_truncated_file_is_an_error_or_holds_nothing(image: bytes) -> None:
     whole = patched(image, published())
     for size in [*range(0, 4096, 7), *range(4096, len(whole), 97)]:
         try:
-            found = interpreter_of(whole[:size])
+            interpreter = interpreter_of(whole[:size])
         except (CfiError, InterpreterError):
             continue
-        assert found is None or found.version == (3, 14, 10)
+        assert interpreter is None or interpreter.version == (3, 14, 10)
 
 
 def test_damage_is_an_error_or_holds_nothing(image: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Lines of instructions, compared with what interpreters say of every function of their standard library."""
+"""Lines of instructions, compared with those that interpreters report for their whole standard library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARY = "import sysconfig; print(sysconfig.get_path('stdlib'))"
 
 
 def codes_of(written: bytes) -> Iterator[tuple[int, bytes, NDArray[np.int32]]]:
-    """First line, location table and lines of what all_lines.py wrote."""
+    """First line, location table and lines of each code object that all_lines.py wrote."""
     at = 0
     while at < len(written):
         first, table_bytes, count = HEAD.unpack_from(written, at)
@@ -31,7 +31,7 @@ def codes_of(written: bytes) -> Iterator[tuple[int, bytes, NDArray[np.int32]]]:
 
 
 @pytest.mark.parametrize(("name", "options"), [*((name, "") for name in NAMES), ("own", "-Xno_debug_ranges")])
-def test_lines_are_those_that_the_interpreter_tells(name: str, options: str, tmp_path: Path) -> None:
+def test_lines_equal_those_of_the_interpreter(name: str, options: str, tmp_path: Path) -> None:
     python = [*started_as(name), *options.split()]
     library = Path(output_of(python, "-c", LIBRARY).strip())
     files = sorted(path for path in library.rglob("*.py") if path.is_file() and "-packages" not in str(path))
@@ -78,12 +78,12 @@ def test_before_the_first_instruction_is_the_first_line_and_outside_is_none() ->
     assert lines_of(TABLE, FIRST, [BEFORE_THE_FIRST]).tolist() == [FIRST]
 
 
-def test_a_table_that_was_cut_tells_of_what_is_in_front_of_the_cut() -> None:
+def test_a_cut_table_covers_the_instructions_before_the_cut() -> None:
     reached = []
     for size in range(len(TABLE) + 1):
-        found = lines_of_units(TABLE[:size])
-        known = next((number for number, line in enumerate(found) if line != LINES[number]), len(LINES))
-        assert not any(found[known:])
+        lines = lines_of_units(TABLE[:size])
+        known = next((number for number, line in enumerate(lines) if line != LINES[number]), len(LINES))
+        assert not any(lines[known:])
         reached.append(known)
     assert reached == sorted(reached)
     assert reached[-1] == len(LINES)
@@ -100,13 +100,13 @@ NO_COLUMNS, LONG, NO_LOCATION = 13, 14, 15
 HOSTILE = {
     "empty": (b"", 5, [0, 0, 0]),
     "no entry": (b"\x05\x05", 5, [0, 0, 0]),
-    "something in front of the first entry": (b"\x05" + entry(0, 1, 0), 5, [0, 0, 0]),
+    "a byte before the first entry": (b"\x05" + entry(0, 1, 0), 5, [0, 0, 0]),
     "backwards": (entry(NO_COLUMNS, 1, 2) + entry(NO_COLUMNS, 1, 5), 5, [6, 4, 0]),
     "no location": (entry(NO_LOCATION, 1) + entry(11, 1, 0, 0), 5, [0, 6, 0]),
     "an endless number": (entry(0, 1, 0) + entry(NO_COLUMNS, 1, *[0x7F] * 1000), 5, [5, 0, 0]),
     "the longest number": (entry(0, 1, 0) + entry(NO_COLUMNS, 1, *[0x40] * 5, 0) + entry(0, 1, 0), 5, [5, 5, 5]),
     "a longer number": (entry(0, 1, 0) + entry(NO_COLUMNS, 1, *[0x40] * 6, 0) + entry(0, 1, 0), 5, [5, 0, 0]),
-    "a number that is not there": (entry(0, 1, 0) + entry(LONG, 1) + entry(0, 1, 0), 5, [5, 0, 0]),
+    "a missing number": (entry(0, 1, 0) + entry(LONG, 1) + entry(0, 1, 0), 5, [5, 0, 0]),
     "beyond the largest line": (entry(NO_COLUMNS, 1, *[0x7E] * 5, 0x3F) + entry(0, 1, 0), 5, [0, 0, 0]),
     "below the first line": (entry(NO_COLUMNS, 1, 0x0D) + entry(12, 1, 0, 0), 5, [0, 1, 0]),
     "the largest line": (entry(0, 1, 0), (1 << 31) - 1, [(1 << 31) - 1, 0, 0]),

@@ -1,4 +1,4 @@
-"""Texts of copied objects: those of this very interpreter, and what is no object."""
+"""Texts of copied objects: objects of this interpreter, and bytes that are no objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_strings_of_every_kind(value: str, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("value", TEXTS, ids=ascii)
-def test_what_was_not_copied_is_cut(value: str, layout: Layout) -> None:
+def test_text_is_cut_where_it_was_not_copied(value: str, layout: Layout) -> None:
     memory = memory_of(value)
     size = {1: 1, 2: 2, 4: 4}[1 if max(value, default="") <= "\xff" else 2 if max(value) <= "\uffff" else 4]
     data = layout.string_ascii_data if value.isascii() else layout.string_other_data
@@ -43,7 +43,7 @@ def test_what_was_not_copied_is_cut(value: str, layout: Layout) -> None:
         assert text_of(memory[:copied], layout) == expected
 
 
-def test_surrogates_leave_valid_text(layout: Layout) -> None:
+def test_surrogates_are_replaced(layout: Layout) -> None:
     for value in ("/home/\udcff.py", "\ud800", "𐎠\udfff", "\ud83d\ude00 two surrogates"):
         text = text_of(memory_of(value), layout).value
         text.encode()
@@ -55,7 +55,7 @@ class Other(str):
 
 
 @pytest.mark.parametrize("length", [-1, -(1 << 63), 1 << 62])
-def test_absurd_lengths(length: int, layout: Layout) -> None:
+def test_absurd_lengths_are_refused(length: int, layout: Layout) -> None:
     memory = bytearray(memory_of("text"))
     struct.pack_into("<q", memory, layout.string_length, length)
     with pytest.raises(TextError, match="absurd"):
@@ -72,7 +72,7 @@ def test_a_length_beyond_the_copy_is_cut(layout: Layout) -> None:
     assert text_of(memory[: layout.string_ascii_data + 3], layout) == Text("tex", True)
 
 
-def test_what_is_no_compact_string(layout: Layout) -> None:
+def test_objects_that_are_not_compact_strings_are_refused(layout: Layout) -> None:
     for memory in (memory_of(Other("text")), memory_of(17).ljust(64, b"\0"), memory_of([]).ljust(64, b"\0")):
         with pytest.raises(TextError, match="no string"):
             text_of(memory, layout)

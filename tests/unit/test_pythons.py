@@ -1,4 +1,4 @@
-"""Python's functions without the interpreter between them."""
+"""Stacks with Python functions, without the frames of the interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Frame:
     module: Module | None
 
 
-def of(path: str, name: str) -> Frame:
+def native(path: str, name: str) -> Frame:
     return Frame(name, Module(ModuleKind.FILE, path))
 
 
@@ -32,21 +32,21 @@ def names(frames: list[Frame]) -> list[str]:
     return [frame.name for frame in without_interpreter(frames)]
 
 
-def test_python_functions_follow_one_another_and_what_they_call_follows_them() -> None:
+def test_cpython_frames_between_python_functions_are_removed() -> None:
     frames = [
-        of(LIBC, "__libc_start_main"),
-        of(PYTHON, "Py_RunMain"),
+        native(LIBC, "__libc_start_main"),
+        native(PYTHON, "Py_RunMain"),
         py("<module>"),
-        of(PYTHON, "py_trampoline_evaluator"),
-        of(PYTHON, "_PyEval_EvalFrameDefault"),
+        native(PYTHON, "py_trampoline_evaluator"),
+        native(PYTHON, "_PyEval_EvalFrameDefault"),
         py("train"),
-        of(PYTHON, "cfunction_call"),
-        of(TORCH, "at::native::matmul"),
-        of(PYTHON, "PyObject_Call"),  # a callback into Python
+        native(PYTHON, "cfunction_call"),
+        native(TORCH, "at::native::matmul"),
+        native(PYTHON, "PyObject_Call"),  # a callback into Python
         py("hook"),
-        of(PYTHON, "[python3.15+0x1234]"),
-        of("/usr/lib/python3.15/lib-dynload/_ctypes.cpython-315-x86_64-linux-gnu.so", "_call_function_pointer"),
-        of(LIBC, "qsort"),
+        native(PYTHON, "[python3.15+0x1234]"),
+        native("/usr/lib/python3.15/lib-dynload/_ctypes.cpython-315-x86_64-linux-gnu.so", "_call_function_pointer"),
+        native(LIBC, "qsort"),
         Frame("0x1234", None),
     ]
     assert names(frames) == [
@@ -62,7 +62,7 @@ def test_python_functions_follow_one_another_and_what_they_call_follows_them() -
 
 
 def test_a_stack_without_python_functions_is_left_as_it_is() -> None:
-    frames = [of(PYTHON, "main"), of(PYTHON, "_PyEval_EvalFrameDefault"), of(TORCH, "launch")]
+    frames = [native(PYTHON, "main"), native(PYTHON, "_PyEval_EvalFrameDefault"), native(TORCH, "launch")]
     assert without_interpreter(frames) == frames
     assert without_interpreter([]) == []
 
@@ -84,7 +84,7 @@ def test_a_stack_without_python_functions_is_left_as_it_is() -> None:
         "/odd\nfolder/python3.11",
     ],
 )
-def test_what_the_interpreter_is(path: str) -> None:
+def test_files_that_are_the_interpreter(path: str) -> None:
     assert is_interpreter(Module(ModuleKind.FILE, path))
 
 
@@ -103,7 +103,7 @@ def test_what_the_interpreter_is(path: str) -> None:
         "/usr/lib/libpython3.1" + ".so" * 100_000,
     ],
 )
-def test_what_it_is_not(path: str) -> None:
+def test_files_that_are_not_the_interpreter(path: str) -> None:
     begin = time.process_time()
     assert not is_interpreter(Module(ModuleKind.FILE, path))
     assert time.process_time() - begin < 0.1

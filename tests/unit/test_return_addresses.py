@@ -1,4 +1,4 @@
-"""What stands before a return address, compared with what a disassembler says of whole libraries."""
+"""Recognising calls before return addresses, compared with a disassembler's view of whole libraries."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(.*)$", re.M
 
 
 def around(before: str, after: str = "cc" * 8) -> tuple[bytes, bytes]:
-    """The bytes before a place and from it on, from hexadecimal."""
+    """The bytes before an address and from it on, from hexadecimal."""
     return (bytes(8) + bytes.fromhex(before))[-8:], bytes.fromhex(after)[:8]
 
 
-def test_every_call_of_the_c_library_is_one() -> None:
+def test_every_call_of_the_c_library_is_recognised() -> None:
     maps = Path("/proc/self/maps").read_text()
     library = next(line.split()[-1] for line in maps.splitlines() if re.search(r"/libc[.-]", line))
     listing = subprocess.run(["objdump", "-d", "-w", library], capture_output=True, text=True, check=True).stdout
@@ -35,10 +35,10 @@ def test_every_call_of_the_c_library_is_one() -> None:
     assert known.all()
     assert is_call.sum() > 5000
     content = Path(library).read_bytes()
-    said = np.array([ends_a_call(content[end - 8 : end]) for end in (offsets + np.uint64(1)).tolist()])
-    assert said[is_call].all()
-    # The end of another instruction may look like one: rarely.
-    assert said[~is_call].mean() < 0.01
+    recognised = np.array([ends_a_call(content[end - 8 : end]) for end in (offsets + np.uint64(1)).tolist()])
+    assert recognised[is_call].all()
+    # The end of another instruction looks like a call only rarely.
+    assert recognised[~is_call].mean() < 0.01
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_call_of_the_c_library_is_one() -> None:
         "ff 14 25 11 22 33 44", "ff 14 c5 11 22 33 44",  # call *disp32, *disp32(,%rax,8)
     ],
 )  # fmt: skip
-def test_a_call_of_every_form(before: str, tmp_path: Path) -> None:
+def test_every_form_of_call_is_recognised(before: str, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.write_bytes(bytes.fromhex(before))
     command = ["objdump", "-D", "-b", "binary", "-m", "i386:x86-64", str(code)]
@@ -74,18 +74,18 @@ def test_a_call_of_every_form(before: str, tmp_path: Path) -> None:
         "c3", "0f 05",  # ret, syscall
         "e9 11 22 33 44", "eb 11",  # jmp
         "ff e0", "ff 25 11 22 33 44",  # jmp *%rax, *rel32(%rip)
-        "ff 14", "ff 54 24",  # not yet whole
+        "ff 14", "ff 54 24",  # incomplete calls
         "ff 15 11 22 33",
         "ff 14 25",
         "e8 11 22 33", "e8 11 22 33 44 55",
         "48 89 e5",
     ],
 )  # fmt: skip
-def test_what_is_no_call(before: str) -> None:
+def test_other_instructions_are_not_calls(before: str) -> None:
     assert not can_be_returned_to(*around(before))
 
 
-def test_what_is_returned_to_without_a_call() -> None:
+def test_signal_returns_and_goroutine_starts_need_no_call() -> None:
     restorer = around("0f 1f 80 00 00 00 00", "48 c7 c0 0f 00 00 00 0f 05")  # mov $0xf,%rax; syscall
     goexit = around("cc cc cc cc cc cc 90", "e8 11 22 33 44 90 cc cc")  # nop; call runtime.goexit1; nop
     assert can_be_returned_to(*restorer)
@@ -96,13 +96,13 @@ def test_what_is_returned_to_without_a_call() -> None:
     assert not begins_goroutine(*around("cc" * 7, "e8 11 22 33 44 90 cc cc"))
 
 
-def test_no_bytes_are_no_call() -> None:
+def test_missing_bytes_are_not_a_call() -> None:
     assert not can_be_returned_to(b"", b"")
     assert not ends_a_call(b"\xff")
 
 
-def test_addresses_in_a_file_without_a_call_before_them(tmp_path: Path) -> None:
-    # given where instructions of a library end, and which of them are calls
+def test_without_call_finds_the_addresses_after_which_no_call_ends(tmp_path: Path) -> None:
+    # given the ends of a library's instructions, and which of them are calls
     source, library = tmp_path / "a.c", tmp_path / "a.so"
     source.write_text("int g(int); int (*h)(int); int f(int n) { return g(n) + h(n) * g(n + 1); }\n")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -112,9 +112,9 @@ def test_addresses_in_a_file_without_a_call_before_them(tmp_path: Path) -> None:
         for address, raw, text in _INSTRUCTION.findall(listing[listing.index("<f>:") :])
     }
     assert 3 <= sum(ends.values()) < len(ends)
-    # when, asked for the bytes before them, as names are
+    # when looked up by the addresses of the bytes before
     with library.open("rb") as file:
-        found = without_call(read_elf(file.fileno()), np.array(list(ends), np.uint64) - np.uint64(1))
+        flags = without_call(read_elf(file.fileno()), np.array(list(ends), np.uint64) - np.uint64(1))
     # then
-    assert found is not None
-    assert found.tolist() == [not is_call for is_call in ends.values()]
+    assert flags is not None
+    assert flags.tolist() == [not is_call for is_call in ends.values()]

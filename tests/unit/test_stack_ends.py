@@ -1,4 +1,4 @@
-"""Where a stack ends and what is said of it."""
+"""How a stack ends, and the frame that marks its end."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ class Frame:
     is_named: bool = False
 
 
-def where_it_ends(name: str, module: Module | None, truncated: bool, keeps: bool | None) -> str | None:
-    """What is said of a stack with this outermost frame, in a file that nobody could read."""
+def end_mark(name: str, module: Module | None, truncated: bool, keeps: bool | None) -> str | None:
+    """The mark of a stack with this outermost frame, in a file that could not be read."""
     return mark(end_of(name, module, None, keeps), module, truncated)
 
 
-def test_a_cut_stack_says_so_whatever_its_end() -> None:
+def test_a_truncated_stack_is_marked_whatever_its_end() -> None:
     for keeps in (True, False, None):
-        assert where_it_ends("f", FOO, True, keeps) == "[truncated]"
-    assert where_it_ends("", None, True, None) == "[truncated]"
+        assert end_mark("f", FOO, True, keeps) == "[truncated]"
+    assert end_mark("", None, True, None) == "[truncated]"
 
 
-def test_a_library_without_frame_pointers_is_named() -> None:
-    assert where_it_ends("foo::run(int)", FOO, False, False) == "[no frame pointers: libfoo.so.1]"
-    assert where_it_ends("", FOO, False, False) == "[no frame pointers: libfoo.so.1]"
+def test_the_mark_names_a_library_without_frame_pointers() -> None:
+    assert end_mark("foo::run(int)", FOO, False, False) == "[no frame pointers: libfoo.so.1]"
+    assert end_mark("", FOO, False, False) == "[no frame pointers: libfoo.so.1]"
 
 
 @pytest.mark.parametrize("keeps", [True, None])
-def test_nothing_is_said_of_what_was_not_measured_to_lack_them(keeps: bool | None) -> None:
-    assert where_it_ends("foo::run(int)", FOO, False, keeps) is None
+def test_a_library_not_known_to_lack_frame_pointers_gets_no_mark(keeps: bool | None) -> None:
+    assert end_mark("foo::run(int)", FOO, False, keeps) is None
 
 
 @pytest.mark.parametrize(
     "name",
     [*sorted(BEGINNINGS), "__libc_start_main@@GLIBC_2.34", "runtime.goexit.abi0", "clone@GLIBC_2.2.5"],
 )
-def test_where_threads_begin_nothing_is_missing(name: str) -> None:
-    assert where_it_ends(name, FOO, False, False) is None
+def test_stacks_that_reach_a_beginning_get_no_mark(name: str) -> None:
+    assert end_mark(name, FOO, False, False) is None
 
 
 @pytest.mark.parametrize("name", ["main2", "Xmain", "clone_model", "domain", "foo::main()"])
-def test_what_is_called_alike_is_no_beginning(name: str) -> None:
-    assert where_it_ends(name, FOO, False, False) == "[no frame pointers: libfoo.so.1]"
+def test_functions_with_similar_names_are_no_beginnings(name: str) -> None:
+    assert end_mark(name, FOO, False, False) == "[no frame pointers: libfoo.so.1]"
 
 
 @pytest.mark.parametrize(
@@ -67,48 +67,48 @@ def test_what_is_called_alike_is_no_beginning(name: str) -> None:
     ["/lib/libc.so.6", "/lib/libc-2.31.so", "/lib/libpthread.so.0", "/lib64/ld-linux-x86-64.so.2",
      "/lib/libpthread-2.31.so", "/lib/ld-2.31.so", "/lib/ld-musl-x86_64.so.1"],
 )  # fmt: skip
-def test_an_unnamed_frame_of_the_c_library_is_taken_for_a_beginning(path: str) -> None:
+def test_an_unnamed_frame_of_the_c_library_may_be_a_beginning(path: str) -> None:
     file_name = path.rsplit("/", 1)[1]
-    assert where_it_ends("", file(path), False, False) is None
-    assert where_it_ends("qsort_r", file(path), False, False) == f"[no frame pointers: {file_name}]"
+    assert end_mark("", file(path), False, False) is None
+    assert end_mark("qsort_r", file(path), False, False) == f"[no frame pointers: {file_name}]"
 
 
 @pytest.mark.parametrize(
     "path", ["/lib/libcrypto.so.3", "/lib/libc++.so.1", "/lib/libcudart.so.12", "/opt/libc.so/foo"]
 )
 def test_other_libraries_are_not_taken_for_the_c_library(path: str) -> None:
-    assert where_it_ends("", file(path), False, False) == f"[no frame pointers: {path.rsplit('/', 1)[1]}]"
+    assert end_mark("", file(path), False, False) == f"[no frame pointers: {path.rsplit('/', 1)[1]}]"
 
 
 @pytest.mark.parametrize(
     "module", [None, JIT, LOST, Module(ModuleKind.KERNEL, "[kernel]"), Module(ModuleKind.VDSO, "[vdso]")]
 )
-def test_what_is_no_file_is_not_blamed(module: Module | None) -> None:
-    assert where_it_ends("f", module, False, False) is None
+def test_modules_that_are_not_files_get_no_mark(module: Module | None) -> None:
+    assert end_mark("f", module, False, False) is None
 
 
-def test_hostile_names_and_paths() -> None:
+def test_hostile_names_and_paths_take_no_time() -> None:
     # given
     name = "[" + "+0x1" * 100_000
     begin = time.process_time()
     # when, then
-    assert where_it_ends(name, LIBC, False, False) == "[no frame pointers: libc.so.6]"
-    assert where_it_ends("@" * 100_000, FOO, False, False) == "[no frame pointers: libfoo.so.1]"
-    said = where_it_ends("f", file("/opt/" + "x" * 100_000), False, False)
-    assert said is not None
-    assert len(said) < 300
-    assert where_it_ends("", file("/lib/libc-" + "1" * 100_000), False, False) is not None
+    assert end_mark(name, LIBC, False, False) == "[no frame pointers: libc.so.6]"
+    assert end_mark("@" * 100_000, FOO, False, False) == "[no frame pointers: libfoo.so.1]"
+    text = end_mark("f", file("/opt/" + "x" * 100_000), False, False)
+    assert text is not None
+    assert len(text) < 300
+    assert end_mark("", file("/lib/libc-" + "1" * 100_000), False, False) is not None
     assert time.process_time() - begin < 0.5
 
 
-def test_what_lies_nowhere_before_code_without_frame_pointers_is_no_frame() -> None:
-    # given what the walk read off the stack behind the C library's first function
+def test_unmapped_frames_outside_code_without_frame_pointers_are_removed() -> None:
+    # given addresses that a walk by frame pointers read from the stack beyond the C library's first function
     frames = [Frame("0x752f746f6f722f70", LOST), Frame("0x7ffd5c1d99d1", LOST), Frame("", LIBC), Frame("main", PYTHON)]
     for kept in (False, None):
         assert without_strays(frames, {LIBC: kept, PYTHON: True}.get) == frames[2:]
 
 
-def test_behind_code_that_keeps_frame_pointers_nothing_is_left_out() -> None:
+def test_unmapped_frames_outside_code_with_frame_pointers_stay() -> None:
     frames = [Frame("0x1234", LOST), Frame("f", FOO), Frame("g", LIBC)]
     assert without_strays(frames, {FOO: True, LIBC: False}.get) == frames
 
@@ -117,11 +117,11 @@ def test_behind_code_that_keeps_frame_pointers_nothing_is_left_out() -> None:
     "frames",
     [
         [],
-        [Frame("0x1", LOST), Frame("0x2", LOST)],  # of a process whose mappings nobody knows
+        [Frame("0x1", LOST), Frame("0x2", LOST)],  # of a process with unknown mappings
         [Frame("0x1", LOST), Frame("jitted", JIT, is_named=True), Frame("f", FOO)],
         [Frame("jitted", LOST, is_named=True), Frame("f", FOO)],
-        [Frame("f", FOO), Frame("0x1", LOST), Frame("g", FOO)],  # in the midst of a stack
+        [Frame("f", FOO), Frame("0x1", LOST), Frame("g", FOO)],  # in the middle of a stack
     ],
 )
-def test_what_may_be_frames_stays(frames: list[Frame]) -> None:
+def test_frames_that_may_be_real_stay(frames: list[Frame]) -> None:
     assert without_strays(frames, {}.get) == frames

@@ -15,7 +15,7 @@ from iaprof.record.unwinding import late as module
 from iaprof.record.unwinding.late import LateFinishing
 from iaprof.record.unwinding.misses import MOST_FAILURES
 from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import Found
+from iaprof.symbols.unwind.walk import HowFound
 
 DEPTH, BREAKS = 8, 666  # a process id
 
@@ -50,7 +50,7 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
         def finish(self, *_: object) -> Finished:
             if spaces.asked[-1] == BREAKS:
                 raise IaprofError("the child died")
-            return Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
+            return Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE)
 
     monkeypatch.setattr(module, "Finishing", Finishing)
     return spaces

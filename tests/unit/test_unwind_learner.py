@@ -31,10 +31,10 @@ from iaprof.record.unwinding.mappings import ImageGone
 from iaprof.record.unwinding.misses import MOST_FAILURES
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import Found
+from iaprof.symbols.unwind.walk import HowFound
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
-WHOLE = Finished([1], [Found.INTERRUPTED], Walked.WHOLE)
+WHOLE = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE)
 GUESS, INSTRUCTION, BLOCK = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS), RuleScope.INSTRUCTION, RuleScope.BLOCK
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
 
@@ -85,7 +85,7 @@ class Finishing:
     """Answers as it is told to."""
 
     def __init__(self) -> None:
-        self.answer: Finished | Exception = Finished([1, 2], [Found.INTERRUPTED, Found.BY_RULE], Walked.WHOLE)
+        self.answer: Finished | Exception = Finished([1, 2], [HowFound.INTERRUPTED, HowFound.BY_RULE], Walked.WHOLE)
         self.asked = 0
 
     def finish(self, *of: Any) -> Finished:
@@ -182,12 +182,12 @@ def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Trie
 
 
 def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tried: Tried) -> None:
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
+    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
     tried.finish(copied(1, 100))
     assert tried.table.written == [(1, 1, RuleKind.END)]
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
+    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
     tried.finish(copied(2, 100))
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.STUCK)
+    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK)
     tried.finish(copied(3, 100))
     assert [said for said in tried.spaces.said if said[0] != "space"] == [
         ("walk_again", 101),
@@ -205,7 +205,7 @@ def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tried: T
             {(3, INSTRUCTION): GUESS, (128, BLOCK): GUESS},
         )
     ):
-        tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, rules)
+        tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, rules)
         tried.finish(copied(number, 100))
     # an instruction's own holds at once, what was found otherwise once never
     assert [address for _, address, _ in tried.table.written] == [1, 2, 64, 3]
@@ -221,7 +221,7 @@ def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
     monkeypatch.setattr(module, "executable", lambda pid, images: grown)
     tried.finish(copied(2, 100))
     # when a stack leads there
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.STUCK, met_unknown=True)
+    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK, met_unknown=True)
     before = tried.finishing.asked
     tried.finish(copied(3, 100))
     # then it is walked again, in another space

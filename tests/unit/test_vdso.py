@@ -1,4 +1,4 @@
-"""The vDSO as a file."""
+"""The copy of the vDSO in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iaprof.symbols.files import vdso
 from iaprof.symbols.files.vdso import open_vdso
 
 
-def test_it_is_the_elf_file_that_is_mapped() -> None:
+def test_the_vdso_is_the_mapped_elf_image() -> None:
     # when
     fd = open_vdso()
     # then
@@ -23,7 +23,7 @@ def test_it_is_the_elf_file_that_is_mapped() -> None:
         table = ELFFile(file).get_section_by_name(".dynsym")
         functions = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
         assert functions["clock_gettime"] > 0
-        # and what this process calls is in it: its clock reads the vDSO at the same offset
+        # and its functions lie within the mapping
         spans = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "[vdso]" in line]
         start, end = (int(part, 16) for part in spans[0].split("-"))
         assert os.fstat(fd).st_size == end - start
@@ -31,7 +31,7 @@ def test_it_is_the_elf_file_that_is_mapped() -> None:
     assert time.monotonic() > 0
 
 
-def test_a_process_without_one(monkeypatch) -> None:
+def test_a_process_without_a_vdso(monkeypatch) -> None:
     text = b"7f00-7f10 r--p 00000000 00:00 0 [vvar]\n7f10-7f20 r-xp 00000000 00:01 7 /tmp/x [vdso]\n"
     monkeypatch.setattr(vdso, "maps_of", lambda: text)
     assert open_vdso() is None
