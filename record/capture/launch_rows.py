@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.schema import KINDS
 from iaprof.record.kernels.kernel_names import KernelNames
 
-NAME_BYTES_PER_GROUP = 32 << 20  # whole names may be long
+NAME_BYTES_PER_GROUP = 32 << 20  # whole names can be long
 
 
 def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.StructArray]:
-    """Rows for launches, in groups that need little memory.
+    """Makes `launch` rows, in groups that need little memory.
 
     Args:
         launches: LAUNCH[n].
-        names: of all modules of the recording.
+        names: of the kernels of all modules of the recording.
     """
     if not len(launches):
         return
@@ -49,7 +49,7 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
 
 
 def decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
-    """Fixed-size names as strings; each distinct one is decoded once."""
+    """Decodes fixed-size names; each distinct one once."""
     encoded = pa.array(names, pa.binary()).dictionary_encode()
     decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]
     return pa.array(decoded, pa.string()).take(encoded.indices)

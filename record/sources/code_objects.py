@@ -63,7 +63,7 @@ class CodeObjects(Source):
         last = pieces["offset"] + pieces["bytes"] == pieces["total"]
         known = pieces[last & (pieces["what"] == ChunkOf.CODE)]
         if totals.kernels is not None:
-            totals.kernels.compiled(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
+            totals.kernels.add_code(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
 
     def read(self) -> None:
         """See Source: takes the debug ELFs that were read meanwhile."""
@@ -90,7 +90,7 @@ class CodeObjects(Source):
         self.on_taken(compiled.path)
         self._journal.inform(f"took {path} of process {compiled.pid}: {answer.size:,} bytes")
         if (kernels := self._journal.totals.kernels) is not None and answer.content is not None:
-            kernels.compiled(placed_ranges(answer.content))
+            kernels.add_code(placed_ranges(answer.content))
 
     def begin_part(self, since_ns: int) -> None:
         """See Source: modules whose content was written come with it again."""

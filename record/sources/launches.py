@@ -145,7 +145,7 @@ class Launches(Source):
             totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
             if totals.kernels is not None:
-                totals.kernels.launched(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
+                totals.kernels.add_launches(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
             self._meet(launches)
         if len(lists):
             self._journal.write(FrameKind.LISTS, lists.view("u1").data, time=now)

@@ -60,7 +60,7 @@ class MappedLibraries(Source):
         mapped = self._mapping.setdefault(pid, Mapped(time_ns, set()))
         if len(mapped.paths) < MOST_PATHS:
             mapped.paths.add(path)
-        self._loop.go_on_with("libraries", self._look_into_processes)
+        self._loop.keep_calling("libraries", self._look_into_processes)
 
     def _look_into_processes(self) -> None:
         """Their maps may be long, and they may be many: one turn."""
@@ -71,7 +71,7 @@ class MappedLibraries(Source):
             self.on_mapped(pid)
             self._took(self._probes.libraries.mapped(pid, mapped if self._is_counted(pid, mapped) else None))
         if not self._mapping:
-            self._loop.done_with("libraries")
+            self._loop.stop_calling("libraries")
 
     def _took(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:

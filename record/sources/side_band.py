@@ -89,7 +89,7 @@ class SideBand(Source):
     def begin_part(self, since_ns: int) -> None:
         """See Source: what runs."""
         self._told_again = snapshot(since_ns)
-        self._loop.go_on_with(self, self._tell_what_runs)
+        self._loop.keep_calling(self, self._tell_what_runs)
 
     def _tell_what_runs(self) -> None:
         turn_ends = time.monotonic_ns() + TURN_NS
@@ -97,14 +97,14 @@ class SideBand(Source):
             self._journal.write(FrameKind.SIDEBAND, piece, time=time.monotonic_ns())
             if time.monotonic_ns() > turn_ends:
                 return
-        self._loop.done_with(self)
+        self._loop.stop_calling(self)
 
     def finish(self) -> None:
         """See Source."""
         self._buffers.stop()
         self.read()
         self.on_end()
-        while self._loop.has_left(self):
+        while self._loop.is_calling(self):
             self._tell_what_runs()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Source:
     different ways.
 
     Time: only __init__, `ready`, `pause`, `stop` and `finish` may wait, for a limited time. Everything else, and what
-    the loop calls, returns within some 10 ms and leaves the rest to `Loop.go_on_with`, so that no source keeps another
+    the loop calls, returns within some 10 ms and leaves the rest to `Loop.keep_calling`, so that no source keeps another
     one's buffers from being emptied. Nothing runs in Python per record.
 
     Errors: an IaprofError of __init__ or `start` means that the recording does not begin, and that nothing is left of

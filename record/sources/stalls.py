@@ -118,12 +118,12 @@ class Stalls(Source):
         """
         before = stream.fileno()
         turn_ends = time.monotonic_ns() + TURN_NS
-        self._loop.go_on_with(stream, functools.partial(self._read, stream))
+        self._loop.keep_calling(stream, functools.partial(self._read, stream))
         index = self.streams.index(stream)
         while time.monotonic_ns() < turn_ends:
             got = stream.read()
             if got is None:
-                self._loop.done_with(stream)
+                self._loop.stop_calling(stream)
                 break
             if isinstance(got, StallRead):
                 self._journal.totals.records += len(got.words[0])
@@ -207,9 +207,9 @@ class Stalls(Source):
         stream_left = True
         while stream_left and time.monotonic() < deadline:
             self._read(stream)
-            stream_left = self._loop.has_left(stream)
+            stream_left = self._loop.is_calling(stream)
         if stream_left:
-            self._loop.done_with(stream)
+            self._loop.stop_calling(stream)
             now = time.monotonic_ns()
             detail = "more came than could be read when sampling ended"
             self._lost(stream, StallLoss("unread", detail, now, now))

@@ -18,7 +18,7 @@ from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Named
 
 
-class ForSymbols:
+class SymbolInputs:
     """What is needed to name the stacks of one recording."""
 
     def __init__(self) -> None:
@@ -47,5 +47,5 @@ class ForSymbols:
         return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
 
 
-FinishStacks = Callable[[ForSymbols, Iterator[NDArray[np.void]], int], Iterator[bytes]]
+FinishStacks = Callable[[SymbolInputs, Iterator[NDArray[np.void]], int], Iterator[bytes]]
 """Finishes stacks: given COPY records, those of one stack behind one another, and the limit of addresses."""

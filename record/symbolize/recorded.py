@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
-from iaprof.record.symbolize.needed import FinishStacks, ForSymbols
+from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
 from iaprof.symbols.names.which import Symbols
 from iaprof.symbols.names.write_names import Patience, Progress, write_names
 
@@ -27,7 +27,7 @@ def late_stacks(kept: Mapping[int, int] | None = None) -> FinishStacks:
         kept: see recorded_symbols.
     """
 
-    def finish(recorded: ForSymbols, copies: Iterator[NDArray[np.void]], depth: int) -> Iterator[bytes]:
+    def finish(recorded: SymbolInputs, copies: Iterator[NDArray[np.void]], depth: int) -> Iterator[bytes]:
         from iaprof.record.symbolize.symbolizer import RecordedNaming
         from iaprof.record.unwinding.late import LateFinishing
 
@@ -43,7 +43,7 @@ def late_stacks(kept: Mapping[int, int] | None = None) -> FinishStacks:
 
 def recorded_symbols(
     which: Symbols, progress: Progress, kept: Mapping[int, int] | None = None
-) -> Callable[[ForSymbols, CaptureWriter], dict[str, Any]]:
+) -> Callable[[SymbolInputs, CaptureWriter], dict[str, Any]]:
     """What finish() takes to write names; SIGINT ends it early, with what has names by then.
 
     Args:
@@ -52,7 +52,7 @@ def recorded_symbols(
         kept: descriptors of roots that were kept open, by process.
     """
 
-    def write(recorded: ForSymbols, writer: CaptureWriter) -> dict[str, Any]:
+    def write(recorded: SymbolInputs, writer: CaptureWriter) -> dict[str, Any]:
         from iaprof.record.symbolize.symbolizer import RecordedNaming
 
         before = cpu_seconds() + children_cpu_seconds()

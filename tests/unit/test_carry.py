@@ -13,7 +13,7 @@ import pytest
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
 from iaprof.record.capture import rotation_lists as carried_lists
-from iaprof.record.capture.rotation_state import LINGER_NS, Carry
+from iaprof.record.capture.rotation_state import LINGER_NS, RotationState
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 
 DEPTH = 4
@@ -81,7 +81,7 @@ def ended(pid: int, time: int) -> bytes:
 
 def carried(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
     """The frames that are carried over from the spool in `folder`."""
-    reader, carry = SpoolReader(folder / "s"), Carry()
+    reader, carry = SpoolReader(folder / "s"), RotationState()
     for frame in reader.frames():
         carry.add(frame)
     fd = os.open(folder / "carry", os.O_RDWR | os.O_CREAT)

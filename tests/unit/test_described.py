@@ -19,7 +19,7 @@ from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record.capture.code_object_rows import IN_MEMORY
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.rotation_state import Carry
+from iaprof.record.capture.rotation_state import RotationState
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.kernels.dumped import HEAD, SAME_TIME_NS, Described
 from iaprof.record.sources import code_objects
@@ -295,7 +295,7 @@ def test_the_next_file_has_the_kernels_of_who_runs(tmp_path: Path) -> None:
     half = described("half", b"h" * 1500, address=PLACE + 4096)
     ended = described("gone", b"g", pid=8)
     path = spooled(tmp_path / "s", [*described("k", b"c" * 1500), half[0], *ended])
-    spool, carry = SpoolReader(path), Carry()
+    spool, carry = SpoolReader(path), RotationState()
     for frame in spool.frames():
         carry.add(frame)
     carry._ended[8], carry._now = 1, 100_000_000_000

@@ -20,7 +20,7 @@ from iaprof.formats.wire.sideband import comm_record
 from iaprof.record.capture import finish as finishing
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
-from iaprof.record.symbolize.needed import ForSymbols
+from iaprof.record.symbolize.needed import SymbolInputs
 from iaprof.symbols.python.layout import layout_of
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
@@ -74,7 +74,7 @@ def test_junk_in_every_member(tmp_path: Path, junk: Any) -> None:
 def test_a_root_that_is_no_path_is_not_looked_into(tmp_path: Path, root: Any) -> None:
     roots: list[Any] = []
 
-    def look(known: ForSymbols, _writer: object) -> dict[str, Any]:
+    def look(known: SymbolInputs, _writer: object) -> dict[str, Any]:
         roots.extend(known.roots.values())
         return {}
 

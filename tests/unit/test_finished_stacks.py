@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.wire.launches import COPY, stack_dtype
-from iaprof.record.capture.journal import BOTH_NS, Journal
+from iaprof.record.capture.journal import OVERLAP_NS, Journal
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.sources import finished_stacks as module
 from iaprof.record.sources.finished_stacks import FinishedStacks
@@ -53,12 +53,12 @@ def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> No
     stacks, written = FinishedStacks(DEPTH, None), journal(spool)  # type: ignore[arg-type]
     stacks._journal = written
     other = Spool(tmp_path / "2.spool")
-    written.go_on_in(other)
+    written.switch_to(other)
     began = written._began_ns
     # when
-    stacks._keep_finished([stack(1, began - 2 * BOTH_NS), stack(2, began - 1), stack(3, began + 1)])
-    written.end_before()
-    stacks._keep_finished([stack(4, began - 2 * BOTH_NS), stack(5, began - 1)])
+    stacks._keep_finished([stack(1, began - 2 * OVERLAP_NS), stack(2, began - 1), stack(3, began + 1)])
+    written.end_previous()
+    stacks._keep_finished([stack(4, began - 2 * OVERLAP_NS), stack(5, began - 1)])
     # then
     assert list(ids(spool, FrameKind.STACKS)) == [1, 2]
     assert list(ids(other, FrameKind.STACKS)) == [2, 3, 5]

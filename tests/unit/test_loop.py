@@ -34,14 +34,14 @@ def test_work_that_is_left_is_done_without_waiting(within: Within) -> None:
     def work() -> None:
         left[0] -= 1
         if not left[0]:
-            loop.done_with("work")
+            loop.stop_calling("work")
 
-    loop.go_on_with("work", work)
+    loop.keep_calling("work", work)
     with within(1):
         for _ in range(3):
             loop.turn()
         assert left == [0]
-        assert not loop.has_left("work")
+        assert not loop.is_calling("work")
     loop.close()
 
 

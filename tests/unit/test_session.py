@@ -18,7 +18,7 @@ from iaprof.record import session as module
 from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.session import Audience, Session
+from iaprof.record.session import Callbacks, Session
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.source import Source
 from iaprof.symbols.names.which import Symbols
@@ -81,8 +81,8 @@ class Recording:
 
     def run(self, options: Options, signals: StopSignals) -> dict[str, Any]:
         """Records; gives the capture's header."""
-        audience = Audience(lambda _: None, lambda _: None, lambda *_: self.part())
-        session = Session(options, signals, audience)
+        callbacks = Callbacks(lambda _: None, lambda _: None, lambda *_: self.part())
+        session = Session(options, signals, callbacks)
         try:
             session.run()
             return session.finish()[0]
