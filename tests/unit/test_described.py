@@ -285,7 +285,7 @@ def test_a_million_tiny_pieces_are_too_many(tmp_path: Path, monkeypatch: pytest.
     tiny = np.zeros(100, CHUNK)
     tiny["bytes"] = 1
     for _ in range(3):
-        taking.keep_pieces(tiny, 1)
+        taking.keep_chunks(tiny, 1)
     kept = [frame.kind for frame in SpoolReader(tmp_path / "s").frames()]
     assert kept == [FrameKind.PIECE] * 200 + [FrameKind.LOSS]
 

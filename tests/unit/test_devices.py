@@ -55,7 +55,7 @@ BOTH = [device(0), device(1, "0001:8a:00.0")]
 )
 def test_devices_have_many_names(wanted: list[str], cards: list[str]) -> None:
     assert [chosen.card for chosen in xe.choose(BOTH, wanted)] == cards
-    assert [each.card for each in BOTH if xe.is_wanted(each, wanted)] == cards
+    assert [each.card for each in BOTH if xe.is_chosen(each, wanted)] == cards
 
 
 @pytest.mark.parametrize("name", ["card2", "2", "8a:00.0", "renderD1", "", "card", "/dev/dri", "0,card9", "²"])

@@ -29,7 +29,7 @@ class Ring:
 class Code:
     """What takes GPU code, of which there is none."""
 
-    def keep_pieces(self, pieces: Any, now: int) -> None:
+    def keep_chunks(self, pieces: Any, now: int) -> None:
         assert not len(pieces)
 
 
