@@ -10,7 +10,7 @@ import pyarrow as pa
 from iaprof.formats.wire.launches import CHUNK_BYTES, ChunkOf
 from iaprof.record.capture.single_rows import json_object, single_row
 from iaprof.record.capture.spool import Frame, SpoolReader
-from iaprof.record.kernels.dumped import HEAD, Described, about_piece
+from iaprof.record.kernels.dumped import HEAD, DumpedModules, chunk_head
 from iaprof.record.kernels.kernel_names import KernelNames
 
 IN_MEMORY = "[in memory]"  # in place of the path of a debug ELF: the recorder put the code object together
@@ -31,7 +31,7 @@ class CodeObjectRows:
     def __init__(self) -> None:
         """Begins without code objects."""
         self.names = KernelNames()
-        self._dumped = Described()
+        self._dumped = DumpedModules()
         self._digests: set[str] = set()  # of contents that are in a row
         self._rows: list[pa.StructArray] = []
         self._bytes = 0
@@ -50,7 +50,7 @@ class CodeObjectRows:
     def add_chunk(self, frame: Frame) -> None:
         """Adds a chunk of a kernel or module that BPF dumped."""
         self._dumped.add(frame)
-        about = about_piece(frame)
+        about = chunk_head(frame)
         if about.what == ChunkOf.NAME and about.total < CHUNK_BYTES - 1:  # a longer one may be cut
             self.names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
 

@@ -24,8 +24,8 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
     """
     if not len(launches):
         return
-    found = names.of(launches)
-    lengths = np.array([len(text.encode()) for text in found.texts], np.int64)[found.of]
+    found = names.for_launches(launches)
+    lengths = np.array([len(text.encode()) for text in found.texts], np.int64)[found.indices]
     group = np.cumsum(lengths) // NAME_BYTES_PER_GROUP
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(launches)]
     whole = pa.array(found.texts, pa.string())
@@ -41,7 +41,7 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
             pa.array(some["address"]),
             pa.array(some["size"]),
             pa.array(some["stack"]),
-            whole.take(pa.array(found.of[start:end])),
+            whole.take(pa.array(found.indices[start:end])),
             pa.array(some["flags"]),
             pa.array(some["list"]),
         ]

@@ -16,7 +16,7 @@ from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
 from iaprof.formats.wire.sideband import process_events, process_records
 from iaprof.record.capture.rotation_lists import CarriedLists, carried
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
-from iaprof.record.kernels.dumped import about_piece
+from iaprof.record.kernels.dumped import chunk_head
 
 LINGER_NS = 2_000_000_000  # how long after a process's end the GPU may still run what it launched
 MAX_LAUNCHES = 1 << 16
@@ -105,7 +105,7 @@ class RotationState:
                     if len(records):
                         file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
                 elif frame.kind is FrameKind.PIECE:
-                    if self._lives(about_piece(frame).pid):
+                    if self._lives(chunk_head(frame).pid):
                         file.writelines(framed(frame.kind, frame.payload, time=frame.time))
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
                     file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))

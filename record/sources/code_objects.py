@@ -13,7 +13,7 @@ from iaprof.formats.wire.launches import CHUNK, CHUNK_BYTES, ChunkOf
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
-from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
+from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, DebugElfCollector, RefusedElf, TakenElf
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
 
@@ -24,7 +24,7 @@ MIN_CHUNK_BYTES = 4096  # what a chunk counts for at least: putting a million ti
 class CodeObjects(Source):
     """The debug-ELF collector, and the chunks of kernels and modules; the source of launches hands both on."""
 
-    def __init__(self, collector: Intake) -> None:
+    def __init__(self, collector: DebugElfCollector) -> None:
         self._collector = collector
         self._chunk_bytes = 0
         self.on_taken: Callable[[bytes], None] = lambda _: None  # called with the path of each debug ELF that was taken
@@ -40,7 +40,7 @@ class CodeObjects(Source):
 
     def ask(self, compiled: NDArray[np.void], now: int) -> None:
         """Has the debug ELFs of compiled modules taken: COMPILED[n]."""
-        refused = self._collector.ask(compiled)
+        refused = self._collector.request(compiled)
         if refused:
             self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
 

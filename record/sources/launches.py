@@ -99,8 +99,8 @@ class Launches(Source):
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
         self._journal = journal
-        if self._drivers.remark:
-            journal.warn(self._drivers.remark)
+        if self._drivers.warning:
+            journal.warn(self._drivers.warning)
         if self._probes.follows_frame_pointers:
             journal.warn(
                 "the kernel's BTF does not say where it has a process's mappings: stacks are walked by frame pointers, "

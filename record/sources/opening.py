@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.record.kernels.collector import Intake
+from iaprof.record.kernels.collector import DebugElfCollector
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
@@ -55,7 +55,7 @@ def open_sources(
     probes = until_end.enter_context(
         closing(LaunchProbes(options.sizes, options.launches.ways, depth=options.max_stack, waits=options.waits))
     )
-    collector = Intake()
+    collector = DebugElfCollector()
     code = until_end.enter_context(closing(CodeObjects(collector)))
     signals.check()
     side_band = until_end.enter_context(closing(SideBand()))
@@ -88,6 +88,6 @@ def open_sources(
     if scope is not None:
         side_band.on_records = scope.follow
     if drivers.injection:
-        code.on_taken = drivers.injection.forget
+        code.on_taken = drivers.injection.remove_elf
         collector.own_folder = os.fsencode(drivers.injection.library.parent)
     return [launches, libraries, stacks, code, side_band, metering, stalls, cpu_samples]

@@ -147,7 +147,7 @@ def test_only_its_own_elfs_are_forgotten(injected: Injection) -> None:
         (folder / name).touch()
 
     for path in (elf, folder / "other.elf", folder / "skip", folder / "../x/13-1.elf", Path("/13-1.elf"), elf):
-        injected.forget(os.fsencode(path))
+        injected.remove_elf(os.fsencode(path))
 
     assert {path.name for path in folder.iterdir()} == {"13-1.elf", "other.elf", "skip", injected.library.name}
 

@@ -175,7 +175,7 @@ def test_ways(machine: Machine, case: Case) -> None:
     assert (made.injection is not None) == (machine.skipped is not None) == injects
     assert made.environment({}).get("LD_PRELOAD") == ("it" if injects else None)
     # and nobody asked for it where a remark says why it is done
-    assert bool(made.remark) == (injects and case.launches is AUTO)
+    assert bool(made.warning) == (injects and case.launches is AUTO)
     made.close()
     assert machine.skipped is None
 
@@ -188,8 +188,8 @@ def test_drivers_that_have_a_way_are_left_alone_by_what_is_put_into_the_command(
         (str(machine.library), Way.INJECT),
     ]
     assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
-    assert f"{DRIVER}.2: it has no probes, and its build (" in made.remark
-    assert made.remark.endswith(" is not known; the command is started as by --launches=inject")
+    assert f"{DRIVER}.2: it has no probes, and its build (" in made.warning
+    assert made.warning.endswith(" is not known; the command is started as by --launches=inject")
 
 
 def test_a_driver_that_comes_later_and_has_probes_is_told_of_where_a_library_is_in_the_command(
@@ -239,7 +239,7 @@ def test_where_nothing_can_be_put_into_the_command(machine: Machine) -> None:
     # but it was not asked for: then each driver says what can be done
     [outcome] = (made := machine.drivers(AUTO, True)).outcomes
     assert outcome.problem == NOT_SEEN.replace("BUILD", outcome.build_id)
-    assert (made.environment({}), made.remark) == ({}, "nothing can be put into the command: no compiler")
+    assert (made.environment({}), made.warning) == ({}, "nothing can be put into the command: no compiler")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_opencl_of_an_unknown_build_is_told_of_when_it_is_used(
     path = machine.has("unknown", OPENCL)
     taken = machine.libraries(launches)
     made = Drivers(taken, launches, has_command)
-    assert (made.outcomes, made.remark, made.injection) == ([], "", None)
+    assert (made.outcomes, made.warning, made.injection) == ([], "", None)
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
     advice = "run 'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
     assert (outcome.problem, outcome.unused) == (f"its build ({outcome.build_id}) is not known: {advice}", False)
@@ -278,8 +278,8 @@ def test_a_command_is_injected_for_opencl_of_an_unknown_build(machine: Machine) 
     ]
     assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
     assert LEVEL_ZERO in machine.skipped and OPENCL not in machine.skipped
-    assert made.remark.startswith(f"{opencl}: its build (")
-    assert made.remark.endswith(") is not known; the command is started as by --launches=inject")
+    assert made.warning.startswith(f"{opencl}: its build (")
+    assert made.warning.endswith(") is not known; the command is started as by --launches=inject")
 
 
 def test_level_zero_s_drivers_that_come_later_have_their_own_ways_where_only_opencl_s_is_unknown(
@@ -306,7 +306,7 @@ def test_opencl_that_nothing_can_be_put_into_the_command_for_is_told_of_when_it_
     machine.injection_refuses = "no compiler"
     taken = machine.libraries(AUTO)
     made = Drivers(taken, AUTO, True)
-    assert (made.outcomes, made.remark) == ([], "nothing can be put into the command: no compiler")
+    assert (made.outcomes, made.warning) == ([], "nothing can be put into the command: no compiler")
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
     assert "is not known: run 'sudo iaprof calibrate" in outcome.problem
 

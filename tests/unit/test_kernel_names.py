@@ -23,7 +23,7 @@ from iaprof.record.capture.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.kernels.kernel_names import KernelNames
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
-from unit.test_described import Piece, described
+from unit.test_dumped import Piece, described
 from unit.zebins import debug_elf, plain_zebin
 
 PLACE = 0xFFFF_8001_0000_0000  # sign-extended, as some devices have it
@@ -175,7 +175,7 @@ def test_names_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     names = KernelNames()
     for number in range(20):
         names.add(7, 1, PLACE + 64 * number, f"{PREFIX}{number:03}".encode())
-    found = names.of(records(Launched(PREFIX, PLACE + 64 * number) for number in range(20)))
+    found = names.for_launches(records(Launched(PREFIX, PLACE + 64 * number) for number in range(20)))
     whole = [text for text in found.texts if not text.endswith("…") and len(text) > 63]
     assert 5 < len(whole) < 20
 
@@ -207,9 +207,11 @@ def test_many_kernels_at_one_address_are_looked_through_once() -> None:
     for each in range(number):
         names.add(7, 1, PLACE, Name(b"%08d" % each + b"n" * NAME_BYTES))
     # when
-    found = names.of(records(Launched(f"{each:08}".ljust(100, "n"), PLACE) for each in range(number)))
+    found = names.for_launches(records(Launched(f"{each:08}".ljust(100, "n"), PLACE) for each in range(number)))
     # then
-    assert [found.texts[index] for index in found.of] == [f"{each:08}" + "n" * NAME_BYTES for each in range(number)]
+    assert [found.texts[index] for index in found.indices] == [
+        f"{each:08}" + "n" * NAME_BYTES for each in range(number)
+    ]
     assert compared["names"] <= number
 
 

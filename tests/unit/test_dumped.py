@@ -21,7 +21,7 @@ from iaprof.record.capture.finish import finish
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.rotation_state import RotationState
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
-from iaprof.record.kernels.dumped import HEAD, SAME_TIME_NS, Described
+from iaprof.record.kernels.dumped import HEAD, SAME_TIME_NS, DumpedModules
 from iaprof.record.sources import code_objects
 from unit.zebins import debug_elf, plain_zebin
 
@@ -261,7 +261,7 @@ def test_contents_are_not_held(tmp_path: Path) -> None:
         for number in range(64)
         for piece in [*pieces(bytes([number]) * (1 << 20), ChunkOf.CODE, 1 << 16, module=number), Piece(module=number)]
     )
-    spool, kept = SpoolReader(spooled(tmp_path / "s", sent)), Described()
+    spool, kept = SpoolReader(spooled(tmp_path / "s", sent)), DumpedModules()
     # when
     tracemalloc.start()
     for frame in spool.frames({FrameKind.PIECE}):

@@ -1,4 +1,4 @@
-"""The intake of debug ELFs, asked by a process of another user: it reads what that user may read, and nothing else."""
+"""The debug-ELF collector, for a process of another user: it reads what that user may read, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import COMPILED
-from iaprof.record.kernels import collector as intake_module
-from iaprof.record.kernels.collector import Intake, RefusedElf, TakenElf
+from iaprof.record.kernels import collector as collector_module
+from iaprof.record.kernels.collector import DebugElfCollector, RefusedElf, TakenElf
 from integration.attacking import NOBODY, PYTHON, hanging
 from limits import Within
 from standin import runtime
@@ -27,28 +27,30 @@ ELF = runtime.debug_elf("bmg", "matmul").read_bytes()
 
 
 @pytest.fixture
-def intake() -> Iterator[Intake]:
-    opened = Intake()
+def collector() -> Iterator[DebugElfCollector]:
+    opened = DebugElfCollector()
     yield opened
     opened.close()
 
 
-def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 120) -> TakenElf | RefusedElf:
+def ask(
+    collector: DebugElfCollector, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 120
+) -> TakenElf | RefusedElf:
     """What comes of one path."""
     record = np.zeros(1, COMPILED)
     record["pid"], record["uid"], record["gid"] = pid or os.getpid(), uid, uid
     record["path"] = os.fsencode(path)
-    assert intake.ask(record) == 0
+    assert collector.request(record) == 0
     end = time.monotonic() + wait
     while time.monotonic() < end:
-        if (answer := intake.read()) is not None:
+        if (answer := collector.read()) is not None:
             return answer
         time.sleep(0.002)
     raise AssertionError("no answer")
 
 
-def refusal(intake: Intake, path: str | Path, **how: int) -> str:
-    answer = ask(intake, path, **how)
+def refusal(collector: DebugElfCollector, path: str | Path, **how: int) -> str:
+    answer = ask(collector, path, **how)
     assert isinstance(answer, RefusedElf), answer
     return answer.reason
 
@@ -60,63 +62,65 @@ def write(path: Path, content: bytes = ELF, owner: int = NOBODY, mode: int = 0o6
     return path
 
 
-def test_one_content_is_taken_once(intake: Intake, folder: Path) -> None:
-    first = ask(intake, write(folder / "a"))
-    second = ask(intake, write(folder / "b"))
+def test_one_content_is_taken_once(collector: DebugElfCollector, folder: Path) -> None:
+    first = ask(collector, write(folder / "a"))
+    second = ask(collector, write(folder / "b"))
     assert isinstance(first, TakenElf)
     assert isinstance(second, TakenElf)
     assert (first.content, first.size) == (ELF, len(ELF))
     assert (second.content, second.digest) == (None, first.digest)
 
 
-def test_secrets_stay_secret(intake: Intake, folder: Path) -> None:
+def test_secrets_stay_secret(collector: DebugElfCollector, folder: Path) -> None:
     # given a file that would be taken, but for its owner
     secret = write(folder / "secret", owner=0)
     # when it is named itself, or by a link
     (folder / "link").symlink_to(secret)
     os.link(secret, folder / "hard")
     # then
-    assert "Permission denied" in refusal(intake, secret)
-    assert "Permission denied" in refusal(intake, folder / "hard")
-    assert "no regular file" in refusal(intake, folder / "link")
-    assert refusal(intake, "/etc/shadow")
+    assert "Permission denied" in refusal(collector, secret)
+    assert "Permission denied" in refusal(collector, folder / "hard")
+    assert "no regular file" in refusal(collector, folder / "link")
+    assert refusal(collector, "/etc/shadow")
     # though root itself would get it
-    assert isinstance(ask(intake, secret, uid=0), TakenElf)
+    assert isinstance(ask(collector, secret, uid=0), TakenElf)
 
 
-def test_groups_of_root_give_nothing(intake: Intake, folder: Path) -> None:
+def test_groups_of_root_give_nothing(collector: DebugElfCollector, folder: Path) -> None:
     secret = write(folder / "secret", owner=0, mode=0o040)
-    assert "Permission denied" in refusal(intake, secret)
+    assert "Permission denied" in refusal(collector, secret)
 
 
-def test_what_is_no_regular_file(intake: Intake, folder: Path) -> None:
+def test_what_is_no_regular_file(collector: DebugElfCollector, folder: Path) -> None:
     os.mkfifo(folder / "fifo", 0o666)
     os.mknod(folder / "device", 0o666 | 0o020000, os.makedev(1, 5))  # /dev/zero
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "socket"))
         for path in (folder / "fifo", folder / "device", folder, folder / "socket", Path("/dev/zero")):
-            assert "no regular file" in refusal(intake, path)
-    assert refusal(intake, "/proc/self/mem")
-    assert refusal(intake, f"/proc/{os.getpid()}/root/etc/passwd")  # a magic link on the way
-    assert "not there" in refusal(intake, folder / "absent")
+            assert "no regular file" in refusal(collector, path)
+    assert refusal(collector, "/proc/self/mem")
+    assert refusal(collector, f"/proc/{os.getpid()}/root/etc/passwd")  # a magic link on the way
+    assert "not there" in refusal(collector, folder / "absent")
 
 
-def test_what_is_no_elf_of_a_gpu(intake: Intake, folder: Path) -> None:
-    assert "no 64-bit little-endian ELF" in refusal(intake, write(folder / "text", b"root:*:19000:0:99999:7:::\n"))
-    assert "empty" in refusal(intake, write(folder / "empty", b""))
-    assert "ELF" in refusal(intake, write(folder / "short", ELF[:18]))
-    assert "another machine" in refusal(intake, write(folder / "x86", Path("/bin/true").read_bytes()))
-    assert "no 64-bit" in refusal(intake, write(folder / "big", b"\x7fELF\x02\x02" + ELF[6:]))
+def test_what_is_no_elf_of_a_gpu(collector: DebugElfCollector, folder: Path) -> None:
+    assert "no 64-bit little-endian ELF" in refusal(collector, write(folder / "text", b"root:*:19000:0:99999:7:::\n"))
+    assert "empty" in refusal(collector, write(folder / "empty", b""))
+    assert "ELF" in refusal(collector, write(folder / "short", ELF[:18]))
+    assert "another machine" in refusal(collector, write(folder / "x86", Path("/bin/true").read_bytes()))
+    assert "no 64-bit" in refusal(collector, write(folder / "big", b"\x7fELF\x02\x02" + ELF[6:]))
 
 
-def test_a_huge_file_is_not_read(intake: Intake, folder: Path, within: Within) -> None:
+def test_a_huge_file_is_not_read(collector: DebugElfCollector, folder: Path, within: Within) -> None:
     path = write(folder / "huge")
     os.truncate(path, 100 << 30)
     with within(1):
-        assert "larger than" in refusal(intake, path)
+        assert "larger than" in refusal(collector, path)
 
 
-def test_a_relative_path_and_a_chroot_mean_what_they_mean_to_the_process(intake: Intake, folder: Path) -> None:
+def test_a_relative_path_and_a_chroot_mean_what_they_mean_to_the_process(
+    collector: DebugElfCollector, folder: Path
+) -> None:
     # given a process whose root is a folder, and a secret outside of it
     write(folder / "inside")
     script = f"import os, time; os.chroot({str(folder)!r}); os.chdir('/'); print('x', flush=True); time.sleep(600)"
@@ -124,88 +128,90 @@ def test_a_relative_path_and_a_chroot_mean_what_they_mean_to_the_process(intake:
     assert process.stdout is not None
     process.stdout.readline()
     try:
-        assert isinstance(ask(intake, "/inside", pid=process.pid), TakenElf)
-        assert isinstance(ask(intake, "inside", pid=process.pid), TakenElf)
-        assert isinstance(ask(intake, "/../../inside", pid=process.pid), TakenElf)
-        assert "leaves the folder" in refusal(intake, "../inside", pid=process.pid)
-        assert "not there" in refusal(intake, "/etc/passwd", pid=process.pid)
+        assert isinstance(ask(collector, "/inside", pid=process.pid), TakenElf)
+        assert isinstance(ask(collector, "inside", pid=process.pid), TakenElf)
+        assert isinstance(ask(collector, "/../../inside", pid=process.pid), TakenElf)
+        assert "leaves the folder" in refusal(collector, "../inside", pid=process.pid)
+        assert "not there" in refusal(collector, "/etc/passwd", pid=process.pid)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def test_a_process_that_is_gone(intake: Intake) -> None:
+def test_a_process_that_is_gone(collector: DebugElfCollector) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert "not there" in refusal(intake, "/tmp/x", pid=process.pid)
+    assert "not there" in refusal(collector, "/tmp/x", pid=process.pid)
 
 
-def test_what_a_process_that_is_gone_left_in_the_recorders_folder(intake: Intake, folder: Path) -> None:
+def test_what_a_process_that_is_gone_left_in_the_recorders_folder(collector: DebugElfCollector, folder: Path) -> None:
     # given a process that has ended, and files of its user and of root in the recorder's own folder, and elsewhere
     process = subprocess.Popen(["true"])
     process.wait()
     (folder / "own").mkdir(mode=0o1733)
-    intake.own_folder = os.fsencode(folder / "own")
+    collector.own_folder = os.fsencode(folder / "own")
     left, secret, elsewhere = folder / "own" / "1-0.elf", folder / "own" / "secret", folder / "elsewhere"
     write(left), write(secret, owner=0), write(elsewhere)
     # when, then what its user may read is taken from that folder, and nothing else
-    assert isinstance(ask(intake, left, pid=process.pid), TakenElf)
-    assert "Permission denied" in refusal(intake, secret, pid=process.pid)
+    assert isinstance(ask(collector, left, pid=process.pid), TakenElf)
+    assert "Permission denied" in refusal(collector, secret, pid=process.pid)
     for path in (elsewhere, f"{folder}/own/../elsewhere", f"{folder}/own/../own/1-0.elf", "own/1-0.elf"):
-        assert "not there" in refusal(intake, path, pid=process.pid)
+        assert "not there" in refusal(collector, path, pid=process.pid)
 
 
-def test_a_child_that_hangs_or_dies_is_replaced(intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_or_dies_is_replaced(
+    collector: DebugElfCollector, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # given a child that does not answer
-    os.kill(intake._child.pid, 19)
-    before = intake.fileno()
+    os.kill(collector._child.pid, 19)
+    before = collector.fileno()
     # when
     with monkeypatch.context() as patch:
-        patch.setattr(intake_module, "TIMEOUT_NS", 300_000_000)
-        assert "too long" in refusal(intake, write(folder / "a"))
-    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 60_000_000_000)
+        patch.setattr(collector_module, "TIMEOUT_NS", 300_000_000)
+        assert "too long" in refusal(collector, write(folder / "a"))
+    monkeypatch.setattr(collector_module, "TIMEOUT_NS", 60_000_000_000)
     # then who waits for it sees that it is another, and the next one is served again
-    assert intake.fileno() != before
-    assert isinstance(ask(intake, folder / "a"), TakenElf)
+    assert collector.fileno() != before
+    assert isinstance(ask(collector, folder / "a"), TakenElf)
     # and the same when it dies
-    os.kill(intake._child.pid, 9)
-    intake._child.wait()
-    assert "died" in refusal(intake, folder / "a")
-    assert isinstance(ask(intake, folder / "a"), TakenElf)
+    os.kill(collector._child.pid, 9)
+    collector._child.wait()
+    assert "died" in refusal(collector, folder / "a")
+    assert isinstance(ask(collector, folder / "a"), TakenElf)
 
 
 def test_a_recorder_that_stood_still_itself_blames_no_file(
-    intake: Intake, folder: Path, monkeypatch: pytest.MonkeyPatch
+    collector: DebugElfCollector, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a machine that gave neither the child nor the recorder its turn, for longer than a file may take
-    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 60_000_000_000)
-    os.kill(intake._child.pid, 19)
-    intake.ask(records(write(folder / "a"), 1, NOBODY))
-    intake._looked_ns -= 100_000_000_000
+    monkeypatch.setattr(collector_module, "TIMEOUT_NS", 60_000_000_000)
+    os.kill(collector._child.pid, 19)
+    collector.request(records(write(folder / "a"), 1, NOBODY))
+    collector._looked_ns -= 100_000_000_000
     # when the recorder is the first to go on
-    assert intake.read() is None
-    os.kill(intake._child.pid, 18)
+    assert collector.read() is None
+    os.kill(collector._child.pid, 18)
     # then
-    (answer,) = answers(intake)
+    (answer,) = answers(collector)
     assert isinstance(answer, TakenElf)
 
 
-def test_thousands_at_once(intake: Intake, folder: Path, within: Within) -> None:
+def test_thousands_at_once(collector: DebugElfCollector, folder: Path, within: Within) -> None:
     # given more than may wait
     path = write(folder / "a")
-    count = intake_module.MAX_WAITING_OF_ONE_USER + 500
+    count = collector_module.MAX_WAITING_OF_ONE_USER + 500
     # when
     with within(1):
-        refused = intake.ask(records(path, count, NOBODY))
-    told = answers(intake)
+        refused = collector.request(records(path, count, NOBODY))
+    told = answers(collector)
     # then all are answered or refused
     assert refused + len(told) == count
     assert refused == 500
     assert all(isinstance(answer, TakenElf) for answer in told)
 
 
-def test_a_file_that_grows_or_shrinks_meanwhile(intake: Intake, folder: Path) -> None:
+def test_a_file_that_grows_or_shrinks_meanwhile(collector: DebugElfCollector, folder: Path) -> None:
     # given a file that another process changes all the time
     path = write(folder / "a", ELF + bytes(8 << 20))
     script = (
@@ -216,7 +222,7 @@ def test_a_file_that_grows_or_shrinks_meanwhile(intake: Intake, folder: Path) ->
     try:
         # when, then every answer is a whole file of some size or a refusal, and none takes long
         for _ in range(30):
-            answer = ask(intake, path)
+            answer = ask(collector, path)
             if isinstance(answer, RefusedElf):
                 assert "shorter" in answer.reason
             elif answer.content is not None:
@@ -233,31 +239,31 @@ def records(path: str | Path, count: int, uid: int) -> NDArray[np.void]:
     return asked
 
 
-def answers(intake: Intake, wait: float = 120) -> list[TakenElf | RefusedElf]:
+def answers(collector: DebugElfCollector, wait: float = 120) -> list[TakenElf | RefusedElf]:
     """All that comes until there is nothing more to come."""
     found = []
     end = time.monotonic() + wait
-    while not intake.idle:
+    while not collector.idle:
         assert time.monotonic() < end, "no answer"
-        if (answer := intake.read()) is not None:
+        if (answer := collector.read()) is not None:
             found.append(answer)
     return found
 
 
-def test_a_path_ends_where_it_ends(intake: Intake, folder: Path) -> None:
+def test_a_path_ends_where_it_ends(collector: DebugElfCollector, folder: Path) -> None:
     """A ring buffer's memory is not cleared: behind the path stands an earlier one, perhaps another user's."""
-    answer = ask(intake, os.fsencode(write(folder / "a")).decode() + "\0/home/other/secret-project")
+    answer = ask(collector, os.fsencode(write(folder / "a")).decode() + "\0/home/other/secret-project")
     assert isinstance(answer, TakenElf)
     assert answer.compiled.path == os.fsencode(folder / "a")
 
 
-def test_users_take_turns(intake: Intake, folder: Path) -> None:
+def test_users_take_turns(collector: DebugElfCollector, folder: Path) -> None:
     # given a user who named a thousand files, and another who names one then
     path = write(folder / "a", mode=0o644)
-    intake.ask(records(path, 1000, NOBODY))
-    intake.ask(records(path, 1, 0))
+    collector.request(records(path, 1000, NOBODY))
+    collector.request(records(path, 1, 0))
     # when
-    order = [answer.compiled.uid for answer in answers(intake)]
+    order = [answer.compiled.uid for answer in answers(collector)]
     # then the other one's comes next
     assert len(order) == 1001
     assert order.index(0) <= 2
@@ -267,27 +273,27 @@ def test_a_user_whose_files_never_answer_is_asked_no_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:
     # given a file system that keeps whoever opens its files, killed or not
-    monkeypatch.setattr(intake_module, "TIMEOUT_NS", 1_000_000_000)
+    monkeypatch.setattr(collector_module, "TIMEOUT_NS", 1_000_000_000)
     (folder / "mount").mkdir()
     path = write(folder / "a", mode=0o644)
-    most = intake_module.MAX_HANGS_OF_ONE_USER
+    most = collector_module.MAX_HANGS_OF_ONE_USER
     command = [PYTHON, "-c", "print('mounted', flush=True); input()"]
     with subprocess.Popen(hanging(folder / "mount", command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"mounted\n"
-        intake = Intake()
+        collector = DebugElfCollector()
         # when a user names such files, and another user a good one
         asked = records(folder / "mount" / "x", 50, NOBODY)
         asked["pid"] = process.pid
-        assert intake.ask(asked) == 0
-        assert intake.ask(records(path, 1, 0)) == 0
+        assert collector.request(asked) == 0
+        assert collector.request(records(path, 1, 0)) == 0
         begun = time.monotonic()
-        told = answers(intake)
+        told = answers(collector)
         spent = time.monotonic() - begun
-        later = [ask(intake, path), ask(intake, path, uid=0)]
-        children = len(intake._killed)
+        later = [ask(collector, path), ask(collector, path, uid=0)]
+        children = len(collector._killed)
         with within(1):  # nobody waits for the processes that cannot be killed
-            assert intake.close() == []
+            assert collector.close() == []
         # then a few are tried, each once and for a limited time; the rest is refused at once, and now as later
         reasons = [answer.reason for answer in (*told, *later) if isinstance(answer, RefusedElf)]
         assert reasons.count("reading it took too long") == most
