@@ -204,8 +204,8 @@ class _Finishing:
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._write_rows("python_code", self._python.code_rows())
         for count, detail in (
-            (self._python.unbelieved, "frames of Python: cut where the memory does not hold code objects"),
-            (self._python.too_many, "code objects of Python, which have no names: there are too many"),
+            (self._python.damaged, "frames of Python: cut where the memory does not hold code objects"),
+            (self._python.dropped_codes, "code objects of Python, which have no names: there are too many"),
         ):
             if count:
                 self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)

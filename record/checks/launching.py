@@ -107,7 +107,7 @@ def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchP
         for module, addresses in ends.places(spaces.modules):
             files[code_of(module)] = module.path
             times = np.full(len(addresses), first, np.uint64)
-            ends.completed(module, naming.name(module, addresses, times))
+            ends.add_names(module, naming.name(module, addresses, times))
     found = WholeStacks.from_json(ends.header(spaces.modules)["launches"])
     assert found is not None
     return Launching(found, files)

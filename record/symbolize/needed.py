@@ -37,9 +37,9 @@ class SymbolInputs:
         elif kind in self._rows:
             self._rows[kind].append(rows)
 
-    def completed(self, module: Module, named: Named) -> tuple[Module, Named]:
+    def add_names(self, module: Module, named: Named) -> tuple[Module, Named]:
         """A named module as it is written."""
-        return module, self.ends.completed(module, named)
+        return module, self.ends.add_names(module, named)
 
     def table(self, kind: str) -> pa.Table:
         """All `mapping` or `process` rows."""

@@ -71,7 +71,7 @@ def recorded_symbols(
         with RecordedNaming(recorded.header, spaces, mappings, processes, everything, recorded.files, roots) as naming:
             previous = signal.signal(signal.SIGINT, skip)
             try:
-                counts = write_names(writer, modules, naming, progress, patience, recorded.completed)
+                counts = write_names(writer, modules, naming, progress, patience, recorded.add_names)
             finally:
                 signal.signal(signal.SIGINT, previous)
         return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}

@@ -150,7 +150,7 @@ def test_a_code_object_that_did_not_come_has_no_name(stacks: PythonStacks) -> No
     stacks.add(walked(1, (0x500000, 0), (END, 1000), pid=OTHER))
     stacks.add(walked(2, (0x600000, 0), (END, 1000)))
     assert frames_of(stacks, 1) == frames_of(stacks, 2) == [("?", 0, 0)]
-    assert stacks.unbelieved == 0
+    assert stacks.damaged == 0
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_where_a_frame_has_no_code_object_python_ends(stacks: PythonStacks, memb
     # then nothing of it or behind it is believed
     assert frames_of(stacks, 1) == [("first", 0, 0)]
     assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["damaged"]
-    assert stacks.unbelieved == 2
+    assert stacks.damaged == 2
 
 
 def test_after_exec_code_objects_are_of_another_interpreter(stacks: PythonStacks) -> None:
@@ -233,7 +233,7 @@ def test_equal_frames_have_equal_contents_wherever_their_loops_are(stacks: Pytho
     # another function that was made at the same address
     stacks.add(walked(5, (FIRST, 4), (END, 1150), time=20))
     stacks.add_codes(code(FIRST, "made later", time=10))
-    assert len(set(stacks.contents(np.array([1, 5], np.uint64)).tolist())) == 2
-    one, same, other, none = stacks.contents(np.array([1, 2, 3, 4], np.uint64)).tolist()
+    assert len(set(stacks.content_hashes(np.array([1, 5], np.uint64)).tolist())) == 2
+    one, same, other, none = stacks.content_hashes(np.array([1, 2, 3, 4], np.uint64)).tolist()
     assert one == same != other
     assert none == 0
