@@ -269,7 +269,7 @@ class Session:
         self._journal.json(FrameKind.HEADER, header(self._options, self._rotation.number, self._sources))
         for source in self._sources:
             source.begin_part(since)
-        self._roots.tell_again()
+        self._roots.write_again()
 
     def status(self) -> Status:
         """Returns the state of the recording."""
@@ -305,7 +305,7 @@ class Session:
         for source in self._sources:
             source.finish()
         self._note_losses()
-        self._roots.look()
+        self._roots.release_unused()
         if self._pause_began is not None:
             self._note_pause()
         self._rotation.wait()

@@ -22,7 +22,7 @@ from iaprof.basics.files import use_folder
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rotation_state import RotationState
 from iaprof.record.capture.spool import SpoolReader
-from iaprof.record.symbolize.recorded import late_stacks, recorded_symbols
+from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
 from iaprof.sandbox.memory import limit_memory, share
 from iaprof.symbols.names.which import Symbols
 
@@ -35,9 +35,9 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     state = RotationState() if request["rotation_state"] is not None else None
     wanted_symbols = Symbols(request["symbols"])
     kept = {int(pid): fd for pid, fd in request["roots"].items()}
-    names = None if wanted_symbols is Symbols.NONE else recorded_symbols(wanted_symbols, _say_progress, kept)
+    names = None if wanted_symbols is Symbols.NONE else symbol_writer(wanted_symbols, _say_progress, kept)
     try:
-        finished = finish(reader, Path(request["output"]), state.add if state else None, names, late_stacks(kept))
+        finished = finish(reader, Path(request["output"]), state.add if state else None, names, stack_finisher(kept))
         if state:
             state.write(reader, request["rotation_state"])
     except (IaprofError, OSError) as error:

@@ -24,7 +24,7 @@ from iaprof.record.stacks.launch_stacks import LaunchStacks
 from iaprof.record.stacks.python_stacks import PythonStacks
 from iaprof.record.stacks.walks import Walks
 from iaprof.record.symbolize.mapped_files import MappedFiles
-from iaprof.record.symbolize.symbolizer import RecordedNaming
+from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.record.unwinding.learning import Learning
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
@@ -103,7 +103,7 @@ def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchP
     known.add(band.mappings)
     now = {"monotonic_ns": time.monotonic_ns(), "realtime_ns": time.time_ns()}
     header = {"host": {"boot_id": boot_id()}, "clock": now}
-    with RecordedNaming(header, spaces, mappings, processes, False, known) as naming:
+    with RecordingSymbolizer(header, spaces, mappings, processes, False, known) as naming:
         for module, addresses in ends.places(spaces.modules):
             files[code_of(module)] = module.path
             times = np.full(len(addresses), first, np.uint64)

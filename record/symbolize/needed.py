@@ -1,4 +1,4 @@
-"""What is needed to name the stacks of a recording, gathered while its capture is written."""
+"""What naming a recording's stacks needs, gathered while its capture is written."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from iaprof.symbols.names.names import Named
 
 
 class SymbolInputs:
-    """What is needed to name the stacks of one recording."""
+    """What naming the stacks of one recording needs."""
 
     def __init__(self) -> None:
         self.needed = Needed()
         self.header: dict[str, Any] = {}
         self.files = MappedFiles()
-        self.roots: dict[int, str] = {}  # of processes whose root is not ours: see Roots
+        self.roots: dict[int, str] = {}  # by process, of those whose root is not ours: see Roots
         self.ends = StackEnds()
-        self.spaces: AddressSpaces  # once all mappings are known
+        self.spaces: AddressSpaces  # set once all mappings are known
         self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
 
     def add(self, kind: str, rows: pa.StructArray) -> None:
-        """Adds rows that are written to the capture."""
+        """Adds rows that were written to the capture."""
         if kind == "stack":
             self.needed.add(rows)
         elif kind in self._rows:
             self._rows[kind].append(rows)
 
     def add_names(self, module: Module, named: Named) -> tuple[Module, Named]:
-        """A named module as it is written."""
+        """Adds the names found in a module; returns the module and its names as they are written."""
         return module, self.ends.add_names(module, named)
 
     def table(self, kind: str) -> pa.Table:
-        """All `mapping` or `process` rows."""
+        """Returns all `mapping` or all `process` rows."""
         schema = pa.schema(list(KINDS[kind]))
         return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
 
 
 FinishStacks = Callable[[SymbolInputs, Iterator[NDArray[np.void]], int], Iterator[bytes]]
-"""Finishes stacks: given COPY records, those of one stack behind one another, and the limit of addresses."""
+"""Finishes stacks, of COPY records, grouped by stack, and the most addresses of a stack; yields records."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.symbolize.symbolizer import RecordedNaming
+from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.record.unwinding.misses import MOST_FAILURES, Miss
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -27,7 +27,7 @@ MOST_SECONDS = 60.0
 class LateFinishing:
     """Finishes the stacks of one recording."""
 
-    def __init__(self, naming: RecordedNaming, spaces: AddressSpaces, depth: int) -> None:
+    def __init__(self, naming: RecordingSymbolizer, spaces: AddressSpaces, depth: int) -> None:
         """Args: opens files; what was mapped where; addresses that a stack can have at most."""
         self._naming, self._spaces, self._depth = naming, spaces, depth
         self._modules: list[Module] = []

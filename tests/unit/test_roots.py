@@ -106,16 +106,16 @@ def test_a_namespace_is_given_back_when_its_processes_ended_a_while_ago(kept: Ro
     del machine.places[7]
     for _ in range(3):
         machine.now += LINGER_NS
-        kept.look()
+        kept.release_unused()
     assert set(kept.by_process()) == {7, 8}
     # also where another process got the number
     machine.add(8, 1)
-    kept.look()
+    kept.release_unused()
     machine.now += LINGER_NS
-    kept.look()
+    kept.release_unused()
     assert set(kept.by_process()) == {7, 8}
     machine.now += 1
-    kept.look()
+    kept.release_unused()
     assert (kept.by_process(), open_files()) == ({}, before)
 
 
@@ -128,8 +128,8 @@ def test_one_user_cannot_have_all_that_is_kept(kept: Roots, machine: Machine, sp
     assert len(kept.by_process()) == MOST_KEPT
     # what there was no room for is told, once for each process
     kept.keep(100 + MOST_OF_ONE_USER)
-    kept.look()
-    kept.look()
+    kept.release_unused()
+    kept.release_unused()
     (loss,) = told(spool, FrameKind.LOSS)
     assert (loss["source"], loss["what"]) == ("names", "mount namespaces")
     assert loss["count"] == 2 * MOST_OF_ONE_USER + 2 * MOST_KEPT - MOST_KEPT
@@ -149,7 +149,7 @@ def test_how_many_processes_are_remembered_is_bounded(kept: Roots, machine: Mach
     for pid in range(10_000, 10_000 + roots.MOST_PROCESSES + 10):
         kept.keep(machine.add(pid, 2))
     assert len(kept.by_process()) == roots._MOST_OF_ONE_ROOT
-    assert len(kept._told) == roots.MOST_PROCESSES
+    assert len(kept._described) == roots.MOST_PROCESSES
 
 
 def test_another_spool_has_what_is_still_of_use(kept: Roots, machine: Machine, spool: Spool) -> None:
@@ -158,9 +158,9 @@ def test_another_spool_has_what_is_still_of_use(kept: Roots, machine: Machine, s
     before = len(told(spool))
     for pid in (8, 9):
         del machine.places[pid]
-    kept.tell_again()
+    kept.write_again()
     assert [row["pid"] for row in told(spool)[before:]] == [7, 8, 9, 10]
-    kept.tell_again()  # what ended has no launches and stacks in there any more
+    kept.write_again()  # what ended has no launches and stacks in there any more
     assert [row["pid"] for row in told(spool)[before + 4 :]] == [7, 9, 10]
 
 

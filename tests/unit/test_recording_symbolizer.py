@@ -13,7 +13,7 @@ from iaprof.formats.wire.sideband import Mappings
 from iaprof.record.symbolize import symbolizer as naming
 from iaprof.record.symbolize.mapped_files import MappedFiles
 from iaprof.record.symbolize.opener import Opener
-from iaprof.record.symbolize.symbolizer import RecordedNaming
+from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -35,17 +35,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return requests
 
 
-def recorded(pid: int, roots: dict[int, int | str] | None = None, **described: int) -> RecordedNaming:
+def recorded(pid: int, roots: dict[int, int | str] | None = None, **described: int) -> RecordingSymbolizer:
     process = dict.fromkeys(field.name for field in KINDS["process"])
     process |= {"time_ns": 1, "pid": pid, "tid": pid, "event": "described", "uid": USER, "gid": USER, **described}
     processes = pa.Table.from_struct_array(pa.array([process], KINDS["process"]))
     mappings = pa.Table.from_struct_array(pa.array([], KINDS["mapping"]))
     header = {"host": {"boot_id": boot_id()}}
     spaces = AddressSpaces(mappings, processes)
-    return RecordedNaming(header, spaces, mappings, processes, everything=False, roots=roots)
+    return RecordingSymbolizer(header, spaces, mappings, processes, everything=False, roots=roots)
 
 
-def name(naming_: RecordedNaming, pid: int) -> str:
+def name(naming_: RecordingSymbolizer, pid: int) -> str:
     one = np.ones(1, np.uint64)
     with naming_:
         return naming_.name(Module(ModuleKind.GENERATED, pid=pid), one, one).problem
@@ -97,7 +97,7 @@ def asked_for(header: dict[str, Any], inode: int | None, build_id: bytes | None,
         files.add(Mappings(time=[5], path=["/lib/x.so"], inode=[inode], device=[3]))
     processes = pa.Table.from_struct_array(pa.array([], KINDS["process"]))
     one = np.ones(1, np.uint64)
-    with RecordedNaming(header, spaces, mappings, processes, False, files, roots) as naming_:
+    with RecordingSymbolizer(header, spaces, mappings, processes, False, files, roots) as naming_:
         return naming_.name(module, one, one).problem
 
 
