@@ -25,7 +25,7 @@ from iaprof.record.stacks.python_stacks import PythonStacks
 from iaprof.record.stacks.walks import Walks
 from iaprof.record.symbolize.mapped_files import MappedFiles
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
 from iaprof.symbols.unwind.stack_ends import code_of
@@ -59,8 +59,8 @@ def look(seconds: float = SECONDS) -> Launching | None:
         probes.ready()
         if not sum(outcome.probes for outcome in probes.libraries.running()):
             return None
-        with contextlib.closing(Learning(probes)) as learning:
-            launches, stacks = _read(probes, learning, seconds)
+        with contextlib.closing(LearnerProcess(probes)) as learner:
+            launches, stacks = _read(probes, learner, seconds)
     except (BpfUnavailable, OSError):
         return None
     finally:
@@ -68,7 +68,7 @@ def look(seconds: float = SECONDS) -> Launching | None:
     return _ends(launches, stacks, probes)
 
 
-def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDArray[np.void], NDArray[np.void]]:
+def _read(probes: LaunchProbes, learner: LearnerProcess, seconds: float) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """The launches that have a stack, and the stacks."""
     end, found, stacks = time.monotonic() + seconds, np.empty(0, LAUNCH), []
     while (left := end - time.monotonic()) > 0 and len(found) < ENOUGH:
@@ -79,7 +79,7 @@ def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDA
         found = np.concatenate([found, walked])
     probes.detach()
     dtype = stack_dtype(probes.depth)
-    finished = b"".join(each for each in learning.finish() if len(each) == dtype.itemsize)
+    finished = b"".join(each for each in learner.finish() if len(each) == dtype.itemsize)
     return found, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
 
 

@@ -15,7 +15,7 @@ from iaprof.bpf.sizes import kernel_offsets
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.symbolize.opener import Opener
-from iaprof.record.unwinding.interpreters import Search
+from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images, executable
 from iaprof.sandbox.closing import Closing
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR
@@ -95,7 +95,7 @@ class Look(Closing):
         self._opener = Opener()
         self._images = Images(self._opener)
         self._finishing = Finishing(self._open)
-        self._search = Search(self._finishing, self._images)
+        self._search = InterpreterSearch(self._finishing, self._images)
         self._end = 0.0
         self._refused: set[int] = set()  # images that cannot be read
         self._paths: dict[int, str] = {}  # of images

@@ -15,7 +15,7 @@ from iaprof.record.capture.journal import WRONG_LENGTH, Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 
 MAX_INTERPRETERS = 1 << 12  # that are written again into the next output file
 MOST_PROBLEMS = 16  # with interpreters that the user is warned of
@@ -26,14 +26,14 @@ MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
 class FinishedStacks(Source):
     """The learner's messages: finished stacks, copies that it gives back, and interpreters that it found."""
 
-    def __init__(self, depth: int, learning: Learning) -> None:
+    def __init__(self, depth: int, learner: LearnerProcess) -> None:
         """Takes the learner over.
 
         Args:
             depth: the most frames of a stack.
-            learning: the learner's process, closed with this source.
+            learner: the learner's process, closed with this source.
         """
-        self._depth, self._learning = depth, learning
+        self._depth, self._learner = depth, learner
         self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
         self._losses_ns = time.monotonic_ns()
         self._interpreters: list[tuple[int, bytes]] = []  # pid, and the learner's message
@@ -45,25 +45,25 @@ class FinishedStacks(Source):
         self._wait_for_learner()
 
     def _wait_for_learner(self) -> None:
-        if self._learning.fileno() >= 0:
-            self._learner_fd = self._learning.fileno()
+        if self._learner.fileno() >= 0:
+            self._learner_fd = self._learner.fileno()
             self._loop.wait_for(self._learner_fd, self._read_learner)
 
     def ready(self) -> None:
         """See Source: waits until the learner finishes stacks."""
-        self._keep_finished(self._learning.wait())
+        self._keep_finished(self._learner.wait())
 
     def look_for_python(self, pid: int) -> None:
         """Has the learner look for an interpreter in a process, before the process launches."""
-        self._learning.look_for_python(pid)
+        self._learner.look_for_python(pid)
 
     def has_ended_part(self) -> bool:
         """See Source."""
-        return self._learning.has_finished()
+        return self._learner.has_finished()
 
     def _read_learner(self) -> None:
-        self._keep_finished(self._learning.read())
-        if self._learning.fileno() != self._learner_fd:  # the learner died, and perhaps another took its place
+        self._keep_finished(self._learner.read())
+        if self._learner.fileno() != self._learner_fd:  # the learner died, and perhaps another took its place
             now = time.monotonic_ns()
             self._loop.forget(self._learner_fd)
             self._journal.loss("stacks", "learner", None, "the process that finishes stacks died", now, now)
@@ -134,7 +134,7 @@ class FinishedStacks(Source):
 
     def finish(self) -> None:
         """See Source."""
-        self._keep_finished(self._learning.finish())
+        self._keep_finished(self._learner.finish())
 
     def footer(self) -> dict[str, Any]:
         """See Source."""
@@ -143,8 +143,8 @@ class FinishedStacks(Source):
     @property
     def cpu_seconds(self) -> float:
         """See Source."""
-        return self._learning.cpu_seconds
+        return self._learner.cpu_seconds
 
     def close(self) -> None:
         """Ends the learner at once."""
-        self._learning.close()
+        self._learner.close()

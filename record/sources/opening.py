@@ -22,7 +22,7 @@ from iaprof.record.sources.side_band import SideBand
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stalls import Stalls
 from iaprof.record.symbolize.roots import Roots
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 
 
 def open_sources(
@@ -64,10 +64,10 @@ def open_sources(
     signals.check()
     cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps["on_sample"], options.cpu_hz)))
     try:
-        learning = Learning(probes)
+        learner = LearnerProcess(probes)
     except OSError as error:
         raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
-    stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learning)))
+    stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
     drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
     launches = Launches(options, probes, code, drivers, scope)
     libraries = MappedLibraries(probes, drivers.outcomes, scope)

@@ -110,7 +110,7 @@ class Opener(Closing):
             os.close(fd)
         return str(answer.get("refused", "it cannot be opened"))
 
-    def forgive(self) -> None:
+    def forget_hangs(self) -> None:
         """Forgets which users' files took too long."""
         self._hangs.clear()
 

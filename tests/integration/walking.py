@@ -11,7 +11,7 @@ import numpy as np
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 
 LONGEST_S = 60
 
@@ -21,13 +21,13 @@ class Walking:
 
     def __init__(self, probes: LaunchProbes) -> None:
         """Returns when it is ready, and has finished what was copied before."""
-        self._probes, self.learning = probes, Learning(probes)
+        self._probes, self.learner = probes, LearnerProcess(probes)
         self._dtype = stack_dtype(probes.depth)
         self._stacks: dict[int, tuple[list[int], Walked]] = {}
         self.guessed: dict[int, list[bool]] = {}  # of each address of a stack, by id: whether it was a guess
         self.finished = 0  # stacks that it finished
         self.kept: set[int] = set()  # those that it left to the recording's end
-        self._take(self.learning.wait())
+        self._take(self.learner.wait())
         self.stacks()
         self._stacks.clear()
 
@@ -35,15 +35,15 @@ class Walking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.learning.close()
+        self.learner.close()
 
     def stacks(self) -> dict[int, tuple[list[int], Walked]]:
         """Addresses and how the walk ended, by id, of all stacks so far; what was copied before is finished."""
         deadline = time.monotonic() + LONGEST_S
-        while not self.learning.has_finished() and time.monotonic() < deadline:
+        while not self.learner.has_finished() and time.monotonic() < deadline:
             time.sleep(0.002)
-            self._take(list(self.learning.read()))
-        self._take(list(self.learning.read()))
+            self._take(list(self.learner.read()))
+        self._take(list(self.learner.read()))
         return self._stacks
 
     def _take(self, messages: list[bytes]) -> None:

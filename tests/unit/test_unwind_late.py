@@ -13,7 +13,7 @@ from iaprof.formats.wire.launches import COPY, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding import late as module
 from iaprof.record.unwinding.late import LateFinishing
-from iaprof.record.unwinding.misses import MOST_FAILURES
+from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import Found
 

@@ -28,7 +28,7 @@ from iaprof.record.unwinding.learner import (
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone
-from iaprof.record.unwinding.misses import MOST_FAILURES
+from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import Found
@@ -107,8 +107,8 @@ class Tried:
         """Id and end of each stack that it finished, and ids of copies that it gave back, in its order."""
         self.learner.take(np.concatenate(copies))
         messages: list[bytes] = []
-        while self.learner.waits:
-            messages += self.learner.next()
+        while self.learner.has_work:
+            messages += self.learner.step()
         return [_read(message) for message in messages]
 
 
@@ -138,16 +138,16 @@ def test_processes_take_turns(tried: Tried) -> None:
 def test_cpu_samples_take_no_more_than_their_share_of_the_time(tried: Tried) -> None:
     # given no time is left for them
     now = [0.0]
-    tried.learner._for_samples = Budget(0.1, 1.0, lambda: now[0])
-    with tried.learner._for_samples.spent():
+    tried.learner._sample_budget = Budget(0.1, 1.0, lambda: now[0])
+    with tried.learner._sample_budget.spent():
         now[0] += 1.5
     # when both come, only the launch's is finished
     assert tried.finish(copied(1, 100, is_sample=True), copied(2, 100)) == whole([2])
-    assert tried.learner.patience_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
+    assert tried.learner.poll_timeout_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
     # but later, or when the recording ends
     now[0] += 10
     assert tried.finish(copied(3, 200)) == whole([3, 1])
-    with tried.learner._for_samples.spent():
+    with tried.learner._sample_budget.spent():
         now[0] += 20
     assert tried.finish(copied(4, 100, is_sample=True)) == []
     tried.learner.is_ending = True
@@ -165,10 +165,10 @@ def test_the_recorder_waits_only_for_what_came_before_it_asked(tried: Tried) -> 
     asked = time.monotonic()
     tried.learner.take(copied(3, 200))
     found = []
-    while not tried.learner.is_done_with(asked):
-        found += [_read(message) for message in tried.learner.next()]
+    while not tried.learner.has_finished(asked):
+        found += [_read(message) for message in tried.learner.step()]
     assert found == whole([1, 3, 2])
-    assert tried.learner.is_done_with(asked)
+    assert tried.learner.has_finished(asked)
 
 
 def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Tried) -> None:
@@ -261,7 +261,7 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
     # then
     assert tried.finish(copied(50, 100), copied(51, 101)) == [50, *whole([51])]
     # and not for ever
-    monkeypatch.setattr(module, "FORGIVEN_S", 0.0)
+    monkeypatch.setattr(module, "FORGET_FAILURES_S", 0.0)
     assert tried.finish(copied(52, 100)) == whole([52])
 
 
@@ -271,7 +271,7 @@ def test_a_process_whose_interpreters_break_the_reader_waits(tried: Tried, monke
     class Breaking:
         failures = 0
 
-        def look(self, pid: int, born: int, mappings: object) -> list[bytes]:
+        def search(self, pid: int, born: int, mappings: object) -> list[bytes]:
             looked.append(pid)
             self.failures += 1
             return []
@@ -280,25 +280,25 @@ def test_a_process_whose_interpreters_break_the_reader_waits(tried: Tried, monke
     for _ in range(MOST_FAILURES + 3):
         tried.learner.look_for_python(100)
         tried.learner.look_for_python(100)  # which is the same request
-        tried.learner.next()
-        assert not tried.learner.waits
+        tried.learner.step()
+        assert not tried.learner.has_work
     assert looked == [100] * MOST_FAILURES
     tried.learner.look_for_python(200)
-    tried.learner.next()
+    tried.learner.step()
     assert looked[-1] == 200
 
 
 def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tried: Tried) -> None:
     now = [0.0]
-    tried.learner._for_looks = Budget(0.1, 1.0, lambda: now[0])
+    tried.learner._search_budget = Budget(0.1, 1.0, lambda: now[0])
     tried.learner.look_for_python(300)
     tried.learner.take(copied(1, 100))
-    assert len(tried.learner.next()) == 1
-    assert tried.learner.waits
-    with tried.learner._for_looks.spent():
+    assert len(tried.learner.step()) == 1
+    assert tried.learner.has_work
+    with tried.learner._search_budget.spent():
         now[0] += 1.5
-    assert not tried.learner.waits
-    assert tried.learner.patience_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
+    assert not tried.learner.has_work
+    assert tried.learner.poll_timeout_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
 
 
 def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tried: Tried) -> None:
@@ -323,10 +323,10 @@ def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tried.finish(copied(1, 100)[:1]) == []
-    assert tried.learner.patience_ms
+    assert tried.learner.poll_timeout_ms
     monkeypatch.setattr(module, "STALE_S", 0.0)
     assert tried.finish(copied(2, 100)[:0]) == whole([1])
-    assert tried.learner.patience_ms is None
+    assert tried.learner.poll_timeout_ms is None
 
 
 def test_copies_of_another_length_are_told() -> None:
@@ -347,7 +347,7 @@ def test_copies_of_another_length_are_told() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None)
+    idle = SimpleNamespace(has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None)
     # when
     module._serve(idle, Ring(), channel)
     # then
