@@ -21,7 +21,7 @@ from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
-from iaprof.record.checks.launching import Launching
+from iaprof.record.checks.launching import SeenLaunches
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.unwind.frame_pointers import Openings, read_openings
@@ -497,7 +497,7 @@ def launching(monkeypatch: pytest.MonkeyPatch, ends: WholeStacks | None, files: 
     monkeypatch.setattr(
         stacks, "mapped", lambda name: iter([driver] if name.fullmatch(b"libze_intel_gpu.so.1") else [])
     )
-    monkeypatch.setattr(stacks, "look", lambda: None if ends is None else Launching(ends, files or {}))
+    monkeypatch.setattr(stacks, "watch_launches", lambda: None if ends is None else SeenLaunches(ends, files or {}))
 
 
 def test_where_the_stacks_of_what_launches_end(monkeypatch: pytest.MonkeyPatch) -> None:
