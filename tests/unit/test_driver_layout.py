@@ -32,8 +32,8 @@ from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.answer import Code, Problem
 from iaprof.record.calibrate.entry import probe_offset
 from iaprof.record.calibrate.level_zero import read_level_zero
-from iaprof.record.calibrate.opencl import OpenCLAnswer, _way, read_opencl
-from iaprof.record.calibrate.opencl_own import Way
+from iaprof.record.calibrate.opencl import OpenCLAnswer, _handle_path, read_opencl
+from iaprof.record.calibrate.opencl_own import HandlePath
 from iaprof.record.calibrate.opencl_search import growing
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.json"))
@@ -371,7 +371,7 @@ def test_devices_must_agree_how_copies_launch_kernels() -> None:
     way, other = [192, 3368, 352, 144, 312, 16], [8, 3368, 352, 144, 312, 16]
     both, one = opencl_answer(own=[1], ways=[way, other], list=16), opencl_answer(own=[2], ways=[way], list=16)
 
-    assert _way([both, one]) == Way(*way)
-    assert _way([both, opencl_answer(own=[2], ways=[[0] * 6], list=16)]) is None
-    assert _way([both, opencl_answer(own=[2], ways=[way], list=8)]) is None
-    assert _way([both, opencl_answer(own=[], ways=[way], list=16)]) is None
+    assert _handle_path([both, one]) == HandlePath(*way)
+    assert _handle_path([both, opencl_answer(own=[2], ways=[[0] * 6], list=16)]) is None
+    assert _handle_path([both, opencl_answer(own=[2], ways=[way], list=8)]) is None
+    assert _handle_path([both, opencl_answer(own=[], ways=[way], list=16)]) is None
