@@ -15,7 +15,7 @@ MOST_OTHERS = 1 << 14  # launches in other lists: those may be immediate, and im
 _Ints = NDArray[np.int64]
 
 
-class CarriedLists:
+class KeptLists:
     """Collects launches and events of command lists, and drops those that no longer matter."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class CarriedLists:
         return launches, events
 
 
-def carried(rows: NDArray[np.void]) -> NDArray[np.void]:
+def marked_carried(rows: NDArray[np.void]) -> NDArray[np.void]:
     """Returns a copy of LAUNCH[n] or LIST_EVENT[n], marked as rows of the previous file."""
     rows = rows.copy()
     rows["flags"] |= np.uint32(LaunchFlags.CARRIED)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
 from iaprof.formats.wire.sideband import process_events, process_records
-from iaprof.record.capture.rotation_lists import CarriedLists, carried
+from iaprof.record.capture.rotation_lists import KeptLists, marked_carried
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
 from iaprof.record.kernels.dumped import chunk_head
 
@@ -32,7 +32,7 @@ class RotationState:
         self._parents: dict[int, int] = {}
         self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
         self._now = 0
-        self._lists = CarriedLists()
+        self._lists = KeptLists()
 
     def add(self, frame: Frame) -> None:
         """Takes note of launches, lists, modules, forks and exits in a frame."""
@@ -110,10 +110,10 @@ class RotationState:
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
                     file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
             if launches or len(held):
-                all_ = carried(np.concatenate([np.array(launches, LAUNCH), held]))
+                all_ = marked_carried(np.concatenate([np.array(launches, LAUNCH), held]))
                 file.writelines(framed(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
             if len(events):
-                file.writelines(framed(FrameKind.LISTS, carried(events).tobytes(), time=self._now))
+                file.writelines(framed(FrameKind.LISTS, marked_carried(events).tobytes(), time=self._now))
             if self._lists.dropped:
                 row = {"source": "launches", "what": "not carried", "count": self._lists.dropped, "detail": _DROPPED}
                 file.writelines(framed(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))

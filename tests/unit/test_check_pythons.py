@@ -1,4 +1,4 @@
-"""What `iaprof check` says of Pythons that run: real ones, and libraries that say what no Python here says."""
+"""What `iaprof check` says of running Pythons: of real ones, and of libraries made for the other cases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can open wh
 
 @contextlib.contextmanager
 def running(*words: str | Path, **more: Any) -> Iterator[tuple[int, str]]:
-    """The pid of a command that has begun, and the line that it printed; it ends with its input."""
+    """Yields the pid of a command that has begun, and the line that it printed; the command ends with its input."""
     command = [str(word) for word in words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more) as process:
         assert process.stdin is not None
@@ -54,12 +54,12 @@ def running(*words: str | Path, **more: Any) -> Iterator[tuple[int, str]]:
 
 
 def loading(library: Path, **more: Any) -> contextlib.AbstractContextManager[tuple[int, str]]:
-    """A program that has a library loaded, and is no Python."""
+    """A program that has loaded a library, and is no Python."""
     return running("cat", env=os.environ | {"LD_PRELOAD": str(library)}, **more)
 
 
 def found_in(*pids: int) -> list[tuple[str, str, str, int]]:
-    """Path, version, problem and number of processes of each interpreter that is found."""
+    """Path, version, problem and number of processes of each interpreter that was found."""
     with pythons.PythonSearch() as search:
         assert search.run(pids, time.monotonic() + 60) == 0
         return [(each.path, each.version, each.problem, len(each.pids)) for each in search.found]

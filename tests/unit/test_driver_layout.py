@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of drivers as files, where to probe a function, and what `iaprof calibrate` makes of nonsense."""
+"""Driver layouts as files, places of probes in functions, and invalid answers to `iaprof calibrate`."""
 
 import dataclasses
 import json
@@ -331,7 +331,7 @@ _Answer = TypeVar("_Answer")
     ids=str,
 )
 @pytest.mark.parametrize("read", [read_level_zero, read_opencl])
-def test_nonsense_of_a_driver_is_told_from_an_answer(read: Callable[[Any], object], told: object) -> None:
+def test_nonsense_in_an_answer_is_refused(read: Callable[[Any], object], told: object) -> None:
     assert calibrate._read(ANSWER, read)
     with pytest.raises(Problem, match="it answers what makes no sense"):
         calibrate._read(told, read)
@@ -350,7 +350,7 @@ def test_places_that_no_file_has_are_nonsense(own: list[Any]) -> None:
 
 
 def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
-    """Given a library of one function, and a process that says that its beginning calls something."""
+    """Given a library with one function, and a process that claims that a call is at its beginning."""
     (tmp_path / "one.c").write_text("int one(void) { return 1; }")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "one.so", tmp_path / "one.c"], check=True)
     with (tmp_path / "one.so").open("rb") as file:
@@ -363,7 +363,7 @@ def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
 
 
 def opencl_answer(**told: object) -> OpenCLAnswer:
-    """What a process answers of the driver's own kernels; of all else nothing."""
+    """A process's answer with only what concerns the driver's own kernels."""
     return read_opencl(ANSWER | told)
 
 

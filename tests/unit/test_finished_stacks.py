@@ -1,4 +1,4 @@
-"""Where the recorder writes stacks that were finished later, and how many copies of unfinished ones it keeps."""
+"""Into which spool the recorder writes finished stacks, and how many copies of unfinished ones it keeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def journal(spool: Spool) -> Journal:
 
 
 def ids(spool: Spool, *kinds: FrameKind) -> Iterator[int]:
-    """Of the stacks and copies in a spool."""
+    """The ids of stacks and copies in a spool."""
     reader = SpoolReader(spool.path)
     for frame in reader.frames(set(kinds)):
         yield int(np.frombuffer(frame.payload[:8], np.uint64)[0])
@@ -44,12 +44,12 @@ def ids(spool: Spool, *kinds: FrameKind) -> Iterator[int]:
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
-    """One that recording begins with."""
+    """The first spool of a recording."""
     return Spool(tmp_path / "1.spool")
 
 
 def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> None:
-    # given another spool was begun
+    # given a second spool
     stacks, written = FinishedStacks(DEPTH, None), journal(spool)  # type: ignore[arg-type]
     stacks._journal = written
     other = Spool(tmp_path / "2.spool")

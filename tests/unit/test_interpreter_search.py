@@ -1,4 +1,4 @@
-"""In which files of a process an interpreter is looked for, and what of that other processes share."""
+"""In which of a process's files an interpreter is searched, and which results other processes share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def runtime(search: InterpreterSearch, *mappings: Mapping) -> int | None:
 
 
 def test_libpython_behind_many_extension_modules_is_found(images: Images) -> None:
-    """What is loaded later lies below: a running program has them before libpython."""
+    """Libraries loaded later have lower addresses: extension modules come before libpython."""
     search = InterpreterSearch(cast(Finishing, Files(images)), images)
     program = mapping(images, PROGRAM, b"/usr/bin/python3.11", 0x1000)
     modules = [
@@ -63,7 +63,7 @@ def test_libpython_behind_many_extension_modules_is_found(images: Images) -> Non
     assert runtime(search, program, *modules, library(images, 0x7F00_0000_0000)) == 0x7F00_0000_0000 + RUNTIME
 
 
-def test_who_maps_another_part_of_a_file_misleads_nobody_else(images: Images) -> None:
+def test_processes_that_map_different_parts_of_a_file_get_their_own_addresses(images: Images) -> None:
     search = InterpreterSearch(cast(Finishing, Files(images)), images)
     assert runtime(search, library(images, 0x20_0000, offset=0x1000)) == 0x20_0000 - 0x1000 + RUNTIME
     assert runtime(search, library(images, 0x40_0000, offset=0x5000)) == 0x40_0000 - 0x5000 + RUNTIME

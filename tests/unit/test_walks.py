@@ -35,14 +35,14 @@ def library(time: int) -> dict[str, Any]:
 
 def test_a_mapping_counts_when_it_was_there() -> None:
     walks = Walks(spaces({**library(1), "start": DRIVER}, library(10**12)), True)
-    # before, unless it is by the little that reading the mappings of a running process takes
+    # not before, but for the time that reading the mappings of running processes takes
     for time, depth in ((100, 1), (10**12 - 10**8, 2), (10**12, 2)):
         cut, _ = walks.cut(walked(time, DRIVER, LIBRARY + 8, HEAP))
         assert cut.depths.tolist() == [depth]
 
 
 def test_where_mappings_were_lost_a_sample_goes_on_as_far_as_code_is_known() -> None:
-    # given samples, of whose code no bytes came, through code whose mapping was lost, and with data behind
+    # given samples through code whose mapping was lost, with other data after it
     for complete, depth in ((True, 1), (False, 3)):
         walks = Walks(spaces({**library(1), "start": DRIVER}, library(1)), complete)
         cut, ends = walks.cut(walked(100, DRIVER, JIT + 8, LIBRARY + 8, HEAP))
