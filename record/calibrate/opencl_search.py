@@ -50,20 +50,20 @@ def of_gpu(memory: Memory, at: int, gpu: int, kernel: Kernel) -> Kernel:
     return dataclasses.replace(kernel, handle=memory.number(table + _WORD * gpu) or 0)
 
 
-def growing(found: Sequence[Sequence[Candidate]]) -> list[Candidate]:
-    """Returns pairs of paths, and how much their offsets grow from GPU to GPU, that fit what was found for each GPU.
+def growing(pairs_by_gpu: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """Returns pairs of paths, and how much their offsets grow from GPU to GPU, that fit the pairs of each GPU.
 
     Args:
-        found: for each GPU, pairs of paths.
+        pairs_by_gpu: for each GPU, pairs of paths.
     """
-    others = [set(candidates) for candidates in found[1:]]
+    others = [set(candidates) for candidates in pairs_by_gpu[1:]]
     # By index of an offset in the first path and that path's other offsets: the offset and the second path.
     second: dict[tuple[int, ...], list[tuple[int, Path]]] = {}
-    for first, second_path in found[1]:
+    for first, second_path in pairs_by_gpu[1]:
         for at in range(len(first)):
             second.setdefault((at, *first[:at], *first[at + 1 :]), []).append((first[at], second_path))
     grown = []
-    for first, second_path in found[0]:
+    for first, second_path in pairs_by_gpu[0]:
         for at in range(len(first)):
             for offset, _ in second.get((at, *first[:at], *first[at + 1 :]), ()):
                 growth = tuple(max(offset - first[at], 0) if index == at else 0 for index in range(len(first)))

@@ -24,7 +24,7 @@ ENDED = {
     Walked.STUCK: "stuck",
 }
 """How a stack ended, in the capture's words."""
-_NAMES = np.array([ENDED[each] for each in Walked])
+_NAMES = np.array([ENDED[ending] for ending in Walked])
 
 
 class LaunchStacks:

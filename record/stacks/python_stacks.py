@@ -163,13 +163,13 @@ class PythonStacks:
             cfas = np.concatenate([cfas[: int(finished["kept"])], _cfas_of(finished)])
         frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
-            found = self._code(pid, code, time)
-            if found is None and (pid, code) in self._no_codes:
+            code_object = self._code(pid, code, time)
+            if code_object is None and (pid, code) in self._no_codes:
                 self.damaged += 1
                 return frames, _ENDED[PythonState.DAMAGED]
-            if found is not None and found.is_helper:
+            if code_object is not None and code_object.is_helper:
                 continue
-            number, line = (found.number, found.line(instruction)) if found else (NO_CODE, 0)
+            number, line = (code_object.number, code_object.line(instruction)) if code_object else (NO_CODE, 0)
             frames.append({"code": number, "line": line, "at": at})
         return frames, _ENDED[PythonState(min(int(walked["state"]), PythonState.DAMAGED))]
 

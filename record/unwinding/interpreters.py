@@ -49,9 +49,9 @@ class InterpreterSearch:
             if mapping.image >= 0 and (mapping is mappings[0] or self._images.may_be_python(mapping.image))
         )
         for mapping in islice(candidates, MOST_CANDIDATES):
-            found = self._in_image(mapping)
-            if found is not None:
-                return mapping, found
+            interpreter = self._in_image(mapping)
+            if interpreter is not None:
+                return mapping, interpreter
         return None
 
     def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
@@ -91,21 +91,22 @@ class Interpreters:
             born_ticks: its start time in /proc/PID/stat.
             mappings: its executable mappings, sorted.
         """
-        interpreter = self._search.find(mappings)
-        if interpreter is None:
+        search_result = self._search.find(mappings)
+        if search_result is None:
             return []
-        mapping, found = interpreter
+        mapping, interpreter = search_result
         if self._known.get((pid, born_ticks)) == mapping:
             return []
         self._remember(pid, born_ticks, mapping)
-        if isinstance(found, str):
-            problem = f"Python functions of {_program(pid)} are not recorded: {found}"
+        if isinstance(interpreter, str):
+            problem = f"Python functions of {_program(pid)} are not recorded: {interpreter}"
             return [_message({"problem": problem})]
         runtime, *types = (
-            (mapping.start + offset) % _ADDRESSES for offset in (found.runtime, found.text_type, found.bytes_type)
+            (mapping.start + offset) % _ADDRESSES
+            for offset in (interpreter.runtime, interpreter.text_type, interpreter.bytes_type)
         )
-        self._write_offsets(pid, born_ticks, runtime, found.layout)
-        members = {"pid": pid, "version": found.version, "types": types, "layout": vars(found.layout)}
+        self._write_offsets(pid, born_ticks, runtime, interpreter.layout)
+        members = {"pid": pid, "version": interpreter.version, "types": types, "layout": vars(interpreter.layout)}
         return [_message(members)]
 
     def _remember(self, pid: int, born_ticks: int, mapping: Mapping) -> None:

@@ -287,8 +287,8 @@ class Learner:
             self._spaces.set(pid, process.generation, process.space, self._table.bits)
 
     def _write_rules(self, pid: int, process: Process, stack: UnfinishedStack, finished: Finished) -> None:
-        judged = {of: self._confirmed(process.space, *of, rule) for of, rule in finished.rules.items()}
-        rules = {of: rule for of, rule in judged.items() if rule is not None}
+        confirmed = {place: self._confirmed(process.space, *place, rule) for place, rule in finished.rules.items()}
+        rules = {place: rule for place, rule in confirmed.items() if rule is not None}
         for (address, scope), rule in rules.items():
             self._table.write(process.space, address, scope, rule)
         if self._table.is_crowded:

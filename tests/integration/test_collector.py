@@ -36,7 +36,7 @@ def collector() -> Iterator[DebugElfCollector]:
 def ask(
     collector: DebugElfCollector, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 120
 ) -> TakenElf | RefusedElf:
-    """What comes of one path."""
+    """Returns the collector's answer to one path."""
     record = np.zeros(1, COMPILED)
     record["pid"], record["uid"], record["gid"] = pid or os.getpid(), uid, uid
     record["path"] = os.fsencode(path)
@@ -72,9 +72,9 @@ def test_one_content_is_taken_once(collector: DebugElfCollector, folder: Path) -
 
 
 def test_secrets_stay_secret(collector: DebugElfCollector, folder: Path) -> None:
-    # given a file that would be taken, but for its owner
+    # given a file that is refused only for its owner
     secret = write(folder / "secret", owner=0)
-    # when it is named itself, or by a link
+    # when its own path, or that of a link, is requested
     (folder / "link").symlink_to(secret)
     os.link(secret, folder / "hard")
     # then
@@ -82,7 +82,7 @@ def test_secrets_stay_secret(collector: DebugElfCollector, folder: Path) -> None
     assert "Permission denied" in refusal(collector, folder / "hard")
     assert "no regular file" in refusal(collector, folder / "link")
     assert refusal(collector, "/etc/shadow")
-    # though root itself would get it
+    # but root itself gets it
     assert isinstance(ask(collector, secret, uid=0), TakenElf)
 
 
@@ -146,14 +146,14 @@ def test_a_process_that_is_gone(collector: DebugElfCollector) -> None:
 
 
 def test_what_a_process_that_is_gone_left_in_the_recorders_folder(collector: DebugElfCollector, folder: Path) -> None:
-    # given a process that has ended, and files of its user and of root in the recorder's own folder, and elsewhere
+    # given a process that has ended, and files of its user and of root in the recorder's own folder and elsewhere
     process = subprocess.Popen(["true"])
     process.wait()
     (folder / "own").mkdir(mode=0o1733)
     collector.own_folder = os.fsencode(folder / "own")
     left, secret, elsewhere = folder / "own" / "1-0.elf", folder / "own" / "secret", folder / "elsewhere"
     write(left), write(secret, owner=0), write(elsewhere)
-    # when, then what its user may read is taken from that folder, and nothing else
+    # when, then files that its user may read are taken from that folder, and no others
     assert isinstance(ask(collector, left, pid=process.pid), TakenElf)
     assert "Permission denied" in refusal(collector, secret, pid=process.pid)
     for path in (elsewhere, f"{folder}/own/../elsewhere", f"{folder}/own/../own/1-0.elf", "own/1-0.elf"):
@@ -171,10 +171,10 @@ def test_a_child_that_hangs_or_dies_is_replaced(
         patch.setattr(collector_module, "TIMEOUT_NS", 300_000_000)
         assert "too long" in refusal(collector, write(folder / "a"))
     monkeypatch.setattr(collector_module, "TIMEOUT_NS", 60_000_000_000)
-    # then who waits for it sees that it is another, and the next one is served again
+    # then the descriptor to wait for is another, and the next file is taken
     assert collector.fileno() != before
     assert isinstance(ask(collector, folder / "a"), TakenElf)
-    # and the same when it dies
+    # and the same if it dies
     os.kill(collector._child.pid, 9)
     collector._child.wait()
     assert "died" in refusal(collector, folder / "a")
@@ -184,12 +184,12 @@ def test_a_child_that_hangs_or_dies_is_replaced(
 def test_a_recorder_that_stood_still_itself_blames_no_file(
     collector: DebugElfCollector, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a machine that gave neither the child nor the recorder its turn, for longer than a file may take
+    # given a machine that ran neither the child nor the recorder for longer than a file may take
     monkeypatch.setattr(collector_module, "TIMEOUT_NS", 60_000_000_000)
     os.kill(collector._child.pid, 19)
     collector.request(records(write(folder / "a"), 1, NOBODY))
     collector._looked_ns -= 100_000_000_000
-    # when the recorder is the first to go on
+    # when the recorder runs first
     assert collector.read() is None
     os.kill(collector._child.pid, 18)
     # then
@@ -198,7 +198,7 @@ def test_a_recorder_that_stood_still_itself_blames_no_file(
 
 
 def test_thousands_at_once(collector: DebugElfCollector, folder: Path, within: Within) -> None:
-    # given more than may wait
+    # given more files than may wait
     path = write(folder / "a")
     count = collector_module.MAX_WAITING_OF_ONE_USER + 500
     # when
@@ -240,7 +240,7 @@ def records(path: str | Path, count: int, uid: int) -> NDArray[np.void]:
 
 
 def answers(collector: DebugElfCollector, wait: float = 120) -> list[TakenElf | RefusedElf]:
-    """All that comes until there is nothing more to come."""
+    """Returns all answers, until no more are awaited."""
     found = []
     end = time.monotonic() + wait
     while not collector.idle:
@@ -251,20 +251,20 @@ def answers(collector: DebugElfCollector, wait: float = 120) -> list[TakenElf | 
 
 
 def test_a_path_ends_where_it_ends(collector: DebugElfCollector, folder: Path) -> None:
-    """A ring buffer's memory is not cleared: behind the path stands an earlier one, perhaps another user's."""
+    """A ring buffer's memory is not cleared: after the path comes an earlier one, perhaps another user's."""
     answer = ask(collector, os.fsencode(write(folder / "a")).decode() + "\0/home/other/secret-project")
     assert isinstance(answer, TakenElf)
     assert answer.compiled.path == os.fsencode(folder / "a")
 
 
 def test_users_take_turns(collector: DebugElfCollector, folder: Path) -> None:
-    # given a user who named a thousand files, and another who names one then
+    # given a user who has named a thousand files, and another who names one then
     path = write(folder / "a", mode=0o644)
     collector.request(records(path, 1000, NOBODY))
     collector.request(records(path, 1, 0))
     # when
     order = [answer.compiled.uid for answer in answers(collector)]
-    # then the other one's comes next
+    # then the other user's is next
     assert len(order) == 1001
     assert order.index(0) <= 2
 
@@ -272,7 +272,7 @@ def test_users_take_turns(collector: DebugElfCollector, folder: Path) -> None:
 def test_a_user_whose_files_never_answer_is_asked_no_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:
-    # given a file system that keeps whoever opens its files, killed or not
+    # given a file system that keeps processes that open its files, even killed ones
     monkeypatch.setattr(collector_module, "TIMEOUT_NS", 1_000_000_000)
     (folder / "mount").mkdir()
     path = write(folder / "a", mode=0o644)
@@ -292,14 +292,14 @@ def test_a_user_whose_files_never_answer_is_asked_no_more(
         spent = time.monotonic() - begun
         later = [ask(collector, path), ask(collector, path, uid=0)]
         children = len(collector._killed)
-        with within(1):  # nobody waits for the processes that cannot be killed
+        with within(1):  # the recorder does not wait for processes that cannot be killed
             assert collector.close() == []
-        # then a few are tried, each once and for a limited time; the rest is refused at once, and now as later
+        # then a few files are tried, each once and for a limited time; the others are refused at once
         reasons = [answer.reason for answer in (*told, *later) if isinstance(answer, RefusedElf)]
         assert reasons.count("reading it took too long") == most
         assert reasons.count("other files of its user took too long") == 50 - most + 1
         within.took(spent, most * 1.0 + 3)
         assert children == most
-        # and the other user's are taken
+        # and the other user's file is taken
         assert [answer.compiled.uid for answer in (*told, *later) if isinstance(answer, TakenElf)] == [0, 0]
         process.kill()

@@ -1,4 +1,4 @@
-"""The process that finishes stacks: what happens when it, or the recorder, is gone."""
+"""The learner's process: what happens when it, or the recorder, ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_a_program_loads_is_counted_before_it_maps_a_driver() -> None:
 def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     capfd: pytest.CaptureFixture[str], within: Within
 ) -> None:
-    # given a recorder that ends before it reads the answer to what it asked
+    # given a recorder that ends before it reads the answer to a request
     probes = LaunchProbes()
     learner = LearnerProcess(probes)
     child = learner._child
@@ -67,12 +67,12 @@ def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: With
             ready(learner)
             assert learner._child is not None
             os.kill(learner._child.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, learner._child.pid, os.WEXITED | os.WNOWAIT)  # it stays to be waited for
+            os.waitid(os.P_PID, learner._child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
             assert list(learner.read()) == []
             assert (learner.fileno() >= 0) is bool(left)
-        # and it is known what they took
+        # and the CPU time of all of them is known
         assert learner.cpu_seconds > 0
-        # and nobody waits for it then
+        # and the recorder does not wait for a learner then
         assert learner.has_finished()
         assert learner.finish() == []
     probes.close()
